@@ -1,0 +1,228 @@
+"""What one entry must satisfy, given all that the same node applied before it. Pure; ``verify`` feeds it.
+
+The state is one vector, the clocks of each timeline (eight bytes an entry) and the memberships: a journal of millions
+of entries is walked through without holding it.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import cbor2
+
+from journal.chain import Chains, Finding, Link
+from journal.entry import Entry, decode_entry
+from journal.errors import EntryMalformedError
+from journal.transaction import MEMBERS
+
+Say = Callable[..., Finding]
+_CLOCK_MAX = (1 << 64) - 1
+_GAP_MAX = 1_000_000  # a tick that was altered may be any number; do not fill memory for it
+
+
+class Row(Link, Protocol):
+    """An entry as stored, with the columns that repeat what its bytes say."""
+
+    @property
+    def clock(self) -> int:
+        """Clock of its transaction."""
+
+    @property
+    def origin(self) -> str:
+        """Leader of its transaction."""
+
+    @property
+    def command(self) -> str:
+        """The client's id."""
+
+    @property
+    def kind(self) -> str:
+        """What its changes are."""
+
+    @property
+    def repeat(self) -> int:
+        """Whether it is a second label of a transaction applied already."""
+
+
+def quorum(voters: int) -> int:
+    """Return how many of ``voters`` must approve a transaction: max(n//2 + 1, (n + f)//2), with f = (n - 1)//2."""
+    return max(voters // 2 + 1, (voters + (voters - 1) // 2) // 2)
+
+
+def majority(voters: int) -> int:
+    """Return how many of ``voters`` must have held a transaction that was adopted."""
+    return voters // 2 + 1
+
+
+def decode_membership(data: bytes) -> tuple[int, dict[str, bool]]:
+    """Read [version, {node: [address, voter, store]}] and return the version and for each node whether it votes.
+
+    Raises:
+        EntryMalformedError: the bytes are not a membership.
+    """
+    try:
+        version, members = cbor2.loads(data)
+        voters = {node: voter for node, (_, voter, *_) in members.items()}
+    except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
+        raise EntryMalformedError(f"these {len(data)} bytes are not a membership: {error}") from error
+    if type(version) is not int or not all(isinstance(n, str) and type(v) is bool for n, v in voters.items()):
+        raise EntryMalformedError("a membership should be a version and a map of nodes")
+    return version, voters
+
+
+class Audit:
+    """The walk through one node's journal in the order in which it was applied."""
+
+    def __init__(self, node: str, founding: bytes | None, original: Callable[[int, str], bytes | None]) -> None:
+        """Begin at an empty database.
+
+        Args:
+            node: whose journal it is.
+            founding: the membership that the cluster was founded with, encoded; None if the file does not say.
+            original: looks up the body under which (clock, origin) was first applied, for second labels.
+        """
+        self.node, self.original = node, original
+        self.chains = Chains(node)
+        self.applied: dict[str, int] = {}
+        self.entries = self.repeats = self.adopted = 0
+        self._clocks: dict[str, array[int]] = {}  # for each tick the highest clock up to it
+        self._members: dict[int, dict[str, bool]] = {}
+        self._changed: list[tuple[str, int, int]] = []  # leader, tick and version of each membership change
+        self._founding = founding
+        self._founded = 0
+
+    @property
+    def nodes(self) -> list[str]:
+        """Every node that leads a timeline or ever was a member, sorted."""
+        return sorted({*self.applied, *(node for members in self._members.values() for node in members)})
+
+    def begin(self) -> Iterator[Finding]:
+        """Yield what is wrong before the first entry."""
+        if self._founding is None:
+            yield Finding(
+                "members", self.node, text="the file does not say who founded the cluster: no quorum can be judged"
+            )
+            return
+        try:
+            version, members = decode_membership(self._founding)
+        except EntryMalformedError as error:
+            yield Finding("members", self.node, text=f"the founding membership cannot be read: {error}")
+        else:
+            self._members[version] = members
+            self._founded = version
+
+    def check(self, row: Row) -> Iterator[Finding]:
+        """Yield what is wrong with the next entry."""
+        yield from self.chains.check(row)
+        self.entries += 1
+        self.repeats += bool(row.repeat)
+
+        def say(check: str, text: str) -> Finding:
+            txid = f"{row.origin}-{row.clock:x}"
+            return Finding(check, self.node, row.leader, row.tick, txid, text=f"{row.leader}{row.tick} {text}")
+
+        clock = _CLOCK_MAX
+        try:
+            entry = decode_entry(row.prev, row.label, row.body)
+        except EntryMalformedError as error:
+            yield say("bytes", f"cannot be read: {error}")
+        else:
+            clock = entry.txid.clock
+            self.adopted += entry.adopted_from is not None
+            yield from self._columns(row, entry, say)
+            yield from self._label(entry, say)
+            yield from self._causality(entry, say)
+            yield from self._once(row, entry, say)
+            yield from self._quorum(entry, say)
+            if entry.transaction.kind == MEMBERS:
+                yield from self._membership(row, entry, say)
+        self._advance(row.leader, row.tick, clock)
+
+    def _advance(self, leader: str, tick: int, clock: int) -> None:
+        clocks = self._clocks.setdefault(leader, array("Q"))
+        highest = clocks[-1] if clocks else 0
+        # A clock that could not be read must not make every later entry look wrong as well.
+        highest = highest if clock == _CLOCK_MAX else max(highest, clock)
+        if tick == len(clocks) + 1:
+            clocks.append(highest)
+        elif 0 < tick - len(clocks) <= _GAP_MAX:  # entries are missing: told already, nothing is known of their clocks
+            clocks.extend([highest] * (tick - len(clocks)))
+        self.applied[leader] = max(tick, self.applied.get(leader, 0))
+
+    def _columns(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
+        transaction = entry.transaction
+        pairs = (
+            ("leader", row.leader, entry.leader),
+            ("tick", row.tick, entry.tick),
+            ("clock", row.clock, entry.txid.clock),
+            ("origin", row.origin, entry.txid.leader),
+            ("command", row.command, transaction.command),
+            ("kind", row.kind, transaction.kind),
+        )
+        for name, column, truth in pairs:
+            if column != truth:
+                yield say("columns", f"has the {name} {column!r} in its column and {truth!r} in its bytes")
+
+    def _label(self, entry: Entry, say: Say) -> Iterator[Finding]:
+        origin = entry.txid.leader
+        if entry.adopted_from is None:
+            if entry.leader != origin:
+                yield say("label", f"commits a transaction of {origin} without saying that it adopted it")
+            if entry.quorum.get(entry.leader) != entry.tick:
+                yield say("quorum", f"lacks its leader's own approval at tick {entry.tick}")
+            for node, tick in entry.quorum.items():
+                if tick < entry.after.get(node, 0):
+                    seen = entry.after[node]
+                    yield say("quorum", f"was approved by {node} at {node}{tick}, but it had seen {node}{seen} already")
+        elif entry.adopted_from != origin:  # it may be the leader itself, who had to recover its own transaction
+            yield say("label", f"is adopted from {entry.adopted_from}, but its transaction is of {origin}")
+
+    def _causality(self, entry: Entry, say: Say) -> Iterator[Finding]:
+        after, clock = entry.after, entry.txid.clock
+        for node, tick in after.items():
+            if self.applied.get(node, 0) < tick:
+                yield say("causality", f"was applied before {node}{tick}, which it comes after")
+            elif (latest := self._latest(node, tick)) >= clock:
+                yield say("clock", f"has the clock {clock:x}, not later than {latest:x} in {node}1 to {node}{tick}")
+
+    def _latest(self, node: str, tick: int) -> int:
+        clocks = self._clocks[node]
+        return clocks[min(tick, len(clocks)) - 1] if clocks else 0
+
+    def _once(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
+        first = self.original(entry.txid.clock, entry.txid.leader) if row.repeat else None
+        if row.repeat and first is None:
+            yield say("txid", f"is said to repeat {entry.txid}, which was never applied: its changes are missing here")
+        elif first is not None and first != entry.transaction.body:
+            yield say("txid", f"repeats {entry.txid} with another content")
+
+    def _quorum(self, entry: Entry, say: Say) -> Iterator[Finding]:
+        config = entry.transaction.config
+        if not self._members:
+            return  # said once, at the beginning
+        seen = (version for leader, tick, version in self._changed if entry.after.get(leader, 0) >= tick)
+        expected = max(seen, default=self._founded)
+        if config != expected:
+            yield say("quorum", f"counts by membership {config}, but by what it had seen membership {expected} held")
+        members = self._members.get(config)
+        if members is None:
+            yield say("quorum", f"counts by membership {config}, which is not in the journal")
+            return
+        voters = {node for node, voter in members.items() if voter}
+        approved = voters.intersection(entry.quorum)
+        need = quorum(len(voters)) if entry.adopted_from is None else majority(len(voters))
+        if len(approved) < need:
+            verb = "approved" if entry.adopted_from is None else "held"
+            names = ", ".join(sorted(approved)) or "nobody"
+            yield say("quorum", f"was {verb} by {names}: {len(approved)} of {len(voters)} voters, {need} are needed")
+
+    def _membership(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
+        try:
+            version, members = decode_membership(entry.transaction.changes)
+        except EntryMalformedError as error:
+            yield say("members", f"does not say who the members are: {error}")
+            return
+        if not row.repeat and version != entry.transaction.config + 1:
+            yield say("members", f"makes membership {version} out of membership {entry.transaction.config}")
+        self._members[version] = members
+        self._changed.append((entry.leader, entry.tick, version))

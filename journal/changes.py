@@ -1,0 +1,92 @@
+"""Row changes: what a transaction did to tables, with whole rows before and after.
+
+Rows travel, never SQL, so triggers, random() and the time of day happen once, at the leader. A schema change is the
+exception: its statements travel as text (see ``Transaction.kind``).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cbor2
+
+from journal.errors import EntryMalformedError
+
+Value = None | int | float | str | bytes
+Row = tuple[Value, ...]
+
+INSERT, UPDATE, DELETE = "INSERT", "UPDATE", "DELETE"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row inserted, updated or deleted.
+
+    ``rowid`` is the row's id before the change (for an INSERT: the new one), ``rowid_after`` the id after it
+    (for a DELETE: the old one); both are None for a table WITHOUT ROWID. ``before`` is None for an INSERT,
+    ``after`` for a DELETE.
+    Columns and rows leave out generated columns that are not stored.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    op: str
+    rowid: int | None
+    rowid_after: int | None
+    before: Row | None
+    after: Row | None
+
+
+def encode_changes(changes: Iterable[Change]) -> bytes:
+    """Return the canonical bytes of a list of row changes, in the order in which they happened."""
+    tables: dict[str, int] = {}
+    heads: list[list[Any]] = []
+    rows: list[list[Any]] = []
+    for change in changes:
+        place = tables.setdefault(change.table, len(tables))
+        if place == len(heads):
+            heads.append([change.table, list(change.columns)])
+        rows.append([place, change.op, change.rowid, change.rowid_after, change.before, change.after])
+    return cbor2.dumps([heads, rows])
+
+
+def decode_changes(data: bytes) -> list[Change]:
+    """Read what ``encode_changes`` wrote.
+
+    Raises:
+        EntryMalformedError: the bytes are not a list of changes.
+    """
+    try:
+        heads, rows = cbor2.loads(data)
+        names = [name for name, _ in heads]
+        columns = [tuple(columns) for _, columns in heads]
+        return [
+            Change(names[place], columns[place], op, rowid, rowid_after, _row(before), _row(after))
+            for place, op, rowid, rowid_after, before, after in rows
+        ]
+    except (cbor2.CBORError, ValueError, TypeError, IndexError) as error:
+        raise EntryMalformedError(f"these {len(data)} bytes are not row changes: {error}") from error
+
+
+def _row(value: Sequence[Value] | None) -> Row | None:
+    return None if value is None else tuple(value)
+
+
+def encode_statements(statements: Sequence[str]) -> bytes:
+    """Return the canonical bytes of the statements of a schema change."""
+    return cbor2.dumps(list(statements))
+
+
+def decode_statements(data: bytes) -> list[str]:
+    """Read what ``encode_statements`` wrote.
+
+    Raises:
+        EntryMalformedError: the bytes are not a list of texts.
+    """
+    try:
+        statements = cbor2.loads(data)
+    except (cbor2.CBORError, ValueError) as error:
+        raise EntryMalformedError(f"these {len(data)} bytes are not a schema change: {error}") from error
+    if not isinstance(statements, list) or not all(isinstance(text, str) for text in statements):
+        raise EntryMalformedError("a schema change should be a list of statements")
+    return statements

@@ -1,0 +1,98 @@
+"""Which rows of two databases differ, by table and key: where a digest only says that some do."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import apsw
+
+from journal.tables import ROWID_NAMES, Table, is_hidden, quote, user_tables
+
+SHOWN_MAX = 60  # characters of a value in a sentence
+
+
+class Difference(NamedTuple):
+    """One row, or one definition, that is not the same.
+
+    Attributes:
+        table: the table, or the name of what is defined differently.
+        key: the row, as SQL would write its key; None for a definition.
+        text: what is there and what should be, in a sentence.
+    """
+
+    table: str
+    key: str | None
+    text: str
+
+
+def differences(path: str, should_be: str, limit: int) -> list[Difference]:
+    """Return the first differences of a database from what it should be, by table and key.
+
+    Args:
+        path: the database; nothing else may write to it meanwhile.
+        should_be: what it should be like.
+        limit: how many differences to return at most.
+    """
+    db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        db.execute("ATTACH ? AS journaled", (should_be,))
+        found: list[Difference] = []
+        for one in _all(db):
+            found.append(one)
+            if len(found) == limit:
+                break
+        return found
+    finally:
+        db.close(True)
+
+
+def _all(db: apsw.Connection) -> Iterator[Difference]:
+    differing = set()
+    query = """SELECT name, min(one), min(other) FROM (
+        SELECT name, sql AS one, NULL AS other FROM main.sqlite_schema UNION ALL
+        SELECT name, NULL, sql FROM journaled.sqlite_schema)
+        GROUP BY name HAVING min(one) IS NOT min(other) ORDER BY name"""
+    for name, one, other in db.execute(query):
+        if not is_hidden(str(name)):
+            differing.add(name)
+            what = "is defined differently" if one and other else "is not from the journal" if one else "is missing"
+            yield Difference(str(name), None, f"{name} {what}")
+    for table in user_tables(db):
+        if table.name not in differing and not table.virtual:
+            yield from _rows(db, table)
+
+
+def _rows(db: apsw.Connection, table: Table) -> Iterator[Difference]:
+    """Yield the rows that differ or are too many, then those that are missing; each way is one walk over the table."""
+    rowid = None if table.rowid is None else table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
+    keys = [rowid] if rowid is not None else [quote(name) for name in table.primary]
+    same = " AND ".join(f"b.{key} IS a.{key}" for key in keys)
+    order = ", ".join(f"a.{key}" for key in keys)
+    shown = [quote(name) for name in table.primary] or keys
+    label = " || ', ' || ".join(f"quote(a.{key})" for key in shown)
+    # quote() tells an integer from a real and a text from a blob, which = does not.
+    ours, theirs = (", ".join(f"quote({side}.{quote(name)})" for name in table.columns) for side in "ab")
+    name = quote(table.name)
+    query = f"""SELECT {label}, b.{keys[0]} IS NULL, {ours}, {theirs} FROM main.{name} AS a
+        LEFT JOIN journaled.{name} AS b ON {same} WHERE ({ours}) IS NOT ({theirs}) ORDER BY {order}"""
+    for key, extra, *values in db.execute(query):
+        yield Difference(table.name, str(key), _sentence(table, str(key), bool(extra), values))
+    query = f"""SELECT {label} FROM journaled.{name} AS a LEFT JOIN main.{name} AS b ON {same}
+        WHERE b.{keys[0]} IS NULL ORDER BY {order}"""
+    for (key,) in db.execute(query):
+        yield Difference(table.name, str(key), f"the row {key} of {table.name} is missing")
+
+
+def _sentence(table: Table, key: str, extra: bool, values: list[Any]) -> str:
+    if extra:
+        return f"the row {key} of {table.name} is not from the journal"
+    half = len(values) // 2
+    parts = [
+        f"{column} is {_short(one)} and should be {_short(other)}"
+        for column, one, other in zip(table.columns, values[:half], values[half:], strict=True)
+        if one != other
+    ]
+    return f"in the row {key} of {table.name}, {', '.join(parts)}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 1] + "…"

@@ -1,0 +1,125 @@
+"""An entry: one commit, at its place in its leader's timeline.
+
+``hash = sha256(prev + label + body)``, all three stored as they are hashed, so that an auditor can recompute a chain in
+SQL (``sha2(concat(prev, label, body), 256)``) without knowing how anything is encoded.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import cbor2
+
+from journal.errors import EntryMalformedError
+from journal.transaction import Transaction, Txid, decode_transaction
+from journal.vector import Vector, check
+
+VERSION = 1
+GENESIS = bytes(32)  # what the first entry of every timeline continues
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One commit.
+
+    Attributes:
+        leader: the timeline that it stands in; only this node ever wrote it.
+        tick: its place there: 1, 2, 3, …
+        quorum: the gist's partial vector: for each approver its own tick when it approved (the leader: this tick).
+            For an adopted entry: the nodes that held the transaction when its adopter asked.
+        transaction: what was committed; ``transaction.base`` is the entry's ``after``.
+        adopted_from: the leader whose transaction this is, when the one who committed it is another; else None.
+        prev: hash of the entry before it in the timeline.
+        label: canonical bytes of (leader, tick, txid, quorum, adopted_from).
+        hash: sha256 over prev, label and the transaction's body.
+    """
+
+    leader: str
+    tick: int
+    quorum: Vector
+    transaction: Transaction
+    adopted_from: str | None
+    prev: bytes
+    label: bytes = field(repr=False, default=b"")
+    hash: bytes = field(repr=False, default=b"")
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", self._encode_label())
+        if not self.hash:
+            object.__setattr__(self, "hash", entry_hash(self.prev, self.label, self.transaction.body))
+
+    def _encode_label(self) -> bytes:
+        txid = self.transaction.txid
+        quorum = {node: self.quorum[node] for node in sorted(self.quorum)}
+        return cbor2.dumps([VERSION, self.leader, self.tick, txid.clock, txid.leader, quorum, self.adopted_from])
+
+    @property
+    def txid(self) -> Txid:
+        """The temporary name under which this was voted on."""
+        return self.transaction.txid
+
+    @property
+    def after(self) -> Vector:
+        """Everything that must be applied before this: the causal dependencies."""
+        return self.transaction.base
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Leader and tick."""
+        return self.leader, self.tick
+
+
+def entry_hash(prev: bytes, label: bytes, body: bytes) -> bytes:
+    """Return the hash of an entry; the one place that says what it covers."""
+    digest = sha256(prev)
+    digest.update(label)
+    digest.update(body)
+    return digest.digest()
+
+
+def decode_entry(prev: bytes, label: bytes, body: bytes) -> Entry:
+    """Put an entry together from the three byte strings that are stored, sent and hashed.
+
+    Raises:
+        EntryMalformedError: they are not an entry, or the label is of another transaction than the body.
+    """
+    return label_entry(prev, label, decode_transaction(body))
+
+
+def label_entry(prev: bytes, label: bytes, transaction: Transaction) -> Entry:
+    """Put an entry together from its label and a transaction that is at hand already.
+
+    Raises:
+        EntryMalformedError: the label is malformed, or of another transaction.
+    """
+    try:
+        packed = cbor2.loads(label)
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise EntryMalformedError(f"these {len(label)} bytes are not a label: {error}") from error
+    if not isinstance(packed, list) or len(packed) < 7:
+        raise EntryMalformedError("a label should be a list of 7 fields")
+    version, leader, tick, clock, origin, quorum, adopted_from = packed[:7]
+    if type(version) is not int or not isinstance(leader, str) or type(tick) is not int or tick < 1:
+        raise EntryMalformedError(f"a label cannot be at {leader!r} {tick!r}")
+    if adopted_from is not None and not isinstance(adopted_from, str):
+        raise EntryMalformedError(f"a commit cannot be adopted from {adopted_from!r}")
+    if (clock, origin) != transaction.txid:
+        raise EntryMalformedError(f"the label {leader}{tick} is of {origin}-{clock}, not of {transaction.txid}")
+    if type(prev) is not bytes or len(prev) != 32:
+        raise EntryMalformedError("prev should be a hash of 32 bytes")
+    return Entry(leader, tick, check(quorum, zeros=True), transaction, adopted_from, prev, bytes(label))
+
+
+def peek_label(label: bytes) -> tuple[str, int, Txid]:
+    """Return leader, tick and txid of a label without looking at the rest.
+
+    Raises:
+        EntryMalformedError: it is not a label.
+    """
+    try:
+        _, leader, tick, clock, origin = cbor2.loads(label)[:5]
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise EntryMalformedError(f"these {len(label)} bytes are not a label: {error}") from error
+    if not (isinstance(leader, str) and isinstance(origin, str) and type(tick) is int and type(clock) is int):
+        raise EntryMalformedError("a label should name leader, tick and transaction")
+    return leader, tick, Txid(clock, origin)

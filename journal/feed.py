@@ -1,0 +1,144 @@
+"""The change feed: every committed transaction once, whole, in the order of (clock, leader), up to safe time.
+
+Nothing at or below a node's safe time can still appear, at that node or anywhere else, so a reader that remembers the
+last transaction it has seen can go on at any node, and misses and repeats nothing. Pure: it makes the question, in
+SQL, and reads the answer.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from journal.changes import Change, decode_changes, decode_statements
+from journal.errors import JournalError
+from journal.transaction import ROWS, SCHEMA, Transaction, decode_transaction
+
+COUNTER_BITS = 22  # of a clock, below the Unix milliseconds
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+PAGE = """
+SELECT clock, origin, leader, tick, body FROM bedrockish_journal
+WHERE repeat = 0 AND (clock, origin) > (?, ?)
+  AND clock <= coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)
+ORDER BY clock, origin LIMIT ?
+"""
+
+
+class CursorError(JournalError):
+    """Raised when a text is not the cursor of a change feed. Nothing was read; pass what a feed gave, or none."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """A place in the feed: after this transaction. It is good at every node.
+
+    Attributes:
+        clock: the transaction's clock.
+        leader: who led it first.
+    """
+
+    clock: int = 0
+    leader: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.clock}.{self.leader}"
+
+
+def parse_cursor(text: str | None) -> Cursor:
+    """Read a cursor; None or an empty text is the beginning.
+
+    Raises:
+        CursorError: it is not one.
+    """
+    if not text:
+        return Cursor()
+    clock, dot, leader = text.partition(".")
+    if not dot or not clock.isdecimal() or int(clock) >= 1 << 63 or len(leader) > 64:
+        raise CursorError(f"{text!r} is not a cursor such as 7529850000000000000.A; pass one that a feed gave")
+    return Cursor(int(clock), leader)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """One transaction of the feed.
+
+    Attributes:
+        cursor: the place right after it, to go on from.
+        clock: its hybrid clock; later transactions of the feed have greater ones.
+        leader: who led it.
+        place: its timeline and tick in the journal.
+        command: the client's id of the command.
+        kind: ``rows``, ``schema`` or ``members``.
+        changes: the rows that it changed, in the order in which it did, with the whole row before and after.
+        statements: of a change of the schema.
+        after: what it had seen, as a vector.
+    """
+
+    cursor: Cursor
+    clock: int
+    leader: str
+    place: tuple[str, int]
+    command: str
+    kind: str
+    changes: tuple[Change, ...]
+    statements: tuple[str, ...]
+    after: dict[str, int]
+
+    @property
+    def at(self) -> datetime:
+        """The moment in its clock, which is when it began, in UTC."""
+        return EPOCH + timedelta(milliseconds=self.clock >> COUNTER_BITS)
+
+
+class Feed:
+    """Reads the feed page by page.
+
+    Args:
+        after: where to go on; None for the beginning.
+        tables: leave out the changes of other tables, and transactions of which then nothing is left.
+    """
+
+    def __init__(self, after: str | None = None, tables: Collection[str] | None = None) -> None:
+        self.cursor = parse_cursor(after)
+        self._tables = None if tables is None else {table.lower() for table in tables}
+
+    def question(self, limit: int) -> tuple[str, tuple[Any, ...]]:
+        """Return the statement and parameters that ask a node for the next transactions, ``limit`` at most."""
+        return PAGE, (self.cursor.clock, self.cursor.leader, limit)
+
+    def take(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[Committed]:
+        """Read a page; the feed moves on with every transaction, also with those that are left out.
+
+        Raises:
+            EntryMalformedError: a node's journal cannot be read.
+        """
+        for clock, origin, leader, tick, body in rows:
+            transaction = decode_transaction(body)
+            cursor = Cursor(clock, origin)
+            assert cursor > self.cursor, "a feed goes forward"
+            self.cursor = cursor
+            found = self._filter(_committed(cursor, (leader, tick), transaction))
+            if found is not None:
+                yield found
+
+    def _filter(self, found: Committed) -> Committed | None:
+        if self._tables is None or found.kind != ROWS:
+            return found
+        changes = tuple(change for change in found.changes if change.table.lower() in self._tables)
+        return replace(found, changes=changes) if changes else None
+
+
+def _committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction) -> Committed:
+    kind = transaction.kind
+    return Committed(
+        cursor,
+        cursor.clock,
+        cursor.leader,
+        place,
+        transaction.command,
+        kind,
+        tuple(decode_changes(transaction.changes)) if kind == ROWS else (),
+        tuple(decode_statements(transaction.changes)) if kind == SCHEMA else (),
+        dict(transaction.base),
+    )

@@ -1,0 +1,117 @@
+"""What a transaction read and wrote, as logical keys: the same on every node, never pages.
+
+A key is ``<object> 0x00 <encoded columns>`` as one byte string, so every object is an interval of one ordered key
+space, and a range is a pair (low, high) with low <= key < high. Objects are named
+
+* ``t:NAME``  the rows of a table, by rowid or by primary key (WITHOUT ROWID),
+* ``i:NAME``  an index, by its columns and then the rowid,
+* ``s:NAME``  the definition of a table, index, view or trigger.
+
+How columns become bytes is the engine's business; nobody else looks inside.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from journal.errors import EntryMalformedError
+
+Range = tuple[bytes, bytes]
+
+HIGH = b"\xff"  # sorts after every encoded column
+
+
+def object_range(name: str) -> Range:
+    """Return the range of all keys of an object such as ``t:accounts``."""
+    prefix = name.encode() + b"\0"
+    return prefix, prefix + HIGH
+
+
+def object_of(key: bytes) -> str:
+    """Return the object that a key, or the low end of a range, belongs to: ``t:accounts``."""
+    return key.partition(b"\0")[0].decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The reads and writes of one transaction."""
+
+    read_points: frozenset[bytes] = frozenset()
+    read_ranges: tuple[Range, ...] = ()
+    write_points: frozenset[bytes] = frozenset()
+    write_ranges: tuple[Range, ...] = ()
+
+    def pack(self) -> list[Any]:
+        """Return the canonical form, ready for CBOR."""
+        return [
+            sorted(self.read_points),
+            [list(pair) for pair in sorted(self.read_ranges)],
+            sorted(self.write_points),
+            [list(pair) for pair in sorted(self.write_ranges)],
+        ]
+
+    @classmethod
+    def unpack(cls, packed: object) -> "Footprint":
+        """Read the canonical form.
+
+        Raises:
+            EntryMalformedError: it is not one.
+        """
+        if not (isinstance(packed, list) and len(packed) == 4 and all(isinstance(part, list) for part in packed)):
+            raise EntryMalformedError("a footprint should be four lists")
+        read_points, read_ranges, write_points, write_ranges = packed
+        for point in (*read_points, *write_points):
+            if type(point) is not bytes:
+                raise EntryMalformedError(f"a key should be bytes, not {type(point).__name__}")
+        return cls(
+            frozenset(read_points),
+            tuple(_ranges(read_ranges)),
+            frozenset(write_points),
+            tuple(_ranges(write_ranges)),
+        )
+
+
+def _ranges(packed: list[Any]) -> Iterator[Range]:
+    for pair in packed:
+        if not (isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is bytes and type(pair[1]) is bytes):
+            raise EntryMalformedError("a range should be two byte strings")
+        yield pair[0], pair[1]
+
+
+def meeting(writer: Footprint, other: Footprint) -> bytes | None:
+    """Return a key at which the writes of ``writer`` meet the reads or writes of ``other``, or None.
+
+    This is one direction; a conflict is either direction.
+    """
+    if not writer.write_points.isdisjoint(other.write_points):
+        return min(writer.write_points & other.write_points)
+    if not writer.write_points.isdisjoint(other.read_points):
+        return min(writer.write_points & other.read_points)
+    if other.read_ranges or other.write_ranges:
+        for low, high in (*other.read_ranges, *other.write_ranges):
+            found = _inside(writer.write_points, low, high)
+            if found is not None:
+                return found
+    for low, high in writer.write_ranges:
+        for points in (other.write_points, other.read_points):
+            found = _inside(points, low, high)
+            if found is not None:
+                return found
+        for other_low, other_high in (*other.read_ranges, *other.write_ranges):
+            if low < other_high and other_low < high:
+                return max(low, other_low)
+    return None
+
+
+def _inside(points: Iterable[bytes], low: bytes, high: bytes) -> bytes | None:
+    return min((point for point in points if low <= point < high), default=None)
+
+
+def conflict(left: Footprint, right: Footprint) -> bytes | None:
+    """Return a key on which two transactions conflict, or None if they commute.
+
+    They conflict when the writes of one meet the reads or the writes of the other. Symmetric, except for which of
+    several keys is named.
+    """
+    found = meeting(left, right)  # may be the empty key, which is false and yet a conflict
+    return meeting(right, left) if found is None else found

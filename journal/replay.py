@@ -1,0 +1,295 @@
+"""Rebuild a database from journals alone, in any causally valid order, and tell whether two databases are the same.
+
+That every such order gives the same database is what the whole protocol promises; replaying in random orders and
+comparing digests is how anybody can see for himself.
+"""
+
+import heapq
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import NamedTuple
+
+import apsw
+import cbor2
+
+from journal.changes import decode_changes, decode_statements
+from journal.entry import GENESIS, Entry
+from journal.errors import ChainBrokenError, ForkError, ReplayMismatchError, TargetExistsError
+from journal.order import draws, interleave, may_apply
+from journal.store import applied, open_database, open_readonly, scan, scan_timeline
+from journal.tables import ROWID_NAMES, Applier, RowMismatchError, find_table, is_hidden, print_key, quote, user_tables
+from journal.transaction import ROWS, SCHEMA, Txid
+from journal.vector import Vector
+
+JOURNAL, RANDOM = "journal", "random"
+ORDERS = (JOURNAL, RANDOM)
+PROGRESS_EVERY = 1_000  # entries
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replay did.
+
+    Attributes:
+        target: the file that was written.
+        digest: its digest.
+        entries: entries taken, second labels included.
+        repeats: second labels among them, which changed nothing.
+        changes: rows inserted, updated and deleted.
+        statements: statements of schema changes.
+        applied: the vector of the result.
+        order: ``journal`` or ``random``.
+        seed: what the random order was drawn from.
+    """
+
+    target: str
+    digest: str
+    entries: int
+    repeats: int
+    changes: int
+    statements: int
+    applied: dict[str, int]
+    order: str
+    seed: int
+
+
+class Sourced(NamedTuple):
+    """An entry and whose journal it was read from."""
+
+    entry: Entry
+    path: str
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Leader and tick."""
+        return self.entry.place
+
+    @property
+    def after(self) -> Vector:
+        """What must be applied before."""
+        return self.entry.after
+
+
+def replay(
+    paths: Sequence[str | os.PathLike[str]],
+    target: str | os.PathLike[str],
+    *,
+    order: str = JOURNAL,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """Write a new database from the journals of one or several nodes.
+
+    Args:
+        paths: nodes' files; together they must hold every entry that any of theirs depends on.
+        target: the file to write; it must not exist. If the replay fails, none is left behind.
+        order: ``journal`` takes the first file's own order and then what the others have beyond it; ``random`` draws
+            any causally valid order.
+        seed: from which the random order is drawn; the same seed gives the same order.
+        progress: called with the number of entries taken, now and then.
+
+    Raises:
+        JournalFileError: a file is not one that has a journal, or the target exists.
+        EntryMalformedError, ChainBrokenError, ForkError: the journals are not what was written.
+        ReplayBlockedError: entries are missing.
+        ReplayMismatchError: an entry does not fit the database that those before it made.
+    """
+    assert order in ORDERS, f"{order!r} is not an order"
+    assert paths, "there must be a journal to replay"
+    name = os.fspath(target)
+    if os.path.lexists(name):
+        raise TargetExistsError(name, f"{name} exists already; name another file, or remove it first")
+    sources: list[tuple[str, apsw.Connection]] = []
+    done = False
+    try:
+        for path in paths:
+            sources.append((os.fspath(path), open_readonly(path)))
+            sources[-1][1].execute("BEGIN")
+        entries = _journal_order(sources) if order == JOURNAL else interleave(_timelines(sources, {}), draws(seed))
+        report = _rebuild(entries, sources, name, order, seed, progress)
+        done = True
+    finally:
+        for _, db in sources:
+            db.close(True)
+        if not done and os.path.exists(name):
+            os.unlink(name)
+    return report
+
+
+def _journal_order(sources: list[tuple[str, apsw.Connection]]) -> Iterator[Sourced]:
+    path, db = sources[0]
+    done: dict[str, int] = {}
+    for entry in scan(db):
+        if not may_apply(entry, done):
+            raise ReplayMismatchError(path, entry.place, None, None, "it stands before something that it comes after")
+        done[entry.leader] = entry.tick
+        yield Sourced(entry, path)
+    yield from interleave(_timelines(sources, done), lambda: 0.0, done)
+
+
+def _timelines(sources: list[tuple[str, apsw.Connection]], start: Vector) -> dict[str, Iterator[Sourced]]:
+    leaders = sorted({leader for _, db in sources for leader in applied(db)})
+    return {leader: _timeline(sources, leader, start.get(leader, 0) + 1) for leader in leaders}
+
+
+def _timeline(sources: list[tuple[str, apsw.Connection]], leader: str, first_tick: int) -> Iterator[Sourced]:
+    """Yield a timeline out of all journals that have some of it, each entry once."""
+    streams = [_read(path, db, leader, first_tick) for path, db in sources]
+    last: Sourced | None = None
+    for tick, place, sourced in heapq.merge(*streams, key=lambda found: found[0]):
+        assert place == leader
+        if last is not None and last.entry.tick == tick:
+            if last.entry.hash != sourced.entry.hash:
+                raise ForkError(leader, tick, (last.path, sourced.path))
+            continue
+        last = sourced
+        yield sourced
+
+
+def _read(path: str, db: apsw.Connection, leader: str, first_tick: int) -> Iterator[tuple[int, str, Sourced]]:
+    for entry in scan_timeline(db, leader, first_tick):
+        yield entry.tick, entry.leader, Sourced(entry, path)
+
+
+def _rebuild(
+    entries: Iterator[Sourced],
+    sources: list[tuple[str, apsw.Connection]],
+    name: str,
+    order: str,
+    seed: int,
+    progress: Callable[[int], None] | None,
+) -> Report:
+    db = apsw.Connection(name)
+    try:
+        db.execute(f"PRAGMA encoding = '{sources[0][1].pragma('encoding')}'")
+        db.execute("PRAGMA journal_mode = OFF")  # the file is new: it is whole, or it is removed
+        db.execute("PRAGMA synchronous = OFF")
+        # The rows that triggers and foreign keys changed are in the entries: they must not happen a second time.
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_FKEY, 0)
+        rebuild = _Rebuild(db, _adopted(sources))
+        db.execute("BEGIN")
+        for sourced in entries:
+            rebuild.take(sourced)
+            if progress is not None and rebuild.entries % PROGRESS_EVERY == 0:
+                progress(rebuild.entries)
+        db.execute("COMMIT")
+        if progress is not None:
+            progress(rebuild.entries)
+        return Report(
+            name,
+            digest(db),
+            rebuild.entries,
+            rebuild.repeats,
+            rebuild.changes,
+            rebuild.statements,
+            dict(sorted((leader, tick) for leader, (tick, _) in rebuild.heads.items())),
+            order,
+            seed,
+        )
+    finally:
+        db.close(True)
+
+
+def _adopted(sources: list[tuple[str, apsw.Connection]]) -> set[Txid]:
+    """Return the transactions that may have two labels: each label but one is in another timeline than its origin's."""
+    query = "SELECT clock, origin FROM bedrockish_journal WHERE origin <> leader"
+    return {Txid(clock, origin) for _, db in sources for clock, origin in db.execute(query)}
+
+
+class _Rebuild:
+    """The database that is being made, and what has gone into it."""
+
+    def __init__(self, db: apsw.Connection, adopted: set[Txid]) -> None:
+        self.adopted = adopted
+        self.db, self.applier = db, Applier(db)
+        self.heads: dict[str, tuple[int, bytes]] = {}
+        self.seen: set[Txid] = set()
+        self.entries = self.repeats = self.changes = self.statements = 0
+
+    def take(self, sourced: Sourced) -> None:
+        entry = sourced.entry
+        _, head = self.heads.get(entry.leader, (0, GENESIS))
+        if entry.prev != head:
+            raise ChainBrokenError(entry.leader, entry.tick, head, entry.prev)
+        self.heads[entry.leader] = entry.tick, entry.hash
+        self.entries += 1
+        if entry.txid in self.adopted:
+            if entry.txid in self.seen:
+                self.repeats += 1
+                return
+            self.seen.add(entry.txid)
+        if entry.transaction.kind == ROWS:
+            self._rows(sourced)
+        elif entry.transaction.kind == SCHEMA:
+            self._schema(sourced)
+
+    def _rows(self, sourced: Sourced) -> None:
+        for change in decode_changes(sourced.entry.transaction.changes):
+            try:
+                self.applier.apply(change)
+            except RowMismatchError as error:
+                table = find_table(self.db, change.table)
+                key = print_key(change, table.primary if table is not None else ())
+                raise ReplayMismatchError(sourced.path, sourced.place, change.table, key, str(error)) from error
+            self.changes += 1
+
+    def _schema(self, sourced: Sourced) -> None:
+        for statement in decode_statements(sourced.entry.transaction.changes):
+            try:
+                self.db.execute(statement).fetchall()
+            except apsw.Error as error:
+                why = f"SQLite refuses the schema change {statement!r}: {error}"
+                raise ReplayMismatchError(sourced.path, sourced.place, None, None, why) from error
+            self.statements += 1
+        self.applier.forget()
+
+
+def digest(source: apsw.Connection | str | os.PathLike[str]) -> str:
+    """Return a digest of what a user can see in a database: definitions and rows, not how they lie in pages.
+
+    Equal for a node's file and for any replay of its journal. Tables ``bedrockish_*`` and ``sqlite_*`` are left out.
+    Integers, reals, texts and blobs differ even where they print alike.
+
+    Args:
+        source: a path, or a connection, which is read in one transaction unless it is inside one already.
+
+    Raises:
+        JournalFileError: the file cannot be read as a database.
+    """
+    if not isinstance(source, apsw.Connection):
+        db = open_database(source)
+        try:
+            return digest(db)
+        finally:
+            db.close(True)
+    begun = not source.in_transaction
+    if begun:
+        source.execute("BEGIN")
+    try:
+        return _digest(source)
+    finally:
+        if begun:
+            source.execute("COMMIT")
+
+
+def _digest(db: apsw.Connection) -> str:
+    total = sha256()
+    schema = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
+    for kind, name, table, sql in db.execute(schema):
+        if not (is_hidden(name) or is_hidden(table)):
+            total.update(cbor2.dumps([kind, name, table, sql]))
+    for table in user_tables(db):
+        total.update(cbor2.dumps(["rows of", table.name]))
+        columns = ", ".join(map(quote, table.columns))
+        if table.rowid is not None and not table.virtual:
+            rowid = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
+            query = f"SELECT {rowid}, {columns} FROM {quote(table.name)} ORDER BY {rowid}"
+        else:
+            keys = ", ".join(map(quote, table.primary)) or columns
+            query = f"SELECT {columns} FROM {quote(table.name)} ORDER BY {keys}"
+        for row in db.execute(query):
+            total.update(cbor2.dumps(row))
+    return total.hexdigest()

@@ -1,0 +1,177 @@
+"""A transaction as its leader describes it: what BEGIN carries, what voters keep, what the journal holds as the body.
+
+It is encoded once, by its leader; everybody else keeps and passes on those very bytes, so a hash over them proves the
+whole conversation to be about the same thing.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import cbor2
+
+from journal.errors import EntryMalformedError
+from journal.footprint import Footprint
+from journal.vector import Vector, canonical, check
+
+VERSION = 1
+
+ROWS, SCHEMA, MEMBERS = "rows", "schema", "members"
+KINDS = frozenset({ROWS, SCHEMA, MEMBERS})
+
+
+class Txid(NamedTuple):
+    """The temporary name of a transaction: its clock and its leader. It says nothing about its place in the order.
+
+    Sorts by clock, then leader: the total order of the change feed.
+    """
+
+    clock: int
+    leader: str
+
+    def __str__(self) -> str:
+        return f"{self.leader}-{self.clock:x}"
+
+
+def parse_txid(text: str) -> Txid:
+    """Read the printed form of a txid, ``A-64f0c3a1b2c00000``.
+
+    Raises:
+        EntryMalformedError: the text is not a txid.
+    """
+    leader, dash, clock = text.rpartition("-")
+    try:
+        if dash and leader:
+            return Txid(int(clock, 16), leader)
+    except ValueError:
+        pass
+    raise EntryMalformedError(f"{text!r} is not a transaction id such as A-64f0c3a1b2c00000")
+
+
+def check_txid(value: object) -> Txid:
+    """Return the txid that a decoded pair is.
+
+    Raises:
+        EntryMalformedError: it is not one.
+    """
+    if isinstance(value, list | tuple) and len(value) == 2:
+        clock, leader = value
+        if type(clock) is int and 0 <= clock < 1 << 64 and isinstance(leader, str):
+            return Txid(clock, leader)
+    raise EntryMalformedError(f"a transaction id should be a clock and a leader, not {value!r}")
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise EntryMalformedError(f"there should be a list, not {type(value).__name__}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One executed and not yet committed transaction.
+
+    Attributes:
+        txid: its temporary name; ``txid.clock`` is clock(X), fixed at BEGIN.
+        base: the leader's applied vector at the snapshot X ran on; becomes the entry's ``after``.
+        safe: the leader's safe time at that snapshot.
+        schema: version of the schema that X ran on.
+        config: version of the membership in base(X); its quorum is counted by that membership.
+        command: the client's id of the command; two executions of one command always conflict.
+        isolation: ``serializable`` or ``snapshot``.
+        kind: ``rows``, ``schema`` or ``members``: how ``changes`` is to be read.
+        footprint: what X read and wrote.
+        changes: encoded row changes, schema statements or membership.
+        result: what the client is answered, encoded; kept so that a retry gets the same answer.
+        rollbacks: the leader's transactions that it has given up and of which it did not yet know that a majority
+            accepted this; whoever approves or holds X accepts their rollback first.
+        body: the canonical bytes of all of the above.
+    """
+
+    txid: Txid
+    base: Vector
+    safe: int
+    schema: int
+    config: int
+    command: str
+    isolation: str
+    kind: str
+    footprint: Footprint
+    changes: bytes
+    result: bytes
+    rollbacks: tuple[Txid, ...] = ()
+    body: bytes = field(repr=False, default=b"")
+
+    def __post_init__(self) -> None:
+        if not self.body:
+            object.__setattr__(self, "body", self._encode())
+
+    def _encode(self) -> bytes:
+        return cbor2.dumps(
+            [
+                VERSION,
+                self.txid.clock,
+                self.txid.leader,
+                canonical(self.base),
+                self.safe,
+                self.schema,
+                self.config,
+                self.command,
+                self.isolation,
+                self.kind,
+                self.footprint.pack(),
+                self.changes,
+                self.result,
+                [[clock, leader] for clock, leader in self.rollbacks],
+            ]
+        )
+
+
+def decode_transaction(body: bytes) -> Transaction:
+    """Read the canonical bytes of a transaction. Fields that a newer version appended are ignored.
+
+    Raises:
+        EntryMalformedError: the bytes are not a transaction.
+    """
+    try:
+        packed = cbor2.loads(body)
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise EntryMalformedError(f"these {len(body)} bytes are not a transaction: {error}") from error
+    if not isinstance(packed, list) or len(packed) < 14:
+        raise EntryMalformedError("a transaction should be a list of 14 fields")
+    (
+        version,
+        clock,
+        leader,
+        base,
+        safe,
+        schema,
+        config,
+        command,
+        isolation,
+        kind,
+        footprint,
+        changes,
+        result,
+    ) = packed[:13]
+    numbers = (version, clock, safe, schema, config)
+    if any(type(number) is not int or not 0 <= number < 1 << 64 for number in numbers):
+        raise EntryMalformedError("version, clocks and schema of a transaction should be unsigned 64-bit integers")
+    if not all(isinstance(text, str) for text in (leader, command, isolation, kind)) or kind not in KINDS:
+        raise EntryMalformedError(f"a transaction cannot be of kind {kind!r} or have fields that are not text")
+    if type(changes) is not bytes or type(result) is not bytes:
+        raise EntryMalformedError("changes and result of a transaction should be bytes")
+    return Transaction(
+        Txid(clock, leader),
+        check(base),
+        safe,
+        schema,
+        config,
+        command,
+        isolation,
+        kind,
+        Footprint.unpack(footprint),
+        changes,
+        result,
+        tuple(check_txid(txid) for txid in _list(packed[13])),
+        bytes(body),
+    )

@@ -1,0 +1,120 @@
+"""``bedrockish journal``: what a person sees, and with which status it ends."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bedrockish.cli.journal import journal
+from journal.errors import FileMissingError, TargetExistsError
+from journal.replay import digest
+from tests.journal.world import NODES, World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path, 2, NODES)
+    world.begin()
+    for name, statement in (
+        ("A", "INSERT INTO account(id, owner, balance) VALUES (42, 'Alice', 10)"),
+        ("A", "UPDATE account SET balance = 7.5 WHERE id = 42"),
+        ("C", "INSERT INTO pair VALUES ('p', 1, x'00')"),
+    ):
+        world.commit(name, world.transaction(name, "rows", world.nodes[name].execute([statement])))
+        world.settle()
+    yield world
+    world.close()
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(journal, [str(arg) for arg in args])
+
+
+def test_show_prints_labels_newest_last(world: World) -> None:
+    result = run("show", world.paths[1])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].startswith("A1: COMMIT A-10000000001=[1, 0, 0, 0, 0] after [0, 0, 0, 0, 0] CREATE TABLE account(")
+    assert lines[1:] == [
+        "A2: COMMIT A-10000000002=[2, 0, 0, 0, 0] after [1, 0, 0, 0, 0] account 42",
+        "A3: COMMIT A-10000000003=[3, 0, 0, 0, 0] after [2, 0, 0, 0, 0] account 42",
+        "C1: COMMIT C-10000000004=[3, 0, 1, 0, 0] after [3, 0, 0, 0, 0] pair ('p', 1)",
+    ]
+
+
+def test_show_prints_what_was_asked_for(world: World) -> None:
+    assert [line[:3] for line in run("show", world.paths[0], "--leader", "A", "--limit", 2).output.splitlines()] == [
+        "A2:",
+        "A3:",
+    ]
+    lines = run(
+        "show", world.paths[0], "--leader", "A", "--from-tick", 2, "--limit", 1, "--changes"
+    ).output.splitlines()
+    assert lines[0].startswith("A2:")
+    assert lines[1] == "    INSERT account 42 id=42, owner='Alice', balance=10.0, extra=None, twice=20.0"
+    changed = run("show", world.paths[0], "--from-tick", 3, "--changes").output
+    assert "    UPDATE account 42 balance: 10.0 -> 7.5, twice: 20.0 -> 15.0\n" in changed
+    assert run("show", world.paths[0], "--leader", "Z").output == ""
+    assert run("show", world.paths[0], "--limit", 0).exit_code == 2
+
+
+def test_verify_says_that_the_journals_hold(world: World) -> None:
+    result = run("verify", *world.paths)
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith("the journals hold: 20 entries in 5 files\n")
+    assert "[3, 0, 1, 0, 0]" in result.output
+
+
+def test_verify_ends_with_status_1_on_findings(world: World) -> None:
+    world.nodes["B"].db.execute("UPDATE bedrockish_journal SET hash = zeroblob(32) WHERE leader = 'C'")
+    result = run("verify", *world.paths[:3])
+    assert result.exit_code == 1
+    assert "B: hash: C1 is stored with the hash 000000000000… and is" in result.output
+    assert result.output.endswith("2 findings\n")
+    result = run("verify", "--json", *world.paths[:3])
+    assert result.exit_code == 1
+    report = json.loads(result.output)
+    assert report["holds"] is False
+    assert {finding["check"] for finding in report["findings"]} == {"hash", "fork"}
+    assert report["counts"][0]["applied"] == {"A": 3, "C": 1}
+
+
+def test_verify_tells_who_is_behind(world: World) -> None:
+    world.commit("A", world.transaction("A", "rows", world.nodes["A"].execute([])))
+    result = run("verify", *world.paths[:2])
+    assert result.exit_code == 0
+    assert "B lacks A4\n" in result.output
+
+
+def test_replay_prints_the_digest_of_what_it_wrote(world: World, tmp_path: Path) -> None:
+    target = tmp_path / "replayed.db"
+    result = run("replay", *world.paths[:2], "--to", target, "--order", "random", "--seed", 5)
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == f"{digest(world.paths[0])}  {target}"
+    assert "4 entries (0 second labels), 3 rows" in result.output
+    again = run("replay", world.paths[0], "--to", target)
+    assert isinstance(again.exception, TargetExistsError)
+
+
+def test_digest_ends_with_status_1_when_files_differ(world: World) -> None:
+    result = run("digest", *world.paths)
+    assert result.exit_code == 0
+    assert len({line.split()[0] for line in result.output.splitlines()}) == 1
+    world.nodes["A"].db.execute("DELETE FROM pair")
+    result = run("digest", *world.paths)
+    assert result.exit_code == 1
+    assert "2 different contents" in result.output
+
+
+@pytest.mark.parametrize("command", ["show", "verify", "digest"])
+def test_a_file_that_is_not_there_is_an_error_in_words(command: str, tmp_path: Path) -> None:
+    result = run(command, tmp_path / "none.db")
+    assert isinstance(result.exception, FileMissingError)
+    assert "no such file" in str(result.exception)
+
+
+def test_every_command_has_help() -> None:
+    for command in ((), ("show",), ("verify",), ("replay",), ("digest",)):
+        assert run(*command, "--help").exit_code == 0

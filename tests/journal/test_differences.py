@@ -1,0 +1,53 @@
+"""Two databases side by side: every row that is not the same is found, and named by table and key."""
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from journal.differences import Difference, differences
+
+SCHEMA = """
+CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT, balance REAL);
+CREATE TABLE tag(name TEXT, number INTEGER, note, PRIMARY KEY(name, number)) WITHOUT ROWID;
+CREATE TABLE log(line TEXT);
+CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value);
+INSERT INTO account VALUES (1, 'Ada', 1.5), (2, 'Ben', NULL), (3, 'Cyd', 3.0);
+INSERT INTO tag VALUES ('a', 1, x'00'), ('b', 2, 'x');
+INSERT INTO log VALUES ('one'), ('two');
+"""
+CASES = [
+    ("UPDATE account SET balance = 9 WHERE id = 2", [("account", "2", "balance is 9.0 and should be NULL")]),
+    ("UPDATE account SET id = 7 WHERE id = 3", [("account", "7", "is not from"), ("account", "3", "is missing")]),
+    ("DELETE FROM tag WHERE name = 'b'", [("tag", "'b', 2", "is missing")]),
+    (
+        "UPDATE tag SET note = CAST(note AS TEXT) WHERE name = 'a'",
+        [("tag", "'a', 1", "note is '' and should be X'00'")],
+    ),
+    ("UPDATE log SET line = 'zwei' WHERE rowid = 2", [("log", "2", "line is 'zwei' and should be 'two'")]),
+    ("INSERT INTO log VALUES ('three')", [("log", "3", "the row 3 of log is not from the journal")]),
+    ("CREATE INDEX i ON log(line)", [("i", None, "i is not from the journal")]),
+    ("ALTER TABLE log ADD COLUMN more", [("log", None, "log is defined differently")]),
+    ("INSERT INTO bedrockish_meta VALUES ('node', 'A')", []),
+]
+
+
+def make(path: Path, *more: str) -> str:
+    db = apsw.Connection(str(path))
+    for sql in (SCHEMA, *more):
+        db.execute(sql).fetchall()
+    db.close()
+    return str(path)
+
+
+@pytest.mark.parametrize(("spoil", "expected"), CASES)
+def test_what_was_altered_is_named(tmp_path: Path, spoil: str, expected: list[tuple[str, str | None, str]]) -> None:
+    found = differences(make(tmp_path / "a.db", spoil), make(tmp_path / "b.db"), 10)
+    assert [(one.table, one.key) for one in found] == [(table, key) for table, key, _ in expected]
+    assert all(text in one.text for one, (_, _, text) in zip(found, expected, strict=True))
+
+
+def test_only_the_first_ones_are_returned(tmp_path: Path) -> None:
+    path = make(tmp_path / "a.db", "UPDATE account SET owner = owner || '!'")
+    (found,) = differences(path, make(tmp_path / "b.db"), 1)
+    assert found == Difference("account", "1", "in the row 1 of account, owner is 'Ada!' and should be 'Ada'")

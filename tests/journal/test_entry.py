@@ -1,0 +1,144 @@
+"""Transactions and entries: what is encoded is decoded to the same bytes, and nonsense is refused by type."""
+
+import contextlib
+from typing import Any
+
+import cbor2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.changes import Change, decode_changes, decode_statements, encode_changes, encode_statements
+from journal.entry import GENESIS, Entry, decode_entry, entry_hash, peek_label
+from journal.errors import EntryMalformedError
+from journal.footprint import Footprint
+from journal.transaction import KINDS, Transaction, Txid, decode_transaction, parse_txid
+
+U64 = st.integers(0, (1 << 64) - 1)
+names = st.text(max_size=5)
+keys = st.binary(max_size=4)
+spans = st.lists(st.tuples(keys, keys), max_size=2).map(tuple)
+footprints = st.builds(Footprint, st.frozensets(keys, max_size=3), spans, st.frozensets(keys, max_size=3), spans)
+transactions = st.builds(
+    Transaction,
+    st.builds(Txid, U64, names),
+    st.dictionaries(names, st.integers(1, 1 << 40), max_size=4),
+    U64,
+    U64,
+    U64,
+    names,
+    st.sampled_from(["serializable", "snapshot"]),
+    st.sampled_from(sorted(KINDS)),
+    footprints,
+    st.binary(max_size=20),
+    st.binary(max_size=20),
+)
+entries = st.builds(
+    Entry,
+    names,
+    st.integers(1, 1 << 40),
+    st.dictionaries(names, st.integers(0, 1 << 40), max_size=4),
+    transactions,
+    st.none() | names,
+    st.binary(min_size=32, max_size=32),
+)
+values = st.none() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False) | names | st.binary(max_size=9)
+
+
+@given(transactions)
+def test_a_transaction_is_decoded_from_its_own_bytes(transaction: Transaction) -> None:
+    again = decode_transaction(transaction.body)
+    assert again.body == transaction.body
+    assert (again.txid, again.base, again.command) == (transaction.txid, transaction.base, transaction.command)
+    assert again.footprint.pack() == transaction.footprint.pack()
+
+
+@given(entries)
+def test_an_entry_is_decoded_from_three_byte_strings(entry: Entry) -> None:
+    again = decode_entry(entry.prev, entry.label, entry.transaction.body)
+    assert (again.place, again.quorum, again.adopted_from) == (entry.place, entry.quorum, entry.adopted_from)
+    assert again.hash == entry.hash == entry_hash(entry.prev, entry.label, entry.transaction.body)
+    assert peek_label(entry.label) == (entry.leader, entry.tick, entry.txid)
+
+
+@given(entries, st.integers(0), st.integers(1, 255))
+def test_a_flipped_byte_is_refused_or_changes_the_hash(entry: Entry, place: int, mask: int) -> None:
+    parts = [entry.prev, entry.label, entry.transaction.body]
+    joined = bytearray(b"".join(parts))
+    joined[place % len(joined)] ^= mask
+    cut = len(entry.prev), len(entry.prev) + len(entry.label)
+    try:
+        again = decode_entry(bytes(joined[: cut[0]]), bytes(joined[cut[0] : cut[1]]), bytes(joined[cut[1] :]))
+    except EntryMalformedError:
+        return
+    assert again.hash != entry.hash
+
+
+@given(st.binary(max_size=60))
+def test_nonsense_is_refused_by_type(data: bytes) -> None:
+    for decode in (decode_transaction, decode_changes, decode_statements, peek_label):
+        with contextlib.suppress(EntryMalformedError):
+            decode(data)
+    with pytest.raises(EntryMalformedError):
+        decode_entry(GENESIS, data, data)
+
+
+json_like: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.integers() | names | keys | st.floats() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.lists(json_like, min_size=13, max_size=14))
+def test_well_formed_cbor_that_is_no_transaction_is_refused_by_type(packed: list[Any]) -> None:
+    with contextlib.suppress(EntryMalformedError):
+        decode_transaction(cbor2.dumps(packed))
+
+
+@given(json_like)
+def test_well_formed_cbor_that_is_no_list_of_changes_is_refused_by_type(packed: Any) -> None:
+    for decode in (decode_changes, decode_statements, peek_label):
+        with contextlib.suppress(EntryMalformedError):
+            decode(cbor2.dumps(packed))
+
+
+@given(st.integers(0), st.integers(1, 255))
+def test_flipped_bytes_of_changes_are_refused_by_type(place: int, mask: int) -> None:
+    data = bytearray(encode_changes([Change("t", ("a", "b"), "UPDATE", 1, 2, (1, "x"), (2.5, b"y"))]))
+    data[place % len(data)] ^= mask
+    with contextlib.suppress(EntryMalformedError):
+        decode_changes(bytes(data))
+
+
+rows = st.none() | st.tuples(values, values)
+changes = st.builds(
+    Change,
+    names,
+    st.just(("a", "b")),
+    st.sampled_from(["INSERT", "UPDATE", "DELETE"]),
+    st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+    st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+    rows,
+    rows,
+)
+
+
+@given(st.lists(changes, max_size=4))
+def test_changes_are_decoded_with_the_types_of_their_values(made: list[Change]) -> None:
+    assert repr(decode_changes(encode_changes(made))) == repr(made)
+
+
+def test_statements_are_decoded() -> None:
+    assert decode_statements(encode_statements(["CREATE TABLE a(b)", ""])) == ["CREATE TABLE a(b)", ""]
+
+
+@given(st.builds(Txid, U64, st.text(min_size=1, max_size=4)))
+def test_a_txid_is_read_as_printed(txid: Txid) -> None:
+    assert parse_txid(str(txid)) == txid
+
+
+@pytest.mark.parametrize("text", ["", "A", "A-", "-1f", "A-xyz"])
+def test_what_is_not_a_txid_is_refused(text: str) -> None:
+    with pytest.raises(EntryMalformedError):
+        parse_txid(text)

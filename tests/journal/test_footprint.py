@@ -1,0 +1,59 @@
+"""Conflicts of footprints, against a model that expands every range to the keys of a tiny key space."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.footprint import Footprint, Range, conflict, meeting, object_of, object_range
+
+KEYS = [b"", *(bytes([first, second]) for first in range(3) for second in range(3))]  # the empty key is one, too
+points = st.frozensets(st.sampled_from(KEYS), max_size=3)
+ranges = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.sampled_from(KEYS)).map(lambda pair: (min(pair), max(pair) + b"\0")), max_size=2
+).map(tuple)
+footprints = st.builds(Footprint, points, ranges, points, ranges)
+
+
+def expand(some: frozenset[bytes], spans: tuple[Range, ...]) -> set[bytes]:
+    return {*some, *(key for low, high in spans for key in KEYS if low <= key < high)}
+
+
+def model(left: Footprint, right: Footprint) -> bool:
+    """Writes of one meet reads or writes of the other; ranges in this key space always hold a key of it."""
+    left_writes = expand(left.write_points, left.write_ranges)
+    right_writes = expand(right.write_points, right.write_ranges)
+    left_all = left_writes | expand(left.read_points, left.read_ranges)
+    right_all = right_writes | expand(right.read_points, right.read_ranges)
+    return bool(left_writes & right_all or right_writes & left_all)
+
+
+@given(footprints, footprints)
+def test_conflict_is_what_the_model_says_and_symmetric(left: Footprint, right: Footprint) -> None:
+    assert (conflict(left, right) is not None) == model(left, right)
+    assert (conflict(left, right) is None) == (conflict(right, left) is None)
+    assert (conflict(left, right) is not None) == bool(
+        meeting(left, right) is not None or meeting(right, left) is not None
+    )
+
+
+@given(footprints, footprints)
+def test_the_key_named_is_touched_by_both(left: Footprint, right: Footprint) -> None:
+    key = conflict(left, right)
+    if key is not None:
+        for one in (left, right):
+            spans = (*one.read_ranges, *one.write_ranges)
+            assert key in one.read_points | one.write_points or any(low <= key < high for low, high in spans)
+
+
+@given(footprints)
+def test_what_is_packed_is_unpacked(footprint: Footprint) -> None:
+    again = Footprint.unpack(footprint.pack())
+    assert again.pack() == footprint.pack()
+    assert again.read_points == footprint.read_points
+    assert sorted(again.write_ranges) == sorted(footprint.write_ranges)
+
+
+def test_an_object_is_an_interval_of_the_key_space() -> None:
+    low, high = object_range("t:account")
+    assert low <= b"t:account\0\x15\x2a" < high
+    assert not low <= b"t:accounts\0" < high
+    assert object_of(low) == object_of(b"t:account\0\x15") == "t:account"

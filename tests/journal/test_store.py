@@ -1,0 +1,190 @@
+"""The journal's tables: what is appended is found again by every way of asking, and files are opened or refused."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from journal import store
+from journal.entry import GENESIS, Entry
+from journal.errors import (
+    EntryMalformedError,
+    FileMissingError,
+    FileUnreadableError,
+    JournalFileError,
+    NoJournalError,
+    NotDatabaseError,
+)
+from journal.footprint import Footprint
+from journal.transaction import Transaction, Txid
+
+
+def make(leader: str, tick: int, clock: int, prev: bytes = GENESIS, origin: str = "", body: bytes = b"") -> Entry:
+    transaction = Transaction(
+        Txid(clock, origin or leader), {}, 0, 0, 0, f"c{clock}", "serializable", "rows", Footprint(), body, b""
+    )
+    return Entry(leader, tick, {leader: tick}, transaction, origin or None, prev)
+
+
+@pytest.fixture
+def db() -> Iterator[apsw.Connection]:
+    db = apsw.Connection(":memory:")
+    store.create(db)
+    yield db
+    db.close()
+
+
+def fill(db: apsw.Connection, entries: list[Entry], repeats: tuple[int, ...] = ()) -> None:
+    for place, entry in enumerate(entries):
+        store.append(db, entry, repeat=place in repeats, applied_ms=7)
+
+
+def test_an_empty_journal_has_no_heads(db: apsw.Connection) -> None:
+    assert store.heads(db) == {}
+    assert store.applied(db) == {}
+    assert list(store.scan(db)) == []
+    assert store.read(db, "A", 1, 100) == []
+
+
+def test_what_is_appended_is_found(db: apsw.Connection) -> None:
+    a1, b1 = make("A", 1, 10), make("B", 1, 11)
+    a2 = make("A", 2, 12, a1.hash)
+    b2 = make("B", 2, 10, b1.hash, origin="A")
+    fill(db, [a1, b1, a2, b2], repeats=(3,))
+    assert list(store.scan(db)) == [a1, b1, a2, b2]
+    assert list(store.scan_timeline(db, "B")) == [b1, b2]
+    assert store.heads(db) == {"A": (2, a2.hash), "B": (2, b2.hash)}
+    assert store.applied(db) == {"A": 2, "B": 2}
+    assert store.find_command(db, "c10") == a1
+    assert store.find_command(db, "none") is None
+    assert store.find_txid(db, Txid(10, "A")) == [a1, b2]
+    assert store.find_txid(db, Txid(10, "B")) == []
+    assert list(store.tail(db, 10)) == [b1, a2]
+    assert list(store.tail(db, 9)) == [a1, b1, a2, b2]
+    stored = store.stored_at(db, 4)
+    assert stored is not None
+    assert stored.entry() == b2
+    assert (stored.repeat, stored.applied_ms, stored.origin) == (1, 7, "A")
+
+
+def test_reading_stops_at_the_limit_and_at_a_gap(db: apsw.Connection) -> None:
+    entries = [make("A", 1, 1, body=bytes(1000))]
+    for tick in (2, 3, 5):
+        entries.append(make("A", tick, tick, entries[-1].hash, body=bytes(1000)))
+    fill(db, entries)
+    assert [entry.tick for entry in store.read(db, "A", 1, 1)] == [1]
+    assert [entry.tick for entry in store.read(db, "A", 2, 2500)] == [2, 3]
+    assert [entry.tick for entry in store.read(db, "A", 1, 1 << 20)] == [1, 2, 3]
+    assert store.read(db, "A", 4, 1 << 20) == []
+    assert [entry.tick for entry in store.read(db, "A", 5, 0)] == [5]
+
+
+def test_heads_cost_seeks_not_scans(db: apsw.Connection) -> None:
+    """Each step of the plan is a search by an index; nothing walks over the journal."""
+    plan = [
+        str(row[3]) for query in (store._HEADS, store._APPLIED) for row in db.execute(f"EXPLAIN QUERY PLAN {query}")
+    ]
+    assert not [step for step in plan if step.startswith("SCAN") and "leaders" not in step]
+    for query in (store._TXID, store._TAIL):
+        plan = [str(row[3]) for row in db.execute(f"EXPLAIN QUERY PLAN {query}", (1, "A")[: query.count("?2") + 1])]
+        assert not [step for step in plan if step.startswith("SCAN")]
+
+
+def test_the_same_place_command_or_transaction_cannot_be_taken_twice(db: apsw.Connection) -> None:
+    a1 = make("A", 1, 10)
+    fill(db, [a1])
+    for entry in (make("A", 1, 11), make("A", 2, 10, a1.hash)):
+        with pytest.raises(apsw.ConstraintError):
+            store.append(db, entry, repeat=False, applied_ms=0)
+
+
+def test_a_clock_that_sqlite_cannot_order_is_refused(db: apsw.Connection) -> None:
+    with pytest.raises(EntryMalformedError, match="below 2"):
+        store.append(db, make("A", 1, 1 << 63), repeat=False, applied_ms=0)
+    store.append(db, make("A", 1, (1 << 63) - 1), repeat=False, applied_ms=0)
+
+
+def test_an_entry_that_was_altered_is_not_read(db: apsw.Connection) -> None:
+    fill(db, [make("A", 1, 10)])
+    db.execute("UPDATE bedrockish_journal SET prev = ?", (b"\1" * 32,))
+    with pytest.raises(EntryMalformedError, match="not what was written"):
+        store.read(db, "A", 1, 100)
+
+
+def refused(path: Path, error: type[JournalFileError], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        store.open_readonly(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.path == str(path)
+
+
+def test_files_that_are_no_journal_are_refused_each_with_its_reason(tmp_path: Path) -> None:
+    refused(tmp_path / "none.db", FileMissingError, "no such file")
+    refused(tmp_path, FileUnreadableError, "not a file")
+    (tmp_path / "empty.db").touch()
+    refused(tmp_path / "empty.db", NotDatabaseError, "is empty")
+    (tmp_path / "text.db").write_text("this is a text, and long enough to be looked at as a database" * 40)
+    refused(tmp_path / "text.db", NotDatabaseError, "not a SQLite database")
+    plain = apsw.Connection(str(tmp_path / "plain.db"))
+    plain.execute("CREATE TABLE a(b)")
+    plain.close()
+    refused(tmp_path / "plain.db", NoJournalError, "without a journal")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="everything is readable for root")
+def test_a_file_without_permission_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "secret.db"
+    file.write_bytes(b"x" * 100)
+    file.chmod(0)
+    refused(file, FileUnreadableError, "may not be read")
+
+
+def test_the_file_of_a_running_node_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "it's 100% a?b#c.db"
+    node = apsw.Connection(str(file))
+    node.execute("PRAGMA journal_mode = WAL")
+    store.create(node)
+    entry = make("A", 1, 1)
+    fill(node, [entry])
+    node.execute("BEGIN IMMEDIATE")
+    fill(node, [make("A", 2, 2, entry.hash)])
+    reader = store.open_readonly(file)
+    assert list(store.scan(reader)) == [entry]
+    with pytest.raises(apsw.ReadOnlyError):
+        reader.execute("DELETE FROM bedrockish_journal")
+    node.execute("COMMIT")
+    assert store.applied(reader) == {"A": 2}
+    reader.close()
+    node.close()
+
+
+KILLED = """
+import os, signal, sys, apsw
+from journal import store
+from tests.journal.test_store import fill, make
+db = apsw.Connection(sys.argv[1])
+db.execute("PRAGMA journal_mode = WAL")
+db.execute("PRAGMA wal_autocheckpoint = 0")
+store.create(db)
+fill(db, [make("A", 1, 1)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_file_that_a_killed_node_left_is_read_with_its_wal(tmp_path: Path) -> None:
+    file = tmp_path / "node.db"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(file)], check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == -signal.SIGKILL
+    wal = Path(f"{file}-wal")
+    size = wal.stat().st_size
+    assert size > 0
+    for _ in range(2):
+        reader = store.open_readonly(file)
+        assert store.applied(reader) == {"A": 1}
+        reader.close()
+        assert wal.stat().st_size == size

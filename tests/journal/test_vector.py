@@ -1,0 +1,68 @@
+"""The laws of vectors: a partial order with least upper bounds, printed and read without loss."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.errors import EntryMalformedError
+from journal.vector import Order, canonical, check, compare, covers, format_vector, merge, names, parse_vector
+
+NODES = ("A", "B", "C")
+vectors = st.dictionaries(st.sampled_from(NODES), st.integers(1, 4))
+
+
+@given(vectors, vectors, vectors)
+def test_covering_is_a_partial_order(one: dict[str, int], two: dict[str, int], three: dict[str, int]) -> None:
+    assert covers(one, one)
+    if covers(one, two) and covers(two, one):
+        assert one == two
+    if covers(one, two) and covers(two, three):
+        assert covers(one, three)
+
+
+@given(vectors, vectors)
+def test_compare_is_covering_both_ways(one: dict[str, int], two: dict[str, int]) -> None:
+    opposite = {Order.BEFORE: Order.AFTER, Order.AFTER: Order.BEFORE}
+    order = compare(one, two)
+    assert compare(two, one) is opposite.get(order, order)
+    assert (order is Order.EQUAL) == (one == two)
+    assert (order in (Order.BEFORE, Order.EQUAL)) == covers(two, one)
+
+
+@given(vectors, vectors, vectors)
+def test_merge_is_the_least_upper_bound(one: dict[str, int], two: dict[str, int], other: dict[str, int]) -> None:
+    both = merge(one, two)
+    assert covers(both, one)
+    assert covers(both, two)
+    if covers(other, one) and covers(other, two):
+        assert covers(other, both)
+    assert both == merge(two, one) == merge(both, one)
+    assert merge() == {}
+
+
+@given(st.dictionaries(st.sampled_from(NODES), st.integers(0, 1 << 70)))
+def test_what_is_printed_is_read_back(vector: dict[str, int]) -> None:
+    assert parse_vector(format_vector(vector, NODES), NODES) == vector
+
+
+def test_a_star_is_not_a_zero() -> None:
+    assert format_vector({"A": 4, "C": 0}, NODES) == "[4, *, 0]"
+    assert parse_vector(" [4,*, 0]", NODES) == {"A": 4, "C": 0}
+    assert canonical({"C": 0, "B": 2, "A": 1}) == {"A": 1, "B": 2}
+    assert names([{"B": 1}, {"A": 2}]) == ["A", "B"]
+
+
+@pytest.mark.parametrize("text", ["", "4, 0, 0", "[4, 0]", "[4, -1, 0]", "[4, x, 0]", "[4, , 0]", "[1, 2, 3, 4]"])
+def test_what_is_not_a_vector_is_refused(text: str) -> None:
+    with pytest.raises(EntryMalformedError):
+        parse_vector(text, NODES)
+
+
+@pytest.mark.parametrize("value", [None, [], {"A": -1}, {"A": 0}, {"A": True}, {1: 1}, {"A": "1"}, {"A": 1.0}])
+def test_check_refuses_what_is_not_a_vector(value: object) -> None:
+    with pytest.raises(EntryMalformedError):
+        check(value)
+
+
+def test_check_allows_zeros_where_they_mean_something() -> None:
+    assert check({"A": 0}, zeros=True) == {"A": 0}

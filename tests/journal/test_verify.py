@@ -1,0 +1,251 @@
+"""Verification: honest journals hold; each way of tampering is found, and named for what it is."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from journal import store
+from journal.audit import majority, quorum
+from journal.chain import check_run
+from journal.changes import Value
+from journal.entry import Entry
+from journal.verify import verify
+from tests.journal.world import NODES, World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path, 5).run(60)
+    yield world
+    world.close()
+
+
+def checks(world: World, *nodes: str) -> set[str]:
+    paths = [world.nodes[node].path for node in nodes or world.nodes]
+    return {finding.check for finding in verify(paths).findings}
+
+
+def tamper(world: World, node: str, sql: str, *values: Value) -> None:
+    db = world.nodes[node].db
+    db.execute(sql, values)
+    assert db.changes() > 0, "the test tampers with nothing"
+
+
+def rewrite(world: World, node: str, leader: str, tick: int, change: Callable[[Entry], Entry]) -> None:
+    """Forge one entry, and all hashes after it in its timeline, so that the chain alone shows nothing."""
+    db = world.nodes[node].db
+    entries = list(store.scan_timeline(db, leader))
+    prev = entries[tick - 1].prev
+    for entry in entries[tick - 1 :]:
+        forged = change(entry) if entry.tick == tick else entry
+        forged = replace(forged, prev=prev, hash=b"", label=b"")
+        prev = forged.hash
+        db.execute(
+            "UPDATE bedrockish_journal SET label = ?, body = ?, prev = ?, hash = ? WHERE leader = ? AND tick = ?",
+            (forged.label, forged.transaction.body, forged.prev, forged.hash, leader, entry.tick),
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_honest_journals_hold(tmp_path: Path, seed: int, size: int) -> None:
+    world = World(tmp_path, seed, NODES[:size])
+    world.begin()
+    for _ in range(40):
+        if size > 1:
+            world.step()
+    report = verify(world.paths)
+    assert report.findings == []
+    assert [count.node for count in report.counts] == list(world.names)
+    assert [count.applied for count in report.counts] == [
+        node.applied for node in map(world.nodes.get, world.names) if node
+    ]
+    world.close()
+
+
+def test_being_behind_is_told_and_is_no_fault(world: World) -> None:
+    for _ in range(3):
+        world.nodes["A"].settle(world.draw)
+        world.commit("A", world.transaction("A", "rows", world.nodes["A"].execute([])))
+    tick = world.nodes["A"].applied["A"]
+    report = verify(world.paths)
+    assert report.holds
+    assert report.lacks == {"B": [("A", tick - 2, tick)], "C": [("A", tick - 2, tick)]}
+
+
+def test_connections_of_running_nodes_can_be_verified(world: World) -> None:
+    report = verify([node.db for node in world.nodes.values()])
+    assert report.holds
+    assert [count.entries for count in report.counts] == [report.counts[0].entries] * 3
+    assert not world.nodes["A"].db.in_transaction
+
+
+def test_a_removed_tick_is_found(world: World) -> None:
+    tamper(world, "A", "DELETE FROM bedrockish_journal WHERE leader = 'B' AND tick = 3")
+    found = verify(world.paths)
+    assert {"density"} <= {finding.check for finding in found.findings} <= {"density", "causality", "txid"}
+    assert {finding.node for finding in found.findings} == {"A"}
+    assert found.lacks == {"A": [("B", 3, 3)]}
+    assert any("B3 missing before it" in finding.text for finding in found.findings)
+
+
+def test_a_flipped_byte_of_a_body_is_found(world: World) -> None:
+    entry = next(store.scan_timeline(world.nodes["A"].db, "B", 4))
+    body = bytearray(entry.transaction.body)
+    body[-3] ^= 1
+    tamper(world, "A", "UPDATE bedrockish_journal SET body = ? WHERE leader = 'B' AND tick = 4", bytes(body))
+    found = [finding for finding in verify([world.nodes["A"].path]).findings if finding.check == "hash"]
+    assert [(finding.leader, finding.tick, finding.txid is None) for finding in found] == [("B", 4, True)]
+    assert "link" in checks(world, "A")
+
+
+def test_an_altered_hash_is_found(world: World) -> None:
+    tamper(world, "A", "UPDATE bedrockish_journal SET hash = zeroblob(32) WHERE leader = 'B' AND tick = 4")
+    assert checks(world, "A") == {"hash"}
+    assert checks(world) == {"hash", "fork"}
+
+
+def test_a_raised_after_is_found_even_with_the_chain_forged(world: World) -> None:
+    def raised(entry: Entry) -> Entry:
+        base = dict(entry.after) | {"C": world.nodes["A"].applied["C"] + 5}
+        return replace(entry, transaction=replace(entry.transaction, base=base, body=b""))
+
+    rewrite(world, "A", "B", 4, raised)
+    assert "causality" in checks(world, "A")
+    assert "fork" in checks(world)
+
+
+def test_a_clock_that_runs_backwards_is_found(world: World) -> None:
+    tick = world.nodes["A"].applied["B"]
+    rewrite(
+        world,
+        "A",
+        "B",
+        tick,
+        lambda entry: replace(
+            entry, transaction=replace(entry.transaction, txid=entry.txid._replace(clock=5), body=b"")
+        ),
+    )
+    assert {"clock", "columns"} <= checks(world, "A")
+
+
+def test_a_lost_approval_is_found_even_with_the_chain_forged(world: World) -> None:
+    rewrite(world, "A", "A", 1, lambda entry: replace(entry, quorum={"A": 1}))
+    assert checks(world, "A") == {"quorum"}
+    (finding,) = verify([world.nodes["A"].path]).findings
+    assert finding.text == "A1 was approved by A: 1 of 3 voters, 2 are needed"
+
+
+def test_an_approval_of_somebody_who_has_no_vote_does_not_count(world: World) -> None:
+    rewrite(world, "A", "A", 1, lambda entry: replace(entry, quorum={"A": 1, "X": 0, "Y": 0}))
+    assert checks(world, "A") == {"quorum"}
+
+
+def test_an_approval_from_before_its_base_was_seen_is_found(world: World) -> None:
+    entry = next(
+        e for e in store.scan(world.nodes["A"].db) if e.adopted_from is None and e.after.get("B") and e.leader == "A"
+    )
+    rewrite(world, "A", "A", entry.tick, lambda entry: replace(entry, quorum=dict(entry.quorum) | {"B": 0}))
+    assert checks(world, "A") == {"quorum"}
+
+
+def test_a_leader_that_did_not_approve_itself_is_found(world: World) -> None:
+    rewrite(world, "A", "A", 1, lambda entry: replace(entry, quorum={"B": 0, "C": 0}))
+    assert checks(world, "A") == {"quorum"}
+
+
+def test_a_false_adoption_is_found(world: World) -> None:
+    rewrite(world, "A", "A", 1, lambda entry: replace(entry, adopted_from="B"))
+    assert checks(world, "A") == {"label"}
+
+
+def test_commits_swapped_between_timelines_are_found(world: World) -> None:
+    db = world.nodes["A"].db
+    for old, new in ((("B", 2), ("Z", 2)), (("C", 2), ("B", 2)), (("Z", 2), ("C", 2))):
+        db.execute("UPDATE bedrockish_journal SET leader = ?, tick = ? WHERE leader = ? AND tick = ?", (*new, *old))
+    assert {"link", "columns"} <= checks(world, "A")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("clock", 3),
+        ("origin", "Z"),
+        ("command", "z"),
+        ("kind", "schema"),
+        ("clock", "x"),
+        ("body", "text"),
+        ("label", b""),
+    ],
+)
+def test_a_column_that_says_something_else_than_the_bytes_is_found(world: World, column: str, value: Value) -> None:
+    tamper(world, "A", f"UPDATE bedrockish_journal SET {column} = ? WHERE leader = 'B' AND tick = 5", value)
+    assert checks(world, "A") & {"columns", "bytes"}
+
+
+def test_a_command_or_transaction_applied_twice_is_found(world: World) -> None:
+    db = world.nodes["A"].db
+    db.execute("DROP INDEX bedrockish_journal_txid")
+    db.execute("DROP INDEX bedrockish_journal_command")
+    tamper(world, "A", "UPDATE bedrockish_journal SET repeat = 0")
+    assert checks(world, "A") == {"txid", "command"}
+
+
+def test_a_repeat_of_what_was_never_applied_is_found(world: World) -> None:
+    tamper(world, "A", "UPDATE bedrockish_journal SET repeat = 1 WHERE leader = 'A' AND tick = 1")
+    assert checks(world, "A") == {"txid"}
+
+
+def test_a_cut_tail_is_found_by_the_others_who_have_it(world: World) -> None:
+    tick = world.nodes["A"].applied["A"]
+    tamper(world, "A", "DELETE FROM bedrockish_journal WHERE leader = 'A' AND tick = ?", tick)
+    found = verify(world.paths)
+    assert "lost" in {finding.check for finding in found.findings}
+    assert found.lacks == {"A": [("A", tick, tick)]}
+
+
+def test_quorums_follow_the_membership_in_force(tmp_path: Path) -> None:
+    world = World(tmp_path, 1)
+    world.begin()
+    changed = world.members("A", 1, ("A", "B", "C", "D", "E"))
+    world.settle()
+    plain = world.transaction("A", "rows", world.nodes["A"].execute([]))
+    world.commit("A", replace(plain, config=1, body=b""))
+    stale = world.transaction("A", "rows", world.nodes["A"].execute([]))
+    world.commit("A", stale)
+    found = verify([world.nodes["A"].path]).findings
+    assert [(finding.check, finding.tick) for finding in found] == [("quorum", changed.tick + 2)]
+    assert "membership 1 held" in found[0].text
+    world.close()
+
+
+def test_a_membership_that_skips_a_version_or_cannot_be_read_is_found(tmp_path: Path) -> None:
+    world = World(tmp_path, 1)
+    world.begin()
+    world.members("A", 2, ("A", "B", "C"))
+    assert checks(world, "A") == {"members"}
+    tamper(world, "A", "UPDATE bedrockish_meta SET value = x'00' WHERE key = 'bootstrap'")
+    assert "members" in checks(world, "A")
+    tamper(world, "A", "DELETE FROM bedrockish_meta WHERE key = 'bootstrap'")
+    assert "members" in checks(world, "A")
+    world.close()
+
+
+def test_quorum_sizes_are_those_of_the_protocol() -> None:
+    assert [quorum(n) for n in range(1, 10)] == [1, 2, 2, 3, 3, 4, 5, 5, 6]
+    assert [majority(n) for n in range(1, 10)] == [1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def test_two_conflicting_adoptions_can_never_both_look_possible() -> None:
+    """2q + 2 <= n + f would let both of two dead leaders' conflicting transactions block each other for ever."""
+    for n in range(1, 40):
+        assert 2 * quorum(n) + 2 > n + (n - 1) // 2
+
+
+def test_a_run_of_entries_is_checked_without_a_file(world: World) -> None:
+    rows = list(store.scan_stored(world.nodes["A"].db))
+    assert check_run(rows) == []
+    assert {finding.check for finding in check_run([*rows[:5], *rows[6:]])} == {"density"}
+    assert {finding.check for finding in check_run([*rows, rows[-1]])} == {"density"}

@@ -1,0 +1,246 @@
+"""A few nodes' files, filled the way nodes fill them: rows captured by SQLite's own hook, entries delivered to the
+others late and in different orders, a transaction adopted now and then. No network, no votes: the files are the point.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+import cbor2
+
+from journal import store
+from journal.changes import Change, decode_changes, encode_changes, encode_statements
+from journal.entry import GENESIS, Entry
+from journal.footprint import Footprint
+from journal.order import may_apply
+from journal.tables import Applier
+from journal.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
+
+NODES = ("A", "B", "C", "D", "E")
+SCHEMA_SQL = [
+    "CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT, balance REAL, extra, twice AS (balance * 2) STORED)",
+    "CREATE TABLE note(text TEXT, rowid_ INTEGER)",
+    "CREATE TABLE pair(left TEXT, right INTEGER, value BLOB, PRIMARY KEY (left, right)) WITHOUT ROWID",
+    "CREATE INDEX account_owner ON account(owner)",
+    """CREATE TRIGGER spread AFTER UPDATE OF balance ON account BEGIN
+         UPDATE account SET extra = new.balance WHERE id = 1000 + new.id; END""",
+]
+
+
+class Node:
+    """One node's file."""
+
+    def __init__(self, path: Path, name: str, nodes: tuple[str, ...], founded: bool = True) -> None:
+        self.path, self.name = path, name
+        self.db = apsw.Connection(str(path))
+        self.db.execute("PRAGMA journal_mode = WAL")
+        self.db.execute("PRAGMA synchronous = OFF")
+        store.create(self.db)
+        self.db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID")
+        members = cbor2.dumps([0, {node: [f"localhost:{port}", True, ""] for port, node in enumerate(nodes)}])
+        values = [("node", name)] + ([("bootstrap", members)] if founded else [])
+        self.db.executemany("INSERT INTO bedrockish_meta VALUES (?, ?)", values)
+        self.applied: dict[str, int] = {}
+        self.heads: dict[str, bytes] = {}
+        self.txids: set[Txid] = set()
+        self.inbox: list[Entry] = []
+
+    def execute(self, statements: list[str]) -> bytes:
+        """Run statements, return the changes they made, and leave nothing of them."""
+        with capture(self.db) as changes:
+            self.db.execute("SAVEPOINT trial")
+            for statement in statements:
+                self.db.execute(statement)
+            self.db.execute("ROLLBACK TO trial")
+            self.db.execute("RELEASE trial")
+        return encode_changes(changes)
+
+    def take(self, entry: Entry) -> None:
+        """Apply an entry that may be applied, and keep it."""
+        assert may_apply(entry, self.applied)
+        repeat = entry.txid in self.txids
+        with self.db:
+            store.append(self.db, entry, repeat=repeat, applied_ms=1)
+            if not repeat:
+                self._change(entry)
+        self.txids.add(entry.txid)
+        self.applied[entry.leader] = entry.tick
+        self.heads[entry.leader] = entry.hash
+
+    def _change(self, entry: Entry) -> None:
+        self.db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+        if entry.transaction.kind == ROWS:
+            applier = Applier(self.db)
+            for change in decode_changes(entry.transaction.changes):
+                applier.apply(change)
+        elif entry.transaction.kind == SCHEMA:
+            for statement in SCHEMA_SQL:
+                self.db.execute(statement)
+        self.db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
+
+    def settle(self, draw: random.Random) -> None:
+        """Take everything from the inbox that can be taken, in a random order."""
+        while ready := [entry for entry in self.inbox if may_apply(entry, self.applied)]:
+            entry = draw.choice(ready)
+            self.inbox.remove(entry)
+            self.take(entry)
+
+
+@contextmanager
+def capture(db: apsw.Connection) -> Iterator[list[Change]]:
+    """Collect the row changes that a connection makes."""
+    changes: list[Change] = []
+
+    def hook(update: apsw.PreUpdate) -> None:
+        info = db.execute("SELECT name FROM pragma_table_xinfo(?) WHERE hidden <> 2", (update.table_name,)).fetchall()
+        wr = db.execute("SELECT wr FROM pragma_table_list(?)", (update.table_name,)).get
+        columns = tuple(str(row[0]) for row in info)
+        before = None if update.old is None else tuple(update.old)
+        after = None if update.new is None else tuple(update.new)
+        op = str(update.op)
+        old, new = update.rowid, update.rowid_new
+        if op == "INSERT":
+            old = new
+        if op == "DELETE":
+            new = old
+        if wr:
+            changes.append(Change(update.table_name, columns, op, None, None, before, after))
+        else:
+            changes.append(Change(update.table_name, columns, op, old, new, before, after))
+
+    db.preupdate_hook(hook)
+    try:
+        yield changes
+    finally:
+        db.preupdate_hook(None)
+
+
+class World:
+    """Several nodes and what they commit."""
+
+    def __init__(self, folder: Path, seed: int, nodes: tuple[str, ...] = NODES[:3]) -> None:
+        self.draw = random.Random(seed)
+        self.nodes = {name: Node(folder / f"{name}.db", name, nodes) for name in nodes}
+        self.names = nodes
+        self.clock = 1 << 40
+        self.commands = 0
+        self.last: dict[str, tuple[str, int]] = {}  # which commit last touched a row
+
+    def transaction(self, leader: str, kind: str, changes: bytes, command: str | None = None) -> Transaction:
+        self.clock += 1
+        self.commands += 1
+        node = self.nodes[leader]
+        return Transaction(
+            Txid(self.clock, leader),
+            dict(node.applied),
+            0,
+            0,
+            0,
+            command or f"command-{self.commands}",
+            "serializable",
+            kind,
+            Footprint(),
+            changes,
+            b"",
+        )
+
+    def entry(self, leader: str, transaction: Transaction) -> Entry:
+        """Label a transaction as the next commit of a leader, with everybody's approval."""
+        node = self.nodes[leader]
+        tick = node.applied.get(leader, 0) + 1
+        quorum = {name: other.applied.get(name, 0) for name, other in self.nodes.items()} | {leader: tick}
+        # Who approved had caught up with the transaction's base: its own tick is at least the one that base has.
+        quorum = {name: max(at, transaction.base.get(name, 0)) for name, at in quorum.items()}
+        adopted = None if transaction.txid.leader == leader else transaction.txid.leader
+        return Entry(leader, tick, quorum, transaction, adopted, node.heads.get(leader, GENESIS))
+
+    def commit(self, leader: str, transaction: Transaction) -> Entry:
+        entry = self.entry(leader, transaction)
+        self.nodes[leader].take(entry)
+        self.send(entry)
+        return entry
+
+    def send(self, entry: Entry) -> None:
+        for name, node in self.nodes.items():
+            if name != entry.leader:
+                node.inbox.append(entry)
+
+    def begin(self) -> None:
+        """Make the tables, everywhere."""
+        first = self.names[0]
+        self.commit(first, self.transaction(first, SCHEMA, encode_statements(SCHEMA_SQL)))
+        self.settle()
+
+    def settle(self) -> None:
+        for node in self.nodes.values():
+            node.settle(self.draw)
+
+    def step(self) -> None:
+        """One random transaction at a random node, on a row whose last commit that node has seen; some get adopted."""
+        leader = self.draw.choice(self.names)
+        node = self.nodes[leader]
+        row = self.draw.randrange(12)
+        key = f"row {row}"
+        owner, tick = self.last.get(key, (leader, 0))
+        if node.applied.get(owner, 0) < tick:
+            node.settle(self.draw)
+            return
+        transaction = self.transaction(leader, ROWS, node.execute(self.statements(row)))
+        if self.draw.random() < 0.15:
+            entry = self.adopted(leader, transaction)
+        else:
+            entry = self.commit(leader, transaction)
+        self.last[key] = entry.place
+        if self.draw.random() < 0.3:
+            self.nodes[self.draw.choice(self.names)].settle(self.draw)
+
+    def adopted(self, leader: str, transaction: Transaction) -> Entry:
+        """The leader commits, falls silent, another adopts, and the leader's label turns up after all."""
+        entry = self.entry(leader, transaction)
+        self.nodes[leader].take(entry)
+        adopter = self.nodes[self.draw.choice([name for name in self.names if name != leader])]
+        adopter.settle(self.draw)
+        if all(adopter.applied.get(name, 0) >= tick for name, tick in transaction.base.items()):
+            self.commit(adopter.name, transaction)
+        self.send(entry)
+        return entry
+
+    def statements(self, row: int) -> list[str]:
+        value = self.draw.randrange(1000)
+        return self.draw.choice(
+            [
+                [f"INSERT OR REPLACE INTO account(id, owner, balance) VALUES ({row}, 'o{value}', {value})"],
+                [f"INSERT OR REPLACE INTO account(id, owner, extra) VALUES ({1000 + row}, 'shadow', x'{value:04d}')"],
+                [f"UPDATE account SET balance = balance + {value} WHERE id = {row}"],
+                [f"DELETE FROM account WHERE id = {row}"],
+                [f"INSERT OR REPLACE INTO note(rowid, text, rowid_) VALUES ({row}, 'n{value}', {value}.0)"],
+                [
+                    f"UPDATE note SET rowid = {2000 + row} WHERE rowid = {row}",
+                    f"DELETE FROM note WHERE rowid = {2000 + row}",
+                ],
+                [f"INSERT OR REPLACE INTO pair VALUES ('p', {row}, 9e999), ('q', {row}, -9223372036854775808)"],
+                [f"UPDATE OR REPLACE pair SET left = 'r' || left, value = {value} WHERE right = {row} AND left < 'rr'"],
+                [f"DELETE FROM pair WHERE right = {row} AND left = 'p'"],
+            ]
+        )
+
+    def run(self, steps: int) -> "World":
+        self.begin()
+        for _ in range(steps):
+            self.step()
+        self.settle()
+        return self
+
+    def members(self, leader: str, version: int, voters: tuple[str, ...]) -> Entry:
+        packed = cbor2.dumps([version, {node: ["localhost:1", True, ""] for node in voters}])
+        return self.commit(leader, self.transaction(leader, MEMBERS, packed))
+
+    @property
+    def paths(self) -> list[Path]:
+        return [node.path for node in self.nodes.values()]
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.db.close()

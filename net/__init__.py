@@ -1,0 +1,1 @@
+"""Bytes between two programs; knows nothing of databases."""

@@ -1,0 +1,363 @@
+"""Two connections with the wire in our hands."""
+
+from dataclasses import replace
+
+import cbor2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from net.codec import encode_event
+from net.connection import TRANSITIONS, Connection, Side, State
+from net.errors import (
+    Code,
+    FrameTooLargeError,
+    LocalProtocolError,
+    ProtocolError,
+    RemoteProtocolError,
+    UnknownKindError,
+    VersionMismatchError,
+    WiringError,
+)
+from net.events import EVENTS, Closed, Data, Event, Goodbye, Hello, Ping, Pong
+from net.frame import HEADER, FrameReader, Kind, encode_frame
+from net.limits import Limits
+
+A = Hello("A", "shop", to="B", info={"port": 1})
+B = Hello("B", "shop", to="A")
+SMALL = Limits(frame_bytes_max=1000, hello_bytes_max=300)
+EXAMPLES: dict[type[Event], Event] = {
+    Hello: A,
+    Data: Data(b"x"),
+    Ping: Ping(b"1"),
+    Pong: Pong(b"1"),
+    Goodbye: Goodbye("shutdown", "done"),
+    Closed: Closed(),
+}
+
+
+class Pair:
+    """A dialler, an accepter, and a wire that delivers at once."""
+
+    def __init__(self, dialler: Hello = A, accepter: Hello = B, limits: Limits | None = None) -> None:
+        self.a = Connection(Side.DIALLER, dialler, limits)
+        self.b = Connection(Side.ACCEPTER, accepter, limits)
+
+    def send(self, sender: Connection, event: Event) -> list[Event]:
+        """Send an event and return what the other end sees."""
+        data = sender.send(event)
+        receiver = self.b if sender is self.a else self.a
+        receiver.receive_data(data)
+        return drain(receiver)
+
+    def open(self) -> "Pair":
+        assert self.send(self.a, self.a.local) == [self.a.local]
+        assert self.send(self.b, self.b.local) == [self.b.local]
+        return self
+
+
+def drain(connection: Connection) -> list[Event]:
+    return list(iter(connection.next_event, None))
+
+
+def in_state(state: State, side: Side = Side.DIALLER) -> Connection:
+    """Return a connection whose two ends are both in this state, as far as the protocol lets them."""
+    pair = Pair()
+    if state is State.HELLO:
+        return pair.a if side is Side.DIALLER else pair.b
+    pair.open()
+    connection, other = (pair.a, pair.b) if side is Side.DIALLER else (pair.b, pair.a)
+    if state in (State.CLOSING, State.CLOSED):
+        pair.send(other, Goodbye("shutdown"))
+        connection.send(Goodbye("shutdown"))
+    if state is State.CLOSED:
+        connection.receive_data(b"")
+        assert drain(connection) == [Closed()]
+        connection.send(Closed())
+    return connection
+
+
+def test_a_whole_conversation() -> None:
+    """HELLO both ways, messages, a ping, a goodbye, the end."""
+    pair = Pair().open()
+    assert pair.a.remote == B
+    assert pair.b.remote == A
+    assert pair.send(pair.a, Data(b"one")) == [Data(b"one")]
+    assert pair.send(pair.b, Ping(b"?")) == [Ping(b"?")]
+    assert pair.send(pair.a, Ping(b"?").response()) == [Pong(b"?")]
+    assert pair.send(pair.a, Goodbye("shutdown", "night")) == [Goodbye("shutdown", "night")]
+    pair.b.receive_data(b"")
+    assert drain(pair.b) == [Closed()]
+    assert drain(pair.b) == []
+    assert (pair.a.local_state, pair.b.remote_state) == (State.CLOSING, State.CLOSED)
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_local_move(state: State) -> None:
+    """What the table has works and leads where it says; everything else is a LocalProtocolError and changes nothing."""
+    for event_type in EVENTS:
+        connection = in_state(state)
+        assert connection.local_state is state
+        event = EXAMPLES[event_type]
+        if event_type in TRANSITIONS[state]:
+            connection.send(event)
+            assert connection.local_state is TRANSITIONS[state][event_type]
+        else:
+            with pytest.raises(LocalProtocolError):
+                connection.send(event)
+            assert connection.local_state is state
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_remote_move(state: State) -> None:
+    """The same table holds for the other end, whose illegal moves are RemoteProtocolErrors with an answer."""
+    for event_type in set(EVENTS) - {Closed}:
+        connection = in_state(state, Side.ACCEPTER)
+        if state is State.CLOSED:
+            with pytest.raises(LocalProtocolError, match="after the end"):
+                connection.receive_data(b"x")
+            continue
+        event = EXAMPLES[event_type]
+        connection.receive_data(_bytes_of(event))
+        if event_type in TRANSITIONS[state]:
+            assert drain(connection) == [event]
+            assert connection.remote_state is TRANSITIONS[state][event_type]
+        else:
+            with pytest.raises(RemoteProtocolError, match="not possible in state") as caught:
+                drain(connection)
+            assert caught.value.code == Code.UNEXPECTED
+            assert bool(caught.value.answer) == (state is not State.CLOSING)
+            with pytest.raises(RemoteProtocolError) as again:
+                connection.next_event()
+            assert again.value.answer == b""
+
+
+@pytest.mark.parametrize("state", [State.HELLO, State.OPEN, State.CLOSING])
+def test_the_end_of_the_stream_in_every_state(state: State) -> None:
+    connection = in_state(state)
+    connection.receive_data(b"")
+    assert drain(connection) == [Closed()]
+    assert connection.remote_state is State.CLOSED
+
+
+@pytest.mark.parametrize("length", range(1, 8))
+def test_the_end_inside_a_frame_is_the_other_ends_mistake(length: int) -> None:
+    pair = Pair().open()
+    pair.a.receive_data(encode_frame(Kind.DATA, b"abc")[:length])
+    pair.a.receive_data(b"")
+    with pytest.raises(RemoteProtocolError, match=f"inside a frame, {length} bytes into it") as caught:
+        drain(pair.a)
+    assert caught.value.code == Code.TRUNCATED
+
+
+def test_what_the_table_cannot_say() -> None:
+    """The accepter speaks second, and nothing but HELLO and GOODBYE travels until both are open."""
+    pair = Pair()
+    with pytest.raises(LocalProtocolError, match="only after the dialler"):
+        pair.b.send(B)
+    pair.a.send(A)
+    with pytest.raises(LocalProtocolError, match="the other end is in HELLO"):
+        pair.a.send(Data(b"early"))
+    pair.b.receive_data(_bytes_of(A) + _bytes_of(Data(b"early")))
+    with pytest.raises(RemoteProtocolError, match="before our HELLO"):
+        drain(pair.b)
+    eager = Connection(Side.DIALLER, A)
+    eager.receive_data(_bytes_of(B))
+    with pytest.raises(RemoteProtocolError, match="before it was asked"):
+        drain(eager)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_every_way_of_cutting_the_wire_gives_the_same_events(data: st.DataObject) -> None:
+    """However the bytes are cut into reads, the same events come in the same order."""
+    events: list[Event] = data.draw(
+        st.lists(st.one_of(st.builds(Data, st.binary(max_size=40)), st.builds(Ping, st.binary(max_size=8))), max_size=8)
+    )
+    events.append(Goodbye("shutdown", "end"))
+    pair = Pair().open()
+    wire = b"".join(pair.a.send(event) for event in events)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(wire)), max_size=12)))
+    seen: list[Event] = []
+    for start, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
+        if start != end:
+            pair.b.receive_data(wire[start:end])
+            seen += drain(pair.b)
+    pair.b.receive_data(b"")
+    assert seen + drain(pair.b) == [*events, Closed()]
+
+
+def test_byte_by_byte() -> None:
+    pair = Pair()
+    seen = []
+    for byte in _bytes_of(A):
+        pair.b.receive_data(bytes([byte]))
+        seen += drain(pair.b)
+    assert seen == [A]
+
+
+@settings(deadline=None)
+@given(st.binary(min_size=1, max_size=400), st.booleans(), st.booleans())
+def test_random_bytes_raise_nothing_but_remote_errors(noise: bytes, is_open: bool, dialling: bool) -> None:
+    pair = Pair(limits=SMALL)
+    if is_open:
+        pair.open()
+    _feed_and_check(pair.a if dialling else pair.b, noise)
+
+
+short_text = st.text("ab\n\x1b\u00e9\U0001f600", max_size=5)
+cbor_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | short_text | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(short_text, inner, max_size=3),
+    max_leaves=6,
+)
+keys = st.sampled_from(["protocol", "version", "role", "node", "cluster", "to", "info", "code", "message", "new"])
+
+
+@settings(deadline=None)
+@given(st.dictionaries(keys, cbor_values), st.sampled_from(Kind), st.booleans())
+def test_random_maps_raise_nothing_but_remote_errors(changed: dict[str, object], kind: Kind, is_open: bool) -> None:
+    pair = Pair()
+    if is_open:
+        pair.open()
+    good = {"protocol": "bedrockish", "version": 1, "role": "peer", "node": "A", "cluster": "shop"}
+    _feed_and_check(pair.b, encode_frame(kind, cbor2.dumps({**good, **changed})))
+
+
+def _feed_and_check(connection: Connection, noise: bytes) -> None:
+    connection.receive_data(noise)
+    connection.receive_data(b"")
+    answer, code = b"", ""
+    try:
+        drain(connection)
+    except RemoteProtocolError as error:
+        answer, code = error.answer, error.code
+    reader = FrameReader(1 << 20)
+    reader.feed(answer)
+    frame = reader.next_frame()
+    assert frame is None or (frame[0] is Kind.GOODBYE and cbor2.loads(frame[1])["code"] == code)
+
+
+def test_a_huge_number_where_a_version_should_be_is_refused() -> None:
+    """Python refuses to print very long numbers, so an error text must not try."""
+    for key in ("protocol", "version", "role", "node"):
+        packed = {"protocol": "bedrockish", "version": 1, "role": "peer", "node": "A", key: 10**5000}
+        connection = Connection(Side.ACCEPTER, B)
+        connection.receive_data(encode_frame(Kind.HELLO, cbor2.dumps(packed)))
+        with pytest.raises(RemoteProtocolError):
+            connection.next_event()
+
+
+@pytest.mark.parametrize(
+    ("dialler", "accepter", "code", "text"),
+    [
+        (replace(A, cluster="mall"), B, Code.CLUSTER, "'B' is of cluster 'shop', 'A' of cluster 'mall'"),
+        (replace(A, cluster=None), B, Code.CLUSTER, "of cluster None"),
+        (replace(A, to="C"), B, Code.WRONG_NODE, "'A' wanted 'C', but this is 'B'"),
+    ],
+)
+def test_wiring_mistakes_are_told_to_both_ends(dialler: Hello, accepter: Hello, code: Code, text: str) -> None:
+    pair = Pair(dialler, accepter)
+    pair.b.receive_data(pair.a.send(dialler))
+    with pytest.raises(WiringError, match=text) as caught:
+        pair.b.next_event()
+    pair.a.receive_data(caught.value.answer)
+    assert drain(pair.a) == [Goodbye(code, str(caught.value))]
+    assert (pair.b.local_state, pair.b.remote_state) == (State.CLOSING, State.CLOSED)
+
+
+def test_the_dialler_checks_who_answers() -> None:
+    pair = Pair(replace(A, to=None), B)
+    pair.a.local = A
+    pair.send(pair.a, replace(A, to=None))
+    pair.a.receive_data(pair.b.send(replace(B, node="Z")))
+    with pytest.raises(WiringError, match="'A' wanted 'B', but 'Z' answered") as caught:
+        pair.a.next_event()
+    assert (caught.value.expected, caught.value.found) == ("B", "Z")
+
+
+def test_a_client_may_leave_the_cluster_open() -> None:
+    assert Pair(Hello("shell", None, "client"), B).open().a.remote == B
+
+
+def test_another_version_is_a_typed_error_that_names_both() -> None:
+    pair = Pair()
+    pair.b.receive_data(encode_frame(Kind.HELLO, cbor2.dumps({"protocol": "bedrockish", "version": 7, "node": []})))
+    with pytest.raises(VersionMismatchError, match="versions 1 and 7") as caught:
+        pair.b.next_event()
+    assert (caught.value.local, caught.value.remote, caught.value.code) == (1, "7", Code.VERSION)
+
+
+def test_unknown_keys_are_ignored() -> None:
+    pair = Pair()
+    packed = {"protocol": "bedrockish", "version": 1, "role": "peer", "node": "A", "cluster": "shop", "color": "red"}
+    pair.b.receive_data(encode_frame(Kind.HELLO, cbor2.dumps(packed)))
+    assert drain(pair.b) == [Hello("A", "shop")]
+
+
+def test_names_that_would_spoil_a_terminal_are_cleaned() -> None:
+    pair = Pair().open()
+    assert pair.send(pair.a, Goodbye("x", "\x1b[2Jbye\n")) == [Goodbye("x", "\ufffd[2Jbye\ufffd")]
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    pair = Pair().open()
+    pair.b.receive_data(HEADER.pack(0, 9))
+    with pytest.raises(UnknownKindError, match="frame kind 9 is unknown"):
+        pair.b.next_event()
+
+
+def test_limits_hold_from_the_first_four_bytes() -> None:
+    """Before HELLO the small limit holds, after it the large one; nothing is stored for a frame that is too long."""
+    pair = Pair(limits=SMALL)
+    pair.b.receive_data((301).to_bytes(4, "big"))
+    with pytest.raises(FrameTooLargeError, match="301 bytes is over the limit of 300"):
+        pair.b.next_event()
+    pair = Pair(limits=SMALL).open()
+    assert pair.send(pair.a, Data(bytes(1000))) == [Data(bytes(1000))]
+    with pytest.raises(LocalProtocolError, match="1001 bytes is over the limit of 1000"):
+        pair.a.send(Data(bytes(1001)))
+    pair.b.receive_data((1001).to_bytes(4, "big"))
+    with pytest.raises(FrameTooLargeError):
+        pair.b.next_event()
+    with pytest.raises(LocalProtocolError, match="HELLO of"):
+        Connection(Side.DIALLER, A, SMALL).send(replace(A, info={"x": "y" * 300}))
+
+
+@pytest.mark.parametrize(("start", "hint"), [(b"\x16\x03\x01\x00", "TLS"), (b"GET ", "HTTP")])
+def test_well_known_strangers_are_named(start: bytes, hint: str) -> None:
+    reader = FrameReader(100)
+    reader.feed(start)
+    with pytest.raises(FrameTooLargeError, match=hint):
+        reader.next_frame()
+
+
+def test_a_protocol_error_says_whose_it_is() -> None:
+    with pytest.raises(TypeError):
+        ProtocolError("whose?")
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=300)), st.integers(1, 50))
+def test_frames_are_what_was_sent(payloads: list[bytes], step: int) -> None:
+    wire = b"".join(encode_frame(Kind.DATA, payload) for payload in payloads)
+    reader = FrameReader(300)
+    got: list[bytes] = []
+    for at in range(0, len(wire), step):
+        reader.feed(wire[at : at + step])
+        got += (payload for _, payload in iter(reader.next_frame, None))
+    assert got == payloads
+    reader.check_end()
+
+
+def test_what_was_given_out_is_not_kept() -> None:
+    reader = FrameReader(1000)
+    for _ in range(100):
+        reader.feed(encode_frame(Kind.DATA, bytes(1000)))
+        assert reader.next_frame() == (Kind.DATA, bytes(1000))
+    assert len(reader._buffer) < 3000
+
+
+def _bytes_of(event: Event) -> bytes:
+    """Encode an event as an end would that does not care what its state allows."""
+    return encode_event(event, Limits())

@@ -1,0 +1,236 @@
+"""Links over streams in memory: time is trio's mock clock, and nothing here can hang."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from net.codec import encode_event
+from net.errors import Code, LinkClosedError, RefusedError
+from net.events import Hello
+from net.frame import HEADER, FrameReader, Kind, encode_frame
+from net.handshake import dial_on
+from net.limits import Limits
+from net.stream import Link
+
+A = Hello("A", "shop", to="B")
+B = Hello("B", "shop")
+
+
+@asynccontextmanager
+async def links(limits: Limits | None = None, seconds: float = 60) -> AsyncIterator[tuple[Link, Link]]:
+    limits = limits or Limits()
+    left, right = trio.testing.memory_stream_pair()
+    made: dict[str, Link] = {}
+
+    async def dial() -> None:
+        made["a"] = Link(left, await dial_on(left, A, limits), limits)
+
+    with trio.fail_after(seconds):
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as shake:
+                shake.start_soon(dial)
+                made["b"] = await Link.accept(right, B, limits=limits)
+            nursery.start_soon(made["a"].run)
+            nursery.start_soon(made["b"].run)
+            yield made["a"], made["b"]
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def half_link(limits: Limits) -> AsyncIterator[tuple[Link, trio.abc.Stream]]:
+    """A link to something that said HELLO, and then only does what the test does. Sending waits for a reader."""
+    left, right = trio.testing.lockstep_stream_pair()
+    with trio.fail_after(1000):
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as shake:
+                shake.start_soon(_hello_only, right)
+                link = Link(left, await dial_on(left, A, limits), limits)
+            nursery.start_soon(link.run)
+            yield link, right
+            nursery.cancel_scope.cancel()
+
+
+async def _hello_only(stream: trio.abc.Stream) -> None:
+    await stream.receive_some()
+    await stream.send_all(encode_event(B, Limits()))
+
+
+async def test_messages_keep_their_order_and_come_in_batches(autojump_clock: trio.testing.MockClock) -> None:
+    async with links() as (a, b):
+        for number in range(100):
+            a.send_nowait(b"%d" % number)
+        got: list[bytes] = []
+        batches = 0
+        while len(got) < 100:
+            got += await b.receive_many()
+            batches += 1
+        assert got == [b"%d" % number for number in range(100)]
+        assert batches == 1
+
+
+async def test_aclose_flushes_and_ends_the_other_ends_loop(autojump_clock: trio.testing.MockClock) -> None:
+    async with links() as (a, b):
+        a.send_nowait(b"one")
+        a.send_nowait(b"two")
+        await a.aclose()
+        assert [each async for each in b] == [b"one", b"two"]
+        with pytest.raises(LinkClosedError, match="A said goodbye"):
+            await b.receive_many()
+        with pytest.raises(LinkClosedError, match="closed the link"):
+            a.send_nowait(b"more")
+
+
+async def test_a_slow_reader_overflows_and_the_link_is_dropped(autojump_clock: trio.testing.MockClock) -> None:
+    """Nobody reads at the other end; what waits is bounded, and the end of it is told to the sender."""
+    limits = Limits(outbox_bytes_max=10_000)
+    async with half_link(limits) as (a, _):
+        for _ in range(9):
+            a.send_nowait(bytes(1000))
+        with pytest.raises(LinkClosedError, match="B reads too slowly") as caught:
+            a.send_nowait(bytes(1000))
+        assert caught.value.code == Code.OVERFLOW
+        with pytest.raises(LinkClosedError, match="B reads too slowly"):
+            a.send_nowait(b"x")
+        with pytest.raises(LinkClosedError, match="B reads too slowly"):
+            await a.receive()
+
+
+async def test_one_message_larger_than_the_outbox_still_goes(autojump_clock: trio.testing.MockClock) -> None:
+    async with links(Limits(outbox_bytes_max=100)) as (a, b):
+        a.send_nowait(bytes(5000))
+        assert await b.receive() == bytes(5000)
+
+
+async def test_send_waits_for_room(autojump_clock: trio.testing.MockClock) -> None:
+    """The awaitable send stops the sender instead of dropping the link."""
+    async with half_link(Limits(outbox_bytes_max=10_000, ping_seconds=50, silence_seconds=99)) as (a, stream):
+        sent = 0
+        with trio.move_on_after(1):
+            while True:
+                await a.send(bytes(1000))
+                sent += 1
+        assert 0 < sent < 15
+        assert a.closed is None
+        with trio.move_on_after(1):
+            while True:
+                await stream.receive_some(1000)
+        with trio.fail_after(1):
+            await a.send(b"goes through now")
+
+
+async def test_silence_ends_the_link(autojump_clock: trio.testing.MockClock) -> None:
+    async with half_link(Limits()) as (a, _):
+        with pytest.raises(LinkClosedError, match="B was silent for 8 s") as caught:
+            await a.receive()
+        assert caught.value.code == Code.TIMEOUT
+        assert 8 <= trio.current_time() < 12
+
+
+async def test_pings_keep_an_idle_link(autojump_clock: trio.testing.MockClock) -> None:
+    async with links(seconds=1000) as (a, b):
+        await trio.sleep(500)
+        assert a.closed is None
+        assert b.closed is None
+
+
+async def test_a_full_inbox_stops_reading_and_nobody_is_blamed(autojump_clock: trio.testing.MockClock) -> None:
+    async with half_link(Limits(inbox_bytes_max=1000)) as (a, stream):
+        with trio.move_on_after(100) as scope:
+            for _ in range(20):
+                await stream.send_all(encode_frame(Kind.DATA, bytes(800)))
+        assert scope.cancelled_caught
+        assert a.closed is None
+        got = len(await a.receive_many())
+        assert 1 < got < 5
+        await a.receive()  # reading goes on once there is room
+
+
+async def test_a_stream_that_ends_without_goodbye_is_told(autojump_clock: trio.testing.MockClock) -> None:
+    async with half_link(Limits()) as (a, stream):
+        await stream.send_all(encode_frame(Kind.DATA, b"last"))
+        await stream.aclose()
+        assert await a.receive() == b"last"
+        with pytest.raises(LinkClosedError, match=r"B hung up without a goodbye|the stream to B broke"):
+            await anext(a)
+
+
+async def test_nonsense_ends_the_link_and_is_answered(autojump_clock: trio.testing.MockClock) -> None:
+    async with half_link(Limits()) as (a, stream):
+        await stream.send_all(encode_frame(Kind.DATA, b"good") + HEADER.pack(0, 99))
+        assert await a.receive() == b"good"
+        with pytest.raises(LinkClosedError, match="B broke the protocol: frame kind 99"):
+            await a.receive()
+        reader = FrameReader(1000)
+        reader.feed(bytes(await stream.receive_some()))
+        frame = reader.next_frame()
+        assert frame is not None
+        assert frame[0] is Kind.GOODBYE
+
+
+async def test_cancelling_a_receive_loses_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    async with links() as (a, b):
+        with trio.move_on_after(1):
+            await b.receive_many()
+        a.send_nowait(b"one")
+        a.send_nowait(b"two")
+        assert await b.receive() == b"one"
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await b.receive()
+        assert await b.receive_many() == [b"two"]
+
+
+async def test_a_drop_tells_the_other_end(autojump_clock: trio.testing.MockClock) -> None:
+    async with links() as (a, b):
+        await trio.testing.wait_all_tasks_blocked()
+        a.drop(Code.REFUSED, "enough of this")
+        with pytest.raises(LinkClosedError, match="A said goodbye: enough of this") as caught:
+            await b.receive()
+        assert caught.value.code == Code.REFUSED
+
+
+async def test_aclose_waits_for_a_stuck_reader_only_so_long(autojump_clock: trio.testing.MockClock) -> None:
+    async with half_link(Limits()) as (a, _):
+        for _ in range(10):
+            a.send_nowait(bytes(1000))
+        await a.aclose()
+        assert trio.current_time() <= 2
+
+
+async def test_accept_gives_up_on_silence(autojump_clock: trio.testing.MockClock) -> None:
+    left, right = trio.testing.memory_stream_pair()
+    with trio.fail_after(20), pytest.raises(RefusedError, match="no HELLO within 5 s"):
+        await Link.accept(right, B)
+    reader = FrameReader(1000)
+    reader.feed(bytes(await left.receive_some()))
+    frame = reader.next_frame()
+    assert frame is not None
+    assert frame[0] is Kind.GOODBYE
+
+
+async def test_an_accepter_can_refuse_by_its_own_rule(autojump_clock: trio.testing.MockClock) -> None:
+    def refuse(remote: Hello) -> Hello:
+        raise RefusedError("full", f"no room for {remote.node}")
+
+    async def accept() -> None:
+        with pytest.raises(RefusedError, match="no room for A"):
+            await Link.accept(right, B, welcome=refuse)
+
+    left, right = trio.testing.memory_stream_pair()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accept)
+            with pytest.raises(RefusedError, match="the other end refused: no room for A") as caught:
+                await dial_on(left, A, Limits())
+            await left.aclose()
+    assert caught.value.code == "full"
+
+
+async def test_the_outbox_bounds_what_waits_not_what_was_sent(autojump_clock: trio.testing.MockClock) -> None:
+    async with links(Limits(outbox_bytes_max=10_000)) as (a, b):
+        for _ in range(100):
+            a.send_nowait(bytes(5000))
+            assert await b.receive() == bytes(5000)

@@ -1,0 +1,73 @@
+"""SQLite on several machines: write to any of them, and it is right."""
+
+from typing import TYPE_CHECKING, Any
+
+from bedrockish.errors import (
+    BedrockishError,
+    ClientClosedError,
+    ConfigError,
+    ConflictError,
+    ConstraintError,
+    DamagedError,
+    DeadlineError,
+    OutcomeUnknownError,
+    ProtocolMismatchError,
+    SqlError,
+    TooLargeError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from bedrockish.client.aio import Client, open_client
+    from bedrockish.client.blocking import Connection, connect
+    from bedrockish.client.held import BlockingTransaction
+    from bedrockish.client.rows import Rows
+    from bedrockish.client.transaction import Transaction
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BedrockishError",
+    "BlockingTransaction",
+    "Client",
+    "ClientClosedError",
+    "ConfigError",
+    "ConflictError",
+    "Connection",
+    "ConstraintError",
+    "DamagedError",
+    "DeadlineError",
+    "OutcomeUnknownError",
+    "ProtocolMismatchError",
+    "Rows",
+    "SqlError",
+    "TooLargeError",
+    "Transaction",
+    "UnavailableError",
+    "UnsupportedError",
+    "UsageError",
+    "connect",
+    "open_client",
+]
+
+# The clients bring trio along; the core and its tests, which import this package too, shall not need it.
+_HOMES = {
+    "Client": "bedrockish.client.aio",
+    "open_client": "bedrockish.client.aio",
+    "Connection": "bedrockish.client.blocking",
+    "connect": "bedrockish.client.blocking",
+    "Rows": "bedrockish.client.rows",
+    "Transaction": "bedrockish.client.transaction",
+    "BlockingTransaction": "bedrockish.client.held",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bedrockish' has no attribute {name!r}")
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return found

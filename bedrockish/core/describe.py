@@ -1,0 +1,259 @@
+"""The one printer: a line of text for every message, effect, event and entry, in the notation of the gist.
+
+``A0: BEGIN Alice`` is said by node A, which has committed 0 transactions of its own so far. Logs and the executable
+conversations in ``tests/traces`` print with this and nothing else, so that both read alike.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from bedrockish.clock import counter, milliseconds
+from bedrockish.core import effects as do
+from bedrockish.core import events as on
+from bedrockish.core import messages as say
+from bedrockish.core.records import Vote
+from bedrockish.core.state import ENDED
+from bedrockish.errors import BedrockishError
+from bedrockish.requests import Answer
+from journal.entry import GENESIS, Entry, label_entry, peek_label
+from journal.errors import EntryMalformedError
+from journal.footprint import Footprint
+from journal.transaction import ROWS, Transaction, Txid, decode_transaction
+from journal.vector import Vector, format_vector
+
+REASONS = {
+    say.Reason.FOR: "FOR",
+    say.Reason.TOO_LATE: "TOO LATE",
+    say.Reason.TOO_OLD: "TOO OLD",
+    say.Reason.AHEAD: "AHEAD OF THE WALL CLOCK",
+    say.Reason.PROMISED: "PROMISED TO A RECOVERY",
+    say.Reason.BARRIER: "BEHIND A SCHEMA OR MEMBERSHIP CHANGE",
+    say.Reason.MEMBERS: "OF ANOTHER MEMBERSHIP",
+}
+
+
+def log_line(node: str, tick: int, text: str) -> str:
+    """Return a line of the gist: who speaks, how many transactions it has committed, and what it says."""
+    return f"{node}{tick}: {text}"
+
+
+def clock_text(clock: int) -> str:
+    """Return a clock as its Unix milliseconds and its counter."""
+    return f"{milliseconds(clock)}ms+{counter(clock)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Printer:
+    """Prints in one line each.
+
+    Attributes:
+        nodes: all members, in the order of the bracket form ``[1, *, 0]``.
+        name: what to call a transaction.
+        ticket: what to call a client's request.
+    """
+
+    nodes: Sequence[str]
+    name: Callable[[Txid], str] = str
+    ticket: Callable[[int], str] = "ticket {}".format
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def message(self, message: say.Message) -> str:
+        """Print a message: ``APPROVE Alice``, ``COMMIT Alice[1, *, 0, *, 0]``."""
+        name = self.name
+        match message:
+            case say.Begin(body):
+                return f"BEGIN {self._body(body)}{self._carried(body)}"
+            case say.Approve(txid):
+                return f"APPROVE {name(txid)}"
+            case say.Reject(txid, reason, other):
+                why = REASONS[say.Reason(reason)]
+                return f"REJECT {name(txid)} {why}" + (f" {name(other)}" if other is not None else "")
+            case say.Commit():
+                return self._commit(message)
+            case say.Rollback(txid):
+                return f"ROLLBACK {name(txid)}"
+            case say.Gossip(applied, closed, cut):
+                return f"GOSSIP {self.vector(applied)} closed {clock_text(closed)} cut {clock_text(cut)}"
+            case say.Fetch(wants):
+                return "FETCH " + ", ".join(f"{leader}{tick}…" for leader, tick in sorted(wants.items()))
+            case say.Entries(entries):
+                places = ", ".join(self._place(label) for _, label, _ in entries)
+                return f"ENTRIES {places}" if places else "ENTRIES none"
+            case say.Check(read, vector):
+                return f"CHECK read {read} at {self.vector(vector)}"
+            case say.Checked(read, others):
+                return f"CHECKED read {read}" + (f", met {self._names(others)}" if others else ", nothing in its way")
+            case say.Forward():
+                return "FORWARD a command"
+            case say.Forwarded(command):
+                return f"FORWARDED command {command}"
+            case _:
+                return self._ending(message)
+
+    def _ending(
+        self,
+        message: say.Recover | say.Promise | say.Accept | say.Accepted | say.Refused | say.Outcome | say.Ask,
+    ) -> str:
+        """Print what is said about a transaction that its leader does not end."""
+        name = self.name
+        match message:
+            case say.Recover(body, ballot):
+                return f"RECOVER {self._body(body)} at ballot {ballot}{self._carried(body)}"
+            case say.Promise():
+                return self._promise(message)
+            case say.Accept(body, ballot, commit):
+                return f"ACCEPT {_decision(commit)} {self._body(body)} at ballot {ballot}"
+            case say.Accepted(txid, 1):
+                return f"ACCEPTED ROLLBACK {name(txid)}"
+            case say.Accepted(txid, ballot):
+                return f"ACCEPTED {name(txid)} at ballot {ballot}"
+            case say.Refused(txid, promised):
+                return f"REFUSED {name(txid)}, promised {promised}"
+            case say.Outcome(txid, True, leader, tick):
+                return f"OUTCOME {name(txid)} COMMITTED as {leader}{tick}"
+            case say.Outcome(txid):
+                return f"OUTCOME {name(txid)} ROLLED BACK"
+            case say.Ask(txid):
+                return f"ASK {name(txid)}"
+            case _:
+                assert_never(message)
+
+    def _promise(self, message: say.Promise) -> str:
+        words = [f"PROMISE {self.name(message.txid)} at ballot {message.ballot}"]
+        words.append(say.Standing(message.standing).name)
+        if message.blockers:
+            words.append("BY " + ", ".join(self._body(body) for body in message.blockers))
+        if message.accepted is not None:
+            words.append(f"ACCEPTED {_decision(message.accepted[1])} at {message.accepted[0]}")
+        if message.ended:
+            words.append(f"ENDED {self._names(message.ended)}")
+        return " ".join(words)
+
+    def _commit(self, message: say.Commit) -> str:
+        try:
+            txid = peek_label(message.label)[2]
+            return self._committed(label_entry(GENESIS, message.label, _nameless(txid)))
+        except EntryMalformedError as error:
+            return f"COMMIT of nothing ({error})"
+
+    def _committed(self, entry: Entry) -> str:
+        adopted = "" if entry.adopted_from is None else f" ADOPTED FROM {entry.adopted_from}"
+        return f"COMMIT {self.name(entry.txid)}{format_vector(entry.quorum, self.nodes)}{adopted}"
+
+    def _body(self, body: bytes) -> str:
+        try:
+            return self.name(decode_transaction(body).txid)
+        except EntryMalformedError:
+            return f"{len(body)} bytes that are no transaction"
+
+    def _carried(self, body: bytes) -> str:
+        try:
+            rollbacks = decode_transaction(body).rollbacks
+        except EntryMalformedError:
+            return ""
+        return f", which carries ROLLBACK {self._names(rollbacks)}" if rollbacks else ""
+
+    def _place(self, label: bytes) -> str:
+        try:
+            leader, tick, txid = peek_label(label)
+        except EntryMalformedError:
+            return "what is no entry"
+        return f"{leader}{tick} {self.name(txid)}"
+
+    def _names(self, txids: Iterable[Txid]) -> str:
+        return ", ".join(self.name(txid) for txid in txids)
+
+    # -- entries ---------------------------------------------------------------------------------------------------
+
+    def vector(self, vector: Vector) -> str:
+        """Print a full vector: what it does not mention is 0."""
+        return format_vector({node: vector.get(node, 0) for node in self.nodes}, self.nodes)
+
+    def entry(self, entry: Entry) -> str:
+        """Print an entry: ``A1: COMMIT Alice[1, *, 0, *, 0] after [0, 0, 0, 0, 0]``."""
+        return log_line(entry.leader, entry.tick, f"{self._committed(entry)} after {self.vector(entry.after)}")
+
+    # -- events and effects ----------------------------------------------------------------------------------------
+
+    def event(self, event: on.Event) -> str:
+        """Print what happened to a node."""
+        match event:
+            case on.Submitted(ticket, request):
+                return f"{self.ticket(ticket)} is submitted as command {request.command}"
+            case on.Executed(ticket, prepared):
+                done = "reads" if prepared.readonly else "writes"
+                return f"{self.ticket(ticket)} {done} at {self.vector(prepared.base)}"
+            case on.Dropped(ticket):
+                return f"{self.ticket(ticket)} needs no more"
+            case on.Answered(ticket, answer):
+                return f"{self.ticket(ticket)}, taken for another node, is answered: {_answer(answer)}"
+            case on.Received(peer, message):
+                return f"hears {peer}: {self.message(message)}"
+            case on.PeerUp(peer):
+                return f"link to {peer} is up"
+            case on.PeerDown(peer):
+                return f"link to {peer} is down"
+            case on.Accused(peer, reason):
+                return f"{peer} turns us away: {reason}"
+            case on.Woken():
+                return "wakes"
+            case _:
+                assert_never(event)
+
+    def effect(self, effect: do.Effect) -> str:
+        """Print what a node asks its driver to do."""
+        match effect:
+            case do.Send(peer, message):
+                return f"{self.message(message)} -> {peer}"
+            case do.Reply(ticket, answer):
+                return f"answers {self.ticket(ticket)}: {_answer(answer)}"
+            case do.Execute(ticket):
+                return f"executes {self.ticket(ticket)}"
+            case do.Admit(ticket, request):
+                return f"takes command {request.command} in as {self.ticket(ticket)}"
+            case do.Persist(vote):
+                return self._vote(vote)
+            case do.Forget(txid):
+                return f"drops its vote on {self.name(txid)}"
+            case do.Keep(key, value):
+                return f"keeps {key} {clock_text(value)}"
+            case do.Apply(entry, repeat):
+                what = "records the repeat" if repeat else "applies"
+                return f"{what} {entry.leader}{entry.tick} {self.name(entry.txid)}"
+            case do.SendEntries(peer, wants):
+                return f"sends {peer} " + ", ".join(f"{leader}{tick}…" for leader, tick in sorted(wants.items()))
+            case do.SendOutcome(peer, txid):
+                return f"tells {peer} what the journal says of {self.name(txid)}"
+            case do.SetMembers(membership):
+                return f"membership {membership.version}: {' '.join(membership.nodes)}"
+            case do.Halt(reason):
+                return f"halts: {reason}"
+            case _:
+                assert_never(effect)
+
+    def _vote(self, vote: Vote) -> str:
+        words = ["held" if vote.held else "not held"]
+        if vote.accepted == (ENDED, False):
+            words = ["rolled back"]
+        elif vote.promised:
+            words.append(f"promised {vote.promised}")
+        if vote.accepted is not None and vote.accepted[0] != ENDED:
+            words.append(f"accepted {_decision(vote.accepted[1])} at {vote.accepted[0]}")
+        return f"keeps its vote on {self.name(vote.txid)}: {', '.join(words)}"
+
+
+def _nameless(txid: Txid) -> Transaction:
+    """Return a transaction that has a txid and nothing else, for a label whose body stayed with its holders."""
+    return Transaction(txid, {}, 0, 0, 0, "", "", ROWS, Footprint(), b"", b"")
+
+
+def _decision(commit: bool) -> str:
+    return "COMMIT" if commit else "ABORT"
+
+
+def _answer(answer: Answer | BedrockishError) -> str:
+    if isinstance(answer, BedrockishError):
+        return f"{type(answer).__name__}: {answer}"
+    return "read" if answer.place is None else f"committed as {answer.place[0]}{answer.place[1]}"

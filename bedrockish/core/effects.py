@@ -1,0 +1,120 @@
+"""What a node asks its driver to do, in order.
+
+The contract of every driver: perform the effects of a step in order. Whatever writes (``Persist``, ``Forget``,
+``Keep``, ``Apply``) goes into one open SQLite transaction; **a Send or a Reply leaves only after everything written
+before it is durable**. The core itself behaves as if its disk were instant, and this rule makes it true for everybody
+outside.
+"""
+
+from dataclasses import dataclass
+
+from bedrockish.core.messages import Message
+from bedrockish.core.records import Membership, Vote
+from bedrockish.errors import BedrockishError
+from bedrockish.requests import Answer, Request
+from journal.entry import Entry
+from journal.transaction import Txid
+from journal.vector import Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Say this to a peer, if it is up; a message to a peer that is down may be dropped."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer a client."""
+
+    ticket: int
+    answer: Answer | BedrockishError
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Run this ticket's request on the database as it is now and step ``Executed``.
+
+    If the command is in the journal already, answer from there and step ``Dropped``; if it fails, answer the error and
+    step ``Dropped``.
+    """
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Take this request as a client's, under this ticket: step ``Submitted``; and where its answer would leave, step
+    ``Answered`` instead.
+    """
+
+    ticket: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Keep this vote (insert or replace)."""
+
+    vote: Vote
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Drop the vote on this transaction."""
+
+    txid: Txid
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep a number of the node's own: ``clock_ceiling``, ``cut`` or ``safe``."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Put an entry into the journal, and its changes into the tables unless it is the repeat of an applied one."""
+
+    entry: Entry
+    repeat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendEntries:
+    """Send a peer the timelines it wants, from the journal, as far as ``limit`` bytes go."""
+
+    peer: str
+    wants: Vector
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendOutcome:
+    """Tell a peer what the journal says of a transaction: committed if it is there, else rolled back."""
+
+    peer: str
+    txid: Txid
+
+
+@dataclass(frozen=True, slots=True)
+class SetMembers:
+    """The membership changed: keep links to these."""
+
+    membership: Membership
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Stop this node: what it was told cannot be true of a sound cluster. ``reason`` is for the operator."""
+
+    reason: str
+
+
+Effect = (
+    Send | Reply | Execute | Admit | Persist | Forget | Keep | Apply | SendEntries | SendOutcome | SetMembers | Halt
+)

@@ -1,0 +1,89 @@
+"""What can happen to a node. The driver makes these; the core never looks for them itself."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bedrockish.core.messages import Message
+from bedrockish.core.records import Prepared
+from bedrockish.errors import BedrockishError
+from bedrockish.requests import Answer, Request
+
+
+class Now(NamedTuple):
+    """A reading of the driver's clocks: seconds that never go back, and Unix milliseconds that may."""
+
+    seconds: float
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A client asked for something. ``ticket`` is the driver's name for whom to answer.
+
+    ``once``: what the driver executes is the same each time; if it cannot be led as it is, it cannot be led.
+    """
+
+    ticket: int
+    request: Request
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """A request was executed, as an Execute effect asked."""
+
+    ticket: int
+    prepared: Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A request needs no more: it failed, was answered from the journal, or nobody waits for it any longer."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer of a request that was admitted for another node could leave now."""
+
+    ticket: int
+    answer: Answer | BedrockishError
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A peer said something."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """From now on, what is sent to this peer can arrive; what was sent before may be lost."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """What is sent to this peer does not arrive."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """A peer takes no links from us, because our file is not the one with which this node voted before."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The deadline that the node gave has passed."""
+
+
+Event = Submitted | Executed | Dropped | Answered | Received | PeerUp | PeerDown | Accused | Woken

@@ -1,0 +1,400 @@
+"""Our own transactions, from a client's request to its answer (section 3 of the protocol).
+
+A *ticket* is one client's request; it may need several attempts. An *attempt* is one transaction in flight. A ticket
+waits for what it conflicts with, and is then executed again on what has become true since. It is answered "did not
+happen" only when every attempt that it made is known to have ended so.
+"""
+
+from bedrockish.clock import pack
+from bedrockish.core.conflicts import Known, claim
+from bedrockish.core.effects import Execute, Reply
+from bedrockish.core.forwarding import Forwarding
+from bedrockish.core.messages import Approve, Begin, Commit, Forwarded, Reason, Reject
+from bedrockish.core.once import move
+from bedrockish.core.ordering import Ordering
+from bedrockish.core.queues import Queues
+from bedrockish.core.reading import Reading
+from bedrockish.core.records import Prepared
+from bedrockish.core.rollback import Rollbacks
+from bedrockish.core.state import State
+from bedrockish.core.tickets import (
+    ENDING_MS,
+    READ_AGAIN_MS,
+    Attempt,
+    Stage,
+    Ticket,
+    committed,
+    did_not_happen,
+    retry_pause_ms,
+    unknown,
+)
+from bedrockish.core.voting import Voting
+from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish.requests import STRICT, Answer, Request, Token
+from journal.footprint import Footprint
+from journal.transaction import Transaction, Txid
+from journal.vector import merge
+
+
+class Leading:
+    """Leads this node's transactions."""
+
+    def __init__(self, state: State, ordering: Ordering, voting: Voting, reading: Reading) -> None:
+        self.state = state
+        self.ordering = ordering
+        self.voting = voting
+        self.reading = reading
+        self.rollbacks = Rollbacks(state)
+        self.forwarding = Forwarding(state)
+        self.tickets: dict[int, Ticket] = {}
+        self.attempts: dict[Txid, Attempt] = {}
+        self.queues = Queues(self.tickets, self._execute)
+
+    # -- a ticket's way --------------------------------------------------------------------------------------------
+
+    def submit(self, number: int, request: Request, *, once: bool = False) -> None:
+        """Take a request; ``once`` if it cannot be executed again."""
+        state = self.state
+        ticket = Ticket(number, request, state.now.seconds + request.timeout_s, once=once)
+        self.tickets[number] = ticket
+        if state.trouble:
+            self._finish(ticket, UnavailableError(state.trouble))
+            return
+        state.timer(request.timeout_s * 1000, "ticket_deadline", number)
+        self._start(ticket)
+
+    def _start(self, ticket: Ticket) -> None:
+        if self.state.has_seen(ticket.request.token):
+            self._execute(ticket)
+        else:
+            self.ordering.want(ticket.request.token.vector)
+
+    def settle(self) -> None:
+        """Start the tickets whose session this node has caught up with."""
+        for ticket in [ticket for ticket in self.tickets.values() if ticket.stage is Stage.TOKEN]:
+            if self.state.has_seen(ticket.request.token):
+                self._execute(ticket)
+
+    def _execute(self, ticket: Ticket) -> None:
+        ticket.stage = Stage.EXECUTING
+        self.state.emit(Execute(ticket.number))
+
+    def executed(self, number: int, prepared: Prepared) -> None:
+        """Lead what was executed, or answer it if it only read."""
+        ticket = self.tickets.get(number)
+        if ticket is None or ticket.stage is not Stage.EXECUTING:
+            return
+        ticket.attempts += 1
+        state = self.state
+        if ticket.once and not (prepared.readonly and ticket.request.read != STRICT):
+            moved = move(state, ticket, prepared)
+            if isinstance(moved, BedrockishError):
+                self._end(ticket, moved)
+                return
+            prepared = moved
+        if prepared.readonly:
+            if ticket.request.read == STRICT:
+                self._check_read(ticket, prepared)
+            else:
+                self._answer_read(ticket, prepared)
+            return
+        if not state.is_voter(state.me):
+            why = state.trouble or f"node {state.me} is a learner, which only reads; write at {', '.join(state.voters)}"
+            self._finish(ticket, UnavailableError(why))
+            return
+        footprint = claim(prepared.footprint, ticket.request.command, prepared.kind)
+        ticket.footprint = footprint
+        if state.clock.read(state.now.wall_ms) - state.safe > pack(state.settings.conflict_window_ms):
+            self._pause(ticket, 20)  # no safe time yet (a node that just started): a BEGIN now would be TOO OLD
+            return
+        if self._step_back(ticket, prepared, footprint):
+            return
+        self._begin(ticket, prepared, footprint)
+
+    def _step_back(self, ticket: Ticket, prepared: Prepared, footprint: Footprint) -> bool:
+        """Test the transaction on ourselves; whether it has to wait."""
+        state = self.state
+        found = next(state.recent.conflicts(footprint, prepared.base), None)
+        if found is not None:
+            self._pause(ticket, 1)  # committed but not in its snapshot: run it on a newer one
+            return True
+        for found in state.pending.conflicts(footprint):
+            if found.other in self.rollbacks:
+                continue  # our own, given up: our BEGIN carries its rollback
+            if found.other.leader != state.me and self.forwarding.forward(ticket, found.other):
+                self.queues.leave(ticket)
+                return True
+            self.state.counts["waited"] += 1
+            self.queues.wait(ticket, found.other)
+            return True
+        return False
+
+    def _begin(self, ticket: Ticket, prepared: Prepared, footprint: Footprint) -> None:
+        state = self.state
+        transaction = Transaction(
+            Txid(state.tick(), state.me),
+            dict(sorted(prepared.base.items())),
+            state.safe,
+            prepared.schema,
+            state.membership.version,
+            ticket.request.command,
+            ticket.request.isolation,
+            prepared.kind,
+            footprint,
+            prepared.changes,
+            prepared.result,
+            tuple(sorted(self.rollbacks.rolling)),
+        )
+        if self.voting.held_back(transaction):
+            self._pause(ticket, 10 + 20 * state.draw())
+            return
+        txid = transaction.txid
+        state.hold(transaction)
+        approvals = {state.me: state.applied.get(state.me, 0)}
+        attempt = Attempt(transaction, ticket.number, state.now.seconds, approvals)
+        self.attempts[txid] = attempt
+        ticket.stage = Stage.IN_FLIGHT
+        ticket.open.add(txid)
+        state.send_voters(Begin(transaction.body))
+        self.queues.begun(ticket, transaction)
+        self._count(attempt)
+
+    def _answer_read(self, ticket: Ticket, prepared: Prepared) -> None:
+        # The clock of a token is above that of everything in its vector: safe time may stand in for the vector.
+        clock = self.state.clock.read(self.state.now.wall_ms)
+        vector = merge(prepared.base, ticket.request.token.vector)
+        token = Token(vector, max(ticket.request.token.clock, clock))
+        self._finish(ticket, Answer(prepared.result, token, None, ticket.attempts))
+
+    def _check_read(self, ticket: Ticket, prepared: Prepared) -> None:
+        ticket.stage, ticket.read = Stage.CHECKING, prepared
+        valid = self.reading.begin(ticket, prepared)
+        if valid:
+            self._answer_read(ticket, prepared)
+        elif valid is False:
+            self._pause(ticket, READ_AGAIN_MS * (1 + self.state.draw()))
+
+    def read_checked(self, number: int, *, valid: bool) -> None:
+        """A majority has answered for a strict read: answer it, or execute it again on a newer snapshot."""
+        ticket = self.tickets.get(number)
+        if ticket is None or ticket.stage is not Stage.CHECKING or ticket.read is None:
+            return
+        if valid:
+            self._answer_read(ticket, ticket.read)
+        else:
+            self._pause(ticket, READ_AGAIN_MS * (1 + self.state.draw()))
+
+    # -- answers from voters ---------------------------------------------------------------------------------------
+
+    def on_approve(self, peer: str, message: Approve) -> None:
+        """Count an approval."""
+        attempt = self.attempts.get(message.txid)
+        if attempt is not None and attempt.counting and self.state.is_voter(peer):
+            attempt.approvals[peer] = message.tick
+            attempt.rejects.pop(peer, None)
+            self._count(attempt)
+
+    def _count(self, attempt: Attempt) -> None:
+        if attempt.counting and len(attempt.approvals) >= self.state.quorum:
+            self._commit(attempt)
+
+    def _commit(self, attempt: Attempt) -> None:
+        state, transaction = self.state, attempt.transaction
+        attempt.counting = False
+        peers = list(state.peers)  # also one that this may remove
+        entry = self.ordering.lead(transaction, attempt.approvals)
+        clock = state.clock.read(state.now.wall_ms)
+        for node in peers:
+            body = None if node in attempt.approvals else transaction.body
+            state.send(node, Commit(entry.label, body, entry.hash, clock))
+
+    def on_reject(self, peer: str, message: Reject) -> None:
+        """Count a reject; when too many have rejected, give up."""
+        attempt = self.attempts.get(message.txid)
+        if attempt is None or not attempt.counting or not self.state.is_voter(peer):
+            return
+        if message.reason == Reason.PROMISED:
+            return  # a recovery runs; its outcome will come
+        attempt.rejects[peer] = message
+        self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
+        self._count_rejects(attempt, patient=True)
+
+    def _count_rejects(self, attempt: Attempt, *, patient: bool) -> None:
+        """Give up when approvals enough cannot come any more.
+
+        Once somebody has rejected, a voter that is out of reach, or that let our patience run out, counts as if it
+        had: else one reject and one dead voter would keep the transaction, and its keys, for ever.
+        """
+        state = self.state
+        if not attempt.rejects:
+            return
+        lost = len(attempt.rejects)
+        for node in state.voters:
+            if node != state.me and node not in attempt.approvals and node not in attempt.rejects:
+                lost += not patient or not state.peers[node].up
+        if lost > len(state.voters) - state.quorum:
+            self._give_up(attempt)
+
+    def check(self, gone: str | None = None) -> None:
+        """Look for attempts that cannot succeed any more, and for reads and commands that nobody answers.
+
+        Args:
+            gone: a peer that cannot be reached any more.
+        """
+        for number in self.forwarding.overdue(gone):
+            ticket = self.tickets.get(number)
+            if ticket is not None and ticket.stage is Stage.FORWARDED:
+                self._execute(ticket)
+        patience = self.state.settings.suspicion_ms / 1000
+        for attempt in [attempt for attempt in self.attempts.values() if attempt.counting]:
+            if attempt.transaction.txid in self.state.outcomes:
+                continue  # safe time ended it in this very step
+            self._count_rejects(attempt, patient=self.state.now.seconds - attempt.since < patience)
+        for number in self.reading.overdue():
+            self.read_checked(number, valid=False)
+
+    def _give_up(self, attempt: Attempt) -> None:
+        ticket = self.tickets.get(attempt.ticket)
+        attempt.counting = False
+        self.state.counts["given_up"] += 1
+        self.rollbacks.give_up(attempt.transaction.txid)
+        if ticket is None or ticket.stage is not Stage.IN_FLIGHT:
+            return
+        ticket.last = next((reject for reject in attempt.rejects.values() if reject.reason == Reason.FOR), ticket.last)
+        ticket.rejections += 1
+        self._pause(ticket, retry_pause_ms(ticket, self.state.settings, self.state.draw()))
+
+    def _pause(self, ticket: Ticket, after_ms: float) -> None:
+        ticket.stage = Stage.PAUSED
+        self.state.timer(after_ms, "ticket_again", ticket.number)
+        self.queues.leave(ticket)
+
+    def again(self, number: int) -> None:
+        """A pause is over."""
+        ticket = self.tickets.get(number)
+        if ticket is None or ticket.stage is not Stage.PAUSED:
+            return
+        elder = ticket.lost_to()  # of two that meet, the elder stays; the younger goes to where the elder is led
+        if elder is None or elder.leader == self.state.me or not self.forwarding.forward(ticket, elder):
+            self._execute(ticket)
+
+    def on_forwarded(self, peer: str, message: Forwarded) -> None:
+        """Another leader has answered a command of ours."""
+        found = self.forwarding.on_forwarded(peer, message)
+        ticket = self.tickets.get(found[0]) if found is not None else None
+        if found is None or ticket is None or ticket.stage not in (Stage.FORWARDED, Stage.ENDING):
+            return
+        if found[1] is not None:
+            self._finish(ticket, found[1])
+        elif ticket.stage is Stage.FORWARDED:
+            self._execute(ticket)
+        elif not ticket.open:
+            self._finish(ticket, self._did_not_happen(ticket))
+
+    def doom(self, committed: Known) -> None:
+        """Give up what conflicts with a commit that arrived and is not in its base."""
+        txid = committed.transaction.txid
+        for found in list(self.state.pending.conflicts(committed.transaction.footprint, txid)):
+            attempt = self.attempts.get(found.other)
+            if attempt is not None and attempt.counting and not committed.is_in(attempt.transaction.base):
+                self._give_up(attempt)
+
+    def decides(self, txid: Txid) -> bool:
+        """Whether a transaction of ours is still ours to commit or to roll back, and not in a recovery's hands."""
+        attempt = self.attempts.get(txid)
+        return txid in self.rollbacks or (attempt is not None and attempt.counting)
+
+    def stop_counting(self, txid: Txid) -> None:
+        """A recovery has our promise: its outcome counts, not our approvals."""
+        attempt = self.attempts.get(txid)
+        if attempt is not None:
+            attempt.counting = False
+        self.rollbacks.forget(txid)
+
+    def resend(self, peer: str) -> None:
+        """Say again to a peer what it may have missed."""
+        if not self.state.is_voter(peer):
+            return
+        for attempt in self.attempts.values():
+            if attempt.counting and peer not in attempt.approvals and peer not in attempt.rejects:
+                self.state.send(peer, Begin(attempt.transaction.body))
+        self.rollbacks.resend(peer)
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def ended(self, txid: Txid) -> None:
+        """An outcome became known: answer its client, and go on with those that waited for it."""
+        attempt = self.attempts.pop(txid, None)
+        self.rollbacks.forget(txid)
+        if attempt is not None:
+            self._ended_attempt(attempt, commit=self.state.outcomes[txid])
+        self.released(txid)
+
+    def released(self, txid: Txid) -> None:
+        """A transaction is in nobody's way here any more: go on with those that waited for it."""
+        self.queues.released(txid)
+
+    def _ended_attempt(self, attempt: Attempt, *, commit: bool) -> None:
+        ticket = self.tickets.get(attempt.ticket)
+        if ticket is None:
+            return
+        transaction = attempt.transaction
+        ticket.open.discard(transaction.txid)
+        if commit:
+            place = self.state.recent.known[transaction.txid].places[0]
+            self._finish(ticket, committed(ticket, transaction, place))
+        elif ticket.stage is Stage.IN_FLIGHT:
+            self._pause(ticket, self.state.settings.retry_ms_min * (1 + self.state.draw()))
+        elif ticket.stage is Stage.ENDING and not ticket.open:
+            self._finish(ticket, self._did_not_happen(ticket))
+
+    def drop(self, number: int) -> None:
+        """A ticket needs no more from us."""
+        ticket = self.tickets.pop(number, None)
+        if ticket is not None:
+            self.queues.leave(ticket)
+
+    def _finish(self, ticket: Ticket, answer: Answer | BedrockishError) -> None:
+        self.tickets.pop(ticket.number, None)
+        self.state.emit(Reply(ticket.number, answer))
+        self.queues.leave(ticket)
+
+    def _end(self, ticket: Ticket, error: BedrockishError) -> None:
+        """Answer an error, as soon as none of the attempts can happen any more."""
+        if not ticket.open:
+            self._finish(ticket, error)
+            return
+        ticket.stage, ticket.error = Stage.ENDING, error
+        self.state.timer(ENDING_MS, "ticket_deadline", ticket.number)
+        self.queues.leave(ticket)
+
+    def past_deadline(self, number: int) -> None:
+        """The client's time is over: say what is known, or wait a little for the end of the last attempt."""
+        ticket = self.tickets.get(number)
+        if ticket is None:
+            return
+        if ticket.stage is Stage.ENDING:
+            self._finish(ticket, unknown(ticket))
+            return
+        in_flight, away = ticket.stage is Stage.IN_FLIGHT, ticket.stage is Stage.FORWARDED
+        ticket.stage = Stage.ENDING
+        self.queues.leave(ticket)
+        if in_flight:
+            for txid in sorted(ticket.open):
+                attempt = self.attempts.get(txid)
+                if attempt is not None and attempt.counting:
+                    attempt.counting = False
+                    self.rollbacks.give_up(txid)
+        if number in self.tickets:
+            if ticket.open or away:
+                self.state.timer(ENDING_MS, "ticket_deadline", number)
+            else:
+                self._finish(ticket, self._did_not_happen(ticket))
+
+    def _did_not_happen(self, ticket: Ticket) -> BedrockishError:
+        request = ticket.request
+        if not ticket.attempts and not self.state.has_seen(request.token):
+            return UnavailableError(
+                f"node {self.state.me} has not caught up with this session in {request.timeout_s:g} s; try another node"
+            )
+        return did_not_happen(ticket, self.state.quorum)

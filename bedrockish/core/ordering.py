@@ -1,0 +1,241 @@
+"""What may be applied next, and where to get what is missing.
+
+A timeline is taken in order, tick by tick: a COMMIT ahead of a gap is as if it had not come, in particular it is no
+outcome, or a commit could be known to everybody and never be applicable. What is taken is applied as soon as
+its ``after`` is covered. Every way of learning a commit (leading, hearing, fetching, adopting) ends in ``_take``.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from bedrockish.core.effects import Apply, Forget, Halt, SendEntries, SetMembers
+from bedrockish.core.messages import Commit, Entries, Fetch, Outcome
+from bedrockish.core.records import Membership, decode_membership
+from bedrockish.core.state import State
+from journal.entry import GENESIS, Entry, decode_entry, label_entry, peek_label
+from journal.errors import EntryMalformedError
+from journal.transaction import MEMBERS, Transaction, Txid, decode_transaction
+from journal.vector import Vector, covers
+
+EARLY_MAX = 10_000  # COMMITs kept ahead of a gap; beyond, they are fetched again
+
+
+@dataclass(slots=True)
+class Gap:
+    """A timeline of which this node lacks ticks up to ``upto``; ``asked`` is when it last asked, ``peer`` whom."""
+
+    upto: int
+    since: float
+    asked: float = 0.0
+    peer: str = ""
+
+
+class Ordering:
+    """Takes commits, applies them in causal order, and fetches what is missing."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.waiting: dict[str, deque[Entry]] = {}  # taken and not applied, by timeline
+        self._unapplied = 0  # how many they are together
+        self.early: dict[str, dict[int, Commit]] = {}  # ahead of a gap
+        self.gaps: dict[str, Gap] = {}
+
+    # -- learning commits ------------------------------------------------------------------------------------------
+
+    def lead(self, transaction: Transaction, quorum: Vector, adopted_from: str | None = None) -> Entry:
+        """Commit a transaction at the next tick of our own timeline, and apply it at once."""
+        state, me = self.state, self.state.me
+        assert covers(state.applied, transaction.base), "a leader commits only what it can apply"
+        tick = state.applied.get(me, 0) + 1
+        assert tick == state.taken.get(me, 0) + 1
+        approvals = dict(quorum) | ({me: tick} if me in quorum else {})
+        prev = state.heads.get(me, GENESIS)
+        entry = Entry(me, tick, approvals, transaction, adopted_from, prev)
+        self._take(entry)
+        self.settle()
+        assert state.applied[me] == tick
+        return entry
+
+    def on_commit(self, peer: str, message: Commit) -> None:
+        """Take a COMMIT, and those that waited behind it, if it is the next of its timeline."""
+        try:
+            leader, tick, _ = peek_label(message.label)
+        except EntryMalformedError as error:
+            self.state.emit(Halt(f"{peer} sent a COMMIT that is none: {error}"))
+            return
+        taken = self.state.taken.get(leader, 0)
+        if tick <= taken:
+            return
+        early = self.early.setdefault(leader, {})
+        if tick > taken + 1:
+            if len(early) < EARLY_MAX:
+                early[tick] = message
+            self.want({leader: tick})
+            return
+        following: Commit | None = message
+        while following is not None and self._take_commit(peer, following):
+            following = early.pop(self.state.taken[leader] + 1, None)
+
+    def _take_commit(self, peer: str, message: Commit) -> bool:
+        leader, tick, txid = peek_label(message.label)
+        vote = self.state.votes.get(txid)
+        try:
+            if message.body is not None:
+                transaction = decode_transaction(message.body)
+            elif vote is not None and vote.transaction is not None:
+                transaction = vote.transaction
+            else:
+                self.want({leader: tick})
+                return False
+            entry = label_entry(self.state.heads.get(leader, GENESIS), message.label, transaction)
+        except EntryMalformedError as error:
+            self.state.emit(Halt(f"{peer} sent the commit {leader}{tick}, which is none: {error}"))
+            return False
+        if entry.hash != message.hash:
+            self.state.emit(
+                Halt(f"timeline {leader} forks at {leader}{tick}: {peer} has another entry than continues ours")
+            )
+            return False
+        self._take(entry)
+        return True
+
+    def on_entries(self, peer: str, message: Entries) -> None:
+        """Take fetched entries as far as they are the next of their timelines."""
+        for prev, label, body in message.entries:
+            try:
+                leader, tick, _ = peek_label(label)
+                if tick != self.state.taken.get(leader, 0) + 1:
+                    continue
+                entry = decode_entry(prev, label, body)
+            except EntryMalformedError as error:
+                self.state.emit(Halt(f"{peer} sent an entry that is none: {error}"))
+                return
+            if prev != self.state.heads.get(leader, GENESIS):
+                self.state.emit(
+                    Halt(f"timeline {leader} forks before {leader}{tick}: {peer} has another entry than we")
+                )
+                return
+            self._take(entry)
+        for gap in self.gaps.values():
+            if gap.peer == peer:
+                gap.asked = 0.0
+        for leader, early in self.early.items():
+            while (following := early.pop(self.state.taken.get(leader, 0) + 1, None)) is not None:
+                if not self._take_commit(peer, following):
+                    break
+        self.settle()
+        self.fetch_missing()
+
+    def on_outcome(self, message: Outcome) -> None:
+        """Take a hint that a transaction is committed at a place: fetch that entry. (Only taking it is knowing it.)"""
+        if message.commit and message.tick > self.state.taken.get(message.leader, 0):
+            self.want({message.leader: message.tick})
+
+    def _take(self, entry: Entry) -> None:
+        state, txid = self.state, entry.txid
+        if state.outcomes.get(txid) is False:
+            state.emit(Halt(f"{entry.leader}{entry.tick} commits {txid}, which was rolled back"))
+            return
+        state.taken[entry.leader] = entry.tick
+        state.heads[entry.leader] = entry.hash
+        state.clock.adjust(txid.clock)
+        state.end(txid, commit=True)
+        state.recent.add(entry.place, entry.transaction)
+        self.waiting.setdefault(entry.leader, deque()).append(entry)
+        self._unapplied += 1
+        self.early.get(entry.leader, {}).pop(entry.tick, None)
+
+    # -- applying --------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Apply everything that can be applied."""
+        moved = self._unapplied > 0
+        while moved:
+            moved = False
+            for queue in self.waiting.values():
+                while queue and covers(self.state.applied, queue[0].after):
+                    self._unapplied -= 1
+                    self._apply(queue.popleft())
+                    moved = self._unapplied > 0
+        self.state.check_joined()
+
+    def _apply(self, entry: Entry) -> None:
+        state, txid = self.state, entry.txid
+        assert entry.tick == state.applied.get(entry.leader, 0) + 1
+        repeat = txid in state.done or txid.clock <= state.safe
+        state.applied[entry.leader] = entry.tick
+        state.done.add(txid)
+        state.progress = True
+        state.emit(Apply(entry, repeat))
+        if state.votes.pop(txid, None) is not None:
+            state.emit(Forget(txid))
+        if entry.transaction.kind == MEMBERS and not repeat:
+            self._change_members(decode_membership(entry.transaction.changes))
+
+    def _change_members(self, membership: Membership) -> None:
+        """Count by the new membership. What was begun under the old one and is not applied here never commits: the
+        change conflicts with everything, so whatever had a quorum before it is in its base.
+        """
+        state = self.state
+        state.membership = membership
+        state.set_peers()
+        state.emit(SetMembers(state.membership))
+        for txid, transaction in list(state.pending.transactions.items()):
+            if transaction.config < membership.version:
+                state.end(txid, commit=False)
+
+    def smallest_unapplied(self) -> int | None:
+        """Return the smallest clock of anything decided and not applied."""
+        clocks = [entry.txid.clock for queue in self.waiting.values() for entry in queue]
+        return min(clocks, default=None)
+
+    def applied_or_ended(self, txid: Txid) -> bool:
+        """Whether nothing more can come of a transaction here."""
+        return txid in self.state.done or self.state.outcomes.get(txid) is False
+
+    # -- fetching --------------------------------------------------------------------------------------------------
+
+    def want(self, vector: Vector) -> None:
+        """Note that these ticks exist and are wanted."""
+        for leader, tick in vector.items():
+            if tick > self.state.taken.get(leader, 0):
+                gap = self.gaps.setdefault(leader, Gap(tick, self.state.now.seconds))
+                gap.upto = max(gap.upto, tick)
+
+    def fetch_missing(self, *, at_once: bool = False) -> None:
+        """Ask for what has been missing for a while: COMMITs under way usually arrive before that.
+
+        Different gaps are asked of different peers where that is possible, so that several share the work.
+        """
+        state, now = self.state, self.state.now.seconds
+        patience = 0.0 if at_once else state.settings.fetch_after_ms / 1000
+        asks: dict[str, dict[str, int]] = {}
+        for leader, gap in list(self.gaps.items()):
+            taken = state.taken.get(leader, 0)
+            if taken >= gap.upto:
+                del self.gaps[leader]
+                continue
+            behind = gap.upto - taken > 100
+            if (not behind and now - gap.since < patience) or (gap.asked and now - gap.asked < 1.0):
+                continue
+            peer = self._whom(leader, taken + 1, not_again=gap.peer if gap.asked else "", busy=asks)
+            if peer:
+                asks.setdefault(peer, {})[leader] = taken + 1
+                gap.asked, gap.peer = now, peer
+        for peer, wants in asks.items():
+            state.send(peer, Fetch(wants, state.settings.fetch_bytes))
+
+    def _whom(self, leader: str, tick: int, not_again: str, busy: dict[str, dict[str, int]]) -> str | None:
+        able = [
+            node
+            for node, peer in self.state.peers.items()
+            if peer.up and (peer.applied.get(leader, 0) >= tick or node == leader)
+        ]
+        others = [node for node in able if node != not_again] or able
+        return min(others, key=lambda node: (len(busy.get(node, ())), node != leader, node), default=None)
+
+    def on_fetch(self, peer: str, message: Fetch) -> None:
+        """Give a peer what it wants of what we have."""
+        have = {leader: tick for leader, tick in message.wants.items() if tick <= self.state.applied.get(leader, 0)}
+        if have:
+            self.state.emit(SendEntries(peer, have, min(message.limit, 16_000_000)))

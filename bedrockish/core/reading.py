@@ -1,0 +1,102 @@
+"""Strict reads: execute first, then ask a majority whether anything that it did not see writes what it read.
+
+Asked in this order the answer is valid as of the snapshot, so the read is strictly serializable in one round trip, and
+nothing of it is left anywhere.
+"""
+
+from dataclasses import dataclass, field
+
+import cbor2
+
+from bedrockish.core.messages import Check, Checked
+from bedrockish.core.records import Prepared
+from bedrockish.core.state import State
+from bedrockish.core.tickets import Ticket
+from journal.errors import EntryMalformedError
+from journal.footprint import Footprint, meeting
+from journal.transaction import Txid
+from journal.vector import Vector
+
+
+@dataclass(slots=True)
+class Read:
+    """One strict read on its way. ``clear`` are the voters with which nothing is in its way."""
+
+    ticket: int
+    overdue: float  # seconds at which it has been without enough answers for too long
+    clear: set[str] = field(default_factory=set)
+
+
+class Reading:
+    """Asks for our own strict reads, and answers those of others."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.reads: dict[int, Read] = {}
+        self._count = 0
+
+    def begin(self, ticket: Ticket, prepared: Prepared) -> bool | None:
+        """Ask whether a read is valid: None. True or False if we can tell ourselves that it is, or is not.
+
+        The more often it was tried, the longer it waits for answers: voters may be slower than we expect.
+        """
+        state, base, footprint = self.state, prepared.base, prepared.footprint
+        if next(iter(self._in_the_way(base, footprint)), None) is not None:
+            return False
+        self._count += 1
+        patience = state.settings.suspicion_ms / 1000 * 2 ** min(ticket.attempts - 1, 6)
+        overdue = min(state.now.seconds + patience, ticket.deadline)
+        clear = {state.me} if state.is_voter(state.me) else set()
+        read = self.reads[self._count] = Read(ticket.number, overdue, clear)
+        if len(read.clear) >= state.majority:
+            del self.reads[self._count]
+            return True
+        reads_only = Footprint(footprint.read_points, footprint.read_ranges)
+        clock = state.clock.read(state.now.wall_ms)
+        state.send_voters(Check(self._count, dict(base), cbor2.dumps(reads_only.pack()), clock))
+        return None
+
+    def _in_the_way(self, base: Vector, footprint: Footprint) -> list[Txid]:
+        state = self.state
+        others = [
+            transaction.txid
+            for transaction in state.recent.outside(base)
+            if meeting(transaction.footprint, footprint) is not None
+        ]
+        reads_only = Footprint(footprint.read_points, footprint.read_ranges)
+        others.extend(found.other for found in state.pending.conflicts(reads_only))
+        return others
+
+    def on_check(self, peer: str, message: Check) -> None:
+        """Answer somebody's strict read."""
+        try:
+            footprint = Footprint.unpack(cbor2.loads(message.footprint))
+        except (cbor2.CBORError, ValueError, EntryMalformedError):
+            return
+        state = self.state
+        if not self._reaches_back(message.vector):
+            return  # too old to tell: silence makes it run again on a newer snapshot
+        others = self._in_the_way(message.vector, footprint)
+        state.send(peer, Checked(message.read, tuple(others[:16]), state.clock.read(state.now.wall_ms)))
+
+    def _reaches_back(self, base: Vector) -> bool:
+        return all(base.get(leader, 0) >= tick for leader, tick in self.state.recent.floor.items())
+
+    def on_checked(self, peer: str, message: Checked) -> tuple[int, bool] | None:
+        """Count an answer; (ticket, whether its read is valid) when that is settled."""
+        read = self.reads.get(message.read)
+        if read is None or not self.state.is_voter(peer):
+            return None
+        if message.others:
+            del self.reads[message.read]
+            return read.ticket, False
+        read.clear.add(peer)
+        if len(read.clear) >= self.state.majority:
+            del self.reads[message.read]
+            return read.ticket, True
+        return None
+
+    def overdue(self) -> list[int]:
+        """Take the reads that got no answer for a while."""
+        late = [number for number, read in self.reads.items() if self.state.now.seconds > read.overdue]
+        return [self.reads.pop(number).ticket for number in late]

@@ -1,0 +1,180 @@
+"""The values that the core and its driver hand to each other: what was executed, what must be kept, what was kept.
+
+They are plain data. The engine makes a ``Prepared`` of a request; the core makes a ``Transaction`` of it; a ``Vote`` is
+what a node has promised about somebody's transaction; ``Recovered`` is all that a node finds in its file at the start.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import cbor2
+
+from journal.entry import Entry
+from journal.errors import EntryMalformedError
+from journal.footprint import Footprint
+from journal.transaction import Transaction, Txid
+from journal.vector import Vector, canonical, check
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What executing a request gave, before anybody has agreed to it.
+
+    Attributes:
+        base: the commits that it saw: the applied vector of its snapshot.
+        schema: version of the schema that it ran on.
+        readonly: it wrote nothing; ``result`` is the answer and ``changes`` is empty.
+        kind: ``rows``, ``schema`` or ``members``.
+        footprint: what it read and wrote.
+        changes: encoded changes (see ``journal.changes``).
+        result: encoded results (see ``bedrockish.requests``).
+    """
+
+    base: Vector
+    schema: int
+    readonly: bool
+    kind: str
+    footprint: Footprint
+    changes: bytes
+    result: bytes
+
+
+@dataclass(slots=True)
+class Vote:
+    """What this node has promised about one transaction. Durable before any answer that rests on it leaves.
+
+    Attributes:
+        txid: the transaction's name.
+        transaction: the transaction itself, so that any voter can finish it; None if only its rollback was seen.
+        held: approved, or held for a recovery; while the outcome is unknown it is *pending*.
+        promised: the highest ballot promised (0: none; 1: its leader's rollback; 2 and above: recoveries).
+        accepted: the highest (ballot, commit?) accepted, or None.
+    """
+
+    txid: Txid
+    transaction: Transaction | None
+    held: bool = False
+    promised: int = 0
+    accepted: tuple[int, bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of the cluster.
+
+    Attributes:
+        node: its name.
+        address: ``host:port`` at which it listens.
+        voter: whether it approves transactions; a learner only applies them.
+        store: random id of its file; empty until it is known.
+    """
+
+    node: str
+    address: str
+    voter: bool = True
+    store: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who is in the cluster, as of some commit. Version 0 is what the cluster was founded with."""
+
+    version: int
+    members: Mapping[str, Member]
+
+    @property
+    def voters(self) -> list[str]:
+        """Names of the voters, sorted."""
+        return sorted(node for node, member in self.members.items() if member.voter)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of all members, sorted."""
+        return sorted(self.members)
+
+
+def encode_membership(membership: Membership) -> bytes:
+    """Return the canonical bytes of a membership: [version, {node: [address, voter, store]}]."""
+    members = {m.node: [m.address, m.voter, m.store] for m in (membership.members[n] for n in membership.nodes)}
+    return cbor2.dumps([membership.version, members])
+
+
+def decode_membership(data: bytes) -> Membership:
+    """Read what ``encode_membership`` wrote.
+
+    Raises:
+        EntryMalformedError: the bytes are not a membership.
+    """
+    try:
+        version, packed = cbor2.loads(data)
+        members = [Member(node, address, voter, store) for node, (address, voter, store) in packed.items()]
+    except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
+        raise EntryMalformedError(f"these {len(data)} bytes are not a membership: {error}") from error
+    texts = (text for member in members for text in (member.node, member.address, member.store))
+    if type(version) is not int or version < 0 or not all(isinstance(text, str) for text in texts):
+        raise EntryMalformedError("a membership should be a version and members with names, addresses and stores")
+    return Membership(version, {member.node: member for member in members})
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What a new node was told when the cluster took it in; until it has caught up, its own file does not say so.
+
+    Attributes:
+        membership: the members at that moment, the new node among them.
+        vector: what the cluster had committed then: with all of it applied, the node has caught up.
+    """
+
+    membership: Membership
+    vector: Vector
+
+
+def encode_joining(joining: Joining) -> bytes:
+    """Return the bytes in which a new node's file keeps what it was told."""
+    return cbor2.dumps([encode_membership(joining.membership), canonical(joining.vector)])
+
+
+def decode_joining(data: bytes) -> Joining:
+    """Read what ``encode_joining`` wrote.
+
+    Raises:
+        EntryMalformedError: the bytes are something else.
+    """
+    try:
+        membership, vector = cbor2.loads(data)
+        return Joining(decode_membership(membership), check(vector))
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise EntryMalformedError(f"these {len(data)} bytes do not say what a node joined: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a node finds in its own file when it starts.
+
+    Attributes:
+        node: its name.
+        store: random id of the file.
+        membership: the membership in force.
+        applied: the last tick applied of each timeline.
+        heads: hash of that last entry of each timeline.
+        window: recent entries, newest last, whose footprints conflict tests still need.
+        votes: every vote on record.
+        ceiling: the clock never went above this before the restart.
+        cut: the highest cut that was ever announced (section 6 of the protocol).
+        batches: how many durable batches this file has seen.
+        safe: a safe time known before the restart.
+        joining: what a new node was told when it was taken in; None once it has caught up.
+    """
+
+    node: str
+    store: str
+    membership: Membership
+    applied: Vector = field(default_factory=dict)
+    heads: Mapping[str, bytes] = field(default_factory=dict)
+    window: tuple[Entry, ...] = ()
+    votes: tuple[Vote, ...] = ()
+    ceiling: int = 0
+    cut: int = 0
+    batches: int = 0
+    safe: int = 0
+    joining: Joining | None = None

@@ -1,0 +1,139 @@
+"""Closed, cut and safe: up to which clock nothing can appear any more (section 6 of the protocol).
+
+* closed: this node approves nothing at or below it.
+* cut: a majority has closed that far, and all they had applied is applied here. Durable before it is told.
+* safe: a majority has cut that far, and all they had applied is applied here. Nothing at or below it can still appear
+  anywhere. The second round is what makes this hold against recoveries.
+"""
+
+from collections import deque
+
+from bedrockish.clock import pack
+from bedrockish.core.effects import Forget, Keep
+from bedrockish.core.messages import Gossip
+from bedrockish.core.ordering import Ordering
+from bedrockish.core.state import State
+from journal.vector import canonical, covers
+
+IDLE_CUT_S = 1.0  # seconds between two moves of the cut when there is nothing that waits for it
+
+
+class Safety:
+    """Keeps the three times, and lets go of what they make superfluous."""
+
+    def __init__(self, state: State, ordering: Ordering) -> None:
+        self.state = state
+        self.ordering = ordering
+        self._cut_at = -IDLE_CUT_S
+        self._readings: deque[tuple[float, int]] = deque()  # (seconds, clock) of late, oldest first
+
+    def on_gossip(self, peer: str, message: Gossip) -> None:
+        """Take in what a peer has applied, closed and cut."""
+        known = self.state.peers.get(peer)
+        if known is None:
+            return
+        known.applied = message.applied
+        had, have = message.applied.get(self.state.me, 0), self.state.taken.get(self.state.me, 0)
+        if had > have:  # we alone write our timeline, and we do so before anybody hears of it
+            self.state.lost = self.state.lost or (
+                f"node {self.state.me} has lost commits of its own, and so has forgotten what it promised: {peer} has "
+                f"{had} that it led, its file has {have}; stop it, run 'bedrockish member replace URL {self.state.me} "
+                "NEW', and then 'bedrockish join URL --voter' for the node NEW on an empty file"
+            )
+        self.state.hear_wall(known, message.wall_ms)
+        known.report = (message.applied, message.closed, message.cut)
+        self.ordering.want(message.applied)
+        self._cover()
+
+    def _cover(self) -> None:
+        for known in self.state.peers.values():
+            if known.report is not None and covers(self.state.applied, known.report[0]):
+                known.closed = max(known.closed, known.report[1])
+                known.cut = max(known.cut, known.report[2])
+                known.report = None
+
+    def advance(self) -> None:
+        """Move the three times on, as far as they go."""
+        state = self.state
+        self._cover()
+        pending, unapplied = state.pending.smallest_clock(), self.ordering.smallest_unapplied()
+        lowest = min((clock for clock in (pending, unapplied) if clock is not None), default=None)
+        closable = self._read_a_while_ago()
+        if lowest is not None:
+            closable = min(closable, lowest - 1)
+        state.closed = max(state.closed, closable)
+        cut = min(self._reached("closed"), state.closed)
+        if lowest is not None:
+            cut = min(cut, lowest - 1)
+        if cut > state.cut and self._worth_a_sync():
+            state.cut = cut
+            self._cut_at = state.now.seconds
+            state.emit(Keep("cut", cut))
+        safe = self._reached("cut")
+        if safe > state.safe:
+            state.safe = safe
+            state.emit(Keep("safe", safe))
+            self._forget()
+
+    def _worth_a_sync(self) -> bool:
+        """Whether the cut should move now: it has to be durable, and an idle node need not sync at every heartbeat."""
+        state = self.state
+        if state.done or state.votes or state.outcomes:
+            return True  # something waits to become safe
+        return state.now.seconds - self._cut_at >= IDLE_CUT_S
+
+    def _read_a_while_ago(self) -> int:
+        """Return what the clock said ``closing_lag_ms`` ago.
+
+        That, and not the clock less so many milliseconds, or a clock that only counts (it is logical, or the wall
+        went backwards) would never close what it counted last.
+        """
+        state = self.state
+        self._readings.append((state.now.seconds, state.clock.read(state.now.wall_ms)))
+        latest = state.now.seconds - state.settings.closing_lag_ms / 1000
+        while len(self._readings) > 1 and self._readings[1][0] <= latest:
+            self._readings.popleft()
+        seconds, clock = self._readings[0]
+        return clock if seconds <= latest else 0
+
+    def _reached(self, name: str) -> int:
+        """Return the largest clock that a majority of the voters has reached, as far as we have covered their words."""
+        state = self.state
+        own = 0 if state.barred else {"closed": state.closed, "cut": state.cut}[name]
+        clocks = []
+        for node in state.voters:
+            clocks.append(own if node == state.me else getattr(state.peers[node], name))
+        clocks.sort(reverse=True)
+        return int(clocks[state.majority - 1])
+
+    def gossip(self) -> None:
+        """Tell everybody where we stand."""
+        self.state.send_all(self._report())
+
+    def gossip_to(self, peer: str) -> None:
+        """Tell one peer where we stand."""
+        self.state.send(peer, self._report())
+
+    def _report(self) -> Gossip:
+        state = self.state
+        clock = state.clock.read(state.now.wall_ms)
+        # One that has forgotten its promises cannot say what it has closed: safe time may not rest on it.
+        closed, cut = (0, 0) if state.barred else (state.closed, state.cut)
+        return Gossip(canonical(state.applied), closed, cut, clock, state.store, state.batches, state.wall_ms)
+
+    def _forget(self) -> None:
+        """Drop what safe time decides: up to it, the journal is the whole truth."""
+        state, safe = self.state, self.state.safe
+        for txid in [txid for txid in state.votes if txid.clock <= safe]:
+            if txid in state.pending:
+                # Pending here, and yet below safe: not in the journal, so it can never be committed.
+                state.end(txid, commit=False)
+            del state.votes[txid]
+            state.emit(Forget(txid))
+        waiting = {entry.txid for queue in self.ordering.waiting.values() for entry in queue}
+        for txid in [txid for txid in state.outcomes if txid.clock <= safe and txid not in waiting]:
+            if txid not in state.ended:
+                del state.outcomes[txid]
+        state.done = {txid for txid in state.done if txid.clock > safe}
+        state.own_ends = {txid: end for txid, end in state.own_ends.items() if end[0] > state.closed}
+        state.recent.forget(safe - pack(state.settings.conflict_window_ms))

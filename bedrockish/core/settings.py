@@ -1,0 +1,51 @@
+"""The numbers that an operator may turn. All durations are milliseconds."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Timings and bounds of one node.
+
+    Attributes:
+        heartbeat_ms: how often a node tells the others what it has applied and closed.
+        suspicion_ms: how long a leader may be silent before others finish its transactions.
+        closing_lag_ms: how far behind its clock a node closes time; transactions slower than this are told TOO LATE.
+        conflict_window_ms: how old a snapshot may be at BEGIN, and how long footprints are kept (twice that at most).
+        clock_offset_ms: a BEGIN whose clock is further than this ahead of our wall clock is refused.
+        clock_block_ms: how far ahead the clock's ceiling is made durable at a time.
+        fetch_after_ms: how long a gap in a timeline may last before it is fetched.
+        fetch_bytes: how much of a timeline is asked for at a time.
+        retry_ms_min: first pause before a rejected command is run again; doubled each time, with jitter.
+        retry_ms_max: longest such pause.
+        forwarding: whether a command that meets a pending transaction is sent to that one's leader.
+        barrier_ms: how long new transactions wait so that a schema or membership change can get through.
+    """
+
+    heartbeat_ms: int = 100
+    suspicion_ms: int = 1_000
+    closing_lag_ms: int = 500
+    conflict_window_ms: int = 60_000
+    clock_offset_ms: int = 5_000
+    clock_block_ms: int = 1_000
+    fetch_after_ms: int = 50
+    fetch_bytes: int = 4_000_000
+    retry_ms_min: int = 2
+    retry_ms_max: int = 200
+    barrier_ms: int = 300
+    forwarding: bool = True
+
+
+def approvals_needed(voters: int) -> int:
+    """Return the approval quorum q(n) = max(n//2+1, (n+f)//2): a plain majority up to 6 voters, and more from 7 on.
+
+    With a plain majority two orphaned, conflicting transactions could each have been committed as far as the survivors
+    can tell, and neither could ever be decided (``docs/protocol.md``, the trace at seven voters).
+    """
+    failures = (voters - 1) // 2
+    return max(majority(voters), (voters + failures) // 2)
+
+
+def majority(voters: int) -> int:
+    """Return the smallest number of voters of which any two sets share a node."""
+    return voters // 2 + 1

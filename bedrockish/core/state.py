@@ -1,0 +1,333 @@
+"""What one node knows: the ground that all parts of the core stand on.
+
+Only facts live here, and the few operations that keep them consistent with each other. What to do about the facts is
+the business of ``leading``, ``voting``, ``recovery``, ``ordering`` and ``safety``.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bedrockish.clock import HybridClock, pack
+from bedrockish.core.conflicts import Pending, Recent
+from bedrockish.core.effects import Effect, Forget, Keep, Persist, Send, SetMembers
+from bedrockish.core.events import Now
+from bedrockish.core.messages import Message
+from bedrockish.core.records import Membership, Recovered, Vote
+from bedrockish.core.settings import Settings, approvals_needed, majority
+from bedrockish.requests import Token
+from journal.transaction import Transaction, Txid
+from journal.vector import Vector, covers
+
+ENDED = 1 << 62  # the ballot under which a decided rollback is kept: above any that a recovery can reach
+
+
+@dataclass(slots=True)
+class Peer:
+    """What this node knows of another.
+
+    Attributes:
+        up: whether messages to it can arrive.
+        heard: seconds at which it was last heard of.
+        applied: what it said to have applied.
+        report: its latest (applied, closed, cut), not yet covered by what we have applied; or None.
+        closed, cut: its latest report that we have covered.
+        wall_ahead_ms: its wall clock less our monotonic one, when it last told; None if it never did.
+        suspected: we have begun to finish its transactions without it.
+        patience: how many times ``suspicion_ms`` it may be silent; doubled when it was suspected and is alive.
+    """
+
+    up: bool = False
+    heard: float = 0.0
+    applied: Vector = field(default_factory=dict)
+    report: tuple[Vector, int, int] | None = None
+    closed: int = 0
+    cut: int = 0
+    clock: int = 0
+    wall_ahead_ms: int | None = None
+    suspected: bool = False
+    patience: float = 1.0
+
+
+class State:
+    """The facts of one node.
+
+    Invariants:
+        ``applied <= taken`` in every component; an entry is taken in the order of its timeline.
+        A txid in ``outcomes`` is not pending.
+        ``cut <= closed``; neither goes back.
+    """
+
+    def __init__(
+        self,
+        recovered: Recovered,
+        settings: Settings,
+        draw: Callable[[], float],
+        now: Now,
+        *,
+        follows_wall: bool = True,
+    ) -> None:
+        self.me = recovered.node
+        self.store = recovered.store
+        self.batches = recovered.batches
+        self.settings = settings
+        self.draw = draw
+        self.now = now
+        self.wall_ms = now.wall_ms
+        self.membership: Membership = recovered.membership
+        self.joining = recovered.joining
+        self.accused: dict[str, str] = {}  # peers that take our file for another one, and what they say
+        self.lost = ""  # what we found out about our file ourselves
+        self.clock = HybridClock(recovered.ceiling, follows_wall=follows_wall)
+        self.ceiling = recovered.ceiling
+        self.floor = recovered.ceiling
+        self.applied: dict[str, int] = dict(recovered.applied)
+        self.taken: dict[str, int] = dict(recovered.applied)
+        self.heads: dict[str, bytes] = dict(recovered.heads)
+        self.votes: dict[Txid, Vote] = {}
+        self.pending = Pending()
+        self.recent = Recent()
+        self.outcomes: dict[Txid, bool] = {}
+        self.done: set[Txid] = set()  # applied, under some place; above safe
+        self.own_ends: dict[Txid, tuple[int, Transaction]] = {}
+        self.closed = recovered.cut
+        self.cut = recovered.cut
+        self.safe = recovered.safe
+        self.peers: dict[str, Peer] = {}
+        self.voters: list[str] = []
+        self._reading: Now | None = None
+        self._walls: list[int] = []  # the other voters' wall clocks, less our monotonic one
+        self.effects: list[Effect] = []
+        self.counts: Counter[str] = Counter()  # what happened, for people who watch
+        self.ended: list[Txid] = []  # whose outcome became known in this step
+        self.released: list[Txid] = []  # no longer pending in this step, because their rollback was accepted
+        self.progress = False  # something was applied in this step
+        self._timers: list[tuple[float, int, str, object]] = []
+        self._timer_count = 0
+        self.set_peers()
+        self._recover(recovered)
+
+    def _recover(self, recovered: Recovered) -> None:
+        for entry in recovered.window:
+            self.recent.add(entry.place, entry.transaction)
+            if entry.txid.clock > self.safe:
+                self.done.add(entry.txid)
+                self.outcomes[entry.txid] = True
+        self.recent.reaches_back_to(recovered.applied)
+        for vote in recovered.votes:
+            if self.outcomes.get(vote.txid) or vote.txid.clock <= self.safe:
+                self.effects.append(Forget(vote.txid))
+                continue
+            self.votes[vote.txid] = vote
+            if vote.accepted is not None and vote.accepted == (ENDED, False):
+                self.outcomes[vote.txid] = False
+            elif vote.held and vote.transaction is not None:
+                self.pending.add(vote.transaction, self.now.seconds)
+
+    # -- members ---------------------------------------------------------------------------------------------------
+
+    def set_peers(self) -> None:
+        """Keep a record of every other member, and of nobody else."""
+        others = [node for node in self.links().nodes if node != self.me]
+        self.peers = {node: self.peers.get(node, Peer(heard=self.now.seconds)) for node in others}
+        self.voters = self.membership.voters
+        self._hear_walls()
+
+    def links(self) -> Membership:
+        """Return whom to keep links to: the members, and until a new node has caught up, those that took it in."""
+        if self.joining is None:
+            return self.membership
+        told = self.joining.membership
+        return Membership(told.version, {**self.membership.members, **told.members})
+
+    def check_joined(self) -> None:
+        """Become an ordinary member as soon as everything is applied that the cluster had when it took us in."""
+        told = self.joining
+        if told is None or self.membership.version < told.membership.version:
+            return
+        if covers(self.applied, told.vector):
+            self.joining = None
+            self.set_peers()
+            self.effects += [Keep("joining", 0), SetMembers(self.membership)]
+
+    @property
+    def barred(self) -> str:
+        """Why this node neither votes nor leads: it has forgotten what it promised; empty if it may."""
+        return self.lost or next(iter(self.accused.values()), "")
+
+    @property
+    def trouble(self) -> str:
+        """Why this node takes no requests, for people; empty if it does."""
+        if self.barred:
+            return self.barred
+        if self.joining is not None:
+            return f"node {self.me} is new and still catching up; ask {', '.join(self.joining.membership.voters)}"
+        if self.me not in self.membership.members:
+            return (
+                f"node {self.me} is no longer a member of the cluster; ask {', '.join(self.voters)}, and stop this node"
+            )
+        return ""
+
+    def is_voter(self, node: str) -> bool:
+        """Whether a node is a voter now, and may vote if it is this one."""
+        member = self.membership.members.get(node)
+        return member is not None and member.voter and not (self.barred and node == self.me)
+
+    @property
+    def quorum(self) -> int:
+        """How many approvals a commit needs."""
+        return approvals_needed(len(self.voters))
+
+    @property
+    def majority(self) -> int:
+        """How many voters a promise, an acceptance or a closed time needs."""
+        return majority(len(self.voters))
+
+    def has_seen(self, token: Token) -> bool:
+        """Whether this node has all that a session has seen."""
+        # A label may have died with all its holders; then safe time tells that nothing up to the token is missing.
+        return covers(self.applied, token.vector) or (token.clock > 0 and self.safe >= token.clock)
+
+    # -- speaking --------------------------------------------------------------------------------------------------
+
+    def emit(self, effect: Effect) -> None:
+        """Ask the driver for something."""
+        self.effects.append(effect)
+
+    def send(self, peer: str, message: Message) -> None:
+        """Say something to one peer."""
+        self.effects.append(Send(peer, message))
+
+    def send_voters(self, message: Message) -> None:
+        """Say something to every other voter."""
+        for node in self.voters:
+            if node != self.me:
+                self.effects.append(Send(node, message))
+
+    def send_all(self, message: Message) -> None:
+        """Say something to every other member."""
+        for node in self.peers:
+            self.effects.append(Send(node, message))
+
+    # -- the wall --------------------------------------------------------------------------------------------------
+
+    def set_now(self, now: Now) -> None:
+        """Take a reading of the driver's clocks, and believe of the wall what most voters would believe.
+
+        The cluster's clock never goes back, so one wall clock that is hours ahead, for a moment, would put it hours
+        ahead for good. So a node follows its wall no further than ``clock_offset_ms`` ahead of the middle one of those
+        that it knows, and not at all before it has heard from a majority.
+        """
+        if now is self._reading:
+            return  # several events of one turn share a reading
+        self._reading = now
+        self.wall_ms = now.wall_ms
+        if len(self.voters) > 1:
+            if len(self._walls) + self.is_voter(self.me) < self.majority:
+                now = Now(now.seconds, 0)
+            else:
+                seconds_ms = int(now.seconds * 1000)
+                known = sorted([*self._walls, now.wall_ms - seconds_ms])
+                most = known[(len(known) - 1) // 2] + seconds_ms + self.settings.clock_offset_ms
+                now = Now(now.seconds, max(0, min(now.wall_ms, most)))
+        self.now = now
+
+    def hear_wall(self, peer: Peer, wall_ms: int) -> None:
+        """Note what a peer's wall clock says."""
+        peer.wall_ahead_ms = wall_ms - int(self.now.seconds * 1000)
+        self._hear_walls()
+
+    def _hear_walls(self) -> None:
+        told = [peer.wall_ahead_ms for node, peer in self.peers.items() if self.is_voter(node)]
+        self._walls = [ahead for ahead in told if ahead is not None]
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def timer(self, after_ms: float, name: str, subject: object = None) -> None:
+        """Have ``name`` called with ``subject`` after a while."""
+        self._timer_count += 1
+        heapq.heappush(self._timers, (self.now.seconds + after_ms / 1000, self._timer_count, name, subject))
+
+    def due(self) -> list[tuple[str, object]]:
+        """Take the timers that have come."""
+        due = []
+        while self._timers and self._timers[0][0] <= self.now.seconds:
+            _, _, name, subject = heapq.heappop(self._timers)
+            due.append((name, subject))
+        return due
+
+    def deadline(self) -> float | None:
+        """Return the seconds at which the next timer comes."""
+        return self._timers[0][0] if self._timers else None
+
+    def tick(self) -> int:
+        """Return a new clock value, above all this node has seen, closed or promised."""
+        self.clock.adjust(self.closed)
+        return self.clock.tick(self.now.wall_ms)
+
+    def keep_ceiling(self) -> None:
+        """Make a higher ceiling durable, in time, before a clock above the old one can leave this node."""
+        if self.clock.value > self.ceiling:
+            self.ceiling = self.clock.value + pack(self.settings.clock_block_ms)
+            self.effects.insert(0, Keep("clock_ceiling", self.ceiling))
+
+    # -- votes and outcomes ----------------------------------------------------------------------------------------
+
+    def vote(self, txid: Txid, transaction: Transaction | None = None) -> Vote:
+        """Return the vote on a transaction; a new one if there is none."""
+        vote = self.votes.get(txid)
+        if vote is None:
+            vote = self.votes[txid] = Vote(txid, transaction)
+        elif vote.transaction is None:
+            vote.transaction = transaction
+        return vote
+
+    def persist(self, vote: Vote) -> None:
+        """Have a vote kept."""
+        self.effects.append(Persist(vote))
+
+    def hold(self, transaction: Transaction) -> Vote:
+        """Make a transaction pending here, durably."""
+        vote = self.vote(transaction.txid, transaction)
+        vote.held = True
+        if transaction.txid not in self.pending:
+            self.pending.add(transaction, self.now.seconds)
+        self.persist(vote)
+        return vote
+
+    def accept_rollback(self, txid: Txid) -> bool:
+        """Accept a leader's rollback (ballot 1); False if a higher ballot is promised."""
+        if self.outcomes.get(txid) is not None:
+            return not self.outcomes[txid]
+        if txid.leader == self.me:
+            return True  # carried by a later one of ours that somebody recovers: pending until a majority has accepted
+        vote = self.vote(txid)
+        if vote.promised > 1:
+            return False
+        vote.promised, vote.accepted, vote.held = 1, (1, False), False
+        if txid in self.pending:
+            self.pending.remove(txid)
+            self.released.append(txid)
+        self.persist(vote)
+        return True
+
+    def end(self, txid: Txid, *, commit: bool) -> None:
+        """Learn the outcome of a transaction."""
+        known = self.outcomes.get(txid)
+        assert known is None or known == commit, f"{txid} has two outcomes"
+        if known is not None:
+            return
+        self.outcomes[txid] = commit
+        self.pending.remove(txid)
+        self.ended.append(txid)
+        vote = self.votes.get(txid)
+        if vote is None:
+            return
+        if vote.transaction is not None and commit:
+            self.recent.decide(vote.transaction)
+        if not commit:
+            if txid.leader == self.me and vote.transaction is not None:
+                self.own_ends[txid] = (self.clock.read(self.now.wall_ms), vote.transaction)
+            vote.promised, vote.accepted, vote.held = ENDED, (ENDED, False), False
+            self.persist(vote)

@@ -1,0 +1,132 @@
+"""A ticket: one client's request on its way through this node, and what it is told when it cannot be done."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from bedrockish.core.messages import Reject
+from bedrockish.core.records import Prepared
+from bedrockish.core.settings import Settings
+from bedrockish.errors import BedrockishError, ConflictError, DeadlineError, OutcomeUnknownError
+from bedrockish.requests import Answer, Request, Token
+from journal.footprint import Footprint, object_of
+from journal.transaction import Transaction, Txid
+from journal.vector import merge
+
+ENDING_MS = 1_500  # how long a ticket past its deadline waits for the end of its last attempt
+READ_AGAIN_MS = 5  # pause before a strict read that met a writer is executed again
+
+
+class Stage(Enum):
+    """Where a ticket is."""
+
+    TOKEN = "waits until this node has seen what its session has"
+    EXECUTING = "is being executed"
+    CHECKING = "asks a majority whether its read is valid"
+    FORWARDED = "is with the leader of what it conflicts with"
+    WAITING = "waits for a transaction that it conflicts with"
+    PAUSED = "pauses before it is executed again"
+    IN_FLIGHT = "waits for approvals"
+    ENDING = "is past its deadline and waits for the end of its last attempt"
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One client's request.
+
+    Attributes:
+        number: the driver's name for it.
+        deadline: seconds at which the client stops waiting.
+        attempts: how often it was executed.
+        forwards: how often it was sent to another leader.
+        rejections: how often voters turned it down.
+        footprint: of its last execution.
+        read: what it read, while a majority is asked about it.
+        open: its transactions of which the end is not known yet.
+        behind: tickets that wait until this one, which goes first, is in flight or done.
+        last: the last reject that named another transaction.
+        once: it cannot be executed again: what it did rests on what its client has been told of its reads.
+        error: what to answer when the last of its attempts has ended without a commit.
+    """
+
+    number: int
+    request: Request
+    deadline: float
+    stage: Stage = Stage.TOKEN
+    attempts: int = 0
+    forwards: int = 0
+    rejections: int = 0
+    footprint: Footprint | None = None
+    read: Prepared | None = None
+    open: set[Txid] = field(default_factory=set)
+    behind: deque[int] = field(default_factory=deque)
+    last: Reject | None = None
+    once: bool = False
+    error: BedrockishError | None = None
+
+    def lost_to(self) -> Txid | None:
+        """Return the elder transaction, if it was one, that its last attempt was rejected for."""
+        lost = self.last
+        return lost.other if lost is not None and lost.other is not None and lost.other < lost.txid else None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One transaction of ours in flight. ``counting`` ends when we give it up, or promise it to a recovery."""
+
+    transaction: Transaction
+    ticket: int
+    since: float
+    approvals: dict[str, int] = field(default_factory=dict)
+    rejects: dict[str, Reject] = field(default_factory=dict)
+    counting: bool = True
+
+
+def committed(ticket: Ticket, transaction: Transaction, place: tuple[str, int]) -> Answer:
+    """Return the answer of a ticket whose transaction was committed at a place."""
+    seen = ticket.request.token
+    vector = merge(transaction.base, {place[0]: place[1]}, seen.vector)
+    return Answer(transaction.result, Token(vector, max(transaction.txid.clock, seen.clock)), place, ticket.attempts)
+
+
+def retry_pause_ms(ticket: Ticket, settings: Settings, draw: float) -> float:
+    """Return how long a ticket pauses after a rejection: longer each time, with jitter."""
+    ceiling: float = min(settings.retry_ms_max, settings.retry_ms_min * 2 ** min(ticket.rejections, 10))
+    return ceiling * (0.25 + 0.75 * draw)
+
+
+def unknown(ticket: Ticket) -> BedrockishError:
+    """Return the error for a ticket of which nobody can tell now whether it happened."""
+    command = ticket.request.command
+    return OutcomeUnknownError(
+        f"no majority could be asked what became of command {command}; send it again with the same id to learn it",
+        command=command,
+    )
+
+
+def did_not_happen(ticket: Ticket, quorum: int) -> BedrockishError:
+    """Return the error for a ticket of which every attempt is known to have ended without a commit."""
+    reject, request = ticket.last, ticket.request
+    if ticket.error is not None:
+        return ticket.error
+    if reject is None or reject.other is None:
+        return DeadlineError(
+            f"no quorum of {quorum} approvals in {request.timeout_s:g} s; command {request.command} did not happen"
+        )
+    name = readable(object_of(reject.key))
+    return ConflictError(
+        f"command {request.command} met {reject.other} of {reject.other.leader} on {name} in {ticket.attempts} "
+        "attempts; it did not happen, and it is safe to run it again",
+        table=name,
+        key=reject.key.hex(),
+        other=str(reject.other),
+        leader=reject.other.leader,
+        attempts=ticket.attempts,
+    )
+
+
+def readable(name: str) -> str:
+    """Return an object's name as a person reads it: ``t:account`` is ``table account``."""
+    kind, _, rest = name.partition(":")
+    words = {"t": f"table {rest}", "i": f"index {rest}", "s": f"the schema of {rest}", "c": "its own earlier run"}
+    return words.get(kind, name)

@@ -1,0 +1,157 @@
+"""Everything a caller of bedrockish can catch.
+
+Three answers are kept apart by type, because a caller must act on them differently: it did not happen (every error but
+one), it happened (no error), and it cannot be told yet (``OutcomeUnknownError``, which carries the id to ask by).
+
+Each class has a stable ``code`` for programs, says whether trying again can help (``retry``), and with which status a
+command-line program ends (``exit_code``).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class BedrockishError(Exception):
+    """Base of everything that bedrockish raises on purpose. Anything else that comes out is a bug of ours.
+
+    Attributes:
+        code: a stable word for programs.
+        retry: whether the same request can succeed later.
+        exit_code: status of a command-line program that ends with this error.
+        details: the facts in the text, as plain data.
+    """
+
+    code: ClassVar[str] = "error"
+    retry: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: Mapping[str, Any] = details
+
+
+class UsageError(BedrockishError):
+    """Raised when the request itself is wrong. Nothing happened; trying again does not help."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """Raised when a configuration file, a flag, a URL or an environment variable is unusable. Nothing was started."""
+
+    code = "config"
+
+
+class SqlError(UsageError):
+    """Raised when SQLite refuses a statement: syntax, a missing table, a wrong number of parameters. Nothing happened.
+
+    ``details`` may have ``sql`` and ``offset`` (characters into it).
+    """
+
+    code = "sql"
+
+
+class ConstraintError(UsageError):
+    """Raised when a statement breaks a constraint: UNIQUE, CHECK, NOT NULL, a foreign key. Nothing of the
+    transaction happened; it saw data that forbids it, so the same request can only succeed once that data changes.
+    """
+
+    code = "constraint"
+
+
+class UnsupportedError(UsageError):
+    """Raised for what a replicated database cannot do. Nothing happened; the text names the way out."""
+
+    code = "unsupported"
+
+
+class TooLargeError(UsageError):
+    """Raised when a request or its result is over a stated limit. Nothing happened; split it or raise the limit."""
+
+    code = "too_large"
+
+
+class MembershipError(UsageError):
+    """Raised when a change of the cluster's members is refused. Nothing happened; the text names the way out.
+
+    ``details["reason"]`` is a stable word: ``unknown``, ``duplicate``, ``name``, ``address``, ``used``, ``behind``,
+    ``silent``, ``last``, ``quorum`` or ``action``.
+    """
+
+    code = "membership"
+
+
+class ClientClosedError(UsageError):
+    """Raised when a client is used after it was closed."""
+
+    code = "closed"
+
+
+class ConflictError(BedrockishError):
+    """Raised when a transaction lost against others until its patience was over. It did not happen; run it again.
+
+    ``details`` has ``table``, ``key`` and ``other``, the transaction that it lost against, whose prefix is its leader.
+    """
+
+    code = "conflict"
+    retry = True
+
+
+class UnavailableError(BedrockishError):
+    """Raised when no node can be reached, no quorum answers or this node is not caught up. It did not happen."""
+
+    code = "unavailable"
+    retry = True
+    exit_code = 3
+
+
+class DeadlineError(UnavailableError):
+    """Raised when the caller's time was over before anything was decided. It did not happen and will not."""
+
+    code = "deadline"
+
+
+class OutcomeUnknownError(BedrockishError):
+    """Raised when the answer was lost and cannot be had now: the command may have happened, or may yet.
+
+    ``details["command"]`` is the id. Sending the same command with the same id again is safe: it is applied once at
+    most, and the answer is that of the first time.
+    """
+
+    code = "unknown"
+    exit_code = 4
+
+
+class DamagedError(BedrockishError):
+    """Raised when a node must stop: its file, its journal or its memory is not what it must be."""
+
+    code = "damaged"
+    exit_code = 5
+
+
+class ProtocolMismatchError(BedrockishError):
+    """Raised when the other side does not speak our protocol, or not our version of it."""
+
+    code = "protocol"
+    exit_code = 3
+
+
+def _subclasses(cls: type[BedrockishError]) -> dict[str, type[BedrockishError]]:
+    found = {cls.code: cls}
+    for sub in cls.__subclasses__():
+        found.update(_subclasses(sub))
+    return found
+
+
+def pack_error(error: BedrockishError) -> dict[str, Any]:
+    """Return an error as plain data, to be sent to a client."""
+    return {"code": error.code, "message": error.message, "details": dict(error.details)}
+
+
+def unpack_error(packed: Mapping[str, Any]) -> BedrockishError:
+    """Rebuild the error that a node sent; a code that this version does not know becomes a plain BedrockishError."""
+    cls = _subclasses(BedrockishError).get(str(packed.get("code")), BedrockishError)
+    details = packed.get("details")
+    return cls(str(packed.get("message", "the node gave no reason")), **(details if isinstance(details, dict) else {}))

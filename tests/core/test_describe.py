@@ -1,0 +1,131 @@
+"""The printer: every message, effect and event is one line, and what is malformed is still a line."""
+
+from typing import get_args
+
+import pytest
+
+from bedrockish.core import effects as do
+from bedrockish.core import events as on
+from bedrockish.core import messages as say
+from bedrockish.core.describe import Printer, log_line
+from bedrockish.core.records import Membership, Prepared, Vote
+from bedrockish.core.state import ENDED
+from bedrockish.errors import DeadlineError
+from bedrockish.requests import Answer, Request, Token
+from journal.entry import GENESIS, Entry
+from journal.footprint import Footprint
+from journal.transaction import ROWS, Transaction, Txid
+
+ALICE, BETTY = Txid(1, "A"), Txid(2, "B")
+NAMES = {ALICE: "Alice", BETTY: "Betty"}
+PRINTER = Printer("ABCDE", lambda txid: NAMES.get(txid, str(txid)))
+
+
+def transaction(txid: Txid, *rollbacks: Txid) -> Transaction:
+    return Transaction(txid, {}, 0, 0, 0, "", "", ROWS, Footprint(), b"", b"", rollbacks)
+
+
+BODY = transaction(ALICE).body
+ENTRY = Entry("A", 4, {"A": 4, "C": 0, "E": 0}, transaction(ALICE), None, GENESIS)
+ADOPTED = Entry("B", 1, {"B": 1, "C": 0}, transaction(ALICE), "A", GENESIS)
+
+MESSAGES: list[tuple[say.Message, str]] = [
+    (say.Begin(BODY), "BEGIN Alice"),
+    (say.Begin(transaction(BETTY, ALICE).body), "BEGIN Betty, which carries ROLLBACK Alice"),
+    (say.Begin(b"?"), "BEGIN 1 bytes that are no transaction"),
+    (say.Approve(ALICE, 0, 0), "APPROVE Alice"),
+    (say.Approve(Txid(10, "C"), 0, 0), "APPROVE C-a"),
+    (say.Reject(ALICE, say.Reason.FOR, BETTY, b"", 0), "REJECT Alice FOR Betty"),
+    (say.Reject(ALICE, say.Reason.TOO_LATE, None, b"", 0), "REJECT Alice TOO LATE"),
+    (say.Commit(ENTRY.label, None, ENTRY.hash, 0), "COMMIT Alice[4, *, 0, *, 0]"),
+    (say.Commit(ADOPTED.label, BODY, ADOPTED.hash, 0), "COMMIT Alice[*, 1, 0, *, *] ADOPTED FROM A"),
+    (say.Rollback(BETTY, 0), "ROLLBACK Betty"),
+    (say.Recover(BODY, 2, 0), "RECOVER Alice at ballot 2"),
+    (say.Promise(ALICE, 2, say.Standing.HELD, None, (), (), 0), "PROMISE Alice at ballot 2 HELD"),
+    (
+        say.Promise(ALICE, 3, say.Standing.BLOCKED, (2, False), (transaction(BETTY).body,), (BETTY,), 0),
+        "PROMISE Alice at ballot 3 BLOCKED BY Betty ACCEPTED ABORT at 2 ENDED Betty",
+    ),
+    (say.Accept(BODY, 2, True, 0), "ACCEPT COMMIT Alice at ballot 2"),
+    (say.Accepted(ALICE, 2, 0), "ACCEPTED Alice at ballot 2"),
+    (say.Accepted(ALICE, 1, 0), "ACCEPTED ROLLBACK Alice"),
+    (say.Refused(ALICE, 7, 0), "REFUSED Alice, promised 7"),
+    (say.Outcome(ALICE, True, "B", 1, 0), "OUTCOME Alice COMMITTED as B1"),
+    (say.Outcome(ALICE, False, "", 0, 0), "OUTCOME Alice ROLLED BACK"),
+    (say.Ask(ALICE, 0), "ASK Alice"),
+    (say.Gossip({"A": 1}, 1 << 22, 5, 0, "", 0, 0), "GOSSIP [1, 0, 0, 0, 0] closed 1ms+0 cut 0ms+5"),
+    (say.Fetch({"C": 2, "A": 1}, 9), "FETCH A1…, C2…"),
+    (say.Entries(((GENESIS, ENTRY.label, BODY),), 0), "ENTRIES A4 Alice"),
+    (say.Entries(((GENESIS, b"?", BODY),), 0), "ENTRIES what is no entry"),
+    (say.Entries((), 0), "ENTRIES none"),
+    (say.Check(1, {"B": 2}, b"", 0), "CHECK read 1 at [0, 2, 0, 0, 0]"),
+    (say.Checked(1, (), 0), "CHECKED read 1, nothing in its way"),
+    (say.Checked(1, (BETTY,), 0), "CHECKED read 1, met Betty"),
+    (say.Forward(b"", 0), "FORWARD a command"),
+    (say.Forwarded("order-7", b"", 0), "FORWARDED command order-7"),
+]
+
+EFFECTS: list[tuple[do.Effect, str]] = [
+    (do.Send("B", say.Ask(ALICE, 0)), "ASK Alice -> B"),
+    (do.Reply(7, Answer(b"", Token(), ("A", 4))), "answers ticket 7: committed as A4"),
+    (do.Reply(7, Answer(b"", Token())), "answers ticket 7: read"),
+    (do.Reply(7, DeadlineError("too late")), "answers ticket 7: DeadlineError: too late"),
+    (do.Execute(7), "executes ticket 7"),
+    (do.Admit(7, Request("order-7", ())), "takes command order-7 in as ticket 7"),
+    (do.Persist(Vote(ALICE, None, held=True)), "keeps its vote on Alice: held"),
+    (
+        do.Persist(Vote(ALICE, None, False, 1, (1, False))),
+        "keeps its vote on Alice: not held, promised 1, accepted ABORT at 1",
+    ),
+    (do.Persist(Vote(ALICE, None, False, ENDED, (ENDED, False))), "keeps its vote on Alice: rolled back"),
+    (do.Forget(ALICE), "drops its vote on Alice"),
+    (do.Keep("cut", 3 << 22), "keeps cut 3ms+0"),
+    (do.Apply(ENTRY, False), "applies A4 Alice"),
+    (do.Apply(ENTRY, True), "records the repeat A4 Alice"),
+    (do.SendEntries("B", {"A": 1}, 9), "sends B A1…"),
+    (do.SendOutcome("B", ALICE), "tells B what the journal says of Alice"),
+    (do.SetMembers(Membership(3, {})), "membership 3: "),
+    (do.Halt("a fork"), "halts: a fork"),
+]
+
+PREPARED = Prepared({"A": 1}, 0, True, ROWS, Footprint(), b"", b"")
+EVENTS: list[tuple[on.Event, str]] = [
+    (on.Submitted(7, Request("order-7", ())), "ticket 7 is submitted as command order-7"),
+    (on.Executed(7, PREPARED), "ticket 7 reads at [1, 0, 0, 0, 0]"),
+    (on.Dropped(7), "ticket 7 needs no more"),
+    (
+        on.Answered(7, DeadlineError("too late")),
+        "ticket 7, taken for another node, is answered: DeadlineError: too late",
+    ),
+    (on.Received("B", say.Ask(ALICE, 0)), "hears B: ASK Alice"),
+    (on.PeerUp("B"), "link to B is up"),
+    (on.PeerDown("B"), "link to B is down"),
+    (on.Accused("B", "another file"), "B turns us away: another file"),
+    (on.Woken(), "wakes"),
+]
+
+
+@pytest.mark.parametrize(("message", "text"), MESSAGES, ids=[text for _, text in MESSAGES])
+def test_messages(message: say.Message, text: str) -> None:
+    assert PRINTER.message(message) == text
+
+
+@pytest.mark.parametrize(("effect", "text"), EFFECTS, ids=[text for _, text in EFFECTS])
+def test_effects(effect: do.Effect, text: str) -> None:
+    assert PRINTER.effect(effect) == text
+
+
+@pytest.mark.parametrize(("event", "text"), EVENTS, ids=[text for _, text in EVENTS])
+def test_events(event: on.Event, text: str) -> None:
+    assert PRINTER.event(event) == text
+
+
+def test_every_kind_is_printed_here() -> None:
+    """A new kind of message, effect or event needs a line above."""
+    for kinds, table in ((say.Message, MESSAGES), (do.Effect, EFFECTS), (on.Event, EVENTS)):
+        assert {type(value) for value, _ in table} == set(get_args(kinds))
+
+
+def test_an_entry_and_a_line_of_a_log() -> None:
+    assert PRINTER.entry(ENTRY) == "A4: COMMIT Alice[4, *, 0, *, 0] after [0, 0, 0, 0, 0]"
+    assert log_line("A", 0, "BEGIN Alice") == "A0: BEGIN Alice"

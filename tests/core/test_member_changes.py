@@ -1,0 +1,171 @@
+"""One node, told of changes of the membership: what it ends, whom it votes for, and when it does not vote at all."""
+
+from collections.abc import Iterable
+
+from bedrockish.clock import pack
+from bedrockish.core.conflicts import claim
+from bedrockish.core.effects import Effect, Reply, Send, SetMembers
+from bedrockish.core.events import Accused, Event, Now, PeerUp, Received, Submitted
+from bedrockish.core.messages import Approve, Begin, Commit, Gossip, Message, Outcome, Reason, Reject
+from bedrockish.core.node import Node
+from bedrockish.core.records import Joining, Member, Membership, Recovered, encode_membership
+from bedrockish.core.settings import Settings
+from bedrockish.errors import UnavailableError
+from bedrockish.requests import Request
+from journal.entry import GENESIS, Entry
+from journal.footprint import Footprint
+from journal.transaction import MEMBERS, ROWS, Transaction, Txid
+from journal.vector import Vector
+
+WALL = 1_700_000_000_000
+CLOCK = pack(WALL)
+
+
+def membership(version: int, voters: Iterable[str], learners: Iterable[str] = ()) -> Membership:
+    roles = {**dict.fromkeys(voters, True), **dict.fromkeys(learners, False)}
+    return Membership(version, {node: Member(node, f"{node}:1", voter) for node, voter in roles.items()})
+
+
+def transaction(
+    leader: str, number: int, config: int = 0, change: Membership | None = None, base: Vector | None = None
+) -> Transaction:
+    kind = ROWS if change is None else MEMBERS
+    written = Footprint(write_points=frozenset({b"t:x\0" + str(number).encode()}))
+    command = f"{leader}-{number}"
+    footprint = claim(written if change is None else Footprint(), command, kind)
+    changes = b"" if change is None else encode_membership(change)
+    txid = Txid(CLOCK + number, leader)
+    return Transaction(txid, base or {}, CLOCK - 1, 0, config, command, "serializable", kind, footprint, changes, b"")
+
+
+def commit(made: Transaction) -> Commit:
+    entry = Entry(made.txid.leader, 1, {made.txid.leader: 1}, made, None, GENESIS)
+    return Commit(entry.label, made.body, entry.hash, made.txid.clock)
+
+
+class One:
+    """The node B on its own; everybody else is played by the test."""
+
+    def __init__(self, members: Membership, joining: Joining | None = None) -> None:
+        recovered = Recovered("B", "store of B", members, joining=joining)
+        self.node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
+        self.node.start(Now(0.0, WALL))
+        for peer in self.node.state.peers:  # it follows its wall clock only when it knows some of the others'
+            self.hear(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL))
+
+    def step(self, event: Event) -> list[Effect]:
+        return self.node.step(event, Now(0.01, WALL + 10))
+
+    def hear(self, peer: str, message: Message) -> list[Message]:
+        """Return what is said to that peer in answer."""
+        effects = self.step(Received(peer, message))
+        return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == peer]
+
+    def ask(self) -> UnavailableError | None:
+        effects = self.step(Submitted(1, Request("c", ())))
+        replies = [effect.answer for effect in effects if isinstance(effect, Reply)]
+        assert all(isinstance(reply, UnavailableError) for reply in replies)
+        return replies[0] if replies else None  # type: ignore[return-value]
+
+
+def rejections(said: list[Message]) -> list[int]:
+    return [message.reason for message in said if isinstance(message, Reject)]
+
+
+def test_what_was_pending_under_the_old_membership_ends_with_the_change() -> None:
+    """It can never commit any more, and whoever asks is told so; also if it comes only now."""
+    one = One(membership(0, "ABC"))
+    old, late = transaction("A", 1), transaction("A", 2)
+    assert any(isinstance(message, Approve) for message in one.hear("A", Begin(old.body)))
+    one.hear("C", commit(transaction("C", 3, change=membership(1, "ABC", "D"))))
+    assert old.txid not in one.node.state.pending
+    for begun in (old, late):
+        said = one.hear("A", Begin(begun.body))
+        assert [(message.txid, message.commit) for message in said if isinstance(message, Outcome)] == [
+            (begun.txid, False)
+        ]
+    new = transaction("A", 4, config=1, base={"C": 1})
+    assert any(isinstance(message, Approve) for message in one.hear("A", Begin(new.body)))
+
+
+def test_links_follow_the_membership() -> None:
+    """The driver is told at once, and quorums are those of the new voters."""
+    one = One(membership(0, "ABC"))
+    effects = one.step(Received("A", commit(transaction("A", 1, change=membership(1, "ABCD")))))
+    assert [effect.membership.nodes for effect in effects if isinstance(effect, SetMembers)] == [["A", "B", "C", "D"]]
+    assert one.node.state.quorum == 3
+    assert set(one.node.state.peers) == {"A", "C", "D"}
+
+
+def test_a_learner_does_not_vote_and_a_removed_node_says_so() -> None:
+    """A demoted node rejects; a removed one sends its clients elsewhere."""
+    one = One(membership(0, "ABC"))
+    one.hear("A", commit(transaction("A", 1, change=membership(1, "AC", "B"))))
+    assert rejections(one.hear("C", Begin(transaction("C", 2, config=1).body))) == [Reason.MEMBERS]
+    assert one.ask() is None  # it is executed: reads are answered
+    one.hear("C", commit(transaction("C", 3, config=1, change=membership(2, "AC"))))
+    refused = one.ask()
+    assert refused is not None
+    assert "no longer a member" in refused.message
+
+
+def test_a_transaction_of_a_newer_membership_waits_for_it() -> None:
+    """A new voter that has not heard yet that it is one must not turn anybody down."""
+    one = One(membership(0, "AC", "B"))
+    promotion = transaction("A", 1, change=membership(1, "ABC"))
+    first = transaction("A", 2, config=1, base={"A": 1})
+    assert one.hear("A", Begin(first.body)) == []
+    assert any(isinstance(message, Approve) for message in one.hear("A", commit(promotion)))
+
+
+def test_who_is_accused_of_amnesia_neither_votes_nor_leads_until_it_is_taken_back() -> None:
+    """The accusation stands until that peer takes a link from us again."""
+    one = One(membership(0, "ABC"))
+    one.step(Accused("A", "another file"))
+    assert rejections(one.hear("C", Begin(transaction("C", 1).body))) == [Reason.MEMBERS]
+    refused = one.ask()
+    assert refused is not None
+    assert refused.message == "another file"
+    one.step(PeerUp("A"))
+    assert any(isinstance(message, Approve) for message in one.hear("C", Begin(transaction("C", 1).body)))
+
+
+def test_a_node_that_lacks_commits_of_its_own_stops_voting_for_good() -> None:
+    """It alone writes its timeline, before anybody hears of it."""
+    one = One(membership(0, "ABC"))
+    one.hear("A", Gossip({"B": 3}, 0, 0, CLOCK, "store of A", 1, WALL))
+    assert rejections(one.hear("C", Begin(transaction("C", 1).body))) == [Reason.MEMBERS]
+    one.step(PeerUp("A"))
+    refused = one.ask()
+    assert refused is not None
+    assert "member replace" in refused.message
+
+
+def test_a_new_node_keeps_to_those_who_took_it_in_until_it_has_caught_up() -> None:
+    """Its own file still says what the cluster was at first; then it is a member like any other."""
+    told = Joining(membership(1, "AC", "B"), {"A": 1})
+    one = One(membership(0, "A"), told)
+    assert set(one.node.state.peers) == {"A", "C"}
+    refused = one.ask()
+    assert refused is not None
+    assert "catching up" in refused.message
+    one.hear("C", commit(transaction("A", 1, change=told.membership)))
+    assert one.node.state.joining is None
+    assert one.ask() is None
+
+
+def test_safe_time_does_not_rest_on_what_a_forgetful_voter_has_closed() -> None:
+    """Whoever does not know what he promised cannot say that nothing is left of it."""
+    one = One(membership(0, "ABC"))
+    one.node.state.closed = one.node.state.cut = CLOCK
+
+    def told() -> list[Gossip]:
+        effects = one.step(PeerUp("A"))
+        return [effect.message for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Gossip)]
+
+    assert [(gossip.closed, gossip.cut) for gossip in told()] == [(CLOCK, CLOCK)]
+    one.hear("A", Gossip({}, CLOCK, CLOCK, CLOCK, "store of A", 1, WALL))
+    one.step(Accused("C", "another file"))
+    assert [(gossip.closed, gossip.cut) for gossip in told()] == [(0, 0)]
+    one.node.safety.advance()
+    assert one.node.state.safe == 0  # A alone has cut that far: no majority

@@ -1,0 +1,134 @@
+"""The rules of changing the membership, tried on every membership of up to four nodes and every set of living ones."""
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+
+from bedrockish.core.membership import BEHIND_MAX, Facts, change_members
+from bedrockish.core.records import (
+    Joining,
+    Member,
+    Membership,
+    decode_joining,
+    decode_membership,
+    encode_joining,
+    encode_membership,
+)
+from bedrockish.core.settings import approvals_needed
+from bedrockish.errors import MembershipError
+from bedrockish.requests import MEMBER_ACTIONS, MemberChange
+
+NAMES = "ABCD"
+
+
+def members(roles: dict[str, bool], version: int = 3) -> Membership:
+    return Membership(version, {node: Member(node, f"host:{ord(node)}", voter) for node, voter in roles.items()})
+
+
+def worlds() -> Iterator[tuple[Membership, frozenset[str]]]:
+    """Every choice of voter, learner or nobody for four names, with at least one voter, and of who is alive."""
+    for roles in product((None, False, True), repeat=len(NAMES)):
+        chosen = {node: role for node, role in zip(NAMES, roles, strict=True) if role is not None}
+        if True not in chosen.values():
+            continue
+        for bits in range(1 << len(chosen)):
+            yield members(chosen), frozenset(node for place, node in enumerate(chosen) if bits >> place & 1)
+
+
+def changes() -> Iterator[MemberChange]:
+    for action, node, force in product(MEMBER_ACTIONS, (*NAMES, "E"), (False, True)):
+        yield MemberChange(action, node, "new:1", successor="F", force=force)
+
+
+def test_every_change_of_every_membership_keeps_the_laws() -> None:
+    """One voter at a time, never without a voter, and without force never without a quorum of living ones."""
+    made = 0
+    for (old, alive), change in product(worlds(), changes()):
+        facts = Facts(alive, dict.fromkeys(old.nodes, 0), frozenset(), {})
+        try:
+            new = change_members(old, change, facts)
+        except MembershipError:
+            continue
+        made += 1
+        assert new.version == old.version + 1
+        assert new.voters
+        assert len(set(new.voters) ^ set(old.voters)) <= 1
+        assert set(new.voters) - set(old.voters) <= {change.node}
+        if new.voters != old.voters and not change.force:
+            assert len(alive & set(new.voters)) >= approvals_needed(len(new.voters))
+        assert len({member.address for member in new.members.values()}) == len(new.members)
+        assert decode_membership(encode_membership(new)) == new
+    assert made > 1000
+
+
+def refusal(roles: dict[str, bool], change: MemberChange, facts: Facts) -> str:
+    with pytest.raises(MembershipError) as caught:
+        change_members(members(roles), change, facts)
+    return str(caught.value.details["reason"])
+
+
+ABC = {"A": True, "B": True, "C": True}
+LATE = Facts(frozenset("AD"), {"D": BEHIND_MAX + 1})
+ALL = Facts(frozenset("ABCD"), dict.fromkeys("ABCD", 0), frozenset("ABC"), {})
+
+
+@pytest.mark.parametrize(
+    ("roles", "change", "facts", "reason"),
+    [
+        (ABC, MemberChange("remove", "X"), ALL, "unknown"),
+        (ABC, MemberChange("enlarge", "A"), ALL, "action"),
+        (ABC, MemberChange("add", "A", "h:1"), ALL, "duplicate"),
+        (ABC, MemberChange("add", "1st", "h:1"), ALL, "name"),
+        (ABC, MemberChange("add", "D"), ALL, "address"),
+        (ABC, MemberChange("add", "D", "host:65"), ALL, "address"),
+        (ABC, MemberChange("address", "A", "host:66"), ALL, "address"),
+        ({"B": True}, MemberChange("add", "A", "h:1"), ALL, "used"),
+        (ABC, MemberChange("promote", "A"), ALL, "duplicate"),
+        ({"A": True, "D": False}, MemberChange("demote", "D"), ALL, "duplicate"),
+        ({"A": True, "D": False}, MemberChange("promote", "D"), Facts(frozenset("A"), {"D": 0}), "silent"),
+        ({"A": True, "D": False}, MemberChange("promote", "D"), Facts(frozenset("AD")), "behind"),
+        (
+            {"A": True, "D": False},
+            MemberChange("promote", "D"),
+            LATE,
+            "behind",
+        ),
+        ({"A": True, "D": False}, MemberChange("demote", "A", force=True), ALL, "last"),
+        ({"A": True}, MemberChange("remove", "A", force=True), ALL, "last"),
+        (ABC, MemberChange("remove", "A"), Facts(frozenset("AB")), "quorum"),
+        (ABC, MemberChange("replace", "C", "h:1", "B"), ALL, "duplicate"),
+        (ABC, MemberChange("replace", "C", "h:1", "C"), ALL, "duplicate"),
+    ],
+)
+def test_what_is_refused(roles: dict[str, bool], change: MemberChange, facts: Facts, reason: str) -> None:
+    """Each refusal has its word."""
+    assert refusal(roles, change, facts) == reason
+
+
+def test_force_overrules_the_quorum() -> None:
+    """An operator may know better which nodes come back."""
+    new = change_members(members(ABC), MemberChange("remove", "A", force=True), Facts(frozenset("AB")))
+    assert new.voters == ["B", "C"]
+
+
+def test_a_learner_may_start_again_on_another_file() -> None:
+    """It never promised anything; one that led commits as a voter before may not."""
+    old = members({"A": True, "D": False})
+    again = MemberChange("add", "D", "host:68", store="second")
+    assert change_members(old, again, Facts(frozenset("AD"))).members["D"].store == "second"
+    assert refusal({"A": True, "D": False}, again, Facts(frozenset("AD"), {}, frozenset("AD"))) == "used"
+
+
+def test_the_files_that_are_known_are_written_down() -> None:
+    """From the first change on, the membership says whose file is whose; what it says is not overwritten."""
+    old = Membership(0, {"A": Member("A", "h:1", True, "old"), "B": Member("B", "h:2")})
+    facts = Facts(frozenset("AB"), {}, frozenset(), {"A": "other", "B": "of B"})
+    new = change_members(old, MemberChange("add", "C", "h:3"), facts)
+    assert {node: one.store for node, one in new.members.items()} == {"A": "old", "B": "of B", "C": ""}
+
+
+def test_what_a_new_node_was_told_survives_its_file() -> None:
+    """Encoding and decoding are inverse."""
+    told = Joining(members(ABC), {"A": 3, "B": 1})
+    assert decode_joining(encode_joining(told)) == told

@@ -1,0 +1,256 @@
+"""Transactions that are executed once: led on a younger base, lost at once, or settled by their command's id."""
+
+from collections import deque
+from dataclasses import replace
+
+from bedrockish.core.effects import Apply, Effect, Execute, Reply, Send, SendEntries
+from bedrockish.core.events import Event, Executed, Now, PeerUp, Received, Submitted, Woken
+from bedrockish.core.messages import Begin, Entries, Message, Rollback
+from bedrockish.core.node import Node
+from bedrockish.core.records import Member, Membership, Prepared, Recovered
+from bedrockish.core.settings import Settings
+from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError
+from bedrockish.requests import STRICT, Answer, Request
+from journal.changes import encode_changes
+from journal.entry import Entry
+from journal.footprint import Footprint
+from journal.transaction import ROWS
+from journal.vector import Vector
+
+NODES = ("A", "B", "C")
+MEMBERS = Membership(0, {node: Member(node, "") for node in NODES})
+
+
+def footprint(reads: str = "", writes: str = "") -> Footprint:
+    keys = {name: name.encode() for name in "xyz"}
+    return Footprint(
+        frozenset(keys[key] for key in reads + writes), write_points=frozenset(keys[key] for key in writes)
+    )
+
+
+def prepared(base: Vector, reads: str = "", writes: str = "") -> Prepared:
+    changes = encode_changes([])
+    return Prepared(dict(base), 0, not writes, ROWS, footprint(reads, writes), changes, b"result")
+
+
+class Trio:
+    """Three cores; messages wait until they are delivered, except to and from those that are cut off."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.nodes = {
+            name: Node(Recovered(name, name, MEMBERS), Settings(forwarding=False), lambda: 0.5, self.now)
+            for name in NODES
+        }
+        self.under_way: deque[tuple[str, str, Message]] = deque()
+        self.cut: set[str] = set()
+        self.answers: dict[int, Answer | BedrockishError] = {}
+        self.executes: dict[int, Prepared] = {}
+        self.executions: dict[int, int] = {}
+        self.journals: dict[str, list[Entry]] = {name: [] for name in NODES}
+        self.count = 0
+        for name, node in self.nodes.items():
+            self.perform(name, node.start(self.now))
+        for name in NODES:
+            for other in NODES:
+                if other != name:
+                    self.step(name, PeerUp(other))
+        self.run(1.0)
+
+    @property
+    def now(self) -> Now:
+        return Now(self.seconds, 1_000_000 + round(self.seconds * 1000))
+
+    def step(self, name: str, event: Event) -> None:
+        self.perform(name, self.nodes[name].step(event, self.now))
+
+    def perform(self, name: str, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(peer, message):
+                    self.under_way.append((name, peer, message))
+                case Execute(ticket):
+                    self.executions[ticket] = self.executions.get(ticket, 0) + 1
+                    self.step(name, Executed(ticket, self.executes[ticket]))
+                case Reply(ticket, answer):
+                    self.answers[ticket] = answer
+                case Apply(entry):
+                    self.journals[name].append(entry)
+                case SendEntries(peer, wants):
+                    found = [entry for entry in self.journals[name] if entry.tick >= wants.get(entry.leader, 1 << 62)]
+                    packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in found)
+                    self.under_way.append((name, peer, Entries(packed, self.nodes[name].state.clock.value)))
+                case _:
+                    pass
+
+    def deliver(self) -> None:
+        """Deliver everything that can arrive; the rest is lost."""
+        while self.under_way:
+            sender, receiver, message = self.under_way.popleft()
+            if sender not in self.cut and receiver not in self.cut:
+                self.step(receiver, Received(sender, message))
+
+    def run(self, seconds: float) -> None:
+        """Let time pass, with everybody's heartbeats and messages."""
+        until = self.seconds + seconds
+        while self.seconds < until:
+            self.deliver()
+            self.seconds += 0.01
+            for name in NODES:
+                self.step(name, Woken())
+        self.deliver()
+
+    def submit(self, name: str, what: Prepared, *, once: bool = True, command: str = "", read: str = "session") -> int:
+        self.count += 1
+        self.executes[self.count] = what
+        request = Request(command or f"c{self.count}", (), read=read, timeout_s=10.0)
+        self.step(name, Submitted(self.count, request, once))
+        return self.count
+
+    def base(self, name: str) -> dict[str, int]:
+        return dict(self.nodes[name].state.applied)
+
+    def commit(self, name: str, reads: str = "", writes: str = "") -> None:
+        number = self.submit(name, prepared(self.base(name), reads, writes), once=False)
+        self.run(0.1)
+        assert isinstance(self.answers[number], Answer)
+
+
+def test_what_others_did_elsewhere_moves_the_base() -> None:
+    """A commit since the snapshot that touches other keys is in the base when the transaction is led."""
+    world = Trio()
+    old = prepared(world.base("A"), reads="x", writes="y")
+    world.commit("B", writes="z")
+    world.run(0.5)
+    number = world.submit("A", old)
+    world.run(0.2)
+    answer = world.answers[number]
+    assert isinstance(answer, Answer)
+    assert answer.place == ("A", 1)
+    assert world.nodes["C"].state.applied == {"A": 1, "B": 1}
+    entry = world.nodes["B"].state.recent.known
+    transaction = next(known.transaction for known in entry.values() if known.places == [("A", 1)])
+    assert transaction.base == {"B": 1}
+
+
+def test_a_commit_outside_the_base_that_writes_what_was_read_ends_it() -> None:
+    """It is not executed again: its client has acted on the old value."""
+    world = Trio()
+    old = prepared(world.base("A"), reads="x", writes="y")
+    world.commit("B", writes="x")
+    number = world.submit("A", old)
+    error = world.answers[number]
+    assert isinstance(error, ConflictError)
+    assert error.retry
+    assert error.details["leader"] == "B"
+    assert error.details["key"] == b"x".hex()
+
+
+def test_it_waits_for_one_that_is_pending_and_then_loses_or_goes_on() -> None:
+    """A pending transaction of another leader on the same key: its commit ends ours, its rollback lets ours go on."""
+    world = Trio()
+    base = world.base("A")
+    first = world.submit("B", prepared(world.base("B"), writes="x"), once=False)
+    sender, receiver, message = next(entry for entry in world.under_way if isinstance(entry[2], Begin))
+    world.step("A", Received("B", replace(message)))
+    world.under_way.remove((sender, receiver, message))
+    number = world.submit("A", prepared(base, reads="x", writes="y"))
+    assert number not in world.answers
+    world.run(0.5)
+    assert isinstance(world.answers[first], Answer)
+    assert isinstance(world.answers[number], ConflictError)
+
+    world = Trio()
+    world.cut = {"B"}
+    first = world.submit("B", prepared(world.base("B"), writes="x"), once=False)
+    begin = next(entry[2] for entry in world.under_way if isinstance(entry[2], Begin))
+    world.step("A", Received("B", begin))
+    number = world.submit("A", prepared(base, reads="x", writes="y"))
+    assert number not in world.answers
+    world.under_way.clear()
+    for other in ("A", "C"):
+        world.step(other, Received("B", Rollback(next(iter(world.nodes["A"].state.pending.transactions)), 0)))
+    world.run(0.5)
+    assert isinstance(world.answers[number], Answer)
+
+
+def test_a_rejected_one_begins_again_as_it_is() -> None:
+    """Both voters are busy with another on the same key; when that is rolled back, ours commits unchanged."""
+    world = Trio()
+    base = world.base("A")
+    first = world.submit("B", prepared(world.base("B"), writes="x"), once=False)
+    begin = next(entry[2] for entry in world.under_way if isinstance(entry[2], Begin))
+    world.under_way.clear()
+    world.step("C", Received("B", begin))
+    world.under_way.clear()  # C's approval is lost: B cannot commit, and holds it, as C does
+    number = world.submit("A", prepared(base, reads="x", writes="x"))
+    world.run(0.5)
+    assert number not in world.answers
+    assert world.executions[number] > 1
+    txid = next(iter(world.nodes["C"].state.pending.transactions))
+    if txid.leader == "B":
+        world.nodes["B"].leading._give_up(world.nodes["B"].leading.attempts[txid])
+    world.run(2.0)
+    outcomes = {number: world.answers.get(number), first: world.answers.get(first)}
+    happened = [number for number, answer in outcomes.items() if isinstance(answer, Answer)]
+    assert happened
+    if number not in happened:
+        assert isinstance(outcomes[number], ConflictError)
+
+
+def test_an_empty_transaction_with_the_same_command_settles_it() -> None:
+    """When the empty one has committed, the original cannot any more; when the original has, the empty one finds it."""
+    world = Trio()
+    base = world.base("A")
+    empty = Prepared(world.base("B"), 0, False, ROWS, Footprint(), encode_changes([]), b"nothing")
+    settled = world.submit("B", empty, once=False, command="pay")
+    world.run(0.3)
+    assert isinstance(world.answers[settled], Answer)
+    number = world.submit("A", prepared(base, writes="y"), command="pay")
+    world.run(0.3)
+    assert isinstance(world.answers[number], ConflictError)
+    assert world.base("A") == {"B": 1}
+
+
+def test_no_end_is_told_before_every_attempt_has_ended() -> None:
+    """Ours is in flight when another on the same key commits elsewhere: the loss is told after our rollback."""
+    world = Trio()
+    base = world.base("A")
+    world.cut = {"A"}
+    number = world.submit("A", prepared(base, reads="x", writes="y"))
+    other = world.submit("B", prepared(world.base("B"), writes="x"), once=False)
+    world.run(0.3)
+    assert isinstance(world.answers[other], Answer)
+    assert number not in world.answers
+    world.cut = set()
+    for name in NODES:
+        for peer in NODES:
+            if peer != name:
+                world.step(name, PeerUp(peer))
+    world.run(2.0)
+    assert isinstance(world.answers[number], ConflictError)
+    assert not world.nodes["A"].leading.attempts
+
+
+def test_without_a_majority_nobody_can_tell() -> None:
+    """Begun and cut off: the answer is that nobody can tell, and never that it did not happen."""
+    world = Trio()
+    number = world.submit("A", prepared(world.base("A"), writes="y"))
+    world.cut = {"A"}
+    world.run(13.0)
+    assert isinstance(world.answers[number], OutcomeUnknownError)
+
+
+def test_a_strict_transaction_that_only_read_is_lost_to_a_later_writer() -> None:
+    """Strict reads must be valid when they are answered; an interactive one cannot read again."""
+    world = Trio()
+    old = prepared(world.base("A"), reads="x")
+    fine = world.submit("A", old, read=STRICT)
+    world.run(0.2)
+    assert isinstance(world.answers[fine], Answer)
+    world.commit("B", writes="x")
+    lost = world.submit("A", old, read=STRICT)
+    world.run(0.2)
+    assert isinstance(world.answers[lost], ConflictError)
+    plain = world.submit("A", old)
+    assert isinstance(world.answers[plain], Answer)

@@ -1,0 +1,34 @@
+"""Every conversation in ``tests/traces`` still happens, word for word.
+
+``pytest tests/test_traces.py --rewrite`` writes what happens into the files; then the diff is what to review.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.traces.grammar import play
+from tests.traces.table import SlipError
+
+TRACES = sorted((Path(__file__).parent / "traces").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_trace(path: Path, request: pytest.FixtureRequest) -> None:
+    """What happens is what the file says."""
+    happens = play(path.read_text())
+    if request.config.getoption("--rewrite"):
+        path.write_text(happens)
+    assert path.read_text() == happens
+
+
+def test_a_wrong_label_fails() -> None:
+    """A file is honest about where each leader stands."""
+    with pytest.raises(SlipError, match="has committed 0 of its own, not 1"):
+        play("cluster A B C\n----\nok\n\nA1: BEGIN Alice writes x\n----\n")
+
+
+def test_nothing_is_delivered_that_is_not_under_way() -> None:
+    """A delivery of nothing is a slip of the writer's."""
+    with pytest.raises(SlipError, match="nothing COMMIT is under way"):
+        play("cluster A B C\n----\nok\n\ndeliver A -> B COMMIT\n----\n")

@@ -1,0 +1,87 @@
+"""The disk of a node in a trace: what is durable, what is written and not yet durable, and what a crash leaves."""
+
+from dataclasses import dataclass, field, replace
+
+import cbor2
+
+from bedrockish.core.effects import Apply, Effect, Forget, Keep, Persist
+from bedrockish.core.records import Membership, Recovered, Vote, decode_membership
+from journal.entry import Entry
+from journal.transaction import ROWS, Txid
+
+
+@dataclass
+class Image:
+    """What a file holds."""
+
+    votes: dict[Txid, Vote] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    journal: list[tuple[Entry, bool]] = field(default_factory=list)
+    rows: dict[str, str] = field(default_factory=dict)
+    membership: Membership | None = None  # as changed; None while it is what the cluster was founded with
+
+    def write(self, effect: Effect) -> bool:
+        """Do what an effect asks, if it is about the file."""
+        match effect:
+            case Persist(vote):
+                self.votes[vote.txid] = replace(vote)
+            case Forget(txid):
+                self.votes.pop(txid, None)
+            case Keep(name, value):
+                self.numbers[name] = value
+            case Apply(entry, repeat):
+                assert entry.tick == self.applied.get(entry.leader, 0) + 1
+                assert repeat == any(entry.txid == other.txid for other, _ in self.journal)
+                self.journal.append((entry, repeat))
+                if not repeat and entry.transaction.kind == ROWS:
+                    self.rows.update(cbor2.loads(entry.transaction.changes))
+                elif not repeat:
+                    self.membership = decode_membership(entry.transaction.changes)
+            case _:
+                return False
+        return True
+
+    def copy(self) -> "Image":
+        return Image(dict(self.votes), dict(self.numbers), list(self.journal), dict(self.rows), self.membership)
+
+    @property
+    def applied(self) -> dict[str, int]:
+        return {entry.leader: entry.tick for entry, _ in self.journal}
+
+    def recover(self, node: str, founded: Membership) -> Recovered:
+        """Return what a node finds here when it starts."""
+        return Recovered(
+            node,
+            f"store of {node}",
+            self.membership or founded,
+            self.applied,
+            {entry.leader: entry.hash for entry, _ in self.journal},
+            tuple(entry for entry, _ in self.journal),
+            tuple(replace(vote) for vote in self.votes.values()),
+            ceiling=self.numbers.get("clock_ceiling", 0),
+            cut=self.numbers.get("cut", 0),
+            safe=self.numbers.get("safe", 0),
+        )
+
+
+@dataclass
+class Disk:
+    """The file as the node sees it, and as a power cut would leave it."""
+
+    live: Image = field(default_factory=Image)
+    durable: Image = field(default_factory=Image)
+
+    written: bool = False
+
+    def write(self, effect: Effect) -> bool:
+        """Do what an effect asks, if it is about the file."""
+        done = self.live.write(effect)
+        self.written = self.written or done
+        return done
+
+    def sync(self) -> None:
+        if self.written:
+            self.durable, self.written = self.live.copy(), False
+
+    def crash(self) -> None:
+        self.live, self.written = self.durable.copy(), False

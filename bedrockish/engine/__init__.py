@@ -1,0 +1,1 @@
+"""Transactions on stock SQLite: execute, capture, apply, make durable."""

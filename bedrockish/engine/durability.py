@@ -1,0 +1,110 @@
+"""Makes what was committed durable, and keeps the WAL small.
+
+With ``synchronous=NORMAL`` SQLite writes commits to the WAL and syncs it only at checkpoints. One ``fdatasync`` of ours
+after a batch of commits makes all of them durable together, in a helper thread, while the connection goes on. SQLite
+itself keeps the other half of the promise: a checkpoint syncs the WAL before it copies pages and the database file
+after the last page, and a WAL that starts over syncs its new header before any frame.
+"""
+
+import os
+from pathlib import Path
+
+import apsw
+
+from bedrockish.errors import DamagedError
+
+
+class Wal:
+    """The -wal file of an open database: our descriptor for syncing, SQLite's checkpoints.
+
+    Only the -wal may be opened beside SQLite: closing a descriptor on the database file would drop SQLite's locks.
+    """
+
+    def __init__(self, db: apsw.Connection, *, full_sync: bool) -> None:
+        self._full_sync = full_sync
+        self._path = Path(db.filename_wal)
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        self._checkpointer: apsw.Connection | None = None
+        self._file = db.filename
+        self.frames = 0
+        self._copied_at = 0  # frames when the last background checkpoint began
+        db.wal_autocheckpoint(0)  # an automatic checkpoint would stall whichever commit it falls on
+        db.set_wal_hook(self._committed)
+        sync_directory(self._path.parent)
+
+    def _committed(self, _db: apsw.Connection, _name: str, frames: int) -> int:
+        self.frames = frames
+        return apsw.SQLITE_OK
+
+    def sync(self) -> None:
+        """Return when every commit made before this call is durable. May be called in another thread.
+
+        Raises:
+            DamagedError: the file is gone, or the disk failed: nothing since the last sync may be promised.
+        """
+        if self._full_sync:
+            return  # SQLite synced at each COMMIT
+        try:
+            if os.fstat(self._fd).st_nlink == 0:
+                raise DamagedError(
+                    f"{self._path} was removed while the node runs; stop the node, and fill it again from another one"
+                )
+            os.fdatasync(self._fd)
+        except OSError as error:
+            # After a failed sync the kernel may have dropped the pages: trying again would promise what is lost.
+            raise DamagedError(
+                f"{self._path} cannot be synced: {error.strerror}; check the disk and start the node again"
+            ) from error
+
+    def grown(self) -> int:
+        """Return how many frames were written since the last checkpoint, so that each one has something to do."""
+        if self.frames < self._copied_at:
+            self._copied_at = 0  # the WAL began anew
+        return self.frames - self._copied_at
+
+    def checkpoint(self) -> tuple[int, int]:
+        """Copy what can be copied from the WAL into the database file, stalling nobody. May run in another thread.
+
+        Returns:
+            frames in the WAL, and how many of them are in the database file now.
+        """
+        if self._checkpointer is None:
+            self._checkpointer = apsw.Connection(self._file)
+            self._checkpointer.wal_autocheckpoint(0)
+            self._checkpointer.execute("PRAGMA synchronous = NORMAL")
+        self._copied_at = self.frames
+        # A connection that has read nothing yet does not know the WAL, and its checkpoint would do nothing.
+        self._checkpointer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+        try:
+            return self._checkpointer.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except apsw.BusyError:
+            return self.frames, 0  # another checkpoint is running: it does the same work
+
+    def finish(self, db: apsw.Connection) -> None:
+        """Copy the rest between two batches, so that the next commit starts the WAL over; a reader may prevent it."""
+        assert not db.in_transaction
+        try:
+            frames, copied = db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if frames == copied:
+                db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                self.frames = 0
+        except apsw.BusyError:
+            pass  # the background checkpoint is at work, or a reader needs the old frames: the next batch tries again
+
+    def close(self) -> None:
+        """Close our descriptors; the database connection is closed by its owner, after this."""
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+            self._checkpointer = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names of newly created files durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,110 @@
+"""The footprint of a transaction that is still going on, statement by statement.
+
+It only grows, except that rows taken back by ROLLBACK TO are no longer written. Having been there for a while, they
+have told something all the same: that their unique values were free and their parents there. So they turn into reads.
+"""
+
+from collections.abc import Iterable
+
+from bedrockish.engine.footprints import DEFINITIONS, Analysis
+from bedrockish.engine.guard import Piece
+from journal.changes import Change
+from journal.footprint import Footprint, Range, object_range
+
+
+class Growing:
+    """What a transaction has read and written so far.
+
+    Args:
+        analysis: of the schema that it runs on.
+        serializable: what it reads must still be so when it commits; else only what it writes and what constraints
+            looked up.
+    """
+
+    def __init__(self, analysis: Analysis, *, serializable: bool) -> None:
+        self._analysis, self._serializable = analysis, serializable
+        self._definitions: set[bytes] = set()
+        self._all_definitions = False
+        self._reads: set[bytes] = set()
+        self._read_ranges: set[Range] = set()
+        self._probes: set[bytes] = set()
+        self._probe_ranges: set[Range] = set()
+        self._writes: set[bytes] = set()
+        self._write_ranges: set[Range] = set()
+
+    def read(self, piece: Piece, params: tuple[object, ...], *, failed: bool = False) -> None:
+        """Add what a statement with these parameters reads, or looked up before it failed."""
+        plan, definitions = self._analysis.plan(piece)
+        points, ranges = plan.bind_failed(params) if failed else plan.bind(params)
+        self._definitions |= definitions
+        self._all_definitions = self._all_definitions or piece.whole_schema
+        self._reads.update(points)
+        self._read_ranges.update(ranges)
+
+    def alone(self, piece: Piece, params: tuple[object, ...]) -> Footprint:
+        """Return what one statement reads, for itself."""
+        plan, definitions = self._analysis.plan(piece)
+        points, ranges = plan.bind(params)
+        return Footprint(definitions.union(points), (*ranges, *((DEFINITIONS,) if piece.whole_schema else ())))
+
+    def changed(self, changes: Iterable[Change], blurred: Iterable[str] = ()) -> None:
+        """Add changes of rows.
+
+        Args:
+            changes: every one that was made.
+            blurred: tables of whose changes only the net effect is known; all of them counts as written.
+        """
+        keys = self._analysis.keys
+        for change in changes:
+            row = (change.table, change.rowid, change.rowid_after, change.before, change.after)
+            points, ranges = keys.keys(*row)
+            self._writes.update(points)
+            self._write_ranges.update(ranges)
+            points, ranges = keys.reads(*row)
+            self._probes.update(points)
+            self._probe_ranges.update(ranges)
+        for name in blurred:
+            self._write_ranges.update(self._whole(name))
+
+    def cut(self, kept: Iterable[Change], blurred: Iterable[str]) -> None:
+        """Some changes were taken back: these are left. What was written, and is no longer, was read."""
+        self._reads |= self._writes
+        self._read_ranges |= self._write_ranges
+        self._writes, self._write_ranges = set(), set()
+        self.changed(kept, blurred)
+
+    def _whole(self, table: str) -> list[Range]:
+        indexes = self._analysis.schema.tables[table].indexes
+        return [object_range(f"t:{table}"), *(object_range(index.object) for index in indexes)]
+
+    def undone(self, changes: Iterable[Change], blurred: Iterable[str]) -> None:
+        """Changes were made by a statement that failed."""
+        keys = self._analysis.keys
+        for change in changes:
+            row = (change.table, change.rowid, change.rowid_after, change.before, change.after)
+            for points, ranges in (keys.keys(*row), keys.reads(*row)):
+                self._reads.update(points)
+                self._read_ranges.update(ranges)
+        for name in blurred:
+            self._read_ranges.update(self._whole(name))
+
+    def footprint(self, *, reads: bool | None = None) -> Footprint:
+        """Return what is to be certified.
+
+        Args:
+            reads: whether what was read is; by default as the isolation says.
+        """
+        with_reads = self._serializable if reads is None else reads
+        points = self._definitions | self._probes
+        ranges = set(self._probe_ranges)
+        if with_reads:
+            points |= self._reads
+            ranges |= self._read_ranges
+        if self._all_definitions:
+            ranges.add(DEFINITIONS)
+        return Footprint(
+            frozenset(points),
+            tuple(sorted(ranges)),
+            frozenset(self._writes),
+            tuple(sorted(self._write_ranges)),
+        )

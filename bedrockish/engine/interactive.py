@@ -1,0 +1,394 @@
+"""Transactions that stay open while their client thinks. Nothing of them is in the database between two statements.
+
+SQLite lets one connection write, and everybody's decided changes go through it. So an open transaction is a list of row
+changes and a footprint in memory. For each statement it is *swapped in*: its rows are done again in a savepoint of the
+writer's transaction, the statement runs, its new rows join the list, and all of it is taken back when somebody else
+needs the writer, not before. As long as it has only read, it has a snapshot of its own instead.
+
+Doing its rows again on what others have committed since gives the same as at first, because nothing of what it has read
+or written has changed: that is checked each time, and if it has, the transaction is lost at once.
+
+*Serializable*: what it read counts like what it wrote, so the transaction is always as if it had run just now.
+*Snapshot*: its snapshot stays the first one. Tables that it has not written are read there. A statement on the writer
+must not meet anything newer than that, or it would see a mixture; what earlier statements read may change.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import apsw
+
+from bedrockish.core.records import Prepared
+from bedrockish.engine import pragmas
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.growing import Growing
+from bedrockish.engine.guard import READ, SCHEMA, WRITE, Piece, first_word
+from bedrockish.engine.readers import Readers
+from bedrockish.engine.session import Session
+from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, UnsupportedError
+from bedrockish.requests import Request, Result, Statement, encode_results
+from journal.changes import encode_changes
+from journal.footprint import Footprint
+from journal.transaction import ROWS
+
+Overtaken = Callable[[Footprint, Mapping[str, int]], BedrockishError | None]
+"""Tells whether a commit outside a base meets a footprint: the error for the client, or None."""
+
+
+class Interactive:
+    """Runs the statements of all open transactions of a node."""
+
+    def __init__(self, engine: Engine, overtaken: Overtaken) -> None:
+        self._engine, self._overtaken = engine, overtaken
+        self._inside: Session | None = None
+        parts = self._parts = engine.lend(self.leave)
+        self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture
+        self._readers = Readers(parts.reader, parts.limits)
+
+    # -- what a session does ---------------------------------------------------------------------------------------
+
+    def pieces(self, session: Session, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
+        """Yield the statements of a text with their parameters, each to be run before the next is asked for.
+
+        Raises:
+            ConflictError: the schema has changed since the transaction began.
+            SqlError: SQLite does not understand it.
+            UnsupportedError: it cannot be replicated, or not in a transaction.
+        """
+        self._check_schema(session)
+        for piece, params in self._executor._pieces(statement):
+            if piece.setting == pragmas.DEFER:
+                pragmas.settle(self._db)
+                raise UnsupportedError(
+                    "in an open transaction, foreign keys are put off by declaring them DEFERRABLE INITIALLY DEFERRED; "
+                    f"PRAGMA {pragmas.DEFER} works in a request only",
+                    sql=piece.sql,
+                )
+            if piece.kind == SCHEMA:
+                raise UnsupportedError("a schema statement in a transaction must be a text of its own", sql=piece.sql)
+            yield piece, params
+
+    def is_schema(self, session: Session, statement: Statement) -> bool:
+        """Whether ``add_schema`` is to be called for this text."""
+        first = statement.sql.lstrip()[:1]
+        if not session.ddl and first.isalpha() and first not in "CcAaDdPp":  # nearly all, and cheaper than to read it
+            return False
+        return (
+            bool(session.ddl)
+            or first_word(statement.sql) in ("CREATE", "ALTER", "DROP")
+            or pragmas.is_replicated(statement.sql)
+        )
+
+    def needs_snapshot(self, session: Session, piece: Piece) -> bool:
+        """Whether ``take_snapshot`` is to be called before this statement: right after a flush."""
+        return session.base is None and (piece.kind == READ or not session.serializable)
+
+    def take_snapshot(self, session: Session) -> None:
+        """Let a transaction begin with what the file has now. The batch must be empty.
+
+        Raises:
+            UnavailableError: the machine has no room for another connection.
+        """
+        assert not self._engine.dirty
+        if session.base is None:
+            session.snapshot = self._readers.take()
+            self._start(session)
+
+    def run(self, session: Session, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
+        """Run one statement; return its result and about how many bytes it takes. The transaction can go on after a
+        usage error (a constraint, a syntax error, a limit), unless it is ``over``; not after any other.
+
+        Raises:
+            ConflictError: what the transaction rests on has changed.
+            BedrockishError: as for a request.
+        """
+        self._check_schema(session)
+        if session.base is None:
+            self._start(session)
+        assert session.sets is not None
+        if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
+            rows, size = session.snapshot.run(piece, params, room)
+            session.sets.read(piece, params)
+            return Result(piece.columns, rows, -1, session.lastrowid or None), size
+        self._enter(session)
+        if not session.serializable:
+            error = self._overtaken(session.sets.alone(piece, params), session.base or {})
+            if error is not None:
+                raise error
+        if piece.kind == READ:
+            rows, size = self._read(session, piece, params, room)
+            return Result(piece.columns, rows, -1, session.lastrowid or None), size
+        return self._write(session, piece, params, room)
+
+    def add_schema(self, session: Session, statement: Statement, request: Request) -> None:
+        """Take a schema statement: it is tried now, with those before it, and done at COMMIT.
+
+        Args:
+            session: the transaction.
+            statement: a text that holds nothing but schema statements.
+            request: the transaction's, with no statements.
+
+        Raises:
+            UnsupportedError: rows were written before, or this is no schema statement.
+            BedrockishError: as for a request.
+        """
+        if session.wrote:
+            raise UnsupportedError(
+                "a transaction that has written rows cannot change the schema: commit it first, and change the schema "
+                "in a transaction of its own",
+                sql=statement.sql,
+            )
+        self._check_schema(session)
+        self._engine.execute(replace(request, statements=(*session.ddl, statement)))
+        session.ddl.append(statement)
+
+    def finish_schema(self, session: Session, request: Request) -> Prepared:
+        """Return what a transaction is that has read, and then changed the schema.
+
+        Raises:
+            ConflictError: what it has read has changed.
+            BedrockishError: as for a request.
+        """
+        prepared = self._engine.execute(replace(request, statements=tuple(session.ddl)))
+        if session.sets is None or session.base is None:
+            return prepared
+        self._check_schema(session)
+        read = session.sets.footprint(reads=True)
+        error = self._overtaken(read, session.base)
+        if error is not None:
+            raise error
+        own = prepared.footprint
+        both = Footprint(
+            own.read_points | read.read_points,
+            tuple(sorted({*own.read_ranges, *read.read_ranges})),
+            own.write_points,
+            own.write_ranges,
+        )
+        return replace(prepared, footprint=both)
+
+    def rollback_to(self, session: Session, name: str) -> None:
+        """ROLLBACK TO name. What was read in between stays read.
+
+        Raises:
+            SqlError: there is no such savepoint.
+        """
+        place = session.find(name)
+        mark = session.marks[place]
+        del session.marks[place + 1 :]
+        if len(session.changes) == mark.changes:
+            return
+        if self._inside is session:
+            self.leave()
+        del session.changes[mark.changes :], session.blurred[mark.blurred :]
+        session.size = mark.size
+        assert session.sets is not None
+        session.sets.cut(session.changes, session.blurred)
+
+    def finish(self, session: Session) -> Prepared:
+        """Return what the transaction is, to be led. It stays open if this raises.
+
+        Raises:
+            ConstraintError: a deferred foreign key is broken.
+            ConflictError: what the transaction rests on has changed.
+        """
+        assert not session.ddl
+        if session.base is None:
+            self._start(session)
+        assert session.base is not None
+        assert session.sets is not None
+        if session.wrote:
+            self._check_foreign_keys(session)
+        footprint = session.sets.footprint(reads=True if not session.wrote else None)
+        changes = encode_changes(session.changes) if session.wrote else b""
+        result = encode_results([Result((), [], -1, session.lastrowid or None)])
+        return Prepared(dict(session.base), session.schema, not session.wrote, ROWS, footprint, changes, result)
+
+    def end(self, session: Session) -> None:
+        """Forget the transaction. Ending it twice is fine."""
+        if self._inside is session:
+            self.leave()
+        if session.snapshot is not None:
+            self._readers.give_back(session.snapshot)
+            session.snapshot = None
+
+    def leave(self) -> None:
+        """Swap out who is in: somebody else needs the writer."""
+        session, self._inside = self._inside, None
+        if session is None:
+            return
+        if self._broken_keys():
+            session.unsure = True
+        self._db.execute("ROLLBACK TO interactive")
+        self._db.execute("RELEASE interactive")
+
+    def close(self) -> None:
+        """Close what is open. Every session must have ended."""
+        self.leave()
+        self._readers.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _start(self, session: Session) -> None:
+        session.base, session.schema = dict(self._engine.applied), self._engine.schema_version
+        session.sets = Growing(self._executor._analysis, serializable=session.serializable)
+
+    def _check_schema(self, session: Session) -> None:
+        if session.base is not None and session.schema != self._engine.schema_version:
+            raise ConflictError(
+                "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
+            )
+
+    def _enter(self, session: Session) -> None:
+        """Swap the transaction in, on what is committed now.
+
+        Raises:
+            ConflictError: something that it rests on has changed.
+        """
+        if self._inside is session:
+            return
+        assert session.sets is not None
+        assert session.base is not None
+        engine = self._engine
+        if session.base != engine.applied:
+            error = self._overtaken(session.sets.footprint(), session.base)
+            if error is not None:
+                raise error
+            if session.serializable:
+                session.base = dict(engine.applied)
+        if session.serializable and session.snapshot is not None:
+            self._readers.give_back(session.snapshot)
+            session.snapshot = None
+        self.leave()
+        self._db.execute("SAVEPOINT interactive")
+        self._inside = session
+        failure = self._parts.applier.redo(session.changes)
+        if failure:
+            self.leave()
+            raise ConflictError(f"the transaction's rows do not fit any more: {failure}; run it again")
+        self._parts.applier.loud()
+        self._db.set_last_insert_rowid(session.lastrowid)
+
+    def _read(
+        self, session: Session, piece: Piece, params: tuple[Any, ...], room: int
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        assert session.sets is not None
+        try:
+            rows, size = self._executor.run_piece(piece, params, room)
+        except BedrockishError:
+            self._restore()
+            session.sets.read(piece, params, failed=True)
+            raise
+        session.sets.read(piece, params)
+        return rows, size
+
+    def _write(self, session: Session, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
+        assert piece.kind == WRITE
+        assert session.sets is not None
+        db, capture = self._db, self._capture
+        db.execute("SAVEPOINT statement")
+        capture.start(session.size)
+        try:
+            rows, size = self._executor.run_piece(piece, params, room)
+        except BedrockishError as error:
+            self._failed(session, piece, params, error)
+            raise
+        rowcount, session.lastrowid = db.changes(), db.last_insert_rowid()
+        session.sets.read(piece, params)
+        self._keep(session)
+        session.wrote = True
+        return Result(piece.columns, rows, rowcount, session.lastrowid or None), size
+
+    def _keep(self, session: Session) -> None:
+        """Add the changes of the statement that has just run to those of the transaction."""
+        db, capture = self._db, self._capture
+        assert session.sets is not None
+        size = capture.size
+        changes, touched = capture.stop()
+        blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
+        if touched:
+            after = capture.read_rows(touched)
+            session.unsure = session.unsure or self._broken_keys()
+            db.execute("ROLLBACK TO statement")
+            changes += capture.net_changes(capture.read_rows(touched), after)
+            failure = self._parts.applier.redo(changes)
+            assert not failure, failure
+            self._parts.applier.loud()
+            db.set_last_insert_rowid(session.lastrowid)
+            size = capture.size
+        db.execute("RELEASE statement")
+        session.size = size
+        session.changes += changes
+        session.blurred += blurred
+        session.sets.changed(changes, blurred)
+
+    def _failed(self, session: Session, piece: Piece, params: tuple[Any, ...], error: BedrockishError) -> None:
+        """Take back what a failed statement has left, and keep what SQLite keeps of it."""
+        db, capture = self._db, self._capture
+        assert session.sets is not None
+        if self._restore():
+            session.over = isinstance(error, ConstraintError)  # ROLLBACK as conflict clause ends the transaction
+            return
+        # FAIL as conflict clause: the rows before the one that failed stay. (To be asked before anything else runs.)
+        partly = isinstance(error, ConstraintError) and capture.wrote and db.changes() > 0
+        session.sets.read(piece, params, failed=True)
+        if partly:
+            session.lastrowid = db.last_insert_rowid()
+            self._keep(session)
+            session.wrote = True
+            return
+        changes, touched = capture.stop()
+        db.execute("ROLLBACK TO statement")
+        db.execute("RELEASE statement")
+        session.sets.undone(changes, touched)
+
+    def _restore(self) -> bool:
+        """If SQLite has rolled back the whole batch because of a statement, do it again; whether it has."""
+        if self._db.in_transaction:
+            return False
+        self._capture.deafen()
+        self._inside = None
+        self._parts.redo()
+        return True
+
+    # -- deferred foreign keys -------------------------------------------------------------------------------------
+
+    def _broken_keys(self) -> bool:
+        """Whether SQLite counts a deferred foreign key as broken now."""
+        return self._executor._tables.foreign_keys and bool(self._db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0])
+
+    def _check_foreign_keys(self, session: Session) -> None:
+        """Check what was deferred. SQLite's own count does not survive swapping out; then the tables are looked at.
+
+        Raises:
+            ConstraintError: a foreign key is broken.
+            ConflictError: something that the transaction rests on has changed.
+        """
+        if not session.unsure:
+            broken = self._inside is session and self._broken_keys()
+        else:
+            tables = self._children(session)
+            self.leave()
+            before = self._violations(tables)
+            self._enter(session)
+            broken = bool(self._violations(tables) - before)
+        if broken:
+            raise ConstraintError("FOREIGN KEY constraint failed: a deferred one is still broken at COMMIT")
+
+    def _children(self, session: Session) -> list[str]:
+        """Return the tables with foreign keys that the changes can have broken."""
+        changed = {change.table for change in session.changes}
+        schema = self._executor._analysis.schema
+        return [
+            name
+            for name, table in schema.tables.items()
+            if any(name in changed or foreign.parent in changed for foreign in table.foreign_keys)
+        ]
+
+    def _violations(self, tables: list[str]) -> "Counter[Any]":
+        found: Counter[Any] = Counter()
+        for table in tables:
+            query = 'SELECT "table", rowid, parent, fkid FROM pragma_foreign_key_check(?)'
+            found.update(self._db.execute(query, (table,)).fetchall())
+        return found

@@ -1,0 +1,26 @@
+"""What one request may cost. The only file of the engine that looks at a clock: to bound a statement's run time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one request, and of the WAL file.
+
+    Attributes:
+        result_bytes: size of all results of a request together.
+        changes_bytes: size of all rows that a request changes, before and after.
+        statement_s: how long one statement may run, in seconds.
+        wal_frames: frames in the WAL at which a background checkpoint is due.
+        wal_frames_max: frames at which a batch's end finishes the checkpoint itself, inline.
+        seconds: a clock that only goes forward, in seconds.
+    """
+
+    result_bytes: int = 64 << 20
+    changes_bytes: int = 32 << 20
+    statement_s: float = 30.0
+    wal_frames: int = 2_000
+    wal_frames_max: int = 8_000
+    seconds: Callable[[], float] = monotonic

@@ -1,0 +1,114 @@
+"""Connections that read the file as it was at some moment, for as long as somebody needs it.
+
+SQLite's write-ahead log gives each of them a true snapshot. It is taken when the writer has just committed a batch, so
+that what it shows is exactly what was applied then.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.capture import row_bytes
+from bedrockish.engine.failures import translate
+from bedrockish.engine.guard import Piece
+from bedrockish.engine.limits import Limits
+from bedrockish.errors import SqlError, TooLargeError, UnavailableError
+
+IDLE_MAX = 64  # connections that are kept for the next one
+CACHE_KIB = 1 << 10
+STEPS = 20_000  # SQLite's own steps between two looks at the clock
+
+
+class Snapshot:
+    """One reading connection; open until ``Readers.give_back``."""
+
+    def __init__(self, db: apsw.Connection, limits: Limits) -> None:
+        self._db, self._limits = db, limits
+        self._until = float("inf")
+        db.set_progress_handler(lambda: limits.seconds() > self._until, STEPS)
+
+    def begin(self) -> None:
+        """Take the snapshot."""
+        self._db.execute("BEGIN")
+        self._db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()  # a transaction begins with its first read
+
+    def end(self) -> None:
+        """Let go of the snapshot."""
+        self._db.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._db.close()
+
+    def run(self, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[list[tuple[Any, ...]], int]:
+        """Run a statement that reads; return its rows and about how many bytes they take.
+
+        Raises:
+            SqlError: SQLite does not accept a value.
+            TooLargeError: the rows take more than ``room`` bytes, or it runs too long.
+        """
+        self._until = self._limits.seconds() + self._limits.statement_s
+        rows: list[tuple[Any, ...]] = []
+        size = 0
+        cursor = self._db.cursor()
+        try:
+            for row in cursor.execute(piece.sql, params):
+                rows.append(row)
+                size += row_bytes(row)
+                if size > room:
+                    limit = self._limits.result_bytes
+                    raise TooLargeError(f"the results take more than {limit} bytes; select less, or use LIMIT")
+        except apsw.InterruptError:
+            seconds = self._limits.statement_s
+            raise TooLargeError(f"a statement ran longer than {seconds:g} s; add an index, or ask for less") from None
+        except apsw.Error as error:
+            raise translate(error, piece.sql) from error
+        except UnicodeDecodeError:
+            raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
+        finally:
+            self._until = float("inf")
+            cursor.close(True)
+        return rows, size
+
+
+class Readers:
+    """Reading connections on one file; a few are kept open for the next who needs one."""
+
+    def __init__(self, connect: Callable[[], apsw.Connection], limits: Limits) -> None:
+        self._connect, self._limits = connect, limits
+        self._idle: list[Snapshot] = []
+
+    def take(self) -> Snapshot:
+        """Return a snapshot of what the file has now.
+
+        Raises:
+            UnavailableError: the machine has no room for another connection.
+        """
+        try:
+            if self._idle:
+                snapshot = self._idle.pop()
+            else:
+                db = self._connect()
+                db.pragma("cache_size", -CACHE_KIB)
+                snapshot = Snapshot(db, self._limits)
+            snapshot.begin()
+        except (apsw.CantOpenError, apsw.NoMemError) as error:
+            raise UnavailableError(
+                f"the node cannot open its file once more ({error}); end some transactions, or raise its limit of "
+                "open files"
+            ) from error
+        return snapshot
+
+    def give_back(self, snapshot: Snapshot) -> None:
+        """End a snapshot."""
+        snapshot.end()
+        if len(self._idle) < IDLE_MAX:
+            self._idle.append(snapshot)
+        else:
+            snapshot.close()
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        while self._idle:
+            self._idle.pop().close()

@@ -1,0 +1,84 @@
+"""What is kept of an open transaction between two of its statements."""
+
+from dataclasses import dataclass, field
+
+from bedrockish.engine.growing import Growing
+from bedrockish.engine.guard import Piece
+from bedrockish.engine.readers import Snapshot
+from bedrockish.errors import SqlError
+from bedrockish.requests import Statement
+from journal.changes import Change
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A savepoint: how much there was when it was set."""
+
+    name: str
+    changes: int
+    blurred: int
+    size: int
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One open transaction.
+
+    Attributes:
+        base: the commits that it has seen; None until its first statement.
+        schema: version of the schema that it runs on.
+        sets: what it has read and written.
+        snapshot: where it reads as long as it has not written.
+        changes: the rows that it has changed, in order.
+        blurred: tables of whose changes only the net effect is known.
+        size: of the changes, in bytes, roughly.
+        wrote: whether a statement that writes has succeeded, be it that it met no row.
+        ddl: its schema statements, if that is what it is.
+        unsure: a deferred foreign key was broken when it was swapped out.
+        over: SQLite itself has ended it.
+    """
+
+    serializable: bool
+    base: dict[str, int] | None = None
+    schema: int = 0
+    sets: Growing | None = None
+    snapshot: Snapshot | None = None
+    changes: list[Change] = field(default_factory=list)
+    blurred: list[str] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    size: int = 0
+    lastrowid: int = 0
+    wrote: bool = False
+    ddl: list[Statement] = field(default_factory=list)
+    unsure: bool = False
+    over: bool = False
+
+    def mark(self, name: str) -> None:
+        """SAVEPOINT name."""
+        self.marks.append(Mark(name.lower(), len(self.changes), len(self.blurred), self.size))
+
+    def release(self, name: str) -> None:
+        """RELEASE name.
+
+        Raises:
+            SqlError: there is no such savepoint.
+        """
+        del self.marks[self.find(name) :]
+
+    def find(self, name: str) -> int:
+        """Return the place of the latest savepoint of a name.
+
+        Raises:
+            SqlError: there is none.
+        """
+        for place in range(len(self.marks) - 1, -1, -1):
+            if self.marks[place].name == name.lower():
+                return place
+        raise SqlError(f"no such savepoint: {name}")
+
+    def owns(self, piece: Piece) -> bool:
+        """Whether a statement that reads could meet rows that the transaction itself has changed."""
+        if self.serializable:
+            return self.wrote
+        written = {change.table.lower() for change in self.changes}
+        return piece.whole_schema or any(table.lower() in written for table in piece.tables)

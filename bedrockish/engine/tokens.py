@@ -1,0 +1,117 @@
+"""SQL text as SQLite's own tokenizer cuts it: for those few places where the text itself has to be changed.
+
+Nothing here understands SQL. It only knows where a token begins and ends, so that a parenthesis in a string, or a
+keyword in a comment, is never taken for one. ``tests/engine/test_tokens.py`` holds it against SQLite.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["word", "quoted", "string", "number", "blob", "param", "op"]
+
+# SQLite takes every character outside ASCII as part of a name, and a byte order mark as a blank where a token begins.
+_NAME = r"[A-Za-z0-9_$\x80-\U0010ffff]"
+_DIGITS = r"[0-9](?:_?[0-9])*"
+_TOKEN = re.compile(
+    rf"""
+    (?P<blank> [ \t\n\f\r\ufeff]+ | --[^\n]* | /\*(?:.*?\*/|.+) )
+  | (?P<blob> [xX]'(?:[0-9A-Fa-f]{{2}})*' )
+  | (?P<string> '[^']*(?:''[^']*)*'(?!') )
+  | (?P<quoted> "[^"]*(?:""[^"]*)*"(?!") | `[^`]*(?:``[^`]*)*`(?!`) | \[[^\]]*\] )
+  | (?P<param> \?[0-9]* | [$@\#:](?:{_NAME}|::)*{_NAME}(?:::)*(?:\([^\s)]*\))? )
+  | (?P<number> 0[xX][0-9A-Fa-f](?:_?[0-9A-Fa-f])*
+    | (?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][+-]?{_DIGITS})? )
+  | (?P<word> [A-Za-z_\x80-\U0010ffff]{_NAME}* )
+  | (?P<op> ->>?|\|\||==|<=|<>|<<|>=|>>|!=|[-+*/%=<>|&~;(),.] )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_NAME_CHARACTER = re.compile(_NAME)
+_QUOTES = {'"': '"', "`": "`", "'": "'"}
+
+
+class NotTokensError(ValueError):
+    """Raised for a text that SQLite's tokenizer would not take either, or that this one does not understand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token.
+
+    Attributes:
+        kind: ``word`` (a name or keyword), ``quoted`` (a name in quotes of any kind), ``string``, ``number``, ``blob``,
+            ``param`` or ``op``.
+        start: where it begins in the text, in characters.
+        end: where it ends.
+        text: the token as it was written.
+    """
+
+    kind: Kind
+    start: int
+    end: int
+    text: str
+
+    def is_word(self, *keywords: str) -> bool:
+        """Whether it is one of these keywords, which are given in upper case."""
+        return self.kind == "word" and self.text.upper() in keywords
+
+    @property
+    def name(self) -> str | None:
+        """What it names where SQLite's grammar wants a name; None if it cannot stand there."""
+        if self.kind == "word":
+            return self.text
+        if self.kind not in ("quoted", "string"):
+            return None
+        quote = _QUOTES.get(self.text[0])
+        inner = self.text[1:-1]
+        return inner if quote is None else inner.replace(quote * 2, quote)
+
+
+def tokens(sql: str) -> list[Token]:
+    """Return the tokens of a text, without blanks and comments.
+
+    Raises:
+        NotTokensError: there is something in it that is no token.
+    """
+    return list(_tokens(sql))
+
+
+def _tokens(sql: str) -> Iterator[Token]:
+    if "\0" in sql:
+        raise NotTokensError("SQLite would read no further than the first NUL")
+    at = 0
+    while at < len(sql):
+        found = _TOKEN.match(sql, at)
+        if found is None:
+            raise NotTokensError(f"no token begins at character {at}")
+        kind, end = found.lastgroup, found.end()
+        if kind == "number" and _NAME_CHARACTER.match(sql, end):
+            raise NotTokensError(f"the number at character {at} runs into a name")
+        if found[0] in ("x", "X") and sql.startswith("'", end):
+            raise NotTokensError(f"the blob at character {at} is not pairs of hexadecimal digits")
+        if kind == "param" and found[0][0] != "?" and sql.startswith("(", end):
+            raise NotTokensError(f"the parameter at character {at} has a parenthesis that does not end")
+        if kind != "blank":
+            yield Token(kind, at, end, found[0])  # type: ignore[arg-type]
+        at = end
+
+
+def parameter_numbers(found: list[Token]) -> dict[int, int]:
+    """Return the number, from 1, that SQLite gives to each parameter, by the place of its token in the list."""
+    numbers: dict[int, int] = {}
+    names: dict[str, int] = {}
+    highest = 0
+    for place, token in enumerate(found):
+        if token.kind != "param":
+            continue
+        if token.text == "?":
+            number = highest + 1
+        elif token.text[0] == "?":
+            number = int(token.text[1:])
+        else:
+            number = names.setdefault(token.text, highest + 1)
+        highest = max(highest, number)
+        numbers[place] = number
+    return numbers

@@ -1,0 +1,289 @@
+"""What was executed on one node applies on any: the tables are those that plain SQLite makes of the same statements."""
+
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bedrockish.core.records import Vote
+from bedrockish.errors import ConstraintError, DamagedError
+from journal.changes import DELETE, INSERT, UPDATE, Change, decode_changes, encode_changes
+from journal.transaction import ROWS, Txid
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import TestNode, contents, ids_like_sqlite, request
+
+SCHEMA = (
+    "CREATE TABLE parent(id INTEGER PRIMARY KEY, code TEXT UNIQUE, r REAL)",
+    "CREATE TABLE child(k TEXT, n INT, parent INTEGER REFERENCES parent ON DELETE CASCADE ON UPDATE CASCADE,"
+    " s AS (n * 2) STORED, PRIMARY KEY(n, k)) WITHOUT ROWID",
+    "CREATE TABLE weak(code TEXT REFERENCES parent(code) ON DELETE SET NULL ON UPDATE SET NULL, x)",
+    "CREATE INDEX weak_code ON weak(code)",
+    "CREATE TABLE made(x, v AS (x || '!'), y UNIQUE, d DEFAULT 5)",
+    "CREATE TABLE auto(id INTEGER PRIMARY KEY AUTOINCREMENT, what TEXT)",
+    "CREATE TRIGGER log_parent AFTER INSERT ON parent BEGIN INSERT INTO auto(what) VALUES ('new ' || new.id); END",
+    "CREATE TRIGGER log_child AFTER DELETE ON child BEGIN INSERT INTO auto(what) VALUES ('gone ' || old.k);"
+    " UPDATE parent SET r = r + 1 WHERE id = 1; END",
+    "CREATE TRIGGER skip BEFORE UPDATE ON weak WHEN new.x = 3 BEGIN SELECT raise(IGNORE); END",
+    "CREATE TRIGGER stop BEFORE INSERT ON made WHEN new.x = 'stop' BEGIN SELECT raise(ROLLBACK, 'stopped'); END",
+)
+small = st.integers(0, 5)
+code = st.sampled_from(["a", "b", "c", "D", None])
+value = st.one_of(small, st.sampled_from([None, 1.5, 2.0, "x", b"\x00", "stop", 1 << 60]))
+STATEMENTS = (
+    ("INSERT INTO parent VALUES (?, ?, ?)", small, code, value),
+    ("INSERT OR REPLACE INTO parent VALUES (?, ?, ?)", small, code, value),
+    ("INSERT OR IGNORE INTO parent VALUES (?, ?, ?)", small, code, value),
+    ("INSERT OR ROLLBACK INTO parent VALUES (?, ?, ?)", small, code, value),
+    ("INSERT OR FAIL INTO parent VALUES (?, ?, 0), (?, NULL, 1)", small, code, small),
+    ("INSERT INTO parent VALUES (?, ?, 1) ON CONFLICT(code) DO UPDATE SET r = r + 1", small, code),
+    ("UPDATE parent SET id = ? WHERE id = ?", small, small),
+    ("UPDATE parent SET id = id + ?", small),
+    ("UPDATE OR REPLACE parent SET code = ? WHERE id >= ?", code, small),
+    ("UPDATE OR IGNORE parent SET code = ?, r = ? WHERE id >= ?", code, value, small),
+    ("DELETE FROM parent WHERE id = ?", small),
+    ("DELETE FROM parent",),
+    ("INSERT INTO child(k, n, parent) VALUES (?, ?, ?)", code, small, small),
+    ("REPLACE INTO child(k, n, parent) VALUES (?, ?, ?)", code, small, small),
+    ("UPDATE child SET n = ?, k = ? WHERE n = ?", small, code, small),
+    ("UPDATE child SET parent = NULL WHERE n = ?", small),
+    ("DELETE FROM child",),
+    ("INSERT INTO weak VALUES (?, ?)", code, value),
+    ("INSERT INTO weak(rowid, code, x) VALUES (?, ?, ?)", small, code, value),
+    ("UPDATE weak SET x = ?", value),
+    ("UPDATE weak SET rowid = ? WHERE rowid = ?", small, small),
+    ("DELETE FROM weak WHERE x = ?", value),
+    ("INSERT INTO made(x, y) VALUES (?, ?)", value, value),
+    ("REPLACE INTO made(x, y) VALUES (?, ?)", value, value),
+    ("UPDATE made SET y = (SELECT max(y) FROM made) - y WHERE typeof(y) = 'integer'",),
+    ("UPDATE made SET x = ?, y = ? WHERE rowid = ?", value, value, small),
+    ("UPDATE made SET rowid = rowid + ?", small),
+    ("DELETE FROM made WHERE x = ?", value),
+    ("INSERT INTO auto(what) VALUES ('mine')",),
+    ("DELETE FROM auto WHERE id > ?", small),
+)
+statement = st.sampled_from(STATEMENTS).flatmap(lambda one: st.tuples(st.just(one[0]), st.tuples(*one[1:])))
+transaction = st.lists(statement, min_size=1, max_size=4)
+
+
+def plain(path: Path) -> apsw.Connection:
+    db = apsw.Connection(str(path))
+    db.execute("PRAGMA foreign_keys = ON")
+    for text in SCHEMA:
+        db.execute(text)
+    return db
+
+
+def run_plain(db: apsw.Connection, statements: list[tuple[str, tuple[Any, ...]]]) -> bool:
+    db.execute("BEGIN")
+    try:
+        for sql, params in statements:
+            db.execute(sql, params).fetchall()
+        db.execute("COMMIT")
+    except apsw.Error:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        return False
+    return True
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(transactions=st.lists(transaction, min_size=1, max_size=8))
+def test_every_node_ends_with_the_tables_of_plain_sqlite(
+    tmp_path_factory: pytest.TempPathFactory, transactions: list[list[tuple[str, tuple[Any, ...]]]]
+) -> None:
+    place = tmp_path_factory.mktemp("same")
+    leader, follower = ids_like_sqlite(TestNode(place / "a.db")), TestNode(place / "b.db", "B")
+    alone = plain(place / "plain.db")
+    try:
+        leader.run(*SCHEMA)
+        follower.apply(leader.entries[-1])
+        for statements in transactions:
+            entries = len(leader.entries)
+            try:
+                leader.run(*statements)
+                done = True
+            except ConstraintError:
+                done = False
+            except Exception as error:  # a datatype mismatch
+                assert "mismatch" in str(error)  # noqa: PT017
+                done = False
+            assert done == run_plain(alone, statements)
+            for entry in leader.entries[entries:]:
+                follower.apply(entry)
+            assert leader.tables() == contents(alone)
+        assert follower.tables() == contents(alone)
+        leader.save()
+        follower.save()
+        assert leader.engine.digest() == follower.engine.digest()
+    finally:
+        alone.close()
+        leader.engine.close()
+        follower.engine.close()
+
+
+@pytest.fixture
+def pair(make_node: MakeNode) -> tuple[TestNode, TestNode]:
+    leader, follower = make_node(), make_node("B")
+    leader.run(*SCHEMA)
+    follower.apply(leader.entries[-1])
+    return leader, follower
+
+
+def test_triggers_and_cascades_happen_once(pair: tuple[TestNode, TestNode]) -> None:
+    leader, follower = pair
+    leader.run("INSERT INTO parent VALUES (1, 'a', 0), (2, 'b', 0)")
+    leader.run("INSERT INTO child(k, n, parent) VALUES ('x', 1, 2)")
+    leader.run("DELETE FROM parent WHERE id = 2")
+    for entry in leader.entries[1:]:
+        follower.apply(entry)
+
+    assert follower.tables() == leader.tables()
+    assert [row[2] for row in follower.tables()["auto"]] == ["new 1", "new 2", "gone x"]
+    follower.run("INSERT INTO parent VALUES (3, 'c', 0)")  # and they are on again
+    assert follower.tables()["auto"][-1][2] == "new 3"
+
+
+def test_a_deferred_foreign_key_is_checked_at_the_end_of_the_request(node: TestNode) -> None:
+    node.run(
+        "CREATE TABLE p(id INTEGER PRIMARY KEY)",
+        "CREATE TABLE c(p REFERENCES p DEFERRABLE INITIALLY DEFERRED)",
+    )
+    node.run("INSERT INTO c VALUES (1)", "INSERT INTO p VALUES (1)")
+
+    with pytest.raises(ConstraintError, match="FOREIGN KEY"):
+        node.run("INSERT INTO c VALUES (2)")
+
+    assert node.rows("SELECT p FROM c") == [(1,)]
+
+
+def test_delete_of_a_whole_table_is_captured_row_by_row(node: TestNode) -> None:
+    node.run("CREATE TABLE t(x)")
+    node.run("INSERT INTO t VALUES (1), (2)")
+    node.run("DELETE FROM t")
+
+    assert [change.op for change in decode_changes(node.entries[-1].transaction.changes)] == [DELETE, DELETE]
+
+
+def test_an_update_names_only_the_columns_that_changed(node: TestNode) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a, b)", "CREATE INDEX ta ON t(a)")
+    node.run("INSERT INTO t VALUES (1, 'a', 'b')")
+    node.run("UPDATE t SET a = a, b = 'c'")
+
+    texts = [text for text, _ in node.engine._applier._texts.values()]
+    assert 'UPDATE "t" SET "b" = ? WHERE "id" = ?' in texts
+
+
+def test_values_swap_in_one_transaction(make_node: MakeNode) -> None:
+    leader, follower = make_node(), make_node("B")
+    leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, u UNIQUE, v AS (u))", "CREATE TABLE w(k PRIMARY KEY, u UNIQUE)")
+    leader.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", "INSERT INTO w VALUES (1, 'a'), (2, 'b')")
+    for table in ("t", "w"):
+        key = "id" if table == "t" else "k"
+        leader.run(
+            f"UPDATE {table} SET u = 'x' WHERE {key} = 1",
+            f"UPDATE {table} SET u = 'a' WHERE {key} = 2",
+            f"UPDATE {table} SET u = 'b' WHERE {key} = 1",
+        )
+    for entry in leader.entries:
+        follower.apply(entry)
+
+    assert follower.rows("SELECT id, u FROM t ORDER BY id") == [(1, "b"), (2, "a")]
+    assert follower.rows("SELECT k, u FROM w ORDER BY k") == [(1, "b"), (2, "a")]
+
+
+def test_inserted_and_deleted_in_one_transaction_is_nothing(node: TestNode) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY AUTOINCREMENT, v AS (id))", "CREATE TABLE u(x)")
+    node.run("INSERT INTO u VALUES (1)", "DELETE FROM u")
+
+    assert node.tables()["u"] == []
+
+
+def test_columns_added_later_have_their_default_in_old_rows(make_node: MakeNode) -> None:
+    leader, follower = make_node(), make_node("B")
+    leader.run("CREATE TABLE t(x)")
+    leader.run("INSERT INTO t VALUES (1)")
+    leader.run("ALTER TABLE t ADD COLUMN y DEFAULT 'd'")
+    leader.run("UPDATE t SET x = 2")
+    for entry in leader.entries:
+        follower.apply(entry)
+
+    [change] = decode_changes(leader.entries[-1].transaction.changes)
+    assert (change.op, change.before, change.after) == (UPDATE, (1, "d"), (2, "d"))
+    assert follower.tables() == leader.tables()
+    assert follower.engine.schema_version == leader.engine.schema_version == 2
+
+
+def test_a_schema_change_that_changes_nothing_is_led_as_an_empty_write(node: TestNode) -> None:
+    node.run("CREATE TABLE t(x)")
+
+    node.run("CREATE INDEX i ON t(x)")
+
+    nothing = (
+        "CREATE TABLE IF NOT EXISTS t(x)",
+        "CREATE INDEX IF NOT EXISTS i ON t(x)",
+        "DROP TABLE IF EXISTS missing",
+    )
+    for sql in nothing:
+        prepared = node.prepare(sql)
+        assert (prepared.kind, prepared.readonly, decode_changes(prepared.changes)) == (ROWS, False, [])
+    assert node.prepare("CREATE TABLE IF NOT EXISTS u(x)").kind == "schema"
+
+
+def test_preparing_a_schema_change_leaves_no_trace(node: TestNode) -> None:
+    node.run("CREATE TABLE t(x)")
+    node.engine.flush()
+    prepared = node.prepare("CREATE TABLE u(y)", "ALTER TABLE t ADD COLUMN z; CREATE INDEX tz ON t(z)")
+
+    assert prepared.kind == "schema"
+    assert prepared.footprint.write_ranges == ((b"s:", b"s;"),)
+    assert set(node.tables()) == {"t", "sqlite_sequence"}
+    assert node.rows("SELECT * FROM t") == []
+    node.apply(node.entry(prepared))
+    assert node.run("SELECT * FROM t")[0].columns == ("x", "z")
+
+
+def test_a_change_that_meets_no_row_stops_the_node(pair: tuple[TestNode, TestNode]) -> None:
+    leader, _ = pair
+    prepared = leader.prepare("INSERT INTO auto(what) VALUES ('x')")
+    wrong = Change("auto", ("id", "what"), UPDATE, 99, 99, (99, "x"), (99, "y"))
+    for change in (wrong, Change("auto", ("id",), INSERT, 1, 1, None, (1,))):
+        forged = type(prepared)(
+            prepared.base, 1, False, ROWS, prepared.footprint, encode_changes([change]), prepared.result
+        )
+        tick, head = leader.tick, leader.head
+        with pytest.raises(DamagedError, match=r"A2 cannot be applied: .* of auto"):
+            leader.apply(leader.entry(forged))
+        leader.tick, leader.head = tick, head
+
+
+def test_a_rollback_clause_cannot_take_the_batch_away(pair: tuple[TestNode, TestNode]) -> None:
+    leader, _ = pair
+    leader.save()
+    leader.run("INSERT INTO parent VALUES (1, 'a', 0)")
+    leader.engine.set_meta("clock_ceiling", 77)
+    vote = Vote(Txid(9, "B"), None, promised=1)
+    leader.engine.save_vote(vote)
+    vote.promised = 2  # the core goes on with its own
+    before = leader.tables()
+
+    for sql in ("INSERT OR ROLLBACK INTO parent VALUES (1, 'b', 0)", "INSERT INTO made(x) VALUES ('stop')"):
+        with pytest.raises(ConstraintError):
+            leader.engine.execute(request("INSERT INTO auto(what) VALUES ('lost')", sql))
+
+    assert leader.tables() == before
+    assert leader.engine.flush()
+    assert leader.engine.recover().ceiling == 77
+    assert [kept.promised for kept in leader.engine.recover().votes] == [1]
+    assert leader.engine.find_command("A2") == leader.entries[-1]
+
+
+def test_a_repeat_changes_no_rows(pair: tuple[TestNode, TestNode]) -> None:
+    leader, follower = pair
+    leader.run("INSERT INTO auto(what) VALUES ('once')")
+    follower.apply(leader.entries[1], repeat=True)
+
+    assert follower.tables()["auto"] == []
+    assert follower.engine.applied == {"A": 2}

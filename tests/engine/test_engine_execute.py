@@ -1,0 +1,224 @@
+"""A request runs, answers, and leaves nothing behind."""
+
+import math
+from typing import Any
+
+import pytest
+
+from bedrockish.errors import BedrockishError, ConstraintError, SqlError, TooLargeError, UnsupportedError
+from bedrockish.requests import decode_results
+from journal.changes import decode_changes
+from tests.engine.nodes import Limits, TestNode
+
+SCHEMA = "CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT UNIQUE, n)"
+
+
+@pytest.fixture
+def table(node: TestNode) -> TestNode:
+    node.run(SCHEMA)
+    node.run("INSERT INTO t VALUES (1, 'one', 1), (2, 'two', 2)")
+    return node
+
+
+def test_executing_leaves_no_trace(table: TestNode) -> None:
+    before = table.tables()
+
+    prepared = table.prepare("INSERT INTO t VALUES (3, 'three', 3)", "DELETE FROM t WHERE id = 1", "SELECT * FROM t")
+
+    assert [row[0] for row in decode_results(prepared.result)[2].rows] == [2, 3]
+    assert [change.op for change in decode_changes(prepared.changes)] == ["INSERT", "DELETE"]
+    assert table.tables() == before
+    assert prepared.base == {"A": 2}
+    assert prepared.schema == 1
+
+
+def test_a_request_sees_what_was_applied_and_not_yet_flushed(table: TestNode) -> None:
+    assert table.rows("SELECT count(*) FROM t") == [(2,)]
+
+
+def test_results_have_columns_counts_and_ids(table: TestNode) -> None:
+    inserted, updated, returned, read = table.run(
+        ("INSERT INTO t(id, name, n) VALUES (3, ?, ?)", ("three", 3)),
+        ("UPDATE t SET n = n + :by", {"by": 10}),
+        "DELETE FROM t WHERE id = 3 RETURNING id, name AS gone",
+        "SELECT id FROM t ORDER BY id",
+    )
+
+    assert (inserted.rowcount, inserted.lastrowid, inserted.columns) == (1, 3, ())
+    assert updated.rowcount == 3
+    assert (returned.columns, returned.rows, returned.rowcount) == (("id", "gone"), [(3, "three")], 1)
+    assert (read.rows, read.rowcount) == ([(1,), (2,)], -1)
+
+
+def test_a_text_of_several_statements_runs_them_all(table: TestNode) -> None:
+    results = table.run(
+        ("UPDATE t SET n = ? RETURNING id; -- and\n SELECT ?; INSERT INTO t VALUES (9, ?, 0);", (7, 8, "x"))
+    )
+
+    assert [result.rows for result in results] == [[(1,), (2,)], [(8,)], []]
+    assert table.rows("SELECT n FROM t ORDER BY id") == [(7,), (7,), (0,)]
+
+
+def test_reading_is_readonly(table: TestNode) -> None:
+    prepared = table.prepare("SELECT * FROM t")
+
+    assert prepared.readonly
+    assert prepared.changes == b""
+
+
+def test_a_failed_statement_takes_the_whole_request_back(table: TestNode) -> None:
+    before = table.tables()
+
+    with pytest.raises(ConstraintError, match=r"UNIQUE constraint failed: t\.name"):
+        table.run("INSERT INTO t VALUES (5, 'five', 5)", "INSERT INTO t VALUES (6, 'six', 6), (7, 'one', 7)")
+
+    assert table.tables() == before
+    table.run("INSERT INTO t VALUES (8, 'eight', 8)")
+    assert [change.after for change in decode_changes(table.entries[-1].transaction.changes)] == [(8, "eight", 8)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "params", "error", "words"),
+    [
+        ("SELECT ?, ?", (1,), SqlError, r"2 parameter\(s\), but 1 value"),
+        ("SELECT ?", (1, 2, 3), SqlError, r"1 parameter\(s\), but 3 value"),
+        ("SELECT :a", {"b": 1}, SqlError, "no value for the parameter 'a'"),
+        ("SELECT ?", {"b": 1}, SqlError, "has no name"),
+        ("SELECT ?", (1 << 63,), SqlError, "64-bit"),
+        ("SELECT ?", (object(),), SqlError, "parameter 1: SQLite cannot store a object"),
+        ("SELECT ?", ("\ud800",), SqlError, "lone surrogate"),
+        ("SELECT '\ud800'", (), SqlError, "lone surrogate"),
+        ("SELECT ?", "text", SqlError, "not str"),
+        ("SELECT * FROM nowhere", (), SqlError, "no such table: nowhere"),
+        ("SELEC", (), SqlError, "syntax error"),
+        ("  -- nothing\n", (), SqlError, "no statement"),
+        ("", (), SqlError, "no statement"),
+        ("SELECT CAST(x'ff' AS TEXT)", (), SqlError, "not UTF-8"),
+        ("INSERT INTO t(name) VALUES (CAST(x'ff' AS TEXT))", (), SqlError, "not UTF-8"),
+        ("INSERT INTO t VALUES ('x', 'y', 'z')", (), SqlError, "mismatch"),
+    ],
+)
+def test_bad_requests_get_a_typed_error(
+    table: TestNode, sql: str, params: Any, error: type[BedrockishError], words: str
+) -> None:
+    before = table.tables()
+
+    with pytest.raises(error, match=words):
+        table.run((sql, params))
+
+    assert table.tables() == before
+
+
+def test_values_are_stored_as_sqlite_stores_them(table: TestNode) -> None:
+    values = (True, math.nan, math.inf, bytearray(b"b"), memoryview(b"m"), -(1 << 63), "\0é")
+
+    [result] = table.run(("SELECT ?, ?, ?, ?, ?, ?, ?", values))
+
+    assert result.rows == [(1, None, math.inf, b"b", b"m", -(1 << 63), "\0é")]
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        ("BEGIN", "already run as one transaction"),
+        ("COMMIT", "already run as one transaction"),
+        ("ROLLBACK", "already run as one transaction"),
+        ("SAVEPOINT request", "already run as one transaction"),
+        ("RELEASE request", "already run as one transaction"),
+        ("ROLLBACK TO request", "already run as one transaction"),
+        ("ATTACH ':memory:' AS other", "ATTACH"),
+        ("DETACH main", "DETACH"),
+        ("PRAGMA foreign_keys = OFF", "always enforced"),
+        ("PRAGMA temp.user_version = 7", "configuration"),
+        ("PRAGMA journal_mode", "configuration"),
+        ("PRAGMA wal_checkpoint", "configuration"),
+        ("PRAGMA optimize", "configuration"),
+        ("PRAGMA writable_schema = 1", "configuration"),
+        ("VACUUM", "VACUUM works on a whole file"),
+        ("/* x */ VACUUM INTO 'file'", "VACUUM works on a whole file"),
+        ("ANALYZE", "ANALYZE"),
+        ("REINDEX", "REINDEX"),
+        ("INSERT INTO bedrockish_meta VALUES ('node', 'B')", "can only be read"),
+        ("DELETE FROM bedrockish_journal", "can only be read"),
+        ("UPDATE bedrockish_vote SET held = 1", "can only be read"),
+        ("DROP TABLE bedrockish_journal", "belong to the database itself"),
+        ("ALTER TABLE bedrockish_meta ADD COLUMN x", "belong to the database itself"),
+        ("ALTER TABLE t RENAME TO bedrockish_t", "belong to the database itself"),
+        ("CREATE TABLE bedrockish_mine(x)", "belong to the database itself"),
+        ("CREATE INDEX mine ON bedrockish_meta(value)", "belong to the database itself"),
+        ("CREATE TRIGGER mine AFTER INSERT ON bedrockish_meta BEGIN SELECT 1; END", "belong to the database itself"),
+        ("CREATE VIRTUAL TABLE words USING fts5(text)", "virtual tables"),
+        ("CREATE VIRTUAL TABLE boxes USING rtree(id, low, high)", "virtual tables"),
+        ("CREATE TEMP TABLE scratch(x)", "temporary"),
+        ("CREATE TABLE temp.scratch(x)", "temporary"),
+        ("CREATE TEMP VIEW v AS SELECT 1", "temporary"),
+        ("CREATE TEMP TRIGGER g AFTER INSERT ON t BEGIN SELECT 1; END", "temporary"),
+        ("CREATE TABLE copy AS SELECT * FROM t", "INSERT ... SELECT"),
+        ("CREATE TABLE copy AS VALUES (1)", "INSERT ... SELECT"),
+        ("CREATE TABLE other(x); INSERT INTO other VALUES (1)", "send the schema statements first"),
+        ("INSERT INTO t VALUES (9, 'x', 1); CREATE TABLE other(x)", "send the schema statements first"),
+        ("CREATE TABLE g(a PRIMARY KEY, b AS (a + 1)) WITHOUT ROWID", "STORED"),
+        ("CREATE TABLE g(rowid, _rowid_, oid)", "no address"),
+    ],
+)
+def test_what_cannot_be_replicated_is_refused_with_a_way_out(table: TestNode, sql: str, words: str) -> None:
+    before = table.tables()
+
+    with pytest.raises(UnsupportedError, match=words):
+        table.run(sql)
+
+    assert table.tables() == before
+    assert table.rows("SELECT count(*) FROM t") == [(2,)]
+
+
+def test_writing_the_catalogue_is_refused_by_sqlite(table: TestNode) -> None:
+    with pytest.raises(SqlError, match="may not be modified"):
+        table.run("DELETE FROM sqlite_schema")
+
+
+def test_a_trigger_cannot_reach_the_system_tables(table: TestNode) -> None:
+    table.run("CREATE TRIGGER g AFTER INSERT ON t BEGIN DELETE FROM bedrockish_vote; END")
+
+    with pytest.raises(UnsupportedError, match="can only be read"):
+        table.run("INSERT INTO t VALUES (3, 'x', 1)")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["PRAGMA table_info(t)", "PRAGMA user_version", "SELECT * FROM pragma_table_list", "SELECT * FROM sqlite_schema",
+     "EXPLAIN DELETE FROM t", "SELECT * FROM bedrockish_journal", "SELECT value FROM json_each('[1]')"],
+)  # fmt: skip
+def test_looking_at_the_schema_is_allowed(table: TestNode, sql: str) -> None:
+    assert table.prepare(sql).readonly
+    assert table.run(sql)[0].rows
+
+
+def test_limits_are_held_before_memory_is_eaten(make_node: Any) -> None:
+    node = make_node(limits=Limits(result_bytes=50_000, changes_bytes=50_000))
+    node.run(SCHEMA)
+    node.run("INSERT INTO t VALUES (1, 'kept', 0)")
+    before = node.tables()
+    endless = "WITH RECURSIVE c(n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM c)"
+
+    with pytest.raises(TooLargeError, match="results take more than 50000 bytes"):
+        node.run(f"{endless} SELECT n FROM c")
+    with pytest.raises(TooLargeError, match="changes more than 50000 bytes"):
+        node.run(f"{endless} INSERT INTO t SELECT n, NULL, 'x' FROM c")
+    with pytest.raises(TooLargeError):
+        node.run("SELECT zeroblob(90000000)")
+
+    assert node.tables() == before
+
+
+def test_a_statement_that_runs_too_long_is_stopped(make_node: Any) -> None:
+    ticking = iter(range(1_000_000))
+    node = make_node(limits=Limits(statement_s=5, seconds=lambda: float(next(ticking))))
+    node.run(SCHEMA)
+    endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c)"
+
+    with pytest.raises(TooLargeError, match="ran longer than 5 s"):
+        node.run(f"{endless} SELECT n FROM c WHERE n < 0")
+    with pytest.raises(TooLargeError, match="ran longer than 5 s"):
+        node.run("INSERT INTO t VALUES (1, 'x', 1)", f"{endless} UPDATE t SET n = (SELECT n FROM c WHERE n < 0)")
+
+    assert node.tables()["t"] == []

@@ -1,0 +1,286 @@
+"""The file of a node: what a power cut leaves, what a kill leaves, and that the WAL stays small."""
+
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from random import Random
+
+import apsw
+import pytest
+
+from bedrockish.core.records import Member, Membership, Vote, encode_membership
+from bedrockish.errors import ConfigError, DamagedError
+from journal.footprint import Footprint
+from journal.transaction import MEMBERS, Transaction, Txid
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import MEMBERSHIP, Engine, Founding, Limits, TestNode
+
+FOUNDING = Founding("A", MEMBERSHIP, "store-A")
+SCHEMA = "CREATE TABLE t(id INTEGER PRIMARY KEY, filler)"
+
+
+def wal_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def cut(source: Path, wal: bytes, target: Path, length: int) -> Path:
+    """The file as a power cut leaves it: the database and the first ``length`` bytes of its WAL."""
+    target.mkdir()
+    shutil.copy(source, target / "cut.db")
+    (target / "cut.db-wal").write_bytes(wal[:length])
+    return target / "cut.db"
+
+
+def batches_in(path: Path) -> tuple[int, int]:
+    """Batches and entries that recovery finds."""
+    engine = Engine.open(path, founding=None)
+    try:
+        applied = engine.recover().applied.get("A", 0)
+        db = engine._db
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        rows = db.execute("SELECT count(*), max(id) FROM t").fetchone() if applied else (0, None)
+        assert rows is not None
+        assert rows[0] == max(0, applied - 1)  # one row for each entry after the table's own: data and journal agree
+        return engine.batches, applied
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_power_cut_leaves_an_exact_prefix_with_all_that_was_synced(
+    make_node: MakeNode, tmp_path: Path, checkpointed: bool
+) -> None:
+    luck = Random(5)
+    node = make_node(limits=Limits(wal_frames_max=40 if checkpointed else 1 << 30))
+    node.run(SCHEMA)
+    node.save()
+    states: dict[int, int] = {node.engine.batches: node.tick}
+    restarts, size = 0, 0
+    for _ in range(60):
+        for _ in range(luck.randint(1, 3)):
+            node.run(("INSERT INTO t(filler) VALUES (?)", (luck.randbytes(luck.randint(1, 3000)),)))
+        if luck.random() < 0.3:
+            node.engine.checkpoint()
+        node.engine.flush()
+        node.engine.sync()
+        restarts += wal_of(node.path).stat().st_size < size
+        size = wal_of(node.path).stat().st_size
+        states[node.engine.batches] = node.tick
+    assert (restarts > 0) == checkpointed
+    synced, synced_size = node.engine.batches, wal_of(node.path).stat().st_size
+    for _ in range(10):  # these are flushed and nobody waited for them
+        node.run(("INSERT INTO t(filler) VALUES (?)", (luck.randbytes(luck.randint(1, 3000)),)))
+        node.engine.flush()
+        states[node.engine.batches] = node.tick
+    wal = wal_of(node.path).read_bytes()
+    found = set()
+    # A WAL that has started over since the last sync holds nothing that was synced: the database file does.
+    low = synced_size if len(wal) > synced_size else 0
+    assert low or checkpointed
+
+    for number in range(40):
+        length = luck.randint(low, len(wal)) if number > 1 else (low, len(wal))[number]
+        batches, applied = batches_in(cut(node.path, wal, tmp_path / f"cut{number}", length))
+        assert batches >= synced
+        assert states[batches] == applied
+        found.add(batches)
+
+    assert node.engine.batches in found
+    assert checkpointed or synced in found
+    assert len(found) > 2
+
+
+def test_a_torn_tail_is_cut_off(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    kept = node.engine.batches
+    synced_size = wal_of(node.path).stat().st_size
+    node.run("INSERT INTO t(filler) VALUES ('x')")
+    node.engine.flush()
+    wal = bytearray(wal_of(node.path).read_bytes())
+    wal[synced_size + 100] ^= 1  # a sector of the last batch did not reach the disk
+
+    assert batches_in(cut(node.path, bytes(wal), tmp_path / "torn", len(wal))) == (kept, 1)
+
+
+def test_what_was_not_flushed_is_gone(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    node.run("INSERT INTO t(filler) VALUES ('x')")
+    wal = wal_of(node.path).read_bytes()
+
+    assert batches_in(cut(node.path, wal, tmp_path / "cut", len(wal)))[1] == 1
+
+
+def test_sync_notices_that_the_wal_was_removed(make_node: MakeNode) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.engine.flush()
+    wal_of(node.path).unlink()
+
+    with pytest.raises(DamagedError, match="was removed while the node runs"):
+        node.engine.sync()
+
+
+def test_sync_survives_other_readers_closing_the_file(make_node: MakeNode) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    reader = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
+    assert reader.execute("SELECT count(*) FROM t").fetchall() == [(0,)]
+    reader.close()
+    node.run("INSERT INTO t(filler) VALUES ('x')")
+    node.save()
+
+    assert wal_of(node.path).exists()
+
+
+def test_full_sync_needs_no_sync_of_ours(make_node: MakeNode) -> None:
+    node = make_node(full_sync=True)
+    node.run(SCHEMA)
+    node.save()
+
+    assert node.engine._db.pragma("synchronous") == 2
+
+
+def test_an_empty_batch_is_not_committed(node: TestNode) -> None:
+    node.run(SCHEMA)
+
+    assert node.engine.flush()
+    assert not node.engine.flush()
+    node.rows("SELECT * FROM t")
+    assert not node.engine.flush()
+
+
+def test_the_wal_stays_small_under_steady_writing(make_node: MakeNode) -> None:
+    node = make_node(limits=Limits(wal_frames=20, wal_frames_max=60))
+    node.run(SCHEMA)
+    largest = 0
+    for _ in range(300):
+        node.run("INSERT INTO t(filler) VALUES (zeroblob(3000))")
+        node.save()
+        if node.engine.checkpoint_due:
+            node.engine.checkpoint()
+        largest = max(largest, wal_of(node.path).stat().st_size)
+
+    assert largest < 80 * 4200
+
+
+def test_a_reader_only_delays_the_end_of_a_checkpoint(make_node: MakeNode) -> None:
+    node = make_node(limits=Limits(wal_frames=10, wal_frames_max=20))
+    node.run(SCHEMA)
+    node.save()
+    reader = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM t").fetchall() == [(0,)]
+    for _ in range(50):
+        node.run("INSERT INTO t(filler) VALUES (zeroblob(3000))")
+        node.save()
+    assert wal_of(node.path).stat().st_size > 50 * 4096
+    assert reader.execute("SELECT count(*) FROM t").fetchall() == [(0,)]
+    reader.close()
+    for _ in range(3):
+        node.run("INSERT INTO t(filler) VALUES (1)")
+        node.save()
+
+    assert wal_of(node.path).stat().st_size < 25 * 4200
+    assert node.rows("SELECT count(*) FROM t") == [(53,)]
+
+
+def test_a_kill_leaves_what_was_flushed(tmp_path: Path) -> None:
+    program = f"""
+        import os, signal
+        from pathlib import Path
+        from tests.engine.nodes import TestNode
+        node = TestNode(Path({str(tmp_path / "a.db")!r}))
+        node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, filler)")
+        node.run("INSERT INTO t(filler) VALUES ('kept')")
+        node.engine.set_meta("clock_ceiling", 5)
+        node.save()
+        node.run("INSERT INTO t(filler) VALUES ('lost')")
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=root, check=False, timeout=60)
+    assert done.returncode == -9
+
+    node = TestNode(tmp_path / "a.db")
+    try:
+        recovered = node.engine.recover()
+        assert (recovered.node, recovered.store, recovered.membership) == ("A", "store-A", MEMBERSHIP)
+        assert (recovered.applied, recovered.ceiling, recovered.batches) == ({"A": 2}, 5, 1)
+        assert [entry.place for entry in recovered.window] == [("A", 1), ("A", 2)]
+        assert recovered.heads == {"A": recovered.window[-1].hash}
+        assert node.rows("SELECT filler FROM t") == [("kept",)]
+        assert node.engine.schema_version == 1
+    finally:
+        node.engine.close()
+
+
+def transaction(clock: int) -> Transaction:
+    return Transaction(
+        Txid(clock, "B"), {}, 0, 0, 0, f"vote{clock}", "serializable", "rows", Footprint(), b"\x82\x80\x80", b"\x80"
+    )
+
+
+def test_votes_come_back_as_they_were_when_saved(make_node: MakeNode) -> None:
+    node = make_node()
+    first, second = Vote(Txid(7, "B"), transaction(7), held=True), Vote(Txid(8, "B"), None, promised=1)
+    node.engine.save_vote(first)
+    first.promised, first.accepted = 3, (3, True)  # the core goes on with its own
+    node.engine.save_vote(second)
+    node.engine.save_vote(Vote(Txid(9, "B"), transaction(9), True, 2, (2, False)))
+    node.engine.drop_vote(Txid(8, "B"))
+    node.save()
+    node.engine.close()
+
+    votes = make_node(path=node.path).engine.recover().votes
+
+    assert [(vote.txid.clock, vote.held, vote.promised, vote.accepted) for vote in votes] == [
+        (7, True, 0, None),
+        (9, True, 2, (2, False)),
+    ]
+    assert votes[0].transaction == transaction(7)
+
+
+def test_a_membership_entry_changes_the_membership(make_node: MakeNode) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    prepared = node.prepare("INSERT INTO t(filler) VALUES (1)")
+    after = Membership(1, {**MEMBERSHIP.members, "C": Member("C", "localhost:C", voter=False)})
+    members = type(prepared)(prepared.base, 1, False, MEMBERS, Footprint(), encode_membership(after), prepared.result)
+    node.apply(node.entry(members))
+
+    assert node.engine.recover().membership == after
+
+
+def test_entries_are_found_by_place_command_and_name(node: TestNode) -> None:
+    node.run(SCHEMA)
+    node.run("INSERT INTO t(filler) VALUES (1)")
+    first, second = node.entries
+
+    assert node.engine.find_command("A2") == second
+    assert node.engine.find_command("never") is None
+    assert node.engine.find_txid(Txid(1, "A")) == [first]
+    assert node.engine.read_entries("A", 1, 1 << 20) == [first, second]
+    assert node.engine.read_entries("A", 2, 0) == [second]
+
+
+def test_a_snapshot_is_a_node_file_with_the_same_rows(node: TestNode, make_node: MakeNode, tmp_path: Path) -> None:
+    node.run("CREATE TABLE t(x)")
+    node.run("INSERT INTO t(rowid, x) VALUES (7, 'a'), (3, 'b')")
+    node.save()
+    node.run("INSERT INTO t VALUES ('later')")
+    node.engine.snapshot_to(tmp_path / "copy.db")
+
+    copy = make_node(path=tmp_path / "copy.db")
+
+    assert copy.tables()["t"] == [(3, "b"), (7, "a")]
+    assert copy.engine.digest() == node.engine.digest()
+    assert copy.engine.applied == {"A": 2}
+    with pytest.raises(ConfigError, match="is there already"):
+        node.engine.snapshot_to(tmp_path / "copy.db")

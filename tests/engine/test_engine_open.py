@@ -1,0 +1,155 @@
+"""Who may open a node's file, and what is said to those who may not."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import apsw
+import pytest
+
+from bedrockish.engine.durability import Wal
+from bedrockish.engine.opening import check_version
+from bedrockish.errors import ConfigError, DamagedError
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import MEMBERSHIP, Engine, Founding, TestNode
+
+FOUNDING = Founding("A", MEMBERSHIP, "store-A")
+SCHEMA = "CREATE TABLE t(id INTEGER PRIMARY KEY, filler)"
+
+
+def test_a_second_process_is_refused(make_node: MakeNode) -> None:
+    node = make_node()
+    program = f"""
+        from bedrockish.engine.engine import Engine
+        from bedrockish.errors import ConfigError
+        try:
+            Engine.open({str(node.path)!r}, founding=None)
+        except ConfigError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout == f"{node.path} is in use by another node on this machine; stop it, or give another file\n"
+
+
+def test_a_file_of_another_node_is_refused(make_node: MakeNode) -> None:
+    node = make_node()
+    node.engine.close()
+
+    with pytest.raises(ConfigError, match="is the file of node A, not of B"):
+        Engine.open(node.path, founding=Founding("B", MEMBERSHIP, "store-B"))
+    reopened = Engine.open(node.path, founding=Founding("A", MEMBERSHIP, "another"))
+    assert reopened.recover().store == "store-A"
+    reopened.close()
+
+
+def test_unusable_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    text = tmp_path / "text.db"
+    text.write_text("not a database at all, though long enough to have a header" * 20)
+    ordinary = tmp_path / "ordinary.db"
+    apsw.Connection(str(ordinary)).execute("CREATE TABLE x(y)")
+    virtual = tmp_path / "virtual.db"
+    apsw.Connection(str(virtual)).execute("CREATE VIRTUAL TABLE words USING fts5(w)")
+    refusals = [
+        (text, FOUNDING, "is not a SQLite database"),
+        (ordinary, None, "is not a node's file yet"),
+        (virtual, FOUNDING, "virtual tables are not replicated"),
+        (tmp_path / "missing.db", None, "no such file"),
+        (tmp_path / "no" / "where.db", FOUNDING, "a directory that does not exist"),
+        (tmp_path, FOUNDING, "is a directory"),
+        (tmp_path / "z.db", Founding("Z", MEMBERSHIP, "s"), "not among the members A, B"),
+    ]
+    for path, founding, words in refusals:
+        with pytest.raises(ConfigError, match=words) as caught:
+            Engine.open(path, founding=founding)
+        assert "\n" not in str(caught.value)
+        # The lock is free again.
+        with pytest.raises(ConfigError, match=words):
+            Engine.open(path, founding=founding)
+
+
+def test_an_ordinary_database_can_be_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "ordinary.db"
+    apsw.Connection(str(path)).execute("CREATE TABLE x(y); INSERT INTO x VALUES (5)")
+    node = TestNode(path)
+
+    assert node.rows("SELECT y FROM x") == [(5,)]
+    node.engine.close()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_a_file_without_permission_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    TestNode(path).engine.close()
+    path.chmod(0o444)
+
+    with pytest.raises(ConfigError, match="may not be written"):
+        Engine.open(path, founding=FOUNDING)
+
+
+def test_a_full_disk_is_said_so(make_node: MakeNode) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    db = node.engine._db
+    db.pragma("max_page_count", db.pragma("page_count") + 2)
+    prepared = node.prepare("SELECT 1")
+    del prepared
+
+    with pytest.raises(DamagedError, match="the disk is full"):
+        node.prepare("INSERT INTO t(filler) VALUES (zeroblob(100000))")
+
+    db.pragma("max_page_count", 1 << 30)
+    node.run("INSERT INTO t(filler) VALUES ('x')")  # and the batch is whole
+    assert node.rows("SELECT filler FROM t") == [("x",)]
+
+
+def test_an_old_sqlite_is_refused() -> None:
+    check_version("3.51.3")
+    check_version("3.60.0")
+    with pytest.raises(ConfigError, match=r"SQLite 3\.51\.2 is too old, 3\.51\.3 is needed"):
+        check_version("3.51.2")
+
+
+def test_another_writer_is_kept_out(node: TestNode) -> None:
+    other = apsw.Connection(str(node.path))
+    with pytest.raises(apsw.BusyError):
+        other.execute("CREATE TABLE intruder(x)")
+    other.close()
+
+
+def test_what_slips_in_between_two_batches_stops_the_node(node: TestNode) -> None:
+    node.run(SCHEMA)
+    other = apsw.Connection(str(node.path))
+    node.engine._db.execute("COMMIT")  # the moment inside flush in which nobody holds the lock
+    other.execute("CREATE TABLE intruder(x)")
+    other.close()
+    node.engine._db.execute("BEGIN IMMEDIATE")
+
+    with pytest.raises(DamagedError, match="another program has written"):
+        node.engine.flush()
+
+
+def test_a_program_that_recovers_the_file_at_that_moment_is_waited_for(tmp_path: Path) -> None:
+    TestNode(tmp_path / "a.db").engine.close()
+    other = apsw.Connection(str(tmp_path / "a.db"), flags=apsw.SQLITE_OPEN_READWRITE)
+    other.execute("BEGIN EXCLUSIVE")
+    released = threading.Timer(0.2, other.execute, ["COMMIT"])
+    released.start()
+    engine = Engine.open(tmp_path / "a.db", founding=FOUNDING)
+    released.join()
+    engine.close()
+    other.close()
+
+
+def test_closing_gives_the_file_back(tmp_path: Path) -> None:
+    for _ in range(2):
+        node = TestNode(tmp_path / "a.db")
+        assert isinstance(node.engine._wal, Wal)
+        node.engine.close()
+    assert not (tmp_path / "a.db-wal").exists()

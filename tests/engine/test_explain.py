@@ -1,0 +1,93 @@
+"""What a statement would read and write, in words."""
+
+from typing import Any
+
+import pytest
+
+from bedrockish.errors import SqlError, UnsupportedError
+from bedrockish.requests import Statement
+from tests.engine.nodes import TestNode
+
+
+@pytest.fixture
+def shop(node: TestNode) -> TestNode:
+    node.run(
+        "CREATE TABLE parent(id INTEGER PRIMARY KEY, owner TEXT COLLATE NOCASE, n)",
+        "CREATE INDEX by_owner ON parent(owner)",
+        "CREATE TABLE child(x UNIQUE, parent INTEGER REFERENCES parent(id))",
+    )
+    node.run("INSERT INTO parent VALUES (5, 'Bob', 1)")
+    return node
+
+
+def told(node: TestNode, sql: str, *params: Any) -> dict[str, Any]:
+    before = node.tables()
+    (found,) = node.engine.explain(Statement(sql, params))
+    assert node.tables() == before
+    return found
+
+
+def test_an_insert(shop: TestNode) -> None:
+    assert told(shop, "INSERT INTO child VALUES (?, 5)", 7) == {
+        "sql": "INSERT INTO child VALUES (?, 5)",
+        "kind": "write",
+        "ids": True,
+        "reads": ["key of table parent: 5", "definition of child", "definition of parent"],
+        "writes": [
+            "index sqlite_autoindex_child_1 of child: 7",
+            "index sqlite_autoindex_child_1 of child: 7, 1",
+            "table child: 1",
+        ],
+        "wider": [],
+        "error": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("sql", "params", "reads"),
+    [
+        ("SELECT * FROM parent WHERE id = ?", (5,), ["definition of parent", "table parent: 5"]),
+        ("SELECT * FROM parent WHERE id BETWEEN 3 AND ?", (7,), ["table parent: from 3 to 7", "definition of parent"]),
+        ("SELECT * FROM parent WHERE id > 3", (), ["table parent: after 3", "definition of parent"]),
+        ("SELECT * FROM parent WHERE owner = 'BOB'", (), ["index by_owner of parent: 'bob'", "definition of parent"]),
+        ("SELECT n FROM parent", (), ["table parent: all", "definition of parent"]),
+        ("PRAGMA table_info(parent)", (), ["every definition"]),
+        ("PRAGMA foreign_keys = ON", (), []),
+    ],
+)
+def test_reads(shop: TestNode, sql: str, params: tuple[Any, ...], reads: list[str]) -> None:
+    found = told(shop, sql, *params)
+    assert (found["kind"], found["reads"], found["writes"]) == ("read", reads, [])
+
+
+def test_why_a_read_is_wider_than_it_may_be(shop: TestNode) -> None:
+    found = told(shop, "DELETE FROM parent WHERE id = (SELECT max(id) FROM parent)")
+    assert found["wider"] == [
+        ["table parent", "Last with no bound"],
+        ["table parent", "SeekRowid by a value from another row"],
+    ]
+
+
+def test_a_schema_statement_meets_everything(shop: TestNode) -> None:
+    assert told(shop, "CREATE TABLE t(x)")["writes"] == ["every definition"]
+
+
+def test_a_statement_that_fails_says_so_and_ends_the_text(shop: TestNode) -> None:
+    for clause in ("", "OR ROLLBACK "):
+        (found,) = shop.engine.explain(Statement(f"INSERT {clause}INTO parent VALUES (5, '', 1); SELECT 1"))
+        assert found["error"] == "UNIQUE constraint failed: parent.id"
+    assert shop.rows("SELECT count(*) FROM parent") == [(1,)]
+
+
+def test_several_statements_and_many_keys(shop: TestNode) -> None:
+    many = "INSERT INTO parent(n) WITH RECURSIVE k(i) AS (SELECT 1 UNION SELECT i + 1 FROM k LIMIT 300) SELECT i FROM k"
+    first, second = shop.engine.explain(Statement(f"SELECT ?; {many}", (1,)))
+    assert (first["sql"], first["reads"], second["ids"]) == ("SELECT ?;", [], True)
+    assert second["writes"][-1] == "and 800 more"
+
+
+def test_what_cannot_run_cannot_be_explained(shop: TestNode) -> None:
+    with pytest.raises(SqlError, match="1 parameter"):
+        told(shop, "SELECT ?")
+    with pytest.raises(UnsupportedError):
+        told(shop, "VACUUM")

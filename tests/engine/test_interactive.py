@@ -1,0 +1,400 @@
+"""Open transactions against plain SQLite: whatever happens in between, they are as if run at once when they commit."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import apsw
+import pytest
+
+from bedrockish.engine.interactive import Interactive
+from bedrockish.engine.session import Session
+from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, SqlError, TooLargeError, UnsupportedError
+from bedrockish.requests import Request, Statement
+from journal.footprint import Footprint, conflict
+from tests.engine.nodes import Limits, Sql, TestNode, contents, request
+
+SCHEMA = """
+CREATE TABLE account(id INTEGER PRIMARY KEY, v INTEGER NOT NULL CHECK(v >= -50), name TEXT UNIQUE);
+CREATE TABLE child(id INTEGER PRIMARY KEY, parent INTEGER REFERENCES account(id) DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE cascade(id INTEGER PRIMARY KEY, parent INTEGER REFERENCES account(id) ON DELETE CASCADE);
+CREATE TABLE log(account INTEGER, v INTEGER, PRIMARY KEY(account, v)) WITHOUT ROWID;
+CREATE TABLE shape(id INTEGER PRIMARY KEY, a INTEGER, double AS (a * 2) VIRTUAL UNIQUE);
+CREATE INDEX account_v ON account(v);
+CREATE TRIGGER note AFTER UPDATE OF v ON account WHEN new.v <> old.v BEGIN
+  INSERT OR REPLACE INTO log VALUES (new.id, new.v);
+END
+"""
+STATEMENTS = [
+    "INSERT INTO account VALUES (?1, ?2, 'n' || ?3)",
+    "INSERT OR REPLACE INTO account VALUES (?1, ?2, 'n' || ?3)",
+    "INSERT OR IGNORE INTO account VALUES (?1, ?2, 'n' || ?3)",
+    "INSERT OR FAIL INTO account SELECT ?1 + x, ?2, 'n' || (?3 + x) FROM (SELECT 0 AS x UNION ALL SELECT 1)",
+    "INSERT INTO account VALUES (?1, ?2, 'n' || ?3) ON CONFLICT(id) DO UPDATE SET v = v + 1 RETURNING v",
+    "UPDATE account SET v = v + ?2 WHERE id = ?1 OR id = ?3",
+    "UPDATE account SET v = v - 30 WHERE v > ?2 AND ?3 = ?3",
+    "UPDATE account SET name = 'n' || ?2 WHERE id = ?1 AND ?3 = ?3",
+    "DELETE FROM account WHERE id = ?1 AND ?2 = ?2 AND ?3 = ?3",
+    "INSERT INTO child VALUES (?1, ?2) ON CONFLICT DO UPDATE SET parent = ?3",
+    "DELETE FROM child WHERE parent = ?1 OR id = ?2 OR id = ?3",
+    "INSERT OR IGNORE INTO cascade VALUES (?1, ?2 + ?3)",
+    "INSERT OR REPLACE INTO shape(id, a) VALUES (?1, ?2 + ?3)",
+    "UPDATE shape SET a = a + ?2 WHERE id IN (?1, ?3)",
+    "SELECT count(*), sum(v) FROM account WHERE v < ?1 AND ?2 = ?2 AND ?3 = ?3",
+    "SELECT name FROM account WHERE id IN (?1, ?2, ?3) ORDER BY id",
+    "SELECT * FROM log WHERE account = ?1 AND v > ?2 - ?3",
+    "SELECT a.id, c.id FROM account a JOIN child c ON c.parent = a.id WHERE a.id > ?1 AND ?2 = ?2 AND ?3 = ?3",
+    "SELECT id, double FROM shape WHERE double >= ?1 AND ?2 = ?2 AND ?3 = ?3 ORDER BY id",
+]
+
+
+class Desk:
+    """A node with its open transactions, and what has been committed."""
+
+    def __init__(self, path: Path, **limits: Any) -> None:
+        self.node = TestNode(path, limits=Limits(**limits))
+        self.interactive = Interactive(self.node.engine, self.overtaken)
+
+    def overtaken(self, footprint: Footprint, base: Mapping[str, int]) -> BedrockishError | None:
+        for entry in self.node.entries:
+            if entry.tick > base.get("A", 0) and conflict(footprint, entry.transaction.footprint) is not None:
+                return ConflictError("overtaken")
+        return None
+
+    def begin(self, *, serializable: bool = True) -> Session:
+        return Session(serializable)
+
+    def run(self, session: Session, sql: Sql) -> list[Any]:
+        statement = request(sql).statements[0]
+        if self.interactive.is_schema(session, statement):
+            self.interactive.add_schema(session, statement, Request("c", ()))
+            return []
+        found: list[Any] = []
+        for piece, params in self.interactive.pieces(session, statement):
+            if self.interactive.needs_snapshot(session, piece):
+                self.node.save()
+                self.interactive.take_snapshot(session)
+            result, _ = self.interactive.run(session, piece, params, 1 << 20)
+            found.append((result.rows, result.rowcount))
+        return found
+
+    def commit(self, session: Session) -> None:
+        prepared = self.interactive.finish(session)
+        self.interactive.end(session)
+        if prepared.readonly:
+            return
+        error = self.overtaken(prepared.footprint, prepared.base)
+        if error is not None:
+            raise error
+        entry = self.node.entry(prepared)
+        self.node.apply(entry)
+        self.node.entries.append(entry)
+
+    def close(self) -> None:
+        self.interactive.close()
+        self.node.engine.close()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    found = Desk(tmp_path / "A.sqlite")
+    yield found
+    found.close()
+
+
+def plain(desk: Desk) -> apsw.Connection:
+    """A copy without any engine, as the reference."""
+    db = apsw.Connection(":memory:")
+    db.pragma("foreign_keys", 1)
+    for statement in SCHEMA.replace(";\nEND", "@END").split(";\n"):
+        text = statement.replace("@END", ";\nEND")
+        desk.node.run(text)
+        db.execute(text)
+    for number in range(4):
+        for target in (desk.node.run, lambda pair: db.execute(*pair).fetchall()):
+            target(("INSERT INTO account VALUES (?, ?, ?)", (number, number * 10, f"n{number}")))
+            target(("INSERT INTO child VALUES (?, ?)", (number, number)))
+            target(("INSERT INTO shape(id, a) VALUES (?, ?)", (number, number)))
+    return db
+
+
+Step = tuple[str, Any]
+
+
+def replay(db: apsw.Connection, steps: list[Step]) -> list[Any]:
+    """Run a transaction's steps on plain SQLite; return what each gave."""
+    found: list[Any] = []
+    for sql, params in steps:
+        try:
+            rows = db.execute(sql, params).fetchall()
+            found.append(
+                rows
+                if sql.startswith(("SAVE", "ROLL", "REL"))
+                else [(rows, -1 if sql.startswith("SELECT") else db.changes())]
+            )
+        except apsw.ConstraintError:
+            found.append("constraint")
+        except apsw.SQLError:
+            found.append("sql")
+    return found
+
+
+def control(desk: Desk, session: Session, sql: str) -> list[Any]:
+    word, name = sql.split()[0], sql.split()[-1]
+    if word == "SAVEPOINT":
+        session.mark(name)
+    elif word == "RELEASE":
+        session.release(name)
+    else:
+        desk.interactive.rollback_to(session, name)
+    return []
+
+
+def one(desk: Desk, session: Session, step: Step) -> Any:
+    try:
+        if step[0].startswith(("SAVEPOINT", "RELEASE", "ROLLBACK")):
+            return control(desk, session, step[0])
+        return desk.run(session, step)
+    except ConstraintError:
+        return "constraint"
+    except SqlError:
+        return "sql"
+
+
+class Race:
+    """Open transactions, other commits and votes in a random order, beside a plain database that commits the same."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.luck = Random(seed)
+        self.desk = Desk(path)
+        self.db = plain(self.desk)
+        self.history: dict[int, bytes] = {}
+        self.open: dict[Session, list[tuple[Step, Any]]] = {}
+        self.committed = 0
+        self.remember()
+
+    def remember(self) -> None:
+        self.history[self.desk.node.tick] = self.db.serialize("main")
+
+    def step(self) -> None:
+        luck, event = self.luck, self.luck.random()
+        if len(self.open) < 3 and luck.random() < 0.3:
+            self.open[self.desk.begin()] = []
+        if event < 0.08:
+            self.desk.node.engine.set_meta("clock_ceiling", luck.randrange(1000))
+        elif event < 0.16:
+            self.desk.node.save()
+        elif event < 0.24:
+            self.other()
+        elif self.open:
+            session = luck.choice(list(self.open))
+            try:
+                if event < 0.35:
+                    self.commit(session)
+                else:
+                    step = _draw(luck)
+                    self.open[session].append((step, one(self.desk, session, step)))
+            except ConflictError:
+                self.forget(session)
+
+    def other(self) -> None:
+        """Commit something in between."""
+        step = (self.luck.choice(STATEMENTS), [self.luck.randrange(6) for _ in range(3)])
+        try:
+            self.desk.node.run(step)
+        except ConstraintError:
+            return
+        self.db.execute("BEGIN")
+        replay(self.db, [step])
+        self.db.execute("COMMIT")
+        self.remember()
+
+    def commit(self, session: Session) -> None:
+        """Commit; what the transaction was told must be what plain SQLite says to all of it in one go."""
+        steps, said = zip(*self.open[session], strict=True) if self.open[session] else ((), ())
+        try:
+            self.desk.commit(session)
+        except ConstraintError:
+            self.db.execute("BEGIN")
+            assert replay(self.db, list(steps)) == list(said)
+            with pytest.raises(apsw.ConstraintError):
+                self.db.execute("COMMIT")
+            self.db.execute("ROLLBACK")
+            self.forget(session)
+            return
+        db = self.db if session.wrote else apsw.Connection(":memory:")
+        if not session.wrote:
+            assert session.base is not None
+            db.deserialize("main", self.history[session.base.get("A", 0)])
+            db.pragma("foreign_keys", 1)
+        db.execute("BEGIN")
+        assert replay(db, list(steps)) == list(said), steps
+        db.execute("COMMIT")
+        self.desk.interactive.leave()
+        assert self.desk.node.tables() == contents(self.db)
+        self.remember()
+        self.committed += session.wrote
+        self.forget(session)
+
+    def forget(self, session: Session) -> None:
+        self.desk.interactive.end(session)
+        del self.open[session]
+
+    def end(self) -> None:
+        for session in list(self.open):
+            self.forget(session)
+        assert self.desk.node.tables() == contents(self.db)
+        self.desk.close()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_interleavings_equal_plain_sqlite(tmp_path: Path, seed: int) -> None:
+    """Each transaction that commits is as if run then, in one go; one that only read, as if run at its snapshot."""
+    race = Race(tmp_path / "A.sqlite", seed)
+    for _ in range(150):
+        race.step()
+    race.end()
+
+
+def _draw(luck: Random) -> Step:
+    if luck.random() < 0.25:
+        name = luck.choice("ab")
+        return luck.choice([f"SAVEPOINT {name}", f"RELEASE {name}", f"ROLLBACK TO {name}", f"ROLLBACK TO {name}"]), None
+    return luck.choice(STATEMENTS), [luck.randrange(6) for _ in range(3)]
+
+
+def test_a_reader_keeps_its_snapshot_while_others_commit(desk: Desk) -> None:
+    """As long as it only reads, it sees what it saw first, also at serializable."""
+    plain(desk)
+    session = desk.begin()
+    assert desk.run(session, "SELECT v FROM account WHERE id = 1") == [([(10,)], -1)]
+    desk.node.run("UPDATE account SET v = 11 WHERE id = 1")
+    desk.node.save()
+    assert desk.run(session, "SELECT v FROM account WHERE id = 1") == [([(10,)], -1)]
+    assert desk.node.rows("SELECT v FROM account WHERE id = 1") == [(11,)]
+    desk.commit(session)
+
+
+def test_its_first_write_finds_that_what_it_read_has_changed(desk: Desk) -> None:
+    """And another that read something else goes on."""
+    plain(desk)
+    lost, fine = desk.begin(), desk.begin()
+    desk.run(lost, "SELECT v FROM account WHERE id = 1")
+    desk.run(fine, "SELECT v FROM account WHERE id = 2")
+    desk.node.run("UPDATE account SET v = 11 WHERE id = 1")
+    with pytest.raises(ConflictError):
+        desk.run(lost, "UPDATE account SET v = 0 WHERE id = 3")
+    desk.interactive.end(lost)
+    desk.run(fine, "UPDATE account SET v = v + 1 WHERE id = 2")
+    desk.commit(fine)
+    assert desk.node.rows("SELECT v FROM account ORDER BY id") == [(0,), (11,), (21,), (30,)]
+
+
+def test_nobody_sees_what_is_not_committed(desk: Desk) -> None:
+    """Neither another open transaction, nor a request, nor the file."""
+    plain(desk)
+    writer, reader = desk.begin(), desk.begin()
+    desk.run(writer, "UPDATE account SET v = 99 WHERE id = 1")
+    assert desk.run(reader, "SELECT v FROM account WHERE id = 1") == [([(10,)], -1)]
+    assert desk.run(writer, "SELECT v FROM account WHERE id = 1") == [([(99,)], -1)]
+    assert desk.node.rows("SELECT v FROM account WHERE id = 1") == [(10,)]
+    for session in (writer, reader):
+        desk.interactive.end(session)
+
+
+def test_it_stays_swapped_in_until_somebody_needs_the_writer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand inserts in a row are done once each, not again and again."""
+    plain(desk)
+    redone: list[int] = []
+    applier = desk.interactive._parts.applier
+    redo = applier.redo
+
+    def count(changes: list[Any]) -> str:
+        redone.append(len(changes))
+        return redo(changes)
+
+    monkeypatch.setattr(applier, "redo", count)
+    session = desk.begin()
+    for number in range(1000):
+        desk.run(session, ("INSERT INTO account VALUES (?, 0, ?)", (number + 100, f"m{number}")))
+    desk.node.engine.set_meta("cut", 1)
+    desk.run(session, "INSERT INTO account VALUES (5000, 0, 'last')")
+    assert redone == [0, 1000]
+    desk.commit(session)
+    assert desk.node.rows("SELECT count(*) FROM account") == [(1005,)]
+
+
+def test_the_limit_counts_all_statements_together(tmp_path: Path) -> None:
+    """Too large is said of the statement that goes over it; the others stay."""
+    desk = Desk(tmp_path / "A.sqlite", changes_bytes=10_000)
+    desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
+    session = desk.begin()
+    sent, refused = 0, False
+    while not refused:
+        try:
+            desk.run(session, ("INSERT INTO t VALUES (?, ?)", (sent, "x" * 1000)))
+            sent += 1
+        except TooLargeError:
+            refused = True
+    assert 5 < sent < 10
+    desk.commit(session)
+    assert desk.node.rows("SELECT count(*) FROM t") == [(sent,)]
+    desk.close()
+
+
+def test_or_rollback_ends_it_and_harms_nobody_else(desk: Desk) -> None:
+    """SQLite takes back the whole batch then; the engine puts back what others decided."""
+    plain(desk)
+    desk.node.run("UPDATE account SET v = 77 WHERE id = 3")
+    session = desk.begin()
+    with pytest.raises(ConstraintError):
+        desk.run(session, "INSERT OR ROLLBACK INTO account VALUES (1, 0, 'x')")
+    assert session.over
+    desk.interactive.end(session)
+    assert desk.node.rows("SELECT v FROM account WHERE id IN (1, 3)") == [(10,), (77,)]
+
+
+def test_snapshot_reads_its_own_snapshot_and_lets_reads_change(desk: Desk) -> None:
+    """Write skew is what it admits; a lost update it does not."""
+    plain(desk)
+    one, two = desk.begin(serializable=False), desk.begin(serializable=False)
+    for session in (one, two):
+        assert desk.run(session, "SELECT sum(v) FROM account WHERE id IN (1, 2)") == [([(30,)], -1)]
+    desk.run(one, "UPDATE account SET v = 0 WHERE id = 1")
+    desk.run(two, "UPDATE account SET v = 0 WHERE id = 2")
+    desk.commit(one)
+    assert desk.run(two, "SELECT v FROM account WHERE id = 3") == [([(30,)], -1)]
+    with pytest.raises(ConflictError):
+        desk.run(two, "SELECT v FROM account WHERE id = 1")
+    desk.commit(two)
+    lost = desk.begin(serializable=False)
+    desk.run(lost, "SELECT 1")
+    desk.node.run("UPDATE account SET v = 5 WHERE id = 1")
+    assert desk.run(lost, "SELECT v FROM account WHERE id = 1") == [([(0,)], -1)]
+    with pytest.raises(ConflictError):
+        desk.run(lost, "UPDATE account SET v = v + 1 WHERE id = 1")
+    desk.interactive.end(lost)
+
+
+def test_the_schema_changes_in_a_transaction_of_its_own(desk: Desk) -> None:
+    """Several schema statements are one; rows and schema do not mix; a change by others ends what is open."""
+    plain(desk)
+    session = desk.begin()
+    desk.run(session, "CREATE TABLE t(a)")
+    desk.run(session, "CREATE INDEX t_a ON t(a)")
+    with pytest.raises(UnsupportedError):
+        desk.run(session, "INSERT INTO t VALUES (1)")
+    with pytest.raises(SqlError):
+        desk.run(session, "CREATE TABLE t(a)")
+    assert session.ddl == [Statement("CREATE TABLE t(a)"), Statement("CREATE INDEX t_a ON t(a)")]
+    writer, reader = desk.begin(), desk.begin()
+    desk.run(writer, "DELETE FROM child")
+    desk.run(reader, "SELECT * FROM child")
+    with pytest.raises(UnsupportedError, match="commit it first"):
+        desk.run(writer, "CREATE TABLE u(a)")
+    desk.node.run("CREATE TABLE other(a)")
+    for held in (writer, reader):
+        with pytest.raises(ConflictError, match="schema"):
+            desk.run(held, "SELECT 1")
+        desk.interactive.end(held)

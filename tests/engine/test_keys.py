@@ -1,0 +1,109 @@
+"""Encoded keys must sort and be equal exactly as SQLite sorts and compares the values themselves."""
+
+import itertools
+
+import apsw
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bedrockish.engine.keys import (
+    BINARY,
+    NOCASE,
+    RTRIM,
+    Spec,
+    apply_affinity,
+    encode,
+    encoder,
+    index_prefix,
+    prefix_range,
+    table_key,
+)
+
+VALUES = st.one_of(
+    st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(2**53 - 3, 2**53 + 3),
+    st.sampled_from([2**62, 2**62 + 1, 2**63 - 1, -(2**63), 1e17, 10**17, 10**17 + 1, float(2**63), -0.0, 0.0, 1e308]),
+    st.floats(allow_nan=False),
+    st.text(alphabet=st.sampled_from("aAbB \0é~ÉZz"), max_size=5),
+    st.binary(max_size=4),
+)
+_db = apsw.Connection(":memory:")
+
+
+def compare(left: object, right: object, collation: str) -> int:
+    """-1, 0 or 1, as SQLite's ORDER BY sees it; IS makes NULL equal to NULL."""
+    sql = (
+        f"WITH v(a, b) AS (SELECT ?, ?) SELECT a IS b COLLATE {collation}, "
+        "(SELECT n FROM (SELECT 1 n, a x FROM v UNION ALL SELECT 2, b FROM v) "
+        f"ORDER BY x COLLATE {collation}, n LIMIT 1) FROM v"
+    )
+    equal, first = _db.execute(sql, (left, right)).fetchall()[0]
+    return 0 if equal else (-1 if first == 1 else 1)
+
+
+@pytest.mark.parametrize("collation", [BINARY, NOCASE, RTRIM])
+def test_keys_sort_as_sqlite_sorts(collation: str) -> None:
+    @settings(max_examples=300, derandomize=True, deadline=None, database=None)
+    @given(VALUES, VALUES)
+    def check(left: object, right: object) -> None:
+        code = encoder(Spec(collation))
+        one, other = code(left), code(right)
+        assert (one > other) - (one < other) == compare(left, right, collation)
+        down = encoder(Spec(collation, descending=True))
+        assert (down(left) > down(right)) - (down(left) < down(right)) == -compare(left, right, collation)
+
+    check()
+
+
+@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@given(VALUES, VALUES)
+def test_no_key_is_the_beginning_of_another(left: object, right: object) -> None:
+    one, other = encode(left), encode(right)
+    assert one == other or not other.startswith(one)
+
+
+def test_a_prefix_range_holds_what_begins_with_it_and_nothing_else() -> None:
+    specs = (Spec(NOCASE), Spec(BINARY, descending=True))
+    low, high = prefix_range(index_prefix("by_name", ["ann"], specs))
+    inside = [index_prefix("by_name", ["ANN", value], specs) for value in (None, 0, "z", b"\xff" * 20)]
+    outside = [index_prefix("by_name", [name, 0], specs) for name in ("anna", "an", None, b"ann")]
+    assert all(low <= key < high for key in inside)
+    assert not any(low <= key < high for key in outside)
+
+
+def test_integers_and_floats_that_are_equal_are_one_key() -> None:
+    assert encode(3) == encode(3.0) == encode(True + 2)
+    assert encode(0.0) == encode(-0.0) == encode(0)
+    assert encode(2**53) == encode(float(2**53)) != encode(2**53 + 1)
+    assert encode(float("nan")) == encode(None)  # that is what SQLite stores
+
+
+def test_texts_that_are_not_unicode_have_keys() -> None:
+    texts = ["\udc80", "\udcff", "\ud800", "a\udc80", "é"]
+    assert len({encode(text) for text in texts}) == len(texts)
+
+
+def test_what_sqlite_cannot_store_is_refused() -> None:
+    with pytest.raises(TypeError):
+        encode(object())
+    with pytest.raises(OverflowError):
+        encode(2**63)
+
+
+def test_a_table_key_is_the_object_and_the_rowid() -> None:
+    assert table_key("accounts", 7) == b"t:accounts\0" + encode(7)
+    keys = [table_key("a", rowid) for rowid in (-(2**63), -1, 0, 1, 2**63 - 1)]
+    assert keys == sorted(keys)
+
+
+def test_affinity_is_what_a_column_would_store() -> None:
+    types = {"A": "BLOB", "B": "TEXT", "C": "NUMERIC", "D": "INTEGER", "E": "REAL"}
+    values = [None, 1, 1.0, 1.5, "1", " 1 ", "1.0", "1e3", "0x10", "abc", "9223372036854775808", b"1", 2**53 + 1, 1e300]
+    for (letter, declared), value in itertools.product(types.items(), values):
+        _db.execute(f"CREATE TEMP TABLE stored(x {declared})")
+        stored = _db.execute("INSERT INTO stored VALUES (?) RETURNING x", (value,)).fetchall()[0][0]
+        found = apply_affinity(value, letter)
+        assert (type(found), found) == (type(stored), stored), (letter, value)
+        _db.execute("DROP TABLE temp.stored")

@@ -1,0 +1,37 @@
+"""Keys as people read them."""
+
+import pytest
+
+from bedrockish.engine.keys import Spec, encode, index_prefix, table_key
+from bedrockish.engine.keytext import TEXT_MAX, key_text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "NULL"),
+        (0, "0"),
+        (-7, "-7"),
+        ((1 << 63) - 1, "9223372036854775807"),
+        (-(1 << 63), "-9223372036854775808"),
+        (1.5, "1.5"),
+        (-2.25, "-2.25"),
+        (float("inf"), "inf"),
+        ("Alice", "'Alice'"),
+        ("a\0b", r"'a\x00b'"),
+        (b"\0\x01\xff", "x'0001ff'"),
+    ],
+)
+def test_every_kind_of_value_comes_back(value: object, text: str) -> None:
+    assert key_text(b"t:x\0" + encode(value)) == text
+
+
+def test_columns_are_listed_and_long_ones_cut() -> None:
+    assert key_text(table_key("account", 17)) == "17"
+    assert key_text(index_prefix("by_name", ["A", 3], [Spec(), Spec()])) == "'A', 3"
+    assert len(key_text(table_key("t", 1) + encode("x" * 500))) == TEXT_MAX
+
+
+@pytest.mark.parametrize("tail", [b"\xff", b"\x10\x00", b"\x20no end", b"\x30"])
+def test_what_is_no_value_is_shown_as_it_is(tail: bytes) -> None:
+    assert key_text(b"t:x\0" + tail) == f"x'{tail.hex()}'"

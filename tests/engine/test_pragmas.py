@@ -1,0 +1,79 @@
+"""PRAGMAs that applications send: what is replicated, what holds for one request, and what is refused elsewhere."""
+
+import pytest
+
+from bedrockish.engine.pragmas import is_replicated
+from bedrockish.errors import ConstraintError, UnsupportedError
+from journal.transaction import ROWS, SCHEMA
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import TestNode
+
+
+def test_the_version_of_a_migration_is_set_on_every_node(make_node: MakeNode) -> None:
+    first, second = make_node("A"), make_node("B")
+    first.run("CREATE TABLE t(x)", "PRAGMA user_version = 7; PRAGMA main.application_id(42)")
+    for entry in first.entries:
+        second.apply(entry)
+    for node in (first, second):
+        assert node.rows("PRAGMA user_version") == [(7,)]
+        assert node.rows("PRAGMA application_id") == [(42,)]
+    assert second.engine.schema_version == 1
+
+
+def test_a_version_alone_is_a_schema_change_unless_it_is_so_already(node: TestNode) -> None:
+    assert node.prepare("PRAGMA user_version = 3").kind == SCHEMA
+    assert node.rows("PRAGMA user_version") == [(0,)]
+    node.run("PRAGMA user_version = 3")
+    assert node.prepare("PRAGMA user_version = 3").kind == ROWS
+
+
+@pytest.mark.parametrize("value", ["ON", "1", "true", "yes"])
+def test_foreign_keys_may_be_switched_on_anywhere(node: TestNode, value: str) -> None:
+    node.run(f"PRAGMA foreign_keys = {value}; CREATE TABLE t(x)")
+    results = node.run(f"PRAGMA foreign_keys = {value}", "INSERT INTO t VALUES (1)", "PRAGMA foreign_keys")
+    assert [result.rows for result in results] == [[], [], [(1,)]]
+
+
+@pytest.fixture
+def family(node: TestNode) -> TestNode:
+    node.run("CREATE TABLE parent(id INTEGER PRIMARY KEY)", "CREATE TABLE child(parent REFERENCES parent(id))")
+    return node
+
+
+CHILD, PARENT = "INSERT INTO child VALUES (1)", "INSERT INTO parent VALUES (1)"
+
+
+def test_checks_may_be_put_off_for_one_request(family: TestNode) -> None:
+    defer = "PRAGMA defer_foreign_keys = ON"
+    with pytest.raises(ConstraintError):
+        family.run(CHILD, PARENT)
+    for _ in range(3):  # compiled, and from the list of known texts
+        with pytest.raises(ConstraintError, match="deferred"):
+            family.run(defer, CHILD)
+        assert family.prepare(defer, CHILD, PARENT).kind == ROWS
+        with pytest.raises(ConstraintError):  # of the request before nothing is left
+            family.run(CHILD, PARENT)
+    with pytest.raises(ConstraintError):
+        family.run(defer, "PRAGMA defer_foreign_keys = OFF", CHILD, PARENT)
+    with pytest.raises(UnsupportedError):
+        family.run(defer + "; PRAGMA journal_mode = DELETE")
+    with pytest.raises(ConstraintError):
+        family.run(CHILD, PARENT)
+
+
+@pytest.mark.parametrize(
+    ("sql", "is_one"),
+    [
+        ("PRAGMA user_version = 1", True),
+        ("pragma main . [USER_VERSION](1);", True),
+        ("/* up */ PRAGMA application_id=1", True),
+        ("PRAGMA user_version", False),
+        ("PRAGMA main.user_version;", False),
+        ("PRAGMA", False),
+        ("PRAGMA table_info(user_version)", False),
+        ("SELECT 'PRAGMA user_version = 1", False),
+        ("", False),
+    ],
+)
+def test_which_pragmas_are_replicated(sql: str, is_one: bool) -> None:
+    assert is_replicated(sql) is is_one

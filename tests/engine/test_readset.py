@@ -1,0 +1,193 @@
+"""What statements are said to read: the shapes that must be exact, and those that must not be."""
+
+import apsw
+import pytest
+
+from bedrockish.engine.keys import Spec, encode, index_prefix, prefix_range, table_key
+from bedrockish.engine.readset import EVERYTHING, analyse
+from bedrockish.engine.schema import read_schema
+from journal.footprint import HIGH, Range, object_range
+
+DDL = """
+CREATE TABLE accounts(id INTEGER PRIMARY KEY, owner TEXT COLLATE NOCASE, email TEXT UNIQUE, balance INTEGER);
+CREATE INDEX by_owner ON accounts(owner, balance DESC);
+CREATE INDEX by_half ON accounts(balance / 2);
+CREATE TABLE entries(day TEXT, number INTEGER, account INTEGER REFERENCES accounts(id), PRIMARY KEY(day, number))
+    WITHOUT ROWID;
+CREATE INDEX by_account ON entries(account);
+CREATE TABLE hits(page TEXT PRIMARY KEY, count INTEGER);
+CREATE TRIGGER seen AFTER INSERT ON entries WHEN new.number > 100 BEGIN
+    UPDATE hits SET count = count + 1 WHERE page = new.day;
+END;
+CREATE TABLE parents(id INTEGER PRIMARY KEY, note TEXT);
+CREATE TABLE children(id INTEGER PRIMARY KEY, parent INTEGER REFERENCES parents(id) ON DELETE CASCADE);
+"""
+
+
+@pytest.fixture
+def db() -> apsw.Connection:
+    connection = apsw.Connection(":memory:")
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_FKEY, 1)
+    connection.execute(DDL).fetchall()
+    return connection
+
+
+def reads(db: apsw.Connection, sql: str, *params: object) -> tuple[list[bytes], list[Range]]:
+    return analyse(db, read_schema(db), sql, len(params)).bind(params)
+
+
+OWNER = (Spec("NOCASE"), Spec(descending=True), Spec())
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM accounts WHERE id = ?",
+        "UPDATE accounts SET balance = balance - 1 WHERE id = ?",
+        "DELETE FROM accounts WHERE id = ? RETURNING *",
+        "SELECT (SELECT balance FROM accounts WHERE id = ?)",
+        "WITH one AS (SELECT * FROM accounts WHERE id = ?) SELECT count(*) FROM one",
+    ],
+)
+def test_a_row_by_its_rowid_is_one_point(db: apsw.Connection, sql: str) -> None:
+    assert reads(db, sql, 5) == ([table_key("accounts", 5)], [])
+
+
+def test_a_rowid_given_as_text_is_the_same_point(db: apsw.Connection) -> None:
+    points, ranges = reads(db, "SELECT * FROM accounts WHERE id = ?", "5")
+    assert table_key("accounts", 5) in points
+    assert ranges == []
+
+
+def test_a_whole_primary_key_is_one_point_and_half_of_it_a_range(db: apsw.Connection) -> None:
+    key = b"t:entries\0" + encode("mon") + encode(3)
+    assert reads(db, "SELECT * FROM entries WHERE day = ? AND number = ?", "mon", 3) == ([key], [])
+    half = prefix_range(b"t:entries\0" + encode("mon"))
+    assert reads(db, "SELECT * FROM entries WHERE day = ?", "mon") == ([], [half])
+
+
+def test_equality_in_an_index_is_the_range_of_its_prefix(db: apsw.Connection) -> None:
+    expected = prefix_range(index_prefix("by_owner", ["ANN"], OWNER))
+    assert reads(db, "SELECT * FROM accounts WHERE owner = ?", "ann") == ([], [expected])
+    assert reads(db, "SELECT * FROM accounts WHERE owner = 'Ann'") == ([], [expected])
+
+
+def test_a_range_in_a_descending_column_has_both_ends(db: apsw.Connection) -> None:
+    low = index_prefix("by_owner", ["ann", 20], OWNER)
+    high = index_prefix("by_owner", ["ann", 10], OWNER) + HIGH
+    sql = "SELECT * FROM accounts WHERE owner = ? AND balance BETWEEN ? AND ?"
+    assert reads(db, sql, "ann", 10, 20) == ([], [(low, high)])
+
+
+def test_a_rowid_range_has_both_ends(db: apsw.Connection) -> None:
+    points, ranges = reads(db, "SELECT * FROM accounts WHERE id > ? AND id <= ?", 3, 9)
+    assert points == []
+    assert ranges == [(table_key("accounts", 3) + HIGH, table_key("accounts", 9) + HIGH)]
+
+
+def test_both_ends_of_a_range_in_one_register_are_a_range_and_not_two_points(db: apsw.Connection) -> None:
+    db.execute("CREATE TABLE down(a TEXT, PRIMARY KEY(a DESC)) WITHOUT ROWID").fetchall()
+    _, ranges = reads(db, "SELECT * FROM down WHERE a BETWEEN ? AND ?", "b", "d")
+    inside = b"t:down\0" + index_prefix("x", ["c"], (Spec(descending=True),))[len(b"i:x\0") :]
+    assert any(low <= inside < high for low, high in ranges)
+
+
+def test_an_empty_range_reads_nothing(db: apsw.Connection) -> None:
+    assert reads(db, "SELECT * FROM accounts WHERE id BETWEEN ? AND ?", 9, 3) == ([], [])
+
+
+def test_each_value_of_an_in_list_is_a_read_of_its_own(db: apsw.Connection) -> None:
+    points, ranges = reads(db, "SELECT * FROM accounts WHERE id IN (?, ?, 3)", 1, 2)
+    assert (sorted(points), ranges) == ([table_key("accounts", number) for number in (1, 2, 3)], [])
+    points, ranges = reads(db, "SELECT * FROM accounts WHERE owner IN (?, 'bob')", "ann")
+    assert sorted(ranges) == [prefix_range(index_prefix("by_owner", [name], OWNER)) for name in ("ann", "bob")]
+
+
+def test_constants_of_64_bits_are_exact(db: apsw.Connection) -> None:
+    wide = 2**53 + 1
+    assert reads(db, f"SELECT * FROM accounts WHERE id = {wide}") == ([table_key("accounts", wide)], [])
+    assert reads(db, "SELECT * FROM accounts WHERE id = -9223372036854775808")[0] == [table_key("accounts", -(2**63))]
+
+
+def test_a_like_without_wildcards_in_front_is_a_range(db: apsw.Connection) -> None:
+    points, ranges = reads(db, "SELECT * FROM accounts WHERE owner LIKE 'an%'")
+    assert points == []
+    assert all(low.startswith(b"i:by_owner\0 ") for low, _ in ranges)
+
+
+@pytest.mark.parametrize(
+    ("sql", "name"),
+    [
+        ("SELECT * FROM accounts WHERE balance = ?", "t:accounts"),
+        ("SELECT * FROM accounts WHERE balance / 2 = ?", "i:by_half"),
+        ("SELECT * FROM entries e JOIN hits h ON h.page = e.day WHERE e.account = ?", "i:sqlite_autoindex_hits_1"),
+        ("SELECT * FROM accounts WHERE id = (SELECT max(number) FROM entries WHERE day = ?)", "t:accounts"),
+    ],
+)
+def test_what_depends_on_other_rows_is_a_whole_object_and_says_so(db: apsw.Connection, sql: str, name: str) -> None:
+    plan = analyse(db, read_schema(db), sql, 1)
+    assert object_range(name) in plan.bind((1,))[1]
+    assert name in {fallen for _, fallen in plan.fallbacks}
+
+
+def test_triggers_count(db: apsw.Connection) -> None:
+    plan = analyse(db, read_schema(db), "INSERT INTO entries VALUES (?, ?, NULL)", 2)
+    assert "hits" in plan.tables
+    assert object_range("i:sqlite_autoindex_hits_1") in plan.bind(("mon", 1))[1]
+
+
+def test_constraints_are_left_to_the_rows_unless_the_statement_failed(db: apsw.Connection) -> None:
+    plan = analyse(db, read_schema(db), "INSERT INTO accounts VALUES (?, ?, ?, ?)", 4)
+    params = (1, "ann", "a@b", 0)
+    assert plan.bind(params) == ([], [])
+    points, ranges = plan.bind_failed(params)
+    assert points == [table_key("accounts", 1)]
+    assert prefix_range(index_prefix("sqlite_autoindex_accounts_1", ["a@b"], (Spec(),))) in ranges
+
+
+def test_an_insert_that_may_be_ignored_reads_what_could_be_in_its_way(db: apsw.Connection) -> None:
+    points, ranges = reads(db, "INSERT OR IGNORE INTO accounts VALUES (?, ?, ?, ?)", 1, "ann", "a@b", 0)
+    assert points == [table_key("accounts", 1)]
+    assert prefix_range(index_prefix("sqlite_autoindex_accounts_1", ["a@b"], (Spec(),))) in ranges
+
+
+def test_foreign_keys_and_their_actions_are_left_to_the_rows(db: apsw.Connection) -> None:
+    assert reads(db, "INSERT INTO children VALUES (?, ?)", 1, 2) == ([], [])
+    plan = analyse(db, read_schema(db), "DELETE FROM parents WHERE id = ?", 1)
+    assert plan.bind((4,)) == ([table_key("parents", 4)], [])
+    assert plan.tables >= {"parents", "children"}
+    assert object_range("t:children") in plan.bind_failed((4,))[1]
+
+
+def test_reading_and_writing_are_told_apart(db: apsw.Connection) -> None:
+    schema = read_schema(db)
+    assert analyse(db, schema, "SELECT 1", 0).readonly
+    assert analyse(db, schema, "SELECT * FROM accounts", 0).readonly
+    assert not analyse(db, schema, "DELETE FROM accounts WHERE id = ?", 1).readonly
+
+
+def test_what_is_not_understood_reads_everything(db: apsw.Connection) -> None:
+    db.execute("CREATE VIRTUAL TABLE words USING fts5(text)").fetchall()
+    for sql in ("SELECT * FROM words WHERE words MATCH 'a'", "SELECT * FROM pragma_table_info('accounts')", "VACUUM"):
+        plan = analyse(db, read_schema(db), sql, 0)
+        assert set(plan.bind(())[1]) >= set(EVERYTHING), sql
+        assert plan.fallbacks
+
+
+def test_functions_that_are_tables_read_nothing(db: apsw.Connection) -> None:
+    assert reads(db, "SELECT value FROM json_each(?)", "[1]") == ([], [])
+
+
+def test_parameters_that_no_column_can_hold_read_the_whole_object(db: apsw.Connection) -> None:
+    for value in (2**70, object()):
+        assert reads(db, "SELECT * FROM accounts WHERE id = ?", value) == ([], [object_range("t:accounts")])
+
+
+def test_a_parameter_used_twice_is_one_parameter(db: apsw.Connection) -> None:
+    points, _ = reads(db, "SELECT * FROM accounts WHERE id = :id OR id = :id + 0 OR id = :other", 4, 6)
+    assert {table_key("accounts", 4), table_key("accounts", 6)} <= set(points) or points == []
+
+
+def test_an_unknown_opcode_reads_everything(db: apsw.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bedrockish.engine.seeks.KNOWN", frozenset({"Init", "Transaction", "OpenRead"}))
+    assert set(reads(db, "SELECT * FROM accounts WHERE id = 1")[1]) == set(EVERYTHING)

@@ -1,0 +1,176 @@
+"""Every line of docs/sql.md, run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnsupportedError
+from journal.transaction import SCHEMA as SCHEMA_KIND
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import TestNode, contents
+
+PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
+SCHEMA = (
+    "CREATE TABLE t(id INTEGER PRIMARY KEY, name UNIQUE, n DEFAULT 0)",
+    "CREATE TABLE parent(id INTEGER PRIMARY KEY); CREATE TABLE child(parent REFERENCES parent(id))",
+    "CREATE TABLE a(id INTEGER PRIMARY KEY AUTOINCREMENT, x)",
+    "CREATE TRIGGER never BEFORE INSERT ON a WHEN new.x = 'never' BEGIN SELECT raise(ROLLBACK, 'never'); END",
+)
+
+
+@pytest.fixture
+def pair(make_node: MakeNode) -> tuple[TestNode, TestNode]:
+    first, second = make_node("A"), make_node("B")
+    first.run(*SCHEMA)
+    first.run("INSERT INTO t VALUES (1, 'one', 1)")
+    return first, second
+
+
+def catch_up(first: TestNode, second: TestNode) -> None:
+    for entry in first.entries[len(second.entries) :]:
+        second.apply(entry)
+        second.entries.append(entry)
+    assert contents(first.engine._db) == contents(second.engine._db)
+
+
+REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
+    "`BEGIN`": [(text, UnsupportedError) for text in ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT x", "RELEASE x")],
+    "`INSERT OR ROLLBACK`": [
+        ("INSERT OR ROLLBACK INTO t VALUES (1, 'x', 1)", ConstraintError),
+        ("INSERT INTO a(x) VALUES ('never')", ConstraintError),
+    ],
+    "`PRAGMA foreign_keys = OFF`": [("PRAGMA foreign_keys = OFF", UnsupportedError)],
+    "any other PRAGMA": [
+        (f"PRAGMA {text}", UnsupportedError)
+        for text in ("journal_mode = DELETE", "synchronous = OFF", "writable_schema = 1", "recursive_triggers = 1")
+    ],
+    "schema statements and rows": [("CREATE TABLE u(x); INSERT INTO u VALUES (1)", UnsupportedError)],
+    "`CREATE TABLE … AS SELECT`": [("CREATE TABLE u AS SELECT * FROM t", UnsupportedError)],
+    "`CREATE VIRTUAL TABLE`": [
+        ("CREATE VIRTUAL TABLE u USING fts5(x)", UnsupportedError),
+        ("CREATE VIRTUAL TABLE u USING rtree(id, a, b)", UnsupportedError),
+    ],
+    "`CREATE TEMP TABLE`": [
+        ("CREATE TEMP TABLE u(x)", UnsupportedError),
+        ("CREATE TABLE temp.u(x)", UnsupportedError),
+        ("CREATE TEMP VIEW u AS SELECT 1", UnsupportedError),
+        ("CREATE TEMP TRIGGER u AFTER INSERT ON t BEGIN SELECT 1; END", UnsupportedError),
+    ],
+    "`ATTACH`": [("ATTACH ':memory:' AS u", UnsupportedError), ("DETACH main", UnsupportedError)],
+    "`VACUUM`": [("VACUUM", UnsupportedError), ("VACUUM INTO 'copy.db'", UnsupportedError)],
+    "`ANALYZE`": [("ANALYZE", UnsupportedError), ("ANALYZE t", UnsupportedError), ("REINDEX", UnsupportedError)],
+    "functions and collations": [
+        ("SELECT my_function(1)", SqlError),
+        ("SELECT name FROM t ORDER BY name COLLATE mine", SqlError),
+        ("CREATE TABLE u(x COLLATE mine UNIQUE)", SqlError),
+    ],
+    "`load_extension()`": [("SELECT load_extension('x')", SqlError)],
+    "names that begin": [
+        ("CREATE TABLE bedrockish_mine(x)", UnsupportedError),
+        ("DELETE FROM bedrockish_journal", UnsupportedError),
+    ],
+    "writing `sqlite_sequence`": [
+        ("UPDATE sqlite_sequence SET seq = 0", UnsupportedError),
+        ("DELETE FROM sqlite_schema", BedrockishError),
+    ],
+    "a `VIRTUAL` generated column": [
+        ("CREATE TABLE u(x PRIMARY KEY, y AS (x)) WITHOUT ROWID", UnsupportedError),
+    ],
+    "columns named `rowid`": [('CREATE TABLE u("rowid", _rowid_, oid)', UnsupportedError)],
+    "text that is not UTF-8": [("INSERT INTO t(name) VALUES (CAST(x'ff' AS TEXT))", SqlError)],
+}
+AS_IN_SQLITE: dict[str, list[str]] = {
+    "`PRAGMA user_version": ["PRAGMA user_version = 3; PRAGMA application_id = 4"],
+    "`PRAGMA foreign_keys = ON`": ["PRAGMA foreign_keys = ON"],
+    "`PRAGMA defer_foreign_keys": [
+        "PRAGMA defer_foreign_keys = ON; INSERT INTO child VALUES (9); INSERT INTO parent VALUES (9)"
+    ],
+    "PRAGMAs that read": ["PRAGMA table_info(t)", "PRAGMA foreign_key_check", "PRAGMA user_version"],
+    "`random()`": [
+        "INSERT INTO t(name, n) VALUES (random(), randomblob(9)), (datetime('now'), CURRENT_TIMESTAMP)",
+    ],
+    "NULL in a primary key": ["CREATE TABLE u(x TEXT PRIMARY KEY, y)", "INSERT INTO u VALUES (NULL, 1), (NULL, 2)"],
+    "`REPLACE`": [
+        "REPLACE INTO t(name) VALUES ('one')",
+        "INSERT OR IGNORE INTO t(name) VALUES ('one'), ('two'); INSERT OR ABORT INTO t(name) VALUES ('four')",
+        "INSERT INTO t(name) VALUES ('one') ON CONFLICT DO UPDATE SET n = n + 1; INSERT OR FAIL INTO t(n) VALUES (1)",
+    ],
+    "triggers, foreign-key": [
+        "CREATE TABLE u(id INTEGER PRIMARY KEY, x INT CHECK (x > 0), y INT AS (x + 1), z INT AS (x + 2) STORED) STRICT",
+        "CREATE INDEX part ON u(x) WHERE x > 5; CREATE INDEX expr ON u(x + 1)",
+        "CREATE TABLE v(u INTEGER REFERENCES u(id) ON DELETE CASCADE)",
+        "CREATE TRIGGER w AFTER INSERT ON u BEGIN INSERT INTO v VALUES (new.id); INSERT INTO v VALUES (new.id); END",
+        "INSERT INTO u(x) VALUES (1), (7)",
+        "DELETE FROM u WHERE x = 1",
+    ],
+    "`last_insert_rowid()`": ["INSERT INTO t(name) VALUES ('x'); SELECT last_insert_rowid(), changes()"],
+    "`EXPLAIN`": ["EXPLAIN INSERT INTO t(name) VALUES (1)", "EXPLAIN QUERY PLAN SELECT * FROM t"],
+}
+
+
+def cases() -> list[tuple[str, type[BedrockishError]]]:
+    return [case for found in REFUSED.values() for case in found]
+
+
+@pytest.mark.parametrize(("sql", "error"), cases(), ids=[sql for sql, _ in cases()])
+def test_what_is_refused(pair: tuple[TestNode, TestNode], sql: str, error: type[BedrockishError]) -> None:
+    first, second = pair
+    catch_up(first, second)
+    with pytest.raises(error) as caught:
+        first.run("UPDATE t SET n = 2; " + sql if sql.startswith("INSERT") else sql)
+    assert caught.value.message
+    assert first.rows("SELECT n FROM t") == [(1,)]
+    catch_up(first, second)
+
+
+@pytest.mark.parametrize("texts", AS_IN_SQLITE.values(), ids=AS_IN_SQLITE)
+def test_what_is_accepted(pair: tuple[TestNode, TestNode], texts: list[str]) -> None:
+    first, second = pair
+    for text in texts:
+        first.run(text)
+        catch_up(first, second)
+
+
+def test_every_line_of_the_page_is_run() -> None:
+    lines = re.findall(r"^\| (?!statement|---)([^|]+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(lines) > 20
+    for line in lines:
+        assert any(line.startswith(begin) for begin in (*REFUSED, *AS_IN_SQLITE)), line
+    for begin in (*REFUSED, *AS_IN_SQLITE):
+        assert any(line.startswith(begin) for line in lines), begin
+
+
+def test_ids_of_the_page(pair: tuple[TestNode, TestNode]) -> None:
+    first, _ = pair
+    ids = [first.run("INSERT INTO a(x) VALUES (1)")[0].lastrowid for _ in range(3)]
+    assert ids == [1, 17, 33]
+    first.run("DELETE FROM a")
+    assert first.rows("INSERT INTO a(x) VALUES (1) RETURNING id") == [(49,)]
+    results = first.run("INSERT INTO t(name) VALUES ('x')", "SELECT last_insert_rowid()", "SELECT changes()")
+    assert results[1].rows == [(results[0].lastrowid,)]
+    assert results[2].rows == [(1,)]
+    assert first.rows("SELECT last_insert_rowid()") == [(0,)]
+
+
+def test_versions_are_schema_statements(pair: tuple[TestNode, TestNode]) -> None:
+    assert pair[0].prepare("PRAGMA user_version = 3").kind == SCHEMA_KIND
+
+
+def test_deferring_ends_with_its_request(pair: tuple[TestNode, TestNode]) -> None:
+    first, _ = pair
+    first.run("PRAGMA defer_foreign_keys = ON; INSERT INTO child VALUES (9); INSERT INTO parent VALUES (9)")
+    with pytest.raises(ConstraintError):
+        first.run("INSERT INTO child VALUES (8); INSERT INTO parent VALUES (8)")
+
+
+def test_the_system_tables_can_be_read(pair: tuple[TestNode, TestNode]) -> None:
+    assert pair[0].rows("SELECT count(*) FROM bedrockish_journal") == [(2,)]
+
+
+def test_null_in_other_primary_keys(pair: tuple[TestNode, TestNode]) -> None:
+    first, _ = pair
+    first.run("CREATE TABLE u(x TEXT PRIMARY KEY) STRICT; CREATE TABLE v(x TEXT PRIMARY KEY) WITHOUT ROWID")
+    for table in ("u", "v"):
+        with pytest.raises(ConstraintError):
+            first.run(f"INSERT INTO {table} VALUES (NULL)")

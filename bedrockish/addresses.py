@@ -1,0 +1,155 @@
+"""Addresses and client URLs: the one place that reads ``host:port`` and ``bedrockish://host:port,host:port/?read=…``.
+
+Pure, and strict: what is not understood is refused with a text that says what to write instead, because an ignored
+misspelling of ``timeout`` is found out at the worst moment.
+"""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+from bedrockish.errors import ConfigError
+from bedrockish.requests import READ_LEVELS, SESSION
+
+SCHEME = "bedrockish"
+DEFAULT_PORT = 7373
+URL_EXAMPLE = "bedrockish://localhost:7373/?read=session&timeout=10"
+
+
+class Address(NamedTuple):
+    """Where a node listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, *, where: str, port: int | None = DEFAULT_PORT, any_port: bool = False) -> Address:
+    """Read ``host:port``, ``[ipv6]:port`` or, when ``port`` is given, ``host`` alone.
+
+    Args:
+        text: what a person wrote.
+        where: what to name in the error: a key, a flag or the URL.
+        port: the port meant when none is written; None if one must be written.
+        any_port: whether port 0 is allowed (the system chooses a free one).
+
+    Raises:
+        ConfigError: it is not an address.
+    """
+    text = text.strip()
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        bad = not bracket or (rest != "" and not rest.startswith(":"))
+        digits = rest[1:] if rest else None
+    else:
+        host, colon, tail = text.partition(":")
+        bad = ":" in tail
+        digits = tail if colon else None
+    if bad or not host or any(letter.isspace() or letter in "/@?#,[" for letter in host):
+        raise ConfigError(f"{where}: {text!r} is not an address; write host:port, such as localhost:7373 or [::1]:7373")
+    if digits is None:
+        if port is None:
+            raise ConfigError(f"{where}: {text!r} has no port; write {host}:{DEFAULT_PORT}")
+        return Address(host, port)
+    low = 0 if any_port else 1
+    if not (digits.isascii() and digits.isdecimal()) or not low <= int(digits[:9]) < 65536 or len(digits) > 5:
+        raise ConfigError(f"{where}: {digits!r} in {text!r} is not a port; write a number from {low} to 65535")
+    return Address(host, int(digits))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a client URL says.
+
+    Attributes:
+        addresses: nodes to try, in this order.
+        read: default read level.
+        timeout_s: default time for a call, in seconds.
+        connect_timeout_s: after how many seconds without any node in reach a call gives up.
+        cluster: the cluster that a node must belong to; None if any will do.
+    """
+
+    addresses: tuple[Address, ...]
+    read: str = SESSION
+    timeout_s: float = 30.0
+    connect_timeout_s: float = 5.0
+    cluster: str | None = None
+
+    def __str__(self) -> str:
+        return f"{SCHEME}://" + ",".join(str(address) for address in self.addresses)
+
+
+def parse_url(url: str) -> Target:
+    """Read a client URL.
+
+    Raises:
+        ConfigError: it is not one, or has an option that does not exist.
+    """
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator or scheme.lower() != SCHEME:
+        raise ConfigError(f"{url!r} is not a bedrockish URL; write {URL_EXAMPLE}")
+    if "@" in rest.partition("?")[0]:
+        raise ConfigError(f"{url!r} names a user, but nodes know no users; leave out what is before the @")
+    before, _, query = rest.partition("?")
+    hosts, slash, tail = before.partition("/")
+    if tail:
+        raise ConfigError(f"{url!r} has the path {slash + tail!r}, but a node serves one database; leave it out")
+    addresses = tuple(
+        dict.fromkeys(parse_address(part, where=f"the URL {url!r}") for part in _without_brackets(hosts).split(","))
+    )
+    return _with_options(url, Target(addresses), query)
+
+
+def _without_brackets(hosts: str) -> str:
+    """Take away the brackets around a list of nodes, which URLs need where others read them first."""
+    inner = hosts[1:-1]
+    if not (hosts.startswith("[") and hosts.endswith("]")) or inner.find("]") < inner.find("["):
+        return hosts  # as in [::1],[::2]
+    return inner if "," in inner or "[" in inner or inner.count(":") < 2 else hosts
+
+
+def _with_options(url: str, target: Target, query: str) -> Target:
+    options: dict[str, str] = {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError as error:
+        raise ConfigError(f"{url!r}: {query!r} is not a list of options; write read=session&timeout=10") from error
+    for name, value in pairs:
+        if name in options:
+            raise ConfigError(f"{url!r} has the option {name!r} twice; leave one out")
+        options[name] = value
+    known = ("read", "timeout", "connect_timeout", "cluster")
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{url!r} has the unknown option {name!r}; {suggest(name, known)}")
+    read = options.get("read", target.read)
+    if read not in READ_LEVELS:
+        raise ConfigError(f"{url!r}: read={read!r} is no read level; {suggest(read, READ_LEVELS)}")
+    return Target(
+        target.addresses,
+        read,
+        _seconds(url, "timeout", options, target.timeout_s),
+        _seconds(url, "connect_timeout", options, target.connect_timeout_s),
+        options.get("cluster"),
+    )
+
+
+def _seconds(url: str, name: str, options: dict[str, str], default: float) -> float:
+    if name not in options:
+        return default
+    try:
+        seconds = float(options[name])
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 86_400:
+        raise ConfigError(f"{url!r}: {name}={options[name]!r} should be a number of seconds, such as {name}=10")
+    return seconds
+
+
+def suggest(name: str, known: tuple[str, ...] | list[str]) -> str:
+    """Return the end of an error text about an unknown name: what was probably meant, or what there is."""
+    close = get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else "there is " + ", ".join(known)

@@ -1,0 +1,88 @@
+"""BEGIN, COMMIT, ROLLBACK, SAVEPOINT, RELEASE and ROLLBACK TO, recognised in a text of SQL. Pure.
+
+They are nothing that SQLite may see: a node has one transaction open all the time. Clients turn the first three into
+operations, nodes do the others on an open transaction's list of changes.
+"""
+
+import re
+from dataclasses import dataclass
+
+BEGIN, COMMIT, ROLLBACK = "BEGIN", "COMMIT", "ROLLBACK"
+SAVEPOINT, RELEASE, ROLLBACK_TO = "SAVEPOINT", "RELEASE", "ROLLBACK TO"
+
+_GAP = r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))"
+_TOKEN = re.compile(
+    rf"""{_GAP}*(?:([A-Za-z_\u0080-\U0010ffff][\w$]*)|("(?:[^"]|"")*"|'(?:[^']|'')*'|`(?:[^`]|``)*`|\[[^\]]*\])|(;))""",
+    re.DOTALL,
+)
+_REST = re.compile(rf"(?:{_GAP}|;)*", re.DOTALL)
+_FIRST = re.compile(rf"(?:{_GAP}|;)*(BEGIN|COMMIT|END|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE | re.DOTALL)
+_WORDS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One such statement.
+
+    Attributes:
+        kind: which.
+        name: of the savepoint.
+    """
+
+    kind: str
+    name: str = ""
+
+
+def parse_control(sql: str) -> Control | None:
+    """Return what a text says if it is one such statement and nothing else.
+
+    >>> parse_control("rollback transaction to savepoint a;")
+    Control(kind='ROLLBACK TO', name='a')
+    >>> parse_control("SELECT 1") is None
+    True
+    """
+    first = _FIRST.match(sql)
+    if first is None:
+        return None
+    words: list[str] = []
+    at = first.start(1)
+    while len(words) <= _WORDS_MAX:
+        token = _TOKEN.match(sql, at)
+        if token is None or token[3]:
+            break
+        words.append(token[1] or token[2])
+        at = token.end()
+    if _REST.fullmatch(sql, at) is None:
+        return None
+    upper = [word.upper() for word in words]
+    match upper:
+        case ["BEGIN"] | ["BEGIN", "TRANSACTION"]:
+            return Control(BEGIN)
+        case ["BEGIN", "DEFERRED" | "IMMEDIATE" | "EXCLUSIVE"]:
+            return Control(BEGIN)
+        case ["BEGIN", "DEFERRED" | "IMMEDIATE" | "EXCLUSIVE", "TRANSACTION"]:
+            return Control(BEGIN)
+        case ["COMMIT" | "END"] | ["COMMIT" | "END", "TRANSACTION"]:
+            return Control(COMMIT)
+        case ["ROLLBACK"] | ["ROLLBACK", "TRANSACTION"]:
+            return Control(ROLLBACK)
+        case ["SAVEPOINT", _]:
+            return Control(SAVEPOINT, _name(words[-1]))
+        case ["RELEASE", _] | ["RELEASE", "SAVEPOINT", _]:
+            return Control(RELEASE, _name(words[-1]))
+        case ["ROLLBACK", "TO", _] | ["ROLLBACK", "TO", "SAVEPOINT", _]:
+            return Control(ROLLBACK_TO, _name(words[-1]))
+        case ["ROLLBACK", "TRANSACTION", "TO", _] | ["ROLLBACK", "TRANSACTION", "TO", "SAVEPOINT", _]:
+            return Control(ROLLBACK_TO, _name(words[-1]))
+        case _:
+            return None
+
+
+def _name(word: str) -> str:
+    """Return a name without its quotes."""
+    quote = word[0]
+    if quote == "[":
+        return word[1:-1]
+    if quote in "\"'`":
+        return word[1:-1].replace(quote * 2, quote)
+    return word

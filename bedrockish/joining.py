@@ -1,0 +1,255 @@
+"""How a new node becomes one of the cluster: it is taken in as a learner, gets the data, and may be promoted.
+
+Two ways to the data: a copy of somebody's file, which is quick, or the whole journal, fetched from several nodes by the
+same means by which a node catches up at any time. Either way the file says what the cluster was founded with and has
+every commit since, and the node answers nothing before it has caught up with the moment at which it was taken in.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bedrockish.addresses import Address, Target, parse_url
+from bedrockish.client.aio import open_client
+from bedrockish.config import Config
+from bedrockish.core.records import Joining, decode_membership, encode_joining
+from bedrockish.engine.engine import Engine, Founding
+from bedrockish.engine.relabel import make_plain, put_in_place, relabel
+from bedrockish.errors import (
+    BedrockishError,
+    ConfigError,
+    MembershipError,
+    OutcomeUnknownError,
+    ProtocolMismatchError,
+    UnavailableError,
+    UsageError,
+)
+from bedrockish.requests import ADD, PROMOTE, MemberChange
+from bedrockish.wire import JOIN, SNAPSHOT, Ask, AskChunk, Failed, Told, decode_reply, encode_call
+from journal.errors import EntryMalformedError
+from journal.vector import check
+from net.errors import NetError
+from net.events import Hello
+from net.stream import Link
+
+logger = logging.getLogger(__name__)
+
+FACTS_S = 20.0  # how long a node may take to hear that we were taken in
+AGAIN_S = 0.5
+WAIT_FOR = ("behind", "silent", "quorum")  # reasons that pass by themselves
+
+
+@asynccontextmanager
+async def calls(address: Address, hello: Hello) -> AsyncIterator[Callable[[Ask | AskChunk], Awaitable[Any]]]:
+    """Open a link to a node on which one call after the other can be made.
+
+    Raises:
+        UnavailableError: there is no link, or no longer.
+        BedrockishError: what the node answers.
+    """
+    try:
+        link = await Link.dial(address.host, address.port, hello)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run)
+
+            async def call(what: Ask | AskChunk) -> Any:
+                await link.send(encode_call(what))
+                reply = decode_reply(await link.receive())
+                if isinstance(reply, Failed):
+                    raise reply.error
+                if not isinstance(reply, Told):
+                    raise ProtocolMismatchError(f"{address} answered something else than was asked")
+                return reply.value
+
+            yield call
+            nursery.cancel_scope.cancel()
+    except* NetError as errors:
+        raise UnavailableError(f"{address}: {_first(errors)}") from errors
+    except* BedrockishError as errors:
+        raise _first(errors) from errors
+
+
+def _first(group: BaseExceptionGroup[Any]) -> Exception:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+async def join(config: Config, url: str, *, replay: bool) -> None:
+    """Have this node taken in as a learner and make its file; it can be served then.
+
+    Args:
+        config: the new node's; its address is the one that ``peers`` gives for itself, or ``listen``.
+        url: nodes of the cluster.
+        replay: fetch the journal when the node runs, instead of a copy of a file now.
+
+    Raises:
+        ConfigError: the node has a file already, or no address that others could use.
+        MembershipError: the cluster does not take it in.
+        BedrockishError: no node could be asked, or none could give a copy.
+    """
+    target, path, address = parse_url(url), _place(config), config.peers[config.node]
+    if address.host in ("0.0.0.0", "::") or not address.port:
+        raise ConfigError(f"the others cannot reach {config.node} at {address}; add its address to [peers]")
+    store = secrets.token_hex(8)
+    async with open_client(url) as client:
+        await _insist(client.change_members, MemberChange(ADD, config.node, str(address), store=store))
+    logger.info("%s is a learner of the cluster now", config.node)
+    last: BedrockishError = UnavailableError(f"no node can be asked at {url}")
+    for donor in _turns(config, target):
+        try:
+            async with calls(donor, Hello(f"join-{config.node}", config.cluster, "client")) as call:
+                told, bootstrap, replayable = await _facts(call, config.node, store)
+                if replay and not replayable:
+                    raise UsageError(
+                        "the cluster began with a database that had tables already, so its journal is not all that it "
+                        "has; join without --replay"
+                    )
+                if replay:
+                    _begin(path, config, bootstrap, store, encode_joining(told))
+                else:
+                    await _copy(call, path, config.node, store, encode_joining(told))
+            return
+        except UnavailableError as error:
+            logger.warning("%s gives nothing: %s", donor, error)
+            last = error
+    raise last
+
+
+def _place(config: Config) -> Path:
+    path = Path(config.database).resolve()
+    if path.exists():
+        raise ConfigError(f"{path} is there already; a node that has joined is started with 'bedrockish serve'")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} is in a directory that does not exist; create it first")
+    return path
+
+
+def _turns(config: Config, target: Target) -> list[Address]:
+    """Whom to ask for the data: the nodes of the URL."""
+    return [address for address in target.addresses if address != config.peers[config.node]]
+
+
+async def _insist(change_members: Callable[..., Awaitable[Any]], change: MemberChange) -> None:
+    """Make a change, once, until its outcome is known."""
+    command = uuid.uuid4().hex
+    for _ in range(4):
+        try:
+            await change_members(change, command=command)
+            return
+        except OutcomeUnknownError as error:
+            logger.info("asking again: %s", error.message)
+    await change_members(change, command=command)
+
+
+async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -> tuple[Joining, bytes, bool]:
+    """Ask until the node that is asked knows that we were taken in."""
+    with trio.move_on_after(FACTS_S):
+        while True:
+            packed = await call(Ask(1, JOIN))
+            try:
+                membership, bootstrap = decode_membership(packed["membership"]), packed["bootstrap"]
+                told = Joining(membership, check(packed["vector"]))
+                decode_membership(bootstrap)
+            except (EntryMalformedError, TypeError, KeyError) as error:
+                raise ProtocolMismatchError(f"the node answered something else than facts: {error}") from error
+            member = membership.members.get(node)
+            if member is not None and member.store == store:
+                return told, bootstrap, bool(packed.get("replayable", True))
+            await trio.sleep(AGAIN_S)
+    raise UnavailableError(f"it has not heard within {FACTS_S:g} s that {node} was taken in")
+
+
+def _begin(path: Path, config: Config, bootstrap: bytes, store: str, joining: bytes) -> None:
+    """Make an empty file that knows the cluster; the journal comes when the node runs."""
+    founding = Founding(config.node, decode_membership(bootstrap), store, joining)
+    Engine.open(path, founding=founding).close()
+
+
+async def _copy(
+    call: Callable[[Ask | AskChunk], Awaitable[Any]], path: Path, node: str, store: str, joining: bytes
+) -> None:
+    """Fetch a copy of the other node's file and make it ours."""
+    unfinished = path.with_name(path.name + ".joining")
+    await _download(call, unfinished)
+    relabel(unfinished, node, store, joining)
+    put_in_place(unfinished, path)
+
+
+async def _download(call: Callable[[Ask | AskChunk], Awaitable[Any]], unfinished: Path) -> int:
+    """Fetch a copy of the other node's file, check it, and return how many bytes it has; it is durable then."""
+    promised = await call(Ask(1, SNAPSHOT))
+    if not isinstance(promised, Mapping) or type(promised.get("size")) is not int:
+        raise ProtocolMismatchError("the node answered something else than the size of a copy")
+    size = promised["size"]
+    logger.info("fetching a copy of %d bytes", size)
+    digest, offset = hashlib.sha256(), 0
+    try:
+        async with await trio.open_file(unfinished, "wb") as file:
+            while offset < size:
+                piece = await call(AskChunk(1, offset))
+                if not isinstance(piece, bytes) or not 0 < len(piece) <= size - offset:
+                    raise ProtocolMismatchError(f"the node sent no piece at {offset} of a copy of {size} bytes")
+                await file.write(piece)
+                digest.update(piece)
+                offset += len(piece)
+            await file.flush()
+            await trio.to_thread.run_sync(os.fsync, file.fileno())
+    except OSError as error:
+        raise ConfigError(f"{unfinished} cannot be written: {error.strerror}; make room and try again") from error
+    if digest.digest() != promised.get("sha256"):
+        raise UnavailableError("the copy arrived damaged; try again")
+    return int(size)
+
+
+async def back_up(url: str, path: Path) -> int:
+    """Write a consistent copy of some node's file to a new file, and return its size in bytes.
+
+    Raises:
+        ConfigError: the file is there already or cannot be written.
+        BedrockishError: no node gave a copy.
+    """
+    target = parse_url(url)
+    if await trio.Path(path).exists():
+        raise ConfigError(f"{path} is there already; give another name")
+    unfinished = path.with_name(path.name + ".part")
+    last = UnavailableError(f"no node can be asked at {url}")
+    for address in target.addresses:
+        try:
+            async with calls(address, Hello(f"backup-{os.getpid()}", target.cluster, "client")) as call:
+                size = await _download(call, unfinished)
+        except UnavailableError as error:
+            last = error
+            continue
+        make_plain(unfinished)
+        put_in_place(unfinished, path)
+        return size
+    raise last
+
+
+async def promote_when_ready(url: str, node: str) -> None:
+    """Have a learner promoted as soon as it has caught up.
+
+    Raises:
+        BedrockishError: the cluster refuses, for a reason that does not pass by itself.
+    """
+    async with open_client(url) as client:
+        while True:
+            try:
+                await _insist(client.change_members, MemberChange(PROMOTE, node))
+                logger.info("%s is a voter now", node)
+                return
+            except MembershipError as error:
+                if error.details.get("reason") not in WAIT_FOR:
+                    raise
+                logger.info("not promoted yet: %s", error.message)
+            except UnavailableError as error:
+                logger.info("not promoted yet: %s", error.message)
+            await trio.sleep(AGAIN_S)

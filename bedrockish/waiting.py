@@ -1,0 +1,55 @@
+"""Who waits at a node: callers for their answers, and everything that must not leave before it is durable."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from bedrockish.core.records import Prepared
+from bedrockish.errors import BedrockishError, OutcomeUnknownError
+from bedrockish.requests import Answer, Request, Token
+from journal.entry import Entry
+from journal.vector import merge
+
+Done = Callable[[Answer | BedrockishError], None]
+Prepare = Callable[[], Prepared]
+
+
+@dataclass(slots=True)
+class Waiter:
+    """Who waits for the answer of a ticket; ``done`` is called with it once it may leave.
+
+    ``prepare`` executes the request, if that is not for the engine alone to do.
+    """
+
+    request: Request
+    done: Done
+    prepare: Prepare | None = None
+    answer: Answer | BedrockishError | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    def tell(self) -> None:
+        """Give the answer; if there is none, the node is leaving."""
+        unknown = OutcomeUnknownError(
+            "the node is leaving; ask another one with the same command id", command=self.request.command
+        )
+        self.done(unknown if self.answer is None else self.answer)
+
+
+@dataclass(slots=True)
+class Kept:
+    """What must not leave before the open batch is durable."""
+
+    messages: dict[str, list[bytes]] = field(default_factory=dict)  # by peer
+    replies: list[Waiter] = field(default_factory=list)
+    marks: list[trio.Event] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.messages or self.replies or self.marks)
+
+
+def answer_of(entry: Entry, token: Token) -> Answer:
+    """Return the answer that the client of an entry had, for one that has seen what the token says."""
+    vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
+    return Answer(entry.transaction.result, Token(vector, max(entry.txid.clock, token.clock)), entry.place)

@@ -1,0 +1,400 @@
+"""What travels between a client and a node: one CBOR map for a call, one for its reply, in either direction.
+
+Pure. Many calls may be under way on one link; the number in ``id`` says which call a reply belongs to. Id 0 is never a
+call's: a reply with it is about the link itself. Unknown fields are ignored, unknown operations are refused.
+
+    {"id": 7, "op": "execute", "command": "c0…", "statements": [["SELECT 1", null]], "read": "session",
+     "isolation": "serializable", "token": bytes | null, "timeout": 10.0}
+    {"id": 7, "op": "member", "command": "c0…", "change": {"action": "add", "node": "D", "address": "host:port", …},
+     "token": bytes | null, "timeout": 10.0}
+    {"id": 7, "op": "begin" | "statements" | "commit" | "rollback" | "settle", …}             like "execute"
+    {"id": 7, "op": "outcome", "command": "c0…"}          {"id": 7, "op": "status" | "nodes" | "ping"}
+    {"id": 7, "op": "join" | "snapshot"}                  {"id": 7, "op": "chunk", "offset": 0}
+    {"id": 7, "op": "events", "after": 0}                 {"id": 7, "op": "explain", "statement": ["SELECT 1", null]}
+
+    {"id": 7, "ok": true, "results": bytes, "token": bytes, "place": ["A", 3] | null, "attempts": 1}
+    {"id": 7, "ok": true, "value": …}                     {"id": 7, "ok": false, "error": {code, message, details}}
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, assert_never
+
+import cbor2
+
+from bedrockish.addresses import parse_address
+from bedrockish.errors import BedrockishError, ProtocolMismatchError, UsageError, pack_error, unpack_error
+from bedrockish.requests import (
+    ISOLATIONS,
+    READ_LEVELS,
+    Answer,
+    MemberChange,
+    Params,
+    Request,
+    Statement,
+    Token,
+    decode_token,
+)
+
+EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
+JOIN, SNAPSHOT, CHUNK, EVENTS = "join", "snapshot", "chunk", "events"
+EXPLAIN = "explain"
+BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
+QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN)
+OPS = (EXECUTE, *STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
+LINK_ID = 0
+STATEMENTS_MAX = 10_000
+COMMAND_CHARACTERS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Run a command."""
+
+    id: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of an interactive transaction, named by the command that its COMMIT is. The reply is an answer.
+
+    ``settle`` makes sure that the command has happened or never will; the results are empty if it never will.
+    """
+
+    id: int
+    request: Request
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskOutcome:
+    """Ask what became of a command."""
+
+    id: int
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask something of the node: ``status``, ``nodes``, ``ping``; ``join``: what a new node has to know; ``snapshot``:
+    make a copy of the database, whose size and SHA-256 are the reply; ``events``: what was said after number ``after``;
+    ``explain``: what a statement would read and write.
+    """
+
+    id: int
+    op: str
+    after: int = 0
+    statement: Statement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskChunk:
+    """Ask for a piece of the copy that was made on this link."""
+
+    id: int
+    offset: int
+
+
+Call = Execute | Step | AskOutcome | Ask | AskChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A command succeeded."""
+
+    id: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The reply to everything that is no command."""
+
+    id: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A call failed."""
+
+    id: int
+    error: BedrockishError
+
+
+Reply = Answered | Told | Failed
+
+
+class MalformedCallError(UsageError):
+    """Raised when a client's bytes are not a call. Nothing happened.
+
+    ``id`` is that of the call if it could be read, else 0.
+    """
+
+    code = "malformed"
+
+    def __init__(self, message: str, call_id: int = LINK_ID, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.id = call_id
+
+
+def encode_call(call: Call) -> bytes:
+    """Return a call as bytes.
+
+    Raises:
+        UsageError: a text in it cannot be encoded (half a surrogate pair).
+    """
+    packed: dict[str, Any]
+    match call:
+        case Execute(number, request) if request.change is not None:
+            packed = {
+                "id": number,
+                "op": MEMBER,
+                "command": request.command,
+                "change": {one.name: getattr(request.change, one.name) for one in fields(request.change)},
+                "token": request.token.encode(),
+                "timeout": request.timeout_s,
+            }
+        case Execute(number, request) | Step(number, request):
+            packed = {
+                "id": number,
+                "op": call.op if isinstance(call, Step) else EXECUTE,
+                "command": request.command,
+                "statements": [[statement.sql, _pack_params(statement.params)] for statement in request.statements],
+                "read": request.read,
+                "isolation": request.isolation,
+                "token": request.token.encode(),
+                "timeout": request.timeout_s,
+            }
+        case AskOutcome(number, command):
+            packed = {"id": number, "op": OUTCOME, "command": command}
+        case Ask(number, op, after, statement):
+            packed = {"id": number, "op": op} | ({"after": after} if op == EVENTS else {})
+            if statement is not None:
+                packed["statement"] = [statement.sql, _pack_params(statement.params)]
+        case AskChunk(number, offset):
+            packed = {"id": number, "op": CHUNK, "offset": offset}
+        case _:
+            assert_never(call)
+    try:
+        return cbor2.dumps(packed)
+    except (cbor2.CBORError, ValueError) as error:
+        raise UsageError(f"a text in the request cannot be sent: {error}") from error
+
+
+def decode_call(payload: bytes) -> Call:
+    """Read a call.
+
+    Raises:
+        MalformedCallError: the bytes are not one.
+        UsageError: it is one, but asks for something that does not exist.
+    """
+    try:
+        packed = cbor2.loads(payload)
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise MalformedCallError(f"these {len(payload)} bytes are not a call: {error}") from error
+    if not isinstance(packed, Mapping):
+        raise MalformedCallError(f"a call should be a map, not {type(packed).__name__}")
+    number = packed.get("id")
+    if type(number) is not int or not 0 < number < 1 << 63:
+        raise MalformedCallError(f"a call cannot have the id {number!r}; number them from 1")
+    op = packed.get("op")
+    try:
+        if op == EXECUTE:
+            return Execute(number, _decode_request(packed))
+        if op in STEPS:
+            return Step(number, _decode_request(packed, least=int(op == STATEMENTS)), op)
+        if op == MEMBER:
+            return Execute(number, _decode_change(packed))
+        if op == OUTCOME:
+            return AskOutcome(number, _command(packed))
+        if op == EXPLAIN:
+            return Ask(number, op, statement=_statement(1, packed.get("statement")))
+    except UsageError as error:
+        raise MalformedCallError(error.message, number) from error
+    if op in QUESTIONS:
+        after = packed.get("after")
+        return Ask(number, op, after if type(after) is int else 0)
+    if op == CHUNK and type(packed.get("offset")) is int:
+        return AskChunk(number, packed["offset"])
+    raise MalformedCallError(f"there is no operation {op!r}; there is {', '.join(OPS)}", number)
+
+
+def _command(packed: Mapping[str, Any]) -> str:
+    command = packed.get("command")
+    if not isinstance(command, str) or not 0 < len(command) <= COMMAND_CHARACTERS_MAX:
+        raise UsageError(f"a command's id should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+    return command
+
+
+def _decode_request(packed: Mapping[str, Any], least: int = 1) -> Request:
+    statements = packed.get("statements")
+    if not isinstance(statements, list) or not least <= len(statements) <= STATEMENTS_MAX:
+        raise UsageError(f"a command should be a list of 1 to {STATEMENTS_MAX} statements")
+    read, isolation = packed.get("read"), packed.get("isolation")
+    if read not in READ_LEVELS:
+        raise UsageError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
+    if isolation not in ISOLATIONS:
+        raise UsageError(f"there is no isolation {isolation!r}; there is {', '.join(ISOLATIONS)}")
+    return Request(
+        _command(packed),
+        tuple(_statement(place, pair) for place, pair in enumerate(statements, 1)),
+        read,
+        isolation,
+        _token(packed),
+        check_timeout(packed.get("timeout")),
+    )
+
+
+def _decode_change(packed: Mapping[str, Any]) -> Request:
+    given = packed.get("change")
+    if not isinstance(given, Mapping):
+        raise UsageError("a change of the members should be a map")
+    words = {name: given.get(name, "") for name in ("action", "node", "address", "successor", "store")}
+    if not all(isinstance(word, str) for word in words.values()) or type(given.get("force", False)) is not bool:
+        raise UsageError("a change of the members should be texts and a truth value")
+    if words["address"]:
+        words["address"] = str(parse_address(words["address"], where=f"the address of {words['node']}"))
+    change = MemberChange(**words, force=given.get("force", False))
+    timeout_s = check_timeout(packed.get("timeout"))
+    return Request(_command(packed), (), token=_token(packed), timeout_s=timeout_s, change=change)
+
+
+def _token(packed: Mapping[str, Any]) -> Token:
+    token = packed.get("token")
+    if token is not None and type(token) is not bytes:
+        raise UsageError("a session token should be bytes")
+    return decode_token(token)
+
+
+def _statement(place: int, pair: object) -> Statement:
+    if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
+        raise UsageError(f"statement {place} should be a list of SQL text and parameters")
+    return Statement(pair[0], check_params(pair[1]))
+
+
+def check_timeout(value: object) -> float:
+    """Return a number of seconds that somebody is willing to wait.
+
+    Raises:
+        UsageError: it is not a positive number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise UsageError(f"a timeout should be a positive number of seconds, not {value!r}")
+    return float(value)
+
+
+def check_params(params: object) -> Params:
+    """Return parameters of which SQLite can store each one: None, int of 64 bits, float, str, bytes.
+
+    Truth values become 0 and 1, other byte buffers become bytes.
+
+    Raises:
+        UsageError: something else is among them.
+    """
+    if params is None:
+        return None
+    if isinstance(params, Mapping):
+        for name in params:
+            if not isinstance(name, str):
+                raise UsageError(f"a parameter's name should be a text, not {name!r}")
+        return {name: _value(f":{name}", value) for name, value in params.items()}
+    if isinstance(params, Sequence) and not isinstance(params, str | bytes | bytearray | memoryview):
+        return [_value(str(place), value) for place, value in enumerate(params, 1)]
+    raise UsageError(f"parameters should be a list, a tuple or a map, not {type(params).__name__}; write (value,)")
+
+
+def _value(name: str, value: object) -> int | float | str | bytes | None:
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise UsageError(f"parameter {name} is {value}, but SQLite's integers have 64 bits; pass it as text")
+        return int(value)
+    if value is None or type(value) in (float, str, bytes):
+        return value  # type: ignore[return-value]
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    raise UsageError(
+        f"parameter {name} is a {type(value).__name__}, which SQLite cannot store; "
+        "pass None, int, float, str or bytes (a date as text, in ISO form)"
+    )
+
+
+def _pack_params(params: Params) -> Params:
+    return dict(params) if isinstance(params, Mapping) else None if params is None else list(params)
+
+
+def _plain(encoder: Any, value: object) -> None:
+    # An error's details may hold anything that was at hand; what CBOR does not know is sent as text.
+    encoder.encode(str(value))
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Return a reply as bytes."""
+    match reply:
+        case Answered(number, answer):
+            packed: dict[str, Any] = {
+                "id": number,
+                "ok": True,
+                "results": answer.results,
+                "token": answer.token.encode(),
+                "place": answer.place,
+                "attempts": answer.attempts,
+            }
+        case Told(number, value):
+            packed = {"id": number, "ok": True, "value": value}
+        case Failed(number, error):
+            packed = {"id": number, "ok": False, "error": pack_error(error)}
+        case _:
+            assert_never(reply)
+    return cbor2.dumps(packed, default=_plain)
+
+
+def decode_reply(payload: bytes) -> Reply:
+    """Read a reply.
+
+    Raises:
+        ProtocolMismatchError: the bytes are not one.
+    """
+    try:
+        packed = cbor2.loads(payload)
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise ProtocolMismatchError(f"the node sent {len(payload)} bytes that are not a reply: {error}") from error
+    number = packed.get("id") if isinstance(packed, Mapping) else None
+    if type(number) is not int or not 0 <= number < 1 << 63 or type(packed.get("ok")) is not bool:
+        raise ProtocolMismatchError("the node sent a map that is not a reply")
+    if not packed["ok"]:
+        return Failed(number, _decode_error(packed.get("error")))
+    if "results" not in packed:
+        return Told(number, packed.get("value"))
+    results, attempts = packed["results"], packed.get("attempts")
+    if type(results) is not bytes or type(packed.get("token")) is not bytes or type(attempts) is not int:
+        raise ProtocolMismatchError("the node sent an answer without results, token and number of attempts")
+    try:
+        token = decode_token(packed["token"])
+    except UsageError as error:
+        raise ProtocolMismatchError(f"the node sent an answer whose token is none: {error}") from error
+    return Answered(number, Answer(results, token, _place(packed.get("place")), attempts))
+
+
+def _decode_error(packed: object) -> BedrockishError:
+    if not isinstance(packed, Mapping):
+        raise ProtocolMismatchError("the node sent a failure that does not say what failed")
+    details = packed.get("details")
+    if isinstance(details, Mapping):  # these two words are taken by the constructors of the errors
+        kept = {name: value for name, value in details.items() if isinstance(name, str)}
+        packed = {**packed, "details": {n: v for n, v in kept.items() if n not in ("self", "message", "call_id")}}
+    return unpack_error(packed)
+
+
+def _place(value: object) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int:
+        return value[0], value[1]
+    raise ProtocolMismatchError(f"the node sent an answer whose place in the journal is {value!r}")

@@ -1,0 +1,172 @@
+"""The one rule of the driver: nothing leaves before all that the node knew is durable."""
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from bedrockish.addresses import Address
+from bedrockish.config import Config
+from bedrockish.core.messages import Approve, Begin, Gossip, decode, encode
+from bedrockish.core.records import Member, Membership
+from bedrockish.engine.engine import Engine, Founding
+from bedrockish.errors import BedrockishError, DamagedError
+from bedrockish.requests import Answer, Request, Statement
+from bedrockish.runtime import Runtime
+from bedrockish.syncing import Syncer
+from journal.transaction import Txid
+from net import mesh as net
+
+
+class Disk:
+    """Stands between the runtime and its engine's sync, and lets it through when the test says so."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._sync = engine.sync
+        self.gate = threading.Event()
+        self.gate.set()
+        self.count = 0
+        self.broken: BaseException | None = None
+
+    def sync(self) -> None:
+        assert self.gate.wait(10)
+        if self.broken is not None:
+            raise self.broken
+        self.count += 1
+        self._sync()
+
+
+class Wire:
+    """A mesh of nobody: it keeps what leaves."""
+
+    def __init__(self) -> None:
+        self.left: list[tuple[str, Any]] = []
+        self.up = frozenset({"B", "C"})
+
+    def send_many(self, node: str, payloads: Iterable[bytes]) -> bool:
+        self.left += [(node, message) for payload in payloads if not isinstance(message := decode(payload), Gossip)]
+        return True
+
+
+def open_runtime(tmp_path: Path, nodes: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Runtime, Disk, Engine]:
+    members = {name: Member(name, f"127.0.0.1:{7000 + place}") for place, name in enumerate(nodes)}
+    engine = Engine.open(tmp_path / "a.db", founding=Founding("A", Membership(0, members), "store"))
+    disk = Disk(engine)
+    monkeypatch.setattr(engine, "sync", disk.sync)
+    peers = {name: Address("127.0.0.1", 7000 + place) for place, name in enumerate(nodes)}
+    config = Config(node="A", database=str(tmp_path / "a.db"), listen=peers["A"], peers=peers)
+    return Runtime(engine, config), disk, engine
+
+
+def request(sql: str, command: str) -> Request:
+    return Request(command, (Statement(sql),), timeout_s=5)
+
+
+async def settled() -> None:
+    """Give the loop and the sync thread time to do whatever they would do."""
+    for _ in range(20):
+        await trio.sleep(0.005)
+
+
+async def test_an_answer_waits_for_the_disk_and_later_ones_share_the_next_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
+    answers: list[Answer | BedrockishError] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
+        await settled()
+        disk.gate.clear()
+        runtime.begin(request("INSERT INTO t VALUES (1)", "first"), answers.append)
+        await settled()
+        assert answers == []
+        for number in range(2, 30):
+            runtime.begin(request(f"INSERT INTO t VALUES ({number})", f"c{number}"), answers.append)
+        runtime.begin(request("SELECT count(*) FROM t", "look"), answers.append)  # it saw what is not durable yet
+        await settled()
+        assert answers == []
+        before = disk.count
+        disk.gate.set()
+        with trio.fail_after(5):
+            while len(answers) < 30:  # noqa: ASYNC110  the runtime has no event for it
+                await trio.sleep(0.005)
+        assert disk.count - before <= 4  # the first, the next, and a heartbeat or two
+        assert all(isinstance(answer, Answer) for answer in answers)
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+async def test_messages_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, disk, engine = open_runtime(tmp_path, "ABC", monkeypatch)
+    wire = Wire()
+    runtime.mesh = wire  # type: ignore[assignment]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await settled()
+        state = runtime.core.state
+        state.safe = state.clock.read(state.now.wall_ms)  # as if the others had gossiped
+        disk.gate.clear()
+        runtime.begin(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"), lambda _: None)
+        await settled()
+        assert wire.left == []
+        disk.gate.set()
+        with trio.fail_after(5):
+            while len(wire.left) < 2:  # noqa: ASYNC110  the runtime has no event for it
+                await trio.sleep(0.005)
+        assert [(node, type(message)) for node, message in wire.left] == [("B", Begin), ("C", Begin)]
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+async def test_a_disk_that_fails_stops_the_node_and_nothing_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
+    answers: list[Answer | BedrockishError] = []
+
+    async def live() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await settled()
+            disk.broken = DamagedError("it cannot be synced")
+            runtime.begin(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"), answers.append)
+
+    with pytest.RaisesGroup(DamagedError, flatten_subgroups=True):
+        await live()
+    assert answers == []
+    engine.close()
+
+
+async def test_what_is_no_message_is_counted_and_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, _, engine = open_runtime(tmp_path, "ABC", monkeypatch)
+    good = encode(Approve(Txid(1, "A"), 1, 1))
+    runtime.on_net(net.Received("B", [b"\xff\x00 nonsense", b"", good]))
+    assert runtime.counts["malformed"] == 2
+    engine.close()
+
+
+async def test_the_syncer_calls_back_in_the_loop_with_the_error_there_was() -> None:
+    main, found, failing = threading.get_ident(), [], False
+
+    def sync() -> None:
+        assert threading.get_ident() != main
+        if failing:
+            raise OSError("no")
+
+    over = trio.Event()
+
+    def done(error: BaseException | None) -> None:
+        found.append((threading.get_ident() == main, type(error)))
+        over.set()
+
+    with Syncer(sync) as syncer, trio.fail_after(5):
+        syncer.start(done)
+        await over.wait()
+        over, failing = trio.Event(), True
+        syncer.start(done)
+        await over.wait()
+    assert found == [(True, type(None)), (True, OSError)]

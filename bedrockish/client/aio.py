@@ -1,0 +1,365 @@
+"""The trio client: the core on real links. One client may be used by many tasks at once; they share one link."""
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
+
+import trio
+
+from bedrockish.addresses import Target, parse_url
+from bedrockish.client.driving import Driver
+from bedrockish.client.rows import Rows, rows_of
+from bedrockish.client.transaction import Options, Transaction, run_transaction, transaction
+from bedrockish.errors import (
+    ConfigError,
+    ProtocolMismatchError,
+    UnavailableError,
+    UsageError,
+)
+from bedrockish.requests import (
+    ISOLATIONS,
+    READ_LEVELS,
+    SERIALIZABLE,
+    MemberChange,
+    Params,
+    Request,
+    Statement,
+    Token,
+    decode_token,
+)
+from bedrockish.wire import (
+    EVENTS,
+    EXPLAIN,
+    NODES,
+    PING,
+    SETTLE,
+    STATUS,
+    Answered,
+    Ask,
+    AskOutcome,
+    Step,
+    Told,
+    check_params,
+    check_timeout,
+)
+
+URL_VARIABLE = "BEDROCKISH_URL"
+T = TypeVar("T")
+Statements = Sequence[str | tuple[str, Params]]
+
+
+def target_of(url: str | None) -> Target:
+    """Return what a URL says; without one, what the environment variable BEDROCKISH_URL says.
+
+    Raises:
+        ConfigError: there is none, or it cannot be understood.
+    """
+    url = url or os.environ.get(URL_VARIABLE)
+    if not url:
+        raise ConfigError(f"no URL was given; pass one, such as bedrockish://localhost:7373, or set {URL_VARIABLE}")
+    return parse_url(url)
+
+
+class Client(Driver):
+    """A session with a cluster. Get one from ``open_client``."""
+
+    @property
+    def token(self) -> bytes:
+        """What this session has seen. Hand it to another client to let that one see it too."""
+        return self._core.token.encode()
+
+    @token.setter
+    def token(self, token: bytes) -> None:
+        self._core.see(decode_token(token))
+
+    async def execute(
+        self,
+        sql: str,
+        params: Params = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  the time is the command's, not only the waiting's
+        read: str | None = None,
+        isolation: str = SERIALIZABLE,
+        command: str | None = None,
+    ) -> Rows:
+        """Run one statement as a transaction of its own.
+
+        Args:
+            sql: the statement.
+            params: values for its ``?`` (a sequence) or ``:name`` (a map).
+            timeout: how long to try, in seconds; by default what the URL says.
+            read: ``stale``, ``session`` or ``strict``; by default what the URL says.
+            isolation: ``serializable`` or ``snapshot``.
+            command: id of the command, to send one again whose outcome is unknown; by default a new one.
+
+        Raises:
+            OutcomeUnknownError: the answer was lost; it may have happened.
+            BedrockishError: it did not happen; the type says why.
+        """
+        results = await self.transact([(sql, params)], timeout=timeout, read=read, isolation=isolation, command=command)
+        return results[0]
+
+    async def transact(
+        self,
+        statements: Statements,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        read: str | None = None,
+        isolation: str = SERIALIZABLE,
+        command: str | None = None,
+    ) -> list[Rows]:
+        """Run statements as one transaction: all of them or none.
+
+        Args:
+            statements: SQL texts, or pairs of a text and its parameters.
+            timeout: see ``execute``, also for the rest.
+            read: see ``execute``.
+            isolation: see ``execute``.
+            command: see ``execute``.
+
+        Raises:
+            OutcomeUnknownError: the answer was lost; it may have happened.
+            BedrockishError: it did not happen; the type says why.
+        """
+        timeout_s = self.target.timeout_s if timeout is None else check_timeout(timeout)
+        request = make_request(command or uuid.uuid4().hex, statements, read or self.target.read, isolation, timeout_s)
+        reply = await self._call(request, timeout_s)
+        assert isinstance(reply, Answered)
+        return rows_of(reply.answer, len(request.statements))
+
+    async def change_members(
+        self,
+        change: MemberChange,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        command: str | None = None,
+    ) -> Rows:
+        """Change who belongs to the cluster, as one transaction; return the members after it.
+
+        Raises:
+            MembershipError: it is refused; the text names the way out.
+            OutcomeUnknownError: the answer was lost; it may have happened.
+            BedrockishError: it did not happen; the type says why.
+        """
+        timeout_s = self._seconds(timeout)
+        request = Request(command or uuid.uuid4().hex, (), timeout_s=timeout_s, change=change)
+        reply = await self._call(request, timeout_s)
+        assert isinstance(reply, Answered)
+        return rows_of(reply.answer, 1)[0]
+
+    def transaction(
+        self,
+        *,
+        isolation: str = SERIALIZABLE,
+        read: str | None = None,
+        timeout: float | None = None,
+    ) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction for the block: committed at its end, rolled back if the block raises.
+
+        Args:
+            isolation: ``serializable`` or ``snapshot``.
+            read: see ``execute``; what a transaction that only reads must have seen.
+            timeout: seconds for BEGIN, for COMMIT, and for each statement that has no time of its own.
+
+        Raises:
+            OutcomeUnknownError: it cannot be told whether it happened; ``settle`` asks again.
+            BedrockishError: it did not happen; ``retry`` says whether running all of it again can help.
+        """
+        return transaction(self._call, self._options(isolation, read, timeout))
+
+    async def begin(
+        self,
+        *,
+        isolation: str = SERIALIZABLE,
+        read: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Transaction:
+        """Open a transaction that the caller commits or rolls back. See ``transaction`` for the rest.
+
+        Raises:
+            BedrockishError: no node has taken it.
+        """
+        opened = Transaction(self._call, self._options(isolation, read, timeout))
+        await opened.begin()
+        return opened
+
+    async def run_transaction(
+        self,
+        function: Callable[..., Awaitable[T]],
+        *args: Any,
+        isolation: str = SERIALIZABLE,
+        read: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> T:
+        """Run ``await function(transaction, *args)`` in a transaction, and again if it lost against another one.
+
+        Args:
+            function: must not do anything outside of the transaction that may not be done twice.
+            args: for the function.
+            isolation: see ``transaction``.
+            read: see ``transaction``.
+            timeout: seconds for all of it.
+
+        Raises:
+            OutcomeUnknownError: it cannot be told whether it happened.
+            BedrockishError: it did not happen.
+        """
+        return await run_transaction(self._call, self._options(isolation, read, timeout), function, args)
+
+    async def settle(self, command: str, *, timeout: float | None = None) -> bool:  # noqa: ASYNC109
+        """Make sure that a transaction, by the ``command`` of its COMMIT, has happened (True), or never will (False).
+
+        Raises:
+            OutcomeUnknownError: no majority could be asked.
+            BedrockishError: no node could be asked.
+        """
+        seconds = self._seconds(timeout)
+        try:
+            await self._call(Step(0, Request(command, (), timeout_s=seconds), SETTLE), seconds)
+        except UnavailableError as error:
+            if error.details.get("command") == command:
+                return False
+            raise
+        return True
+
+    def _options(self, isolation: str, read: str | None, timeout_s: float | None) -> Options:
+        read = read or self.target.read
+        check_modes(read, isolation)
+        return Options(read, isolation, self._seconds(timeout_s))
+
+    async def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:  # noqa: ASYNC109
+        """Return the results of a command that happened; None if the node that was asked does not know of it (yet).
+
+        To be certain, send the command again under its id: it is applied once at most.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        reply = await self._call(AskOutcome(0, command), self._seconds(timeout))
+        return rows_of(reply.answer) if isinstance(reply, Answered) else None
+
+    async def status(self, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
+        """Return what the connected node says about itself and the cluster.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        return _map_of(await self._call(Ask(0, STATUS), self._seconds(timeout)))
+
+    async def nodes(self, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
+        """Return the members of the cluster as the connected node knows them.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        return _map_of(await self._call(Ask(0, NODES), self._seconds(timeout)))
+
+    async def events(self, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
+        """Return what the connected node lately said and heard of transactions, after a number from an earlier reply.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        return _map_of(await self._call(Ask(0, EVENTS, after), self._seconds(timeout)))
+
+    async def explain(
+        self,
+        sql: str,
+        params: Params = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> list[dict[str, Any]]:
+        """Return what each statement of a text would read and write at the connected node; nothing happens.
+
+        Raises:
+            BedrockishError: it cannot run, or no node could be asked.
+        """
+        what = Ask(0, EXPLAIN, statement=Statement(sql, check_params(params)))
+        reply = await self._call(what, self._seconds(timeout))
+        assert isinstance(reply, Told)
+        return list(reply.value)
+
+    async def ping(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Make sure that some node answers.
+
+        Raises:
+            BedrockishError: none does.
+        """
+        await self._call(Ask(0, PING), self._seconds(timeout))
+
+    def _seconds(self, timeout_s: float | None) -> float:
+        return self.target.timeout_s if timeout_s is None else check_timeout(timeout_s)
+
+
+@asynccontextmanager
+async def open_client(url: str | None = None, *, token: bytes | None = None) -> AsyncIterator[Client]:
+    """Open a session with a cluster and close it at the end of the block.
+
+    Args:
+        url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
+            variable BEDROCKISH_URL.
+        token: what another session has seen, from its ``token``.
+
+    Raises:
+        ConfigError: the URL cannot be understood.
+        UnavailableError: no node can be reached.
+        ProtocolMismatchError: what answers is no node, or of another version or cluster.
+    """
+    target = target_of(url)
+    body: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        client = Client(target, token, nursery)
+        nursery.start_soon(client._watch)
+        try:
+            await client.ping()
+            yield client
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            body = error  # raised again below, outside of the nursery, so that it is not wrapped in a group
+        client._close()
+        nursery.cancel_scope.cancel()
+    if body is not None:
+        raise body
+
+
+def make_request(
+    command: str, statements: Statements, read: str, isolation: str, timeout_s: float, token: Token | None = None
+) -> Request:
+    """Return a checked request.
+
+    Raises:
+        UsageError: something in it is not what it should be.
+    """
+    if not command or len(command) > 200:
+        raise UsageError("a command's id should be a text of 1 to 200 characters")
+    check_modes(read, isolation)
+    made: list[Statement] = []
+    for statement in [statements] if isinstance(statements, str) else statements:
+        sql, params = (statement, None) if isinstance(statement, str) else statement
+        if not isinstance(sql, str) or not sql.strip():
+            raise UsageError(f"a statement should be an SQL text, not {sql!r}")
+        made.append(Statement(sql, check_params(params)))
+    if not made:
+        raise UsageError("a transaction needs at least one statement")
+    return Request(command, tuple(made), read, isolation, token or Token(), timeout_s)
+
+
+def check_modes(read: str, isolation: str) -> None:
+    """Check a read level and an isolation.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if read not in READ_LEVELS:
+        raise UsageError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
+    if isolation not in ISOLATIONS:
+        raise UsageError(f"there is no isolation {isolation!r}; there is {', '.join(ISOLATIONS)}")
+
+
+def _map_of(reply: Answered | Told) -> dict[str, Any]:
+    if not isinstance(reply, Told) or not isinstance(reply.value, Mapping):
+        raise ProtocolMismatchError("the node answered with something else than a map")
+    return dict(reply.value)

@@ -1,0 +1,273 @@
+"""The blocking client: the trio client in a thread of its own, behind methods that wait. Use it from any thread.
+
+One implementation of links, failover and deadlines is enough; what this adds is only the hop into the other thread.
+"""
+
+import random
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import trio
+
+from bedrockish.client.aio import Client, Statements, open_client, target_of
+from bedrockish.client.held import BlockingTransaction, held
+from bedrockish.client.retry import Backoff
+from bedrockish.client.rows import Rows
+from bedrockish.control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
+from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
+from bedrockish.requests import SERIALIZABLE, Params
+from bedrockish.wire import check_timeout
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """The thread and the trio client in it. It knows nothing of the Connection, so that one can be collected."""
+
+    def __init__(self, url: str, token: bytes | None) -> None:
+        self._url, self._first_token = url, token
+        self.client: Client | None = None
+        self.error: BaseException | None = None
+        self._entry: trio.lowlevel.TrioToken | None = None
+        self._stop: trio.Event | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bedrockish-client", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self.error is not None:
+            self._thread.join()
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as error:  # handed to the thread that asked, if it still waits
+            self.error = error
+        finally:
+            self._started.set()
+
+    async def _main(self) -> None:
+        async with open_client(self._url, token=self._first_token) as client:
+            self.client, self._stop = client, trio.Event()
+            self._entry = trio.lowlevel.current_trio_token()
+            self._started.set()
+            await self._stop.wait()
+
+    def call(self, method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+        """Run one of the client's methods in its thread and wait for it."""
+        try:
+            return trio.from_thread.run(partial(method, *args, **kwargs), trio_token=self._entry)
+        except (trio.RunFinishedError, trio.Cancelled) as error:
+            if isinstance(self.error, BedrockishError):
+                raise self.error from None
+            raise ClientClosedError("this connection is closed; open another") from error
+
+    def stop(self) -> None:
+        """End the client and its thread; calls under way are told that it was closed."""
+        if self._entry is None or self._stop is None:
+            return
+        try:
+            self._entry.run_sync_soon(self._stop.set)
+        except trio.RunFinishedError:
+            return
+        self._thread.join()
+
+
+class Connection:
+    """A session with a cluster, for programs without an event loop. Get one from ``connect``; close it after use."""
+
+    def __init__(self, url: str, token: bytes | None = None) -> None:
+        self._loop = _Loop(url, token)
+        self._current: BlockingTransaction | None = None  # begun by BEGIN
+        self._finalizer = weakref.finalize(self, self._loop.stop)  # also at the end of the program
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Close the session. Closing twice is fine."""
+        self._finalizer()
+
+    @property
+    def token(self) -> bytes:
+        """What this session has seen. Hand it to another client to let that one see it too."""
+        return self._client.token
+
+    @token.setter
+    def token(self, token: bytes) -> None:
+        async def see(client: Client) -> None:
+            client.token = token
+
+        self._loop.call(see, self._client)
+
+    def execute(
+        self,
+        sql: str,
+        params: Params = None,
+        *,
+        timeout: float | None = None,
+        read: str | None = None,
+        isolation: str = SERIALIZABLE,
+        command: str | None = None,
+    ) -> Rows:
+        """Run one statement as a transaction of its own, or in the one that BEGIN has opened.
+
+        BEGIN, COMMIT, ROLLBACK and the savepoints work as in SQLite. When an open transaction is lost to another one,
+        each statement says so until ROLLBACK. Arguments and errors are those of ``Client.execute``.
+        """
+        control = parse_control(sql)
+        if control is not None and control.kind in (BEGIN, COMMIT, ROLLBACK):
+            return self._control(control, timeout=timeout, read=read, isolation=isolation)
+        if self._current is not None:
+            return self._current.execute(sql, params, timeout=timeout)
+        return self._loop.call(
+            self._client.execute, sql, params, timeout=timeout, read=read, isolation=isolation, command=command
+        )
+
+    def transact(
+        self,
+        statements: Statements,
+        *,
+        timeout: float | None = None,
+        read: str | None = None,
+        isolation: str = SERIALIZABLE,
+        command: str | None = None,
+    ) -> list[Rows]:
+        """Run statements as one transaction: all of them or none. See ``Client.transact``.
+
+        After BEGIN they belong to the open transaction, and those before one that fails stay.
+        """
+        if self._current is not None:
+            return self._current.run([statements] if isinstance(statements, str) else statements, timeout=timeout)
+        return self._loop.call(
+            self._client.transact, statements, timeout=timeout, read=read, isolation=isolation, command=command
+        )
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether BEGIN has opened a transaction that neither COMMIT nor ROLLBACK has ended."""
+        return self._current is not None
+
+    def _control(self, control: Control, *, timeout: float | None, read: str | None, isolation: str) -> Rows:
+        if control.kind == BEGIN:
+            if self._current is not None:
+                raise UsageError("cannot start a transaction within a transaction; COMMIT or ROLLBACK first")
+            self._current = self.begin(isolation=isolation, read=read, timeout=timeout)
+            return Rows((), [])
+        if self._current is None:
+            raise UsageError(f"there is no open transaction to {control.kind}; BEGIN first")
+        if control.kind == ROLLBACK:
+            current, self._current = self._current, None
+            current.rollback()
+            return Rows((), [])
+        try:
+            return self._current.commit(timeout=timeout)
+        finally:
+            if not self._current.is_open:
+                self._current = None
+
+    def begin(
+        self, *, isolation: str = SERIALIZABLE, read: str | None = None, timeout: float | None = None
+    ) -> BlockingTransaction:
+        """Open a transaction that the caller commits or rolls back. See ``Client.transaction``."""
+        opened = self._loop.call(self._client.begin, isolation=isolation, read=read, timeout=timeout)
+        return BlockingTransaction(self._loop.call, opened)
+
+    def transaction(
+        self, *, isolation: str = SERIALIZABLE, read: str | None = None, timeout: float | None = None
+    ) -> AbstractContextManager[BlockingTransaction]:
+        """Open a transaction for the block: committed at its end, rolled back if the block raises."""
+        return held(self.begin(isolation=isolation, read=read, timeout=timeout))
+
+    def run_transaction(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        isolation: str = SERIALIZABLE,
+        read: str | None = None,
+        timeout: float | None = None,
+    ) -> T:
+        """Run ``function(transaction, *args)`` in a transaction, and again if it lost. See ``Client.run_transaction``.
+
+        The function runs in the caller's thread.
+        """
+        backoff = Backoff(ms_min=5.0, ms_max=500.0)
+        seconds = self._client.target.timeout_s if timeout is None else check_timeout(timeout)
+        deadline, tries = time.monotonic() + seconds, 0
+        while True:
+            left = max(deadline - time.monotonic(), 0.05)
+            try:
+                with self.transaction(isolation=isolation, read=read, timeout=left) as opened:
+                    return function(opened, *args)
+            except BedrockishError as error:
+                tries += 1
+                pause = backoff.pause_s(tries, random.random)
+                if not error.retry or time.monotonic() + pause >= deadline:
+                    raise
+            time.sleep(pause)
+
+    def settle(self, command: str, *, timeout: float | None = None) -> bool:
+        """Make sure that a transaction has happened (True), or never will (False). See ``Client.settle``."""
+        return self._loop.call(self._client.settle, command, timeout=timeout)
+
+    def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:
+        """Return the results of a command that happened, None if the node knows nothing of it."""
+        return self._loop.call(self._client.outcome, command, timeout=timeout)
+
+    def status(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return what the connected node says about itself and the cluster."""
+        return self._loop.call(self._client.status, timeout=timeout)
+
+    def nodes(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return the members of the cluster as the connected node knows them."""
+        return self._loop.call(self._client.nodes, timeout=timeout)
+
+    def events(self, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return what the connected node lately said and heard of transactions. See ``Client.events``."""
+        return self._loop.call(self._client.events, after, timeout=timeout)
+
+    def explain(self, sql: str, params: Params = None, *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """Return what each statement of a text would read and write at the connected node; nothing happens."""
+        return self._loop.call(self._client.explain, sql, params, timeout=timeout)
+
+    def ping(self, *, timeout: float | None = None) -> None:
+        """Make sure that some node answers."""
+        self._loop.call(self._client.ping, timeout=timeout)
+
+    @property
+    def _client(self) -> Client:
+        assert self._loop.client is not None, "a loop that has started has a client"
+        return self._loop.client
+
+
+def connect(url: str | None = None, *, token: bytes | None = None) -> Connection:
+    """Open a session with a cluster.
+
+    Args:
+        url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
+            variable BEDROCKISH_URL.
+        token: what another session has seen, from its ``token``.
+
+    Raises:
+        ConfigError: the URL cannot be understood.
+        UnavailableError: no node can be reached.
+        ProtocolMismatchError: what answers is no node, or of another version or cluster.
+    """
+    target_of(url)  # a mistake in the URL is told before a thread is started
+    return Connection(url or "", token)

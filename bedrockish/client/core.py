@@ -1,0 +1,397 @@
+"""The client without its sockets: which node to ask, what to send, when to ask again, what to tell the caller.
+
+A driver tells it what happened (``opened``, ``received``, ``closed``, …) together with the time, and performs the
+effects that it gets back, in order. Luck for the pauses is the ``draw`` handed to the constructor. Nothing here waits.
+
+There is one *current* link on which calls go out. A node that says it is unavailable is left: new calls go to a link to
+the next address, while the old link stays until the calls still under way on it are answered, because hanging up on
+them would turn certain answers into lost ones.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from bedrockish.addresses import Address, Target
+from bedrockish.client.effects import Dial, Effect, Finish, HangUp, Send
+from bedrockish.client.retry import Backoff, Verdict, judge, only_reads, out_of_time
+from bedrockish.client.steps import What, ends, gone, is_harmless, judged, name_of, settling
+from bedrockish.errors import (
+    BedrockishError,
+    ClientClosedError,
+    DamagedError,
+    OutcomeUnknownError,
+    ProtocolMismatchError,
+    TooLargeError,
+    UnavailableError,
+)
+from bedrockish.requests import STRICT, Request, Token
+from bedrockish.wire import (
+    BEGIN,
+    COMMIT,
+    LINK_ID,
+    SETTLE,
+    Answered,
+    Ask,
+    AskOutcome,
+    Call,
+    Execute,
+    Failed,
+    Reply,
+    Step,
+    decode_reply,
+    encode_call,
+)
+from journal.vector import merge
+from net.limits import Limits
+
+IN_FLIGHT_MAX = 64  # calls under way on one link; a node that is busy with them would not read more of them anyway
+DIAL_TIMEOUT_S = 3.0
+PATIENCE_S = 2.5  # what the first node gets of a command's time if there are others; doubled with each attempt
+UNCERTAIN = (OutcomeUnknownError, DamagedError)
+PAYLOAD_BYTES_MAX = Limits().frame_bytes_max
+
+
+@dataclass(slots=True)
+class _Link:
+    address: Address
+    is_open: bool = False
+    calls: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Call:
+    what: What
+    started: float
+    deadline: float
+    harmless: bool
+    link: int | None = None  # on which it is under way
+    lost: int = 0  # attempts that went out and were never answered
+    hurried: bool = False  # the node on that link was given only a part of the time
+    tries: int = 0  # attempts that a node did not take, or whose answer was lost
+    retry_at: float = -math.inf
+    error: BedrockishError | None = None
+
+
+class ClientCore:
+    """All calls of one client, from the moment they are made to their outcome."""
+
+    def __init__(
+        self, target: Target, draw: Callable[[], float], token: Token | None = None, backoff: Backoff | None = None
+    ) -> None:
+        self.token = token or Token()
+        self._target = target
+        self._draw = draw
+        self._backoff = backoff or Backoff()
+        self._turn = 0  # index of the address to dial next
+        self._links: dict[int, _Link] = {}
+        self._current: int | None = None
+        self._calls: dict[int, _Call] = {}
+        self._homes: dict[str, int] = {}  # the links of open transactions, which live and die with them
+        self._numbers = 0
+        self._failures = 0  # dials that failed since a link was last opened
+        self._redial_at = -math.inf
+        self._unreachable_since: float | None = None
+        self._link_error: BedrockishError | None = None
+
+    # --- what the caller does ---
+
+    def call(self, what: What, timeout_s: float, now: float) -> tuple[int, list[Effect]]:
+        """Begin a call; its outcome will come as a ``Finish`` with the number returned here."""
+        harmless = only_reads(what) if isinstance(what, Request) else not isinstance(what, Step) or is_harmless(what)
+        number = self._number()
+        call = self._calls[number] = _Call(what, now, now + timeout_s, harmless)
+        call.lost = int(isinstance(what, Step) and what.op == SETTLE)  # there is an earlier attempt to learn about
+        return number, self._pump(now)
+
+    def cancel(self, call: int, now: float) -> list[Effect]:
+        """Forget a call: nobody waits for it any longer. What was sent may still happen."""
+        self._forget(call)
+        return self._pump(now)
+
+    def see(self, token: Token) -> None:
+        """Let the session have seen what another one has."""
+        self.token = self._merged(token)
+
+    def close(self) -> list[Effect]:
+        """Give up all calls and links."""
+        effects: list[Effect] = []
+        for number, call in list(self._calls.items()):
+            error: BedrockishError = ClientClosedError("the client was closed during the call")
+            if not call.harmless and (call.lost or call.link is not None):
+                error = out_of_time(call.what, uncertain=True, waited_s=0, last=error)
+            effects.append(Finish(number, error))
+        effects.extend(HangUp(number) for number in self._links)
+        self._calls.clear()
+        self._links.clear()
+        self._current = None
+        return effects
+
+    def deadline(self) -> float:
+        """Return when to call ``woken`` if nothing else happens; infinity for never."""
+        times = [math.inf]
+        ready = False
+        for call in self._calls.values():
+            times.append(call.deadline)
+            if call.link is None:
+                if call.retry_at > -math.inf:
+                    times.append(call.retry_at)
+                else:
+                    ready = True
+                if self._unreachable_since is not None and not call.lost:
+                    times.append(self._hopeless_at(call))
+        if ready and self._current is None:
+            times.append(self._redial_at)
+        return min(times)
+
+    # --- what the world does ---
+
+    def opened(self, link: int, now: float) -> list[Effect]:
+        """A dialled link stands and both sides have said HELLO."""
+        if link in self._links:
+            self._links[link].is_open = True
+            self._failures = 0
+            self._unreachable_since = None
+        return self._pump(now)
+
+    def closed(self, link: int, error: BedrockishError, now: float) -> list[Effect]:
+        """A link could not be opened, or an open one died."""
+        self._drop(link, error, now)
+        return self._pump(now)
+
+    def received(self, link: int, payload: bytes, now: float) -> list[Effect]:
+        """A payload came in on a link."""
+        if link not in self._links:
+            return []  # given up in the meantime
+        try:
+            reply = decode_reply(payload)
+        except ProtocolMismatchError as error:
+            return [HangUp(link), *self.closed(link, error, now)]
+        if reply.id == LINK_ID:
+            reason = reply.error if isinstance(reply, Failed) else ProtocolMismatchError("a reply without a call")
+            return [HangUp(link), *self.closed(link, reason, now)]
+        effects: list[Effect] = []
+        self._take(link, reply, now, effects)
+        return effects + self._pump(now)
+
+    def woken(self, now: float) -> list[Effect]:
+        """Time has passed."""
+        return self._pump(now)
+
+    # --- replies ---
+
+    def _take(self, link: int, reply: Reply, now: float, effects: list[Effect]) -> None:
+        if isinstance(reply, Answered):
+            # Also for a call that nobody waits for any longer: the session has seen it all the same.
+            self.see(reply.answer.token)
+        call = self._calls.get(reply.id)
+        if call is None or call.link != link:
+            return
+        if not isinstance(reply, Failed):
+            self._forget(reply.id)
+            if isinstance(call.what, Step) and call.what.op == BEGIN:
+                self._homes[call.what.request.command] = link
+            elif ends(call.what, reply):
+                self._homes.pop(call.what.request.command, None)
+            outcome = judged(call.what, reply)
+            assert not isinstance(outcome, Failed)
+            effects.append(Finish(reply.id, outcome))
+            return
+        call.error = reply.error
+        if name_of(call.what) is not None and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
+            self._forget(reply.id)
+            if ends(call.what, reply):
+                self._homes.pop(call.what.request.command, None)
+            effects.append(Finish(reply.id, reply.error))
+            return
+        hurried = call.hurried and now < call.started + 0.8 * (call.deadline - call.started)
+        match judge(reply.error, lost=call.lost, harmless=call.harmless, hurried=hurried):
+            case Verdict.FINAL:
+                self._forget(reply.id)
+                effects.append(Finish(reply.id, reply.error))
+            case Verdict.ELSEWHERE:
+                self._again(reply.id, call, now)
+                self._leave(link)
+            case Verdict.LOST:
+                call.lost += 1
+                self._again(reply.id, call, now)
+                self._leave(link)
+            case Verdict.AGAIN:
+                self._again(reply.id, call, now)
+                call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # it is the same node
+            case unknown:
+                assert_never(unknown)
+
+    def _again(self, number: int, call: _Call, now: float) -> None:
+        if isinstance(call.what, Step) and call.what.op == COMMIT:
+            self._homes.pop(call.what.request.command, None)
+            call.what = settling(call.what)
+        if call.link is not None and call.link in self._links:
+            self._links[call.link].calls.discard(number)
+        call.link = None
+        call.tries += 1
+        rounds, rest = divmod(call.tries, len(self._target.addresses))
+        # The first time round, the next node is asked at once; after that, everybody was asked and needs a pause.
+        call.retry_at = now if rest and not rounds else now + self._backoff.pause_s(max(rounds, 1), self._draw)
+
+    def _leave(self, link: int) -> None:
+        if link == self._current and len(self._target.addresses) > 1:
+            self._current = None
+            self._turn += 1
+
+    def _forget(self, number: int) -> None:
+        call = self._calls.pop(number, None)
+        if call is not None and call.link in self._links:
+            self._links[call.link].calls.discard(number)
+
+    # --- links ---
+
+    def _drop(self, number: int, error: BedrockishError, now: float) -> None:
+        link = self._links.pop(number, None)
+        if link is None:
+            return
+        self._link_error = error
+        if number == self._current:
+            self._current = None
+            self._turn += 1
+        if not link.is_open:
+            self._failures += 1
+            rounds, rest = divmod(self._failures, len(self._target.addresses))
+            self._redial_at = now if rest else now + self._backoff.pause_s(rounds, self._draw)
+            return
+        self._homes = {name: home for name, home in self._homes.items() if home != number}
+        for lost in link.calls:
+            call = self._calls[lost]
+            call.lost += 1
+            call.error = error if name_of(call.what) is None else gone(str(link.address), error)
+            self._again(lost, call, now)
+
+    def _hopeless_at(self, call: _Call) -> float:
+        assert self._unreachable_since is not None
+        return max(self._unreachable_since, call.started) + self._target.connect_timeout_s
+
+    # --- the pump: everything that follows from the state and the time ---
+
+    def _pump(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        self._expire(now, effects)
+        ready = self._ready(now, effects)
+        for number in ready:
+            self._calls[number].retry_at = -math.inf  # its pause is over: no reason to wake up for it again
+        if ready:
+            self._dial(now, effects)
+        link = self._links.get(self._current) if self._current is not None else None
+        if link is not None and link.is_open:
+            assert self._current is not None
+            for number in ready[: max(0, IN_FLIGHT_MAX - len(link.calls))]:
+                self._send(self._current, link, number, now, effects)
+        for number, idle in list(self._links.items()):
+            if number != self._current and not idle.calls and number not in self._homes.values():
+                del self._links[number]
+                effects.append(HangUp(number))
+        return effects
+
+    def _ready(self, now: float, effects: list[Effect]) -> list[int]:
+        """Return the calls that may go out at any node now; send those that belong to a link on it, or end them."""
+        ready: list[int] = []
+        for number, call in list(self._calls.items()):
+            if call.link is not None or call.retry_at > now:
+                continue
+            name = name_of(call.what)
+            if name is None:
+                ready.append(number)
+            elif name in self._homes:
+                self._send(self._homes[name], self._links[self._homes[name]], number, now, effects)
+            else:
+                self._forget(number)
+                effects.append(Finish(number, call.error or gone("another node", self._link_error)))
+        return ready
+
+    def _dial(self, now: float, effects: list[Effect]) -> None:
+        if self._current is not None or now < self._redial_at:
+            return
+        if self._unreachable_since is None:
+            self._unreachable_since = now
+        address = self._target.addresses[self._turn % len(self._target.addresses)]
+        self._current = self._number()
+        self._links[self._current] = _Link(address)
+        effects.append(Dial(self._current, address, min(DIAL_TIMEOUT_S, self._target.connect_timeout_s)))
+
+    def _send(self, number: int, link: _Link, call_number: int, now: float, effects: list[Effect]) -> None:
+        call = self._calls[call_number]
+        wire_call: Call
+        match call.what:
+            case Step():
+                wire_call = Step(call_number, self._attempt(call, call.what.request, now), call.what.op)
+            case Request():
+                wire_call = Execute(call_number, self._attempt(call, call.what, now))
+            case AskOutcome():
+                wire_call = replace(call.what, id=call_number)
+            case Ask():
+                wire_call = replace(call.what, id=call_number)
+            case _:
+                assert_never(call.what)
+        try:
+            payload = encode_call(wire_call)
+            if len(payload) > PAYLOAD_BYTES_MAX:
+                raise TooLargeError(
+                    f"the request has {len(payload)} bytes, and at most {PAYLOAD_BYTES_MAX} can be sent; split it"
+                )
+        except BedrockishError as error:
+            self._forget(call_number)
+            effects.append(Finish(call_number, error))
+            return
+        call.link = number
+        link.calls.add(call_number)
+        effects.append(Send(number, payload))
+
+    def _attempt(self, call: _Call, request: Request, now: float) -> Request:
+        """Return the request as the next node shall see it."""
+        # A little less time than there is, so that the node's own "it did not happen" arrives in time. And not all of
+        # it while there are other nodes: one that is cut off from its peers would use it up waiting for them.
+        left = call.deadline - now
+        timeout_s = left - min(left / 4, 2.0)
+        call.hurried = (
+            name_of(call.what) is None
+            and len(self._target.addresses) > 1
+            and timeout_s > PATIENCE_S * 2.0 ** min(call.tries, 30)
+        )
+        if call.hurried:
+            timeout_s = PATIENCE_S * 2.0 ** min(call.tries, 30)
+        # An UPDATE that finds no row answers like a read. After a lost attempt it must not do so from a snapshot that
+        # is merely too old to show what that attempt met.
+        read = STRICT if call.lost and not call.harmless and not isinstance(call.what, Step) else request.read
+        return replace(request, token=self._merged(request.token), timeout_s=timeout_s, read=read)
+
+    def _merged(self, token: Token) -> Token:
+        return Token(merge(self.token.vector, token.vector), max(self.token.clock, token.clock))
+
+    def _expire(self, now: float, effects: list[Effect]) -> None:
+        for number, call in list(self._calls.items()):
+            hopeless = (
+                call.link is None
+                and not call.lost
+                and self._unreachable_since is not None
+                and now >= self._hopeless_at(call)
+            )
+            if now < call.deadline and not hopeless:
+                continue
+            uncertain = not call.harmless and (call.lost > 0 or call.link is not None)
+            if self._unreachable_since is not None and call.error is None:
+                error = self._unreachable()
+            else:
+                error = out_of_time(call.what, uncertain=uncertain, waited_s=now - call.started, last=call.error)
+            self._forget(number)
+            effects.append(Finish(number, error))
+
+    def _unreachable(self) -> BedrockishError:
+        if isinstance(self._link_error, ProtocolMismatchError):
+            return self._link_error
+        where = ", ".join(str(address) for address in self._target.addresses)
+        reason = f": {self._link_error.message}" if self._link_error is not None else ""
+        return UnavailableError(f"no node can be reached at {where}{reason}")
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers

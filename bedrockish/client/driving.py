@@ -1,0 +1,133 @@
+"""What moves the client's core: real links, the time of day, and the tasks that wait for their calls."""
+
+import os
+import random
+from typing import assert_never
+
+import trio
+
+from bedrockish.addresses import Target
+from bedrockish.client.core import ClientCore
+from bedrockish.client.effects import Dial, Effect, Finish, HangUp, Send
+from bedrockish.client.steps import What
+from bedrockish.errors import BedrockishError, ClientClosedError, ProtocolMismatchError, UnavailableError
+from bedrockish.requests import decode_token
+from bedrockish.wire import Answered, Told
+from net.errors import LinkClosedError, NetError, RefusedError, RemoteProtocolError
+from net.events import Hello
+from net.limits import Limits
+from net.stream import Link
+
+# Stricter than between nodes: an answer that is given up too early is asked for again elsewhere, at little cost.
+LIMITS = Limits(ping_seconds=1.0, silence_seconds=4.0)
+FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # another node of the list may fit, waiting will not
+
+
+class Driver:
+    """All links and calls of one client."""
+
+    def __init__(self, target: Target, token: bytes | None, nursery: trio.Nursery) -> None:
+        self.target = target
+        self._core = ClientCore(target, random.random, decode_token(token))
+        self._nursery = nursery
+        self._links: dict[int, Link] = {}
+        self._scopes: dict[int, trio.CancelScope] = {}
+        self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
+        self._waiting: dict[int, trio.Event] = {}
+        self._alarm = trio.Event()
+        self._is_closed = False
+
+    async def _call(self, what: What, timeout_s: float) -> Answered | Told:
+        if self._is_closed:
+            raise ClientClosedError("this client is closed; open another")
+        number, effects = self._core.call(what, timeout_s, trio.current_time())
+        answered = self._waiting[number] = trio.Event()
+        self._perform(effects)
+        try:
+            await answered.wait()
+            outcome = self._outcomes.pop(number)
+        except trio.Cancelled:
+            self._perform(self._core.cancel(number, trio.current_time()))
+            raise
+        finally:
+            del self._waiting[number]
+            self._outcomes.pop(number, None)
+        if isinstance(outcome, BedrockishError):
+            raise outcome
+        return outcome
+
+    # --- the driver ---
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Dial():
+                    self._nursery.start_soon(self._hold, effect)
+                case Send(link, payload):
+                    try:
+                        self._links[link].send_nowait(payload)
+                    except NetError as error:
+                        # Never from inside the core's own step; the call is then lost like any other on this link.
+                        self._links[link].drop("lost", str(error))
+                case HangUp(link):
+                    if link in self._scopes:
+                        self._scopes[link].cancel()
+                case Finish(call, outcome):
+                    if call in self._waiting:
+                        self._outcomes[call] = outcome
+                        self._waiting[call].set()
+                case _:
+                    assert_never(effect)
+        self._alarm.set()
+
+    async def _hold(self, dial: Dial) -> None:
+        """Open a link and read from it until it is over."""
+        hello = Hello(f"client-{os.getpid()}", self.target.cluster, "client")
+        with trio.CancelScope() as scope:
+            self._scopes[dial.link] = scope
+            try:
+                host, port = dial.address
+                link = await Link.dial(host, port, hello, timeout=dial.timeout_s, limits=LIMITS)
+            except (NetError, OSError) as error:
+                self._perform(self._core.closed(dial.link, _explain(error), trio.current_time()))
+                return
+            finally:
+                self._scopes.pop(dial.link, None)
+        if scope.cancelled_caught:
+            return
+        async with trio.open_nursery() as nursery:
+            self._scopes[dial.link] = nursery.cancel_scope
+            self._links[dial.link] = link
+            try:
+                nursery.start_soon(link.run)
+                self._perform(self._core.opened(dial.link, trio.current_time()))
+                while True:
+                    for payload in await link.receive_many():
+                        self._perform(self._core.received(dial.link, payload, trio.current_time()))
+            except LinkClosedError as error:
+                self._perform(self._core.closed(dial.link, _explain(error), trio.current_time()))
+            finally:
+                del self._links[dial.link], self._scopes[dial.link]
+                nursery.cancel_scope.cancel()
+
+    async def _watch(self) -> None:
+        """Wake the core when it wants to be woken."""
+        while True:
+            self._alarm = trio.Event()
+            with trio.move_on_at(self._core.deadline()):
+                await self._alarm.wait()
+                continue
+            self._perform(self._core.woken(trio.current_time()))
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._perform(self._core.close())
+
+
+def _explain(error: Exception) -> BedrockishError:
+    """Say what a link's end means to a caller."""
+    if isinstance(error, RefusedError | LinkClosedError | RemoteProtocolError) and error.code in FOREIGN_CODES:
+        return ProtocolMismatchError(str(error))
+    if isinstance(error, RemoteProtocolError):
+        return ProtocolMismatchError(f"what answers is no node: {error}")
+    return UnavailableError(str(error))

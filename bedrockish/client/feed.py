@@ -1,0 +1,95 @@
+"""The change feed for applications: an iterator over all that is committed, that can be stopped and gone on with."""
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+
+import trio
+
+from bedrockish.client.aio import Client
+from bedrockish.client.blocking import Connection
+from bedrockish.errors import UnavailableError, UsageError
+from bedrockish.requests import STALE
+from journal.feed import Committed, CursorError, Feed
+
+PAGE_ROWS = 200
+POLL_S = 0.1
+
+
+def _feed(after: str | None, tables: Collection[str] | None) -> Feed:
+    try:
+        return Feed(after, tables)
+    except CursorError as error:
+        raise UsageError(str(error)) from error
+
+
+class Changes:
+    """Every committed transaction once, in the order of (clock, leader), up to safe time: ``async for`` over it.
+
+    Nothing is asked for ahead of the reader, but for one page. A node that dies is replaced by another; nothing is
+    missed or repeated. Keep ``str(transaction.cursor)`` to go on later, at any node. An iterator, not a generator, so
+    that leaving its loop early leaves nothing to be closed.
+
+    Args:
+        client: an open client.
+        after: the cursor to go on after; None for the beginning.
+        tables: leave out the changes of other tables.
+        follow: wait for more; else stop where safe time is now.
+
+    Raises:
+        UsageError: ``after`` is not a cursor.
+        UnavailableError: no node can be reached (only without ``follow``).
+    """
+
+    def __init__(
+        self, client: Client, after: str | None = None, *, tables: Collection[str] | None = None, follow: bool = True
+    ) -> None:
+        self._client, self._follow = client, follow
+        self._feed = _feed(after, tables)
+        self._page: deque[Committed] = deque()
+        self._is_last = False
+
+    def __aiter__(self) -> "Changes":
+        return self
+
+    async def __anext__(self) -> Committed:
+        """Return the next transaction; wait for it with ``follow``."""
+        while not self._page:
+            if self._is_last:
+                if not self._follow:
+                    raise StopAsyncIteration
+                await trio.sleep(POLL_S)
+            await self._ask()
+        return self._page.popleft()
+
+    async def _ask(self) -> None:
+        sql, params = self._feed.question(PAGE_ROWS)
+        try:
+            rows = (await self._client.execute(sql, params, read=STALE)).rows
+        except UnavailableError:
+            if not self._follow:
+                raise
+            rows = []
+        self._page.extend(self._feed.take(rows))
+        self._is_last = len(rows) < PAGE_ROWS
+
+
+def blocking_changes(
+    connection: Connection, after: str | None = None, *, tables: Collection[str] | None = None, follow: bool = True
+) -> Iterator[Committed]:
+    """Yield what ``Changes`` gives, for a blocking connection."""
+    feed = _feed(after, tables)
+    while True:
+        rows = None
+        sql, params = feed.question(PAGE_ROWS)
+        if follow:
+            with suppress(UnavailableError):
+                rows = connection.execute(sql, params, read=STALE).rows
+        else:
+            rows = connection.execute(sql, params, read=STALE).rows
+        yield from feed.take(rows or ())
+        if rows is None or len(rows) < PAGE_ROWS:
+            if not follow:
+                return
+            time.sleep(POLL_S)

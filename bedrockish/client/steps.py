@@ -1,0 +1,59 @@
+"""Steps of interactive transactions among a client's calls: on which link they go, and what their loss means. Pure.
+
+A transaction lives at the node where it began and dies with the link that it began on. So its statements are never sent
+again; when they are lost, it did not happen. A COMMIT that is lost may have happened. It is *settled*, at whatever
+node: either it is found there, or an empty transaction takes its place for good.
+"""
+
+from dataclasses import replace
+from typing import TypeGuard
+
+from bedrockish.errors import BedrockishError, UnavailableError, UsageError
+from bedrockish.requests import NOTHING, Request
+from bedrockish.wire import BEGIN, COMMIT, ROLLBACK, SETTLE, Answered, Ask, AskOutcome, Failed, Reply, Step
+
+What = Request | AskOutcome | Ask | Step
+
+
+def name_of(what: What) -> str | None:
+    """Return the transaction whose link a call must go on; None for a call that any node can answer."""
+    if isinstance(what, Step) and what.op not in (BEGIN, SETTLE):
+        return what.request.command
+    return None
+
+
+def ends(what: What, reply: Reply) -> TypeGuard[Step]:
+    """Whether the transaction of a call is over with this reply, at its node."""
+    if not isinstance(what, Step):
+        return False
+    if isinstance(reply, Failed):
+        return what.op == ROLLBACK or not isinstance(reply.error, UsageError)
+    return what.op in (COMMIT, ROLLBACK)
+
+
+def is_harmless(what: Step) -> bool:
+    """Whether a step changes nothing for good, whatever happens to it."""
+    return what.op not in (COMMIT, SETTLE)
+
+
+def settling(what: Step) -> Step:
+    """Return what to ask when the answer to a COMMIT was lost."""
+    return replace(what, op=SETTLE)
+
+
+def gone(where: str, why: BedrockishError | None) -> UnavailableError:
+    """Return the error for a transaction whose node cannot be reached any more."""
+    reason = f": {why.message}" if why is not None else ""
+    return UnavailableError(
+        f"the transaction was open at {where}, which is gone{reason}; it did not happen, and can be run again"
+    )
+
+
+def judged(what: What, reply: Reply) -> Reply | BedrockishError:
+    """Return what a reply means to the caller: an empty transaction in place of a COMMIT is an error."""
+    if isinstance(what, Step) and what.op == SETTLE and isinstance(reply, Answered) and reply.answer.results == NOTHING:
+        return UnavailableError(
+            "the node was lost before the transaction was committed; it did not happen, and never will: run it again",
+            command=what.request.command,
+        )
+    return reply

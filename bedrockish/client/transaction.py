@@ -1,0 +1,240 @@
+"""Interactive transactions as an application holds them: statements one by one, then COMMIT or ROLLBACK.
+
+It lives at one node, in that node's memory, until COMMIT. So whatever happens to the node or to the link before that,
+it did not happen; and COMMIT, whose answer may be lost like any other, has an id by which its outcome is found out.
+"""
+
+import random
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import trio
+
+from bedrockish.client.retry import Backoff
+from bedrockish.client.rows import Rows, rows_of
+from bedrockish.client.steps import What
+from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
+from bedrockish.requests import Params, Request, Statement
+from bedrockish.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS, Answered, Step, Told, check_params, check_timeout
+
+T = TypeVar("T")
+Call = Callable[[What, float], Awaitable[Answered | Told]]
+
+BATCH = 1_000  # statements that go in one round trip
+FAREWELL_S = 2.0  # how long a rollback on the way out may take: it is only a courtesy to the node
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a transaction is to run: what ``Client.transaction`` takes, checked."""
+
+    read: str
+    isolation: str
+    timeout_s: float
+
+
+class Transaction:
+    """An open transaction. Get one from ``Client.transaction``; use it from one task at a time.
+
+    Attributes:
+        command: the id of its COMMIT, by which ``Client.settle`` tells whether it happened.
+    """
+
+    def __init__(self, call: Call, options: Options) -> None:
+        self.command = uuid.uuid4().hex
+        self._call = call
+        self._request = Request(self.command, (), options.read, options.isolation, timeout_s=options.timeout_s)
+        self._is_open = False
+        self._error: BedrockishError | None = None
+        self._marks = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still be committed, as far as is known here."""
+        return self._is_open
+
+    async def begin(self) -> None:
+        """Open it at a node.
+
+        Raises:
+            BedrockishError: no node has taken it.
+        """
+        await self._step(BEGIN, (), None)
+        self._is_open = True
+
+    async def execute(self, sql: str, params: Params = None, *, timeout: float | None = None) -> Rows:  # noqa: ASYNC109
+        """Run one statement, which may also be SAVEPOINT, RELEASE or ROLLBACK TO.
+
+        After a usage error (a constraint, a syntax error) the transaction goes on without the statement.
+
+        Raises:
+            ConflictError: another transaction has changed what this one has read or written. It did not happen.
+            UnavailableError: the node is gone, or has ended the transaction. It did not happen.
+            BedrockishError: as for ``Client.execute``.
+        """
+        return (await self.run([(sql, params)], timeout=timeout))[0]
+
+    async def executemany(
+        self,
+        sql: str,
+        rows: Iterable[Params],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> int:
+        """Run one statement with many parameters, a thousand in a round trip; return how many rows it changed.
+
+        Raises:
+            BedrockishError: see ``execute``; those before the one that failed were done.
+        """
+        total = 0
+        batch: list[tuple[str, Params]] = []
+        for row in rows:
+            batch.append((sql, row))
+            if len(batch) == BATCH:
+                total += sum(max(0, one.rowcount) for one in await self.run(batch, timeout=timeout))
+                batch.clear()
+        if batch:
+            total += sum(max(0, one.rowcount) for one in await self.run(batch, timeout=timeout))
+        return total
+
+    async def run(
+        self,
+        statements: Sequence[str | tuple[str, Params]],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> list[Rows]:
+        """Run several statements in one round trip; return the results of each.
+
+        Raises:
+            BedrockishError: see ``execute``; ``details["statement"]`` is the place of the one that failed, from 0, and
+                those before it were done.
+        """
+        made: list[Statement] = []
+        for statement in statements:
+            sql, params = (statement, None) if isinstance(statement, str) else statement
+            if not isinstance(sql, str) or not sql.strip():
+                raise UsageError(f"a statement should be an SQL text, not {sql!r}")
+            made.append(Statement(sql, check_params(params)))
+        self._check_open()
+        reply = await self._step(STATEMENTS, tuple(made), timeout)
+        return rows_of(reply.answer, len(made))
+
+    def next_mark(self) -> str:
+        """Return a name for another savepoint."""
+        self._marks += 1
+        return f"bedrockish_{self._marks}"
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """Take back what is done in the block if it ends with an exception."""
+        name = self.next_mark()
+        await self.execute(f"SAVEPOINT {name}")
+        try:
+            yield
+        except BaseException:
+            if self._is_open:
+                with trio.move_on_after(FAREWELL_S, shield=True), suppress(BedrockishError):
+                    await self.run([f"ROLLBACK TO {name}", f"RELEASE {name}"])
+            raise
+        await self.execute(f"RELEASE {name}")
+
+    async def commit(self, *, timeout: float | None = None) -> Rows:  # noqa: ASYNC109
+        """Commit; ``place`` of what is returned is where it stands in the journal, None if it only read.
+
+        Raises:
+            ConflictError: it lost against another transaction. It did not happen.
+            ConstraintError: a deferred constraint is broken; the transaction is still open.
+            OutcomeUnknownError: the answer was lost and no majority could be asked; ``Client.settle`` asks again.
+            BedrockishError: it did not happen.
+        """
+        self._check_open()
+        reply = await self._step(COMMIT, (), timeout)
+        self._is_open = False
+        rows = rows_of(reply.answer)
+        return rows[0] if rows else Rows((), [], place=reply.answer.place)
+
+    async def rollback(self) -> None:
+        """Take everything back. Fine also when it is over already."""
+        if self._is_open or self._error is not None:
+            self._is_open, self._error = False, None
+            with suppress(BedrockishError):  # without its node it is rolled back as well
+                await self._step(ROLLBACK, (), None)
+
+    async def finish(self) -> None:
+        """Commit if it is open; say why if it failed and nobody has rolled it back.
+
+        Raises:
+            BedrockishError: see ``commit``.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._is_open:
+            await self.commit()
+
+    async def abandon(self) -> None:
+        """Roll back on the way out of a failure: for a moment, whatever is cancelled around."""
+        with trio.move_on_after(FAREWELL_S, shield=True):
+            await self.rollback()
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self._is_open:
+            raise ClientClosedError("this transaction is over; begin another")
+
+    async def _step(self, op: str, statements: tuple[Statement, ...], timeout_s: float | None) -> Answered:
+        seconds = self._request.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        request = replace(self._request, statements=statements, timeout_s=seconds)
+        try:
+            reply = await self._call(Step(0, request, op), seconds)
+        except BedrockishError as error:
+            if not isinstance(error, UsageError) or error.details.get("ended") or isinstance(error, ClientClosedError):
+                self._is_open, self._error = False, error
+            raise
+        except trio.Cancelled:
+            if op == COMMIT:
+                self._is_open = False
+            raise
+        assert isinstance(reply, Answered)
+        return reply
+
+
+@asynccontextmanager
+async def transaction(call: Call, options: Options) -> AsyncIterator[Transaction]:
+    """Open a transaction; commit it at the end of the block, roll it back if the block raises."""
+    opened = Transaction(call, options)
+    await opened.begin()
+    try:
+        yield opened
+        await opened.finish()
+    except BaseException:
+        await opened.abandon()
+        raise
+
+
+async def run_transaction(
+    call: Call, options: Options, function: Callable[..., Awaitable[T]], args: tuple[Any, ...]
+) -> T:
+    """Run a function in a transaction, again and again while it fails in a way that trying again can help.
+
+    Raises:
+        OutcomeUnknownError: a COMMIT may or may not have happened, so it cannot be run again.
+        BedrockishError: it did not happen.
+    """
+    backoff = Backoff(ms_min=5.0, ms_max=500.0)
+    deadline = trio.current_time() + options.timeout_s
+    tries = 0
+    while True:
+        left = deadline - trio.current_time()
+        try:
+            async with transaction(call, replace(options, timeout_s=max(left, 0.05))) as opened:
+                return await function(opened, *args)
+        except BedrockishError as error:
+            tries += 1
+            pause = backoff.pause_s(tries, random.random)
+            if not error.retry or trio.current_time() + pause >= deadline:
+                raise
+        await trio.sleep(pause)

@@ -1,0 +1,85 @@
+"""PEP 249 for bedrockish, with the habits of sqlite3: ``import bedrockish.dbapi as sqlite3`` goes a long way."""
+
+import apsw
+
+from bedrockish.dbapi.connection import Connection, connect
+from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Cursor
+from bedrockish.dbapi.errors import (
+    DatabaseError,
+    DataError,
+    Error,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    NotSupportedError,
+    OperationalError,
+    ProgrammingError,
+    Warning,  # noqa: A004  the standard names it
+)
+from bedrockish.dbapi.row import Row
+from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL
+from bedrockish.dbapi.values import (
+    BINARY,
+    DATETIME,
+    NUMBER,
+    ROWID,
+    STRING,
+    Binary,
+    Date,
+    DateFromTicks,
+    PrepareProtocol,
+    Time,
+    TimeFromTicks,
+    Timestamp,
+    TimestampFromTicks,
+    register_adapter,
+    register_converter,
+)
+
+apilevel = "2.0"
+threadsafety = 2
+"""Threads may share the module and connections, which let one of them in at a time; not cursors."""
+paramstyle = "qmark"
+"""What SQLite reads: also ``:name`` with a map."""
+sqlite_version: str = apsw.sqlite_lib_version()
+sqlite_version_info: tuple[int, ...] = tuple(int(part) for part in sqlite_version.split("."))
+
+__all__ = [
+    "BINARY",
+    "DATETIME",
+    "LEGACY_TRANSACTION_CONTROL",
+    "NUMBER",
+    "PARSE_COLNAMES",
+    "PARSE_DECLTYPES",
+    "ROWID",
+    "STRING",
+    "Binary",
+    "Connection",
+    "Cursor",
+    "DataError",
+    "DatabaseError",
+    "Date",
+    "DateFromTicks",
+    "Error",
+    "IntegrityError",
+    "InterfaceError",
+    "InternalError",
+    "NotSupportedError",
+    "OperationalError",
+    "PrepareProtocol",
+    "ProgrammingError",
+    "Row",
+    "Time",
+    "TimeFromTicks",
+    "Timestamp",
+    "TimestampFromTicks",
+    "Warning",
+    "apilevel",
+    "connect",
+    "paramstyle",
+    "register_adapter",
+    "register_converter",
+    "sqlite_version",
+    "sqlite_version_info",
+    "threadsafety",
+]

@@ -1,0 +1,46 @@
+"""A row whose values go by name and by place, as sqlite3.Row does it."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bedrockish.dbapi.cursor import Cursor
+
+
+class Row:
+    """One row of a result; set it as a connection's ``row_factory``. Names do not mind upper and lower case."""
+
+    __slots__ = ("_names", "_values")
+
+    def __init__(self, cursor: "Cursor", values: tuple[Any, ...], /) -> None:
+        self._names = tuple(column[0] for column in cursor.description or ())
+        self._values = values
+
+    def keys(self) -> list[str]:
+        """Return the names of the columns."""
+        return list(self._names)
+
+    def __getitem__(self, key: int | slice | str) -> Any:
+        if not isinstance(key, str):
+            return self._values[key]
+        for place, name in enumerate(self._names):
+            if name == key or name.lower() == key.lower():
+                return self._values[place]
+        raise IndexError(f"no column is named {key!r}; there are {', '.join(self._names)}")
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Row):
+            return NotImplemented
+        return (self._names, self._values) == (other._names, other._values)
+
+    def __hash__(self) -> int:
+        return hash((self._names, self._values))
+
+    def __repr__(self) -> str:
+        return f"<Row {dict(zip(self._names, self._values, strict=True))}>"

@@ -1,0 +1,211 @@
+"""A transaction for a connection of PEP 249: opened when it must be, ended when it is told, and never lost in silence.
+
+A connection knows three habits. sqlite3's own (``autocommit=LEGACY_TRANSACTION_CONTROL``): a statement that writes
+opens a transaction unless ``isolation_level`` is None. The standard's (``autocommit=False``): every statement does.
+And ``autocommit=True``: none does. Statements that change the schema are transactions of their own in all three.
+
+When a transaction is lost (its node died, another one was faster), the connection refuses everything until ``rollback``
+or ``commit`` has been called, lest the second half of a transaction is committed without the first.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from bedrockish.client.blocking import Connection as Link
+from bedrockish.client.held import BlockingTransaction
+from bedrockish.client.rows import Rows
+from bedrockish.client.transaction import BATCH
+from bedrockish.control import BEGIN, COMMIT, RELEASE, ROLLBACK, ROLLBACK_TO, SAVEPOINT, Control, parse_control
+from bedrockish.dbapi.statements import READ, SCHEMA, WRITE
+from bedrockish.errors import BedrockishError, DeadlineError, SqlError, UnsupportedError
+
+Statement = tuple[str, Any]
+
+LEGACY_TRANSACTION_CONTROL = -1
+FIRST_TRIES = 5  # nodes in a row that may die between BEGIN and the first statement before a caller hears of it
+NOTHING = Rows((), [])
+
+
+class Session:
+    """What runs a connection's statements.
+
+    Attributes:
+        autocommit: True, False or ``LEGACY_TRANSACTION_CONTROL``.
+        isolation_level: sqlite3's: None for no transactions of its own in the legacy habit.
+        isolation: ``serializable`` or ``snapshot``.
+        read: read level of what runs outside of transactions.
+        timeout_s: seconds for each call.
+        schema_commits: a schema statement commits rows that were changed before it, instead of being refused.
+        changes: rows changed since the connection was opened.
+    """
+
+    def __init__(self, link: Link, read: str, timeout_s: float) -> None:
+        self.link, self.read, self.timeout_s = link, read, timeout_s
+        self.autocommit: bool | int = LEGACY_TRANSACTION_CONTROL
+        self.isolation_level: str | None = ""
+        self.isolation = "serializable"
+        self.schema_commits = False
+        self.changes = 0
+        self._open: BlockingTransaction | None = None
+        self._implicit = False
+        self._wrote = False
+        self._marks: list[str] = []
+        self._began_by_mark = False
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open, or was lost and not yet rolled back."""
+        return self._open is not None
+
+    # -- statements ------------------------------------------------------------------------------------------------
+
+    def run(self, sql: str, params: Any, kind: str) -> Rows:
+        """Run one statement as the habits want it.
+
+        Raises:
+            BedrockishError: see the client's.
+        """
+        control = parse_control(sql)
+        if control is not None:
+            return self._control(control, sql)
+        self._prepare(kind)
+        if self._open is None and not self._begins(kind):
+            rows = self.link.execute(sql, params, timeout=self.timeout_s, read=self.read, isolation=self.isolation)
+        else:
+            rows = self._inside([(sql, params)], kind)[0]
+        self.changes += max(0, rows.rowcount)
+        return rows
+
+    def run_many(self, sql: str, every: Sequence[Any], kind: str) -> int:
+        """Run one statement that writes with many parameters, up to a thousand in a round trip, and all or none if
+        no transaction is open; return how many rows it changed.
+
+        Raises:
+            BedrockishError: see the client's.
+        """
+        self._prepare(kind)
+        total = 0
+        alone = self._open is None and not self._begins(kind)
+        if alone and len(every) <= BATCH:
+            statements = [(sql, params) for params in every]
+            results = self.link.transact(statements, timeout=self.timeout_s, isolation=self.isolation)
+            total = _rowcount(results)
+        else:
+            rest = iter(every)
+            try:
+                while batch := list(islice(rest, BATCH)):
+                    total += _rowcount(self._inside([(sql, params) for params in batch], kind))
+            except BaseException:
+                if alone:
+                    self.rollback()
+                raise
+            if alone:
+                self.commit()
+        self.changes += total
+        return total
+
+    def _begins(self, kind: str) -> bool:
+        """Whether a statement of a kind opens a transaction."""
+        if self.autocommit == LEGACY_TRANSACTION_CONTROL:
+            return kind == WRITE and self.isolation_level is not None
+        return not self.autocommit and kind in (READ, WRITE)
+
+    def _prepare(self, kind: str) -> None:
+        """Make room for a schema statement: it cannot be in one transaction with changed rows."""
+        if kind != SCHEMA or self._open is None or not self._implicit or self._marks:
+            return
+        if self._wrote and self._open.is_open and not self.schema_commits:
+            raise UnsupportedError(
+                "a transaction that has changed rows cannot change the schema as well; commit before CREATE, ALTER "
+                "or DROP, which are transactions of their own"
+            )
+        self.commit()
+
+    def _inside(self, statements: list[Statement], kind: str) -> list[Rows]:
+        """Run statements in the open transaction; open one if there is none."""
+        fresh = self._open is None
+        for tries in range(FIRST_TRIES):
+            opened = self._open or self._begin(implicit=True)
+            try:
+                return self._do(opened, statements)
+            except BedrockishError as error:
+                if opened.is_open:
+                    raise
+                if not fresh or not error.retry or isinstance(error, DeadlineError) or tries == FIRST_TRIES - 1:
+                    raise
+                self.rollback()  # nobody has seen anything of it, so it can be done again
+            finally:
+                self._wrote = self._wrote or (kind == WRITE and self._open is not None)
+        raise AssertionError("the last try returns or raises")
+
+    def _do(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:
+        return opened.run(statements, timeout=self.timeout_s)
+
+    # -- transactions ----------------------------------------------------------------------------------------------
+
+    def _begin(self, *, implicit: bool) -> BlockingTransaction:
+        opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
+        self._open, self._implicit, self._wrote = opened, implicit, False
+        self._marks, self._began_by_mark = [], False
+        return opened
+
+    def commit(self) -> None:
+        """Commit what is open. Without a transaction, nothing happens.
+
+        Raises:
+            OutcomeUnknownError: it cannot be told whether it happened.
+            BedrockishError: it did not happen.
+        """
+        if self._open is None:
+            return
+        try:
+            self._open.commit(timeout=self.timeout_s)
+        finally:
+            if not self._open.is_open:  # else a deferred constraint is broken, and it can be mended
+                self._forget()
+
+    def rollback(self) -> None:
+        """Roll back what is open. Without a transaction, nothing happens."""
+        opened = self._open
+        self._forget()
+        if opened is not None:
+            opened.rollback()
+
+    def _forget(self) -> None:
+        self._open, self._marks, self._began_by_mark = None, [], False
+
+    def _control(self, control: Control, sql: str) -> Rows:
+        kind = control.kind
+        if kind == BEGIN:
+            if self._open is not None:
+                raise SqlError("cannot start a transaction within a transaction", sql=sql)
+            self._begin(implicit=False)
+        elif kind in (COMMIT, ROLLBACK):
+            if self._open is None:
+                raise SqlError(f"cannot {kind.lower()} - no transaction is active", sql=sql)
+            (self.commit if kind == COMMIT else self.rollback)()
+        elif kind == SAVEPOINT:
+            fresh = self._open is None
+            self._do(self._open or self._begin(implicit=False), [(sql, None)])
+            self._marks.append(control.name.lower())
+            self._began_by_mark = self._began_by_mark or fresh
+        else:
+            self._unmark(control, sql)
+        return NOTHING
+
+    def _unmark(self, control: Control, sql: str) -> None:
+        """RELEASE and ROLLBACK TO; releasing the savepoint that began the transaction commits it."""
+        name = control.name.lower()
+        if self._open is None or name not in self._marks:
+            raise SqlError(f"no such savepoint: {control.name}", sql=sql)
+        place = len(self._marks) - 1 - self._marks[::-1].index(name)
+        if control.kind == RELEASE and place == 0 and self._began_by_mark:
+            self.commit()
+            return
+        self._do(self._open, [(sql, None)])
+        del self._marks[place + (control.kind == ROLLBACK_TO) :]
+
+
+def _rowcount(results: list[Rows]) -> int:
+    return sum(max(0, rows.rowcount) for rows in results)

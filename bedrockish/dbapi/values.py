@@ -1,0 +1,193 @@
+"""Values on their way in and out: type objects and constructors of PEP 249, adapters and converters as in sqlite3.
+
+SQLite stores None, integers of 64 bits, floats, texts and bytes. What else a program passes is adapted to one of them.
+"""
+
+import datetime
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bedrockish.dbapi.errors import DataError, ProgrammingError
+
+Value = None | int | float | str | bytes
+
+Date = datetime.date
+Time = datetime.time
+Timestamp = datetime.datetime
+Binary = memoryview
+
+
+def DateFromTicks(ticks: float) -> datetime.date:  # noqa: N802  the standard names it, and the two below
+    """Return the local date of a number of seconds since 1970."""
+    return datetime.date(*time.localtime(ticks)[:3])
+
+
+def TimeFromTicks(ticks: float) -> datetime.time:  # noqa: N802
+    """Return the local time of day of a number of seconds since 1970, without fractions."""
+    return datetime.time(*time.localtime(ticks)[3:6])
+
+
+def TimestampFromTicks(ticks: float) -> datetime.datetime:  # noqa: N802
+    """Return the local date and time of a number of seconds since 1970, without fractions."""
+    return datetime.datetime(*time.localtime(ticks)[:6])
+
+
+class TypeObject:
+    """What a column's ``type_code`` is compared with: equal to the code of every type that belongs to it."""
+
+    def __init__(self, name: str, fits: Callable[[str], bool]) -> None:
+        self._name, self._fits = name, fits
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return self._fits(other.upper())
+        return self is other
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _is_moment(declared: str) -> bool:
+    return any(word in declared for word in ("DATE", "TIME"))
+
+
+def _is_text(declared: str) -> bool:
+    return any(word in declared for word in ("CHAR", "CLOB", "TEXT", "STRING", "JSON"))
+
+
+def _is_number(declared: str) -> bool:
+    words = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC", "BOOL", "ROWID")
+    return not _is_moment(declared) and any(word in declared for word in words)
+
+
+STRING = TypeObject("STRING", _is_text)
+BINARY = TypeObject("BINARY", lambda declared: any(word in declared for word in ("BLOB", "BINARY", "BYTE")))
+NUMBER = TypeObject("NUMBER", _is_number)
+DATETIME = TypeObject("DATETIME", _is_moment)
+ROWID = TypeObject("ROWID", lambda declared: declared in ("INTEGER", "ROWID"))
+
+_CODES: dict[type, str] = {str: "TEXT", bytes: "BLOB", int: "INTEGER", float: "REAL"}
+
+
+def type_codes(width: int, rows: Sequence[tuple[Any, ...]]) -> list[str | None]:
+    """Return the type code of each column: that of its first value that is not NULL, None without one."""
+    codes: list[str | None] = [None] * width
+    missing = set(range(width))
+    for row in rows:
+        for place in [place for place in missing if row[place] is not None]:
+            codes[place] = _CODES.get(type(row[place]))
+            missing.discard(place)
+        if not missing:
+            break
+    return codes
+
+
+class PrepareProtocol:
+    """What ``__conform__`` of a value is asked for, as in sqlite3: a value that SQLite can store."""
+
+
+def _date(value: datetime.date) -> str:
+    return value.isoformat()
+
+
+def _timestamp(value: datetime.datetime) -> str:
+    return value.isoformat(" ")
+
+
+_adapters: dict[type, Callable[[Any], Any]] = {datetime.date: _date, datetime.datetime: _timestamp}
+_converters: dict[str, Callable[[bytes], Any]] = {}
+
+
+def register_adapter(cls: type, adapter: Callable[[Any], Any], /) -> None:
+    """Have values of exactly this class stored as what ``adapter(value)`` returns."""
+    _adapters[cls] = adapter
+
+
+def register_converter(typename: str, converter: Callable[[bytes], Any], /) -> None:
+    """Have columns named ``... AS "name [typename]"`` read as ``converter(bytes)``, with ``detect_types``."""
+    _converters[typename.upper()] = converter
+
+
+def converter_of(column: str) -> Callable[[bytes], Any] | None:
+    """Return what converts the values of a column by its name, such as ``at [timestamp]``; None if nothing does."""
+    _, bracket, rest = column.partition("[")
+    return _converters.get(rest.partition("]")[0].upper()) if bracket else None
+
+
+def _to_date(data: bytes) -> datetime.date:
+    return datetime.date.fromisoformat(data.decode())
+
+
+def _to_timestamp(data: bytes) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(data.decode())
+
+
+register_converter("date", _to_date)
+register_converter("timestamp", _to_timestamp)
+
+
+def _store(value: Any) -> Value:
+    """Return a value that SQLite can store, without adapters.
+
+    Raises:
+        LookupError: it cannot.
+        DataError: it is too large for SQLite.
+    """
+    if value is None:
+        return None
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise DataError(f"the integer {value} has more than 64 bits, which SQLite cannot store; pass it as text")
+        return int(value)
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(value)
+    if isinstance(value, str):
+        return value if type(value) is str else str.__str__(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise LookupError
+
+
+def adapt(value: Any) -> Value:
+    """Return what is stored for a value.
+
+    Raises:
+        ProgrammingError: SQLite cannot store it and no adapter is registered for its class.
+        DataError: it is too large for SQLite.
+    """
+    if type(value) in (str, int, float, bytes, type(None)):
+        return _store(value)
+    adapter = _adapters.get(type(value))
+    if adapter is not None:
+        value = adapter(value)
+    elif hasattr(value, "__conform__"):
+        value = value.__conform__(PrepareProtocol)
+    try:
+        return _store(value)
+    except LookupError:
+        name = type(value).__name__
+        raise ProgrammingError(
+            f"a value of type {name} cannot be stored; pass None, int, float, str or bytes, "
+            f"or register_adapter({name}, ...)"
+        ) from None
+
+
+def adapt_all(params: Any) -> list[Value] | dict[str, Value]:
+    """Return parameters, by position or by name, ready to be sent.
+
+    Raises:
+        ProgrammingError: they are neither a sequence nor a map, or one of them cannot be stored.
+        DataError: one of them is too large for SQLite.
+    """
+    if isinstance(params, Mapping):
+        return {str(name): adapt(value) for name, value in params.items()}
+    if isinstance(params, str | bytes | bytearray | memoryview) or not hasattr(params, "__iter__"):
+        raise ProgrammingError(
+            f"parameters should be a sequence or a map, not {type(params).__name__}; for a single one write (value,)"
+        )
+    return [adapt(value) for value in params]

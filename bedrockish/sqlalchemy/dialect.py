@@ -1,0 +1,92 @@
+"""SQLAlchemy's SQLite dialect on a bedrockish cluster.
+
+Its name stays ``sqlite``: types, DDL options, ``insert().on_conflict_do_update()`` and Alembic do for it what they do
+for SQLite. What is different: transactions are real from their first statement, reads included, so SERIALIZABLE means
+what it says; a schema statement is a transaction of its own, and commits what is before it, as in MySQL; errors tell
+a lost node from a lost race.
+"""
+
+from types import ModuleType
+from typing import Any
+
+from sqlalchemy import pool
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.engine import URL
+
+from bedrockish.sqlalchemy.urls import client_url, last_of
+
+SERIALIZABLE, SNAPSHOT, AUTOCOMMIT = "SERIALIZABLE", "SNAPSHOT", "AUTOCOMMIT"
+# After these the connection's node is gone, or was never one: what is pooled may be as stale as this one.
+LOST = ("unavailable", "closed", "protocol")
+
+
+class BedrockishDialect(SQLiteDialect_pysqlite):
+    """What ``create_engine("bedrockish://...")`` uses."""
+
+    driver = "bedrockish"
+    supports_statement_cache = True
+
+    @classmethod
+    def import_dbapi(cls) -> Any:
+        """Return the DB-API module."""
+        module: ModuleType = __import__("bedrockish.dbapi", fromlist=["connect"])
+        return module
+
+    @classmethod
+    def get_pool_class(cls, url: URL) -> type[pool.Pool]:  # noqa: ARG003
+        """Return the pool: connections are costly enough to keep, and any thread may use them."""
+        return pool.QueuePool
+
+    def create_connect_args(self, url: URL) -> Any:
+        """Return what ``bedrockish.dbapi.connect`` is called with."""
+        options = {name: last_of(value) for name, value in url.query.items()}
+        extra = {name: options.pop(name) for name in ("isolation",) if name in options}
+        return [client_url(url, options)], {**extra, "autocommit": False, "schema_commits": True}
+
+    def on_connect(self) -> Any:
+        """Return nothing: functions of this program do not exist on the nodes."""
+        return None
+
+    # -- isolation -------------------------------------------------------------------------------------------------
+
+    def get_isolation_level_values(self, dbapi_connection: Any) -> Any:  # noqa: ARG002
+        """Return the levels there are."""
+        return [SERIALIZABLE, SNAPSHOT, AUTOCOMMIT]
+
+    def get_default_isolation_level(self, dbapi_conn: Any) -> Any:
+        """Return the level of a new connection."""
+        return self.get_isolation_level(dbapi_conn)
+
+    def get_isolation_level(self, dbapi_connection: Any) -> Any:
+        """Return the level of a connection."""
+        if dbapi_connection.autocommit is True:
+            return AUTOCOMMIT
+        return str(dbapi_connection.isolation).upper()
+
+    def set_isolation_level(self, dbapi_connection: Any, level: str) -> None:
+        """Set the level of the transactions to come."""
+        dbapi_connection.autocommit = level == AUTOCOMMIT
+        if level != AUTOCOMMIT:
+            dbapi_connection.isolation = level.lower()
+
+    def detect_autocommit_setting(self, dbapi_conn: Any) -> bool:
+        """Return whether statements are transactions of their own."""
+        return dbapi_conn.autocommit is True
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def do_ping(self, dbapi_connection: Any) -> bool:
+        """Ask whether a node answers; the client looks for another one by itself."""
+        dbapi_connection.ping()
+        return True
+
+    def is_disconnect(self, e: Any, connection: Any, cursor: Any) -> bool:  # noqa: ARG002
+        """Return whether an error means that the connection has lost its node."""
+        return getattr(e, "code", None) in LOST
+
+    # -- reflection ------------------------------------------------------------------------------------------------
+
+    def _sqlite_main_query(self, table: str, type_: str, schema: str | None, sqlite_include_internal: bool) -> str:
+        """Return the query for names; the node's own tables are none of the application's."""
+        query = str(super()._sqlite_main_query(table, type_, schema, sqlite_include_internal))
+        return query.replace(f"type='{type_}'", f"type='{type_}' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'", 1)

@@ -1,0 +1,118 @@
+"""A small node on a real loopback socket that does what a test tells it to."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from bedrockish.errors import BedrockishError
+from bedrockish.requests import Answer, Request, Result, Statement, Token, encode_results
+from bedrockish.server import Transacts, serve_client
+from net.errors import NetError
+from net.events import Hello
+from net.stream import Link
+
+Script = Callable[[Request], Awaitable[Answer]]
+
+
+def answer(*rows: tuple[Any, ...], tick: int = 1, node: str = "A", statements: int = 1) -> Answer:
+    results = [Result(("x",), list(rows), -1, None)] * statements
+    return Answer(encode_results(results), Token({node: tick}, tick), (node, tick), 1)
+
+
+@dataclass
+class ScriptedNode:
+    """Answers each command by the next step of its script, the last step for ever."""
+
+    name: str = "A"
+    script: list[Script] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    known: dict[str, Answer] = field(default_factory=dict)
+    links: list[Link] = field(default_factory=list)
+    transactions: Transacts | None = None
+    raw: Callable[[Link], Awaitable[None]] | None = None
+    cluster: str = "bedrockish"
+    port: int = 0
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    async def submit(self, request: Request) -> Answer:
+        self.requests.append(request)
+        step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        return await step(request)
+
+    def status(self) -> dict[str, Any]:
+        return {"node": self.name, "nodes": {self.name: {"address": f"127.0.0.1:{self.port}"}}}
+
+    def events(self, after: int) -> dict[str, Any]:
+        return {"node": self.name, "last": after, "events": []}
+
+    async def explain(self, statement: Statement) -> list[dict[str, Any]]:
+        return [{"sql": statement.sql, "kind": "read", "ids": False, "reads": ["table t: 1"], "writes": []}]
+
+    async def outcome(self, command: str) -> Answer | None:
+        return self.known.get(command)
+
+    async def serve(self, task_status: trio.TaskStatus[None]) -> None:
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                listeners = await trio.open_tcp_listeners(self.port, host="127.0.0.1")
+                self.port = listeners[0].socket.getsockname()[1]
+                nursery.start_soon(trio.serve_listeners, self._accept, listeners)
+                task_status.started()
+
+    async def _accept(self, stream: trio.SocketStream) -> None:
+        try:
+            link = await Link.accept(stream, Hello(self.name, self.cluster))
+        except NetError:
+            return
+        self.links.append(link)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run)
+            if self.raw is not None:
+                await self.raw(link)
+            else:
+                await serve_client(link, self, transactions=self.transactions)
+            nursery.cancel_scope.cancel()
+
+    # --- steps of a script ---
+
+    async def succeed(self, request: Request) -> Answer:
+        if request.command not in self.known:
+            self.known[request.command] = answer((len(self.known) + 1,), tick=len(self.known) + 1, node=self.name)
+        return self.known[request.command]
+
+    async def die(self, request: Request) -> Answer:
+        """Hang up after the command came in, without a word."""
+        for link in self.links:
+            link.drop("lost", "scripted")
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def succeed_and_die(self, request: Request) -> Answer:
+        await self.succeed(request)
+        return await self.die(request)
+
+    async def hang(self, request: Request) -> Answer:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    @staticmethod
+    def refuse(error: BedrockishError) -> Script:
+        async def step(request: Request) -> Answer:
+            raise error
+
+        return step
+
+
+@asynccontextmanager
+async def running(*nodes: ScriptedNode) -> AsyncIterator[str]:
+    """Start the nodes, yield the URL of all of them."""
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                node.script = node.script or [node.succeed]
+                await nursery.start(node.serve)
+            yield "bedrockish://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+            nursery.cancel_scope.cancel()

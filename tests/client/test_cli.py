@@ -1,0 +1,205 @@
+"""The command line: what a user sees, one line and a status, whatever goes wrong."""
+
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import trio
+from click.testing import CliRunner, Result
+
+from bedrockish.cli.main import COMMANDS, main
+from bedrockish.cli.script import group, split
+from bedrockish.cli.serve import run_until_signal
+from bedrockish.config import Config, build
+from bedrockish.errors import SqlError, UsageError
+from bedrockish.requests import Answer, Request, Token, encode_results
+from bedrockish.requests import Result as SqlResult
+from tests.client.scripted import ScriptedNode
+from tests.client.test_blocking_client import in_background
+
+
+def run(*args: str, stdin: str | None = None, **env: str) -> Result:
+    clean = {"BEDROCKISH_URL": "", "BEDROCKISH_CONFIG": "", "BEDROCKISH_DEBUG": "", **env}
+    return CliRunner().invoke(main, args, input=stdin, env=clean)
+
+
+def assert_one_line(result: Result, status: int, says: str) -> None:
+    assert result.exit_code == status, result.output
+    assert says in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+class Table(ScriptedNode):
+    """Answers each statement with one row: the statement."""
+
+    async def submit(self, request: Request) -> Answer:
+        self.requests.append(request)
+        results = []
+        for statement in request.statements:
+            if "missing" in statement.sql:
+                raise SqlError("no such table: missing", sql=statement.sql)
+            rows: list[tuple[Any, ...]] = [(statement.sql, None, 1.5, b"\0")]
+            results.append(SqlResult(("s", "n", "f", "b"), rows) if "SELECT" in statement.sql else SqlResult((), [], 1))
+        return Answer(encode_results(results), Token({"A": 1}, 1), ("A", 1), 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "says"),
+    [
+        (["stauts"], 2, "there is no command 'stauts'; did you mean 'status'?"),
+        (["xyzzy"], 2, "there is no command 'xyzzy'; there is serve, "),
+        (["status", "--jsn"], 2, "--json"),
+        (["status"], 2, "BEDROCKISH_URL"),
+        (["status", "localhost:1"], 2, "is not a bedrockish URL"),
+        (["status", "bedrockish://127.0.0.1:1/?connect_timeout=0.05"], 3, "no node can be reached at 127.0.0.1:1"),
+        (["sql", "bedrockish://127.0.0.1:1/?connect_timeout=0.05", "SELECT 1"], 3, "no node can be reached"),
+        (["sql", "localhost:7373", "SELECT 1"], 2, "write bedrockish://localhost:7373"),
+        (["sql", "bedrockish://h", "-f", "no/such/file"], 1, "no/such/file: No such file"),
+        (["sql", "bedrockish://h", "BEGIN; SELECT 1"], 2, "statement 1, line:1: BEGIN without COMMIT"),
+        (["sql", "bedrockish://h", "COMMIT"], 2, "COMMIT without BEGIN"),
+        (["serve"], 2, "node is missing"),
+        (["serve", "--config", "no/such.toml"], 2, "no/such.toml: the configuration cannot be read"),
+        (["serve", "--node", "A", "--database", "x", "--listen", "h:x"], 2, "--listen: 'x' in 'h:x' is not a port"),
+        (["serve", "--set", "heartbeat_ms"], 2, "write KEY=VALUE"),
+        (["serve", "--log-level", "loud"], 2, "loud"),
+    ],
+)
+def test_mistakes_are_one_line_and_a_status(args: list[str], status: int, says: str) -> None:
+    assert_one_line(run(*args), status, says)
+
+
+def test_help_and_version() -> None:
+    assert run("--version").output.startswith("bedrockish, version ")
+    assert run("--help").exit_code == 0
+    for name in COMMANDS:
+        if main.get_command(click.Context(main), name) is not None:
+            assert run(name, "--help").exit_code == 0
+
+
+@pytest.mark.parametrize("group_it", [False, True])
+def test_a_bug_is_one_line_too_and_shown_on_demand(monkeypatch: pytest.MonkeyPatch, group_it: bool) -> None:
+    def broken(*_: object) -> None:
+        error = ZeroDivisionError("division\nby zero")
+        raise ExceptionGroup("several", [error]) if group_it else error
+
+    monkeypatch.setattr("bedrockish.cli.status.connect", broken)
+    assert_one_line(run("status", "bedrockish://h"), 70, "this is a bug: ZeroDivisionError: division by zero")
+    assert "Traceback" in run("status", "bedrockish://h", BEDROCKISH_DEBUG="1").stderr
+
+
+def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bedrockish.cli.status.connect", interrupted)
+    result = run("status", "bedrockish://h")
+    assert (result.exit_code, result.stderr.strip()) == (130, "")
+
+
+def test_status_and_nodes() -> None:
+    with in_background(ScriptedNode()) as url:
+        assert json.loads(run("status", url, "--json").output)["node"] == "A"
+        assert "127.0.0.1" in run("nodes", BEDROCKISH_URL=url).output
+        assert "A" in run("status", url).output
+
+
+def test_explain() -> None:
+    with in_background(ScriptedNode()) as url:
+        shown = run("explain", url, "SELECT ?", "-p", "7")
+        assert "reads" in shown.output
+        assert "table t: 1" in shown.output
+        assert json.loads(run("explain", url, "SELECT 1", "--json").output)[0]["kind"] == "read"
+        assert_one_line(run("explain", url, "SELECT 1", "SELECT 2"), 2, "one text")
+
+
+@pytest.mark.parametrize(
+    ("mode", "printed"),
+    [
+        ("plain", "SELECT 'é'\tNULL\t1.5\tx'00'\n"),
+        ("csv", "s,n,f,b\r\nSELECT 'é',,1.5,x'00'\r\n"),
+        ("json", '[{"s": "SELECT \'é\'", "n": null, "f": 1.5, "b": "x\'00\'"}]\n'),
+        ("line", "s = SELECT 'é'\nn = NULL\nf = 1.5\nb = x'00'\n"),
+    ],
+)
+def test_modes(mode: str, printed: str) -> None:
+    with in_background(Table()) as url:
+        result = run("sql", url, "--mode", mode, "SELECT 'é'")
+    assert (result.stdout_bytes.decode(), result.exit_code) == (printed, 0)
+
+
+def test_table_keeps_control_characters_out_of_the_terminal() -> None:
+    with in_background(Table()) as url:
+        printed = run("sql", url, "--mode", "table", "SELECT '\x1b[31m'").output
+    assert "\x1b" not in printed
+    assert "\\x1b[31m" in printed
+
+
+def test_script_from_a_pipe_runs_blocks_as_one_transaction() -> None:
+    node = Table()
+    script = "-- a comment\nINSERT INTO t VALUES ('a;b');\nBEGIN;\nINSERT 2;\nSELECT 3;\nCOMMIT;\nBEGIN;COMMIT;"
+    script += "SELECT 4"
+    with in_background(node) as url:
+        result = run("sql", url, stdin=script)
+    assert [[s.sql for s in r.statements] for r in node.requests] == [
+        ["INSERT INTO t VALUES ('a;b');"],
+        ["INSERT 2;", "SELECT 3;"],
+        ["SELECT 4"],
+    ]
+    assert result.output.count("\n") == 2
+
+
+def test_first_error_ends_a_script_with_its_line(tmp_path: Path) -> None:
+    node = Table()
+    file = tmp_path / "load.sql"
+    file.write_text("SELECT 1;\n\nBEGIN;\nSELECT 2;\n  SELECT\n missing;\nEND;\nSELECT 5;")
+    with in_background(node) as url:
+        result = run("sql", url, "-f", str(file))
+    assert_one_line(result, 2, f"{file}:5: no such table: missing")
+    assert len(node.requests) == 2
+
+
+def test_triggers_are_one_statement() -> None:
+    trigger = "CREATE TRIGGER t AFTER INSERT ON a BEGIN SELECT 1; SELECT 2; END;"
+    assert [piece.sql for piece in split(trigger + "SELECT 3;;", "x")] == [trigger, "SELECT 3;"]
+
+
+def test_begin_within_begin_is_refused() -> None:
+    with pytest.raises(UsageError, match="x:2: BEGIN within the transaction that began at x:1"):
+        list(group(split("BEGIN;\nBEGIN IMMEDIATE TRANSACTION;", "x")))
+
+
+class Steps:
+    """Takes every step of a transaction, and answers each statement with itself."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    async def handle(self, owner: object, op: str, request: Request) -> Answer:
+        self.taken.append(op)
+        results = [SqlResult(("sql",), [(statement.sql,)]) for statement in request.statements]
+        return Answer(encode_results(results), Token())
+
+    def end_owner(self, owner: object) -> None:
+        self.taken.append("end")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_signals_let_a_node_leave_in_order(number: signal.Signals) -> None:
+    left: list[str] = []
+
+    async def node(config: Config) -> None:
+        try:
+            signal.raise_signal(number)
+            await trio.sleep_forever()
+        finally:
+            left.append(config.node)
+
+    with trio.fail_after(5):
+        await run_until_signal(node, build(flags={"node": "A", "database": "x"}))
+    assert left == ["A"]
+    assert threading.current_thread() is threading.main_thread()

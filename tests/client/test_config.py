@@ -1,0 +1,94 @@
+"""Configuration: where values come from, and what each mistake is told."""
+
+from pathlib import Path
+
+import pytest
+
+from bedrockish.addresses import Address
+from bedrockish.config import Config, build, keys
+from bedrockish.errors import ConfigError
+
+MINIMAL = 'node = "A"\ndatabase = "a.db"\n'
+THREE = MINIMAL + '[peers]\nA = "host1:1"\nB = "host2:2"\nC = "[::1]:3"\n'
+
+
+def wrong(text: str, **others: dict[str, str]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build(text=text, file="f.toml", **others)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_defaults_and_sections() -> None:
+    found = build(text=THREE + "[timings]\nheartbeat_ms = 50\n[log]\nlevel = 'debug'\n")
+    assert (found.node, found.cluster, found.listen) == ("A", "bedrockish", Address("127.0.0.1", 7373))
+    assert found.peers == {"A": Address("host1", 1), "B": Address("host2", 2), "C": Address("::1", 3)}
+    assert (found.timings.heartbeat_ms, found.timings.suspicion_ms, found.log.level) == (50, 1000, "debug")
+
+
+def test_flags_beat_environment_beats_file() -> None:
+    environment = {"BEDROCKISH_NODE": "E", "BEDROCKISH_HEARTBEAT_MS": "60", "BEDROCKISH_FULL_SYNC": "yes", "HOME": "x"}
+    found = build(text=MINIMAL, environment=environment, flags={"heartbeat_ms": "70"})
+    assert (found.node, found.timings.heartbeat_ms, found.full_sync) == ("E", 70, True)
+
+
+def test_no_file_is_needed() -> None:
+    found = build(flags={"node": "A", "database": "a.db", "listen": "0.0.0.0:1", "peers": "A=h:1, B=h:2"})
+    assert isinstance(found, Config)
+    assert found.peers == {"A": Address("h", 1), "B": Address("h", 2)}
+
+
+def test_this_node_is_always_among_its_peers() -> None:
+    assert build(text=MINIMAL + '[peers]\nB = "h:2"').peers == {"A": Address("127.0.0.1", 7373), "B": Address("h", 2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("node = A", "f.toml: this is not TOML"),
+        ('database = "x"', "node is missing"),
+        ('node = "A"', "database is missing"),
+        ('node = "1A"\ndatabase = "x"', "f.toml: node: '1A' is not a name"),
+        ('node = "A123456789012345x"\ndatabase = "x"', "is not a name"),
+        ("node = 7\ndatabase = 'x'", "f.toml: node: 7 is not a name"),
+        ("node = 'A'\ndatabase = 7", "f.toml: database: 7 is not a path"),
+        (MINIMAL + "lisen = 'x:1'", "f.toml: lisen: unknown key; did you mean 'listen'?"),
+        (MINIMAL + "heartbeat_ms = 5", "f.toml: heartbeat_ms: unknown key; it belongs into [timings]"),
+        (MINIMAL + "[timings]\nnode = 'A'", "f.toml: timings.node: unknown key; it belongs to the top"),
+        (MINIMAL + "[timings]\nheartbeat = 5", "f.toml: timings.heartbeat: unknown key; did you mean 'heartbeat_ms'?"),
+        (MINIMAL + "[tmings]\nheartbeat_ms = 5", "f.toml: tmings: unknown key"),
+        (MINIMAL + "timings = 5", "f.toml: timings is a section; write [timings]"),
+        (MINIMAL + "[timings]\nheartbeat_ms = '5'", "f.toml: timings.heartbeat_ms: '5' is not a positive whole number"),
+        (MINIMAL + "[timings]\nheartbeat_ms = 0", "0 is not a positive whole number"),
+        (MINIMAL + "[timings]\nheartbeat_ms = true", "True is not a positive whole number"),
+        (MINIMAL + "[timings]\nheartbeat_ms = 1000", "heartbeat_ms (1000) must be below suspicion_ms (1000)"),
+        (MINIMAL + "[timings]\nretry_ms_max = 1", "retry_ms_min (2) must be below retry_ms_max (1)"),
+        (MINIMAL + "full_sync = 'yes'", "f.toml: full_sync: 'yes' is neither true nor false"),
+        (MINIMAL + "[log]\nlevel = 'inof'", "f.toml: log.level: 'inof' is no log level; did you mean 'info'?"),
+        (MINIMAL + "listen = 'host:x'", "f.toml: listen: 'x' in 'host:x' is not a port"),
+        (MINIMAL + "listen = 'host:70000'", "is not a port"),
+        (MINIMAL + "listen = 'a b:1'", "is not an address"),
+        (MINIMAL + "listen = 7", "f.toml: listen: 7 is not an address"),
+        (MINIMAL + "peers = 'B=h:1'", "write a section [peers]"),
+        (MINIMAL + "[peers]\nB = 7", "f.toml: peers.B: 7 is not an address"),
+        (MINIMAL + "[peers]\n'B!' = 'h:1'", "'B!' is not a name"),
+        (MINIMAL + "[peers]\nB = 'h:1'\nC = 'h:1'", "B and C have the same address h:1"),
+        (MINIMAL + "listen = '0.0.0.0:7'\n[peers]\nB = 'h:1'", "the others cannot reach A at 0.0.0.0:7"),
+    ],
+)
+def test_mistakes_in_the_file(text: str, says: str) -> None:
+    assert says in wrong(text)
+
+
+def test_mistakes_elsewhere() -> None:
+    assert "did you mean BEDROCKISH_HEARTBEAT_MS?" in wrong(MINIMAL, environment={"BEDROCKISH_HEARBEAT_MS": "1"})
+    assert "BEDROCKISH_LISTEN: 'x' in 'h:x'" in wrong(MINIMAL, environment={"BEDROCKISH_LISTEN": "h:x"})
+    assert "--set heartbeat: unknown key" in wrong(MINIMAL, flags={"heartbeat": "1"})
+    assert "--set heartbeat_ms: '-5'" in wrong(MINIMAL, flags={"heartbeat_ms": "-5"})
+    assert "--peers: 'B' should be NODE=host:port" in wrong(MINIMAL, flags={"peers": "B"})
+    build(text=MINIMAL, environment={"BEDROCKISH_SERVICE_HOST": "10.0.0.1", "BEDROCKISH_URL": "x"})
+
+
+def test_every_key_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    assert not [key for key in keys() if f"`{key}`" not in page]

@@ -1,0 +1,400 @@
+"""The client without sockets: each situation as a short script of what happened and what must follow."""
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from bedrockish.addresses import parse_url
+from bedrockish.client.core import IN_FLIGHT_MAX, ClientCore
+from bedrockish.client.effects import Dial, Effect, Finish, HangUp, Send
+from bedrockish.client.retry import Backoff, Verdict, judge, only_reads
+from bedrockish.errors import (
+    BedrockishError,
+    ClientClosedError,
+    ConflictError,
+    ConstraintError,
+    DamagedError,
+    DeadlineError,
+    OutcomeUnknownError,
+    ProtocolMismatchError,
+    SqlError,
+    TooLargeError,
+    UnavailableError,
+)
+from bedrockish.requests import Answer, Request, Statement, Token, encode_results
+from bedrockish.wire import PING, Answered, Ask, Execute, Failed, Reply, Told, decode_call, encode_reply
+
+GONE = UnavailableError("the link broke")
+FINE = Answer(encode_results([]), Token({"B": 7}, 9), ("B", 7))
+
+
+@dataclass
+class Wire:
+    """Drives a core by hand; keeps the links and calls that its effects make."""
+
+    core: ClientCore
+    now: float = 0.0
+    dials: list[Dial] = field(default_factory=list)
+    sent: list[tuple[int, Any]] = field(default_factory=list)
+    hung_up: list[int] = field(default_factory=list)
+    finished: dict[int, Answered | Told | BedrockishError] = field(default_factory=dict)
+
+    def do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Dial():
+                    self.dials.append(effect)
+                case Send(link, payload):
+                    assert link not in self.hung_up
+                    self.sent.append((link, decode_call(payload)))
+                case HangUp(link):
+                    self.hung_up.append(link)
+                case Finish(call, outcome):
+                    assert call not in self.finished, "a call has one outcome"
+                    self.finished[call] = outcome
+        assert self.core.deadline() > self.now, "a deadline that has passed would wake the driver for ever"
+
+    def call(self, sql: str = "INSERT INTO t VALUES (1)", timeout_s: float = 10.0) -> int:
+        number, effects = self.core.call(Request("c1", (Statement(sql),)), timeout_s, self.now)
+        self.do(effects)
+        return number
+
+    def open(self) -> int:
+        link = self.dials[-1].link
+        self.do(self.core.opened(link, self.now))
+        return link
+
+    def close(self, link: int | None = None, error: BedrockishError = GONE) -> None:
+        self.do(self.core.closed(self.dials[-1].link if link is None else link, error, self.now))
+
+    def reply(self, reply: Reply, link: int | None = None) -> None:
+        self.do(self.core.received(self.dials[-1].link if link is None else link, encode_reply(reply), self.now))
+
+    def wait(self, until: float | None = None) -> None:
+        self.now = self.core.deadline() if until is None else until
+        self.do(self.core.woken(self.now))
+
+    @property
+    def ports(self) -> list[int]:
+        return [dial.address.port for dial in self.dials]
+
+
+def wire(url: str = "bedrockish://h:1,h:2,h:3") -> Wire:
+    return Wire(ClientCore(parse_url(url), lambda: 0.5, backoff=Backoff(100, 1000)))
+
+
+def test_nothing_is_dialled_before_there_is_something_to_ask() -> None:
+    w = wire()
+    assert w.core.deadline() == math.inf
+    number = w.call()
+    assert (w.ports, w.sent) == ([1], [])
+    assert [(w.open(), number)] == [(at, call.id) for at, call in w.sent]
+    w.reply(Answered(number, FINE))
+    assert isinstance(w.finished[number], Answered)
+    assert w.core.deadline() == math.inf
+
+
+def test_failed_dials_go_round_and_then_pause() -> None:
+    w = wire()
+    w.call()
+    for _ in range(3):
+        w.close()
+    assert w.ports == [1, 2, 3]
+    w.wait()
+    assert w.now == pytest.approx(0.075)
+    assert w.ports == [1, 2, 3, 1]
+
+
+def test_nobody_in_reach_gives_up_after_the_connect_timeout_with_the_reason() -> None:
+    w = wire("bedrockish://h:1/?connect_timeout=2")
+    number = w.call()
+    while number not in w.finished:
+        w.close(error=UnavailableError("connection refused"))
+        w.wait()
+    assert w.now == 2.0
+    error = w.finished[number]
+    assert isinstance(error, UnavailableError)
+    assert "connection refused" in error.message
+    late = w.call()
+    w.wait(3.9)
+    assert late not in w.finished, "each call has the whole time"
+
+
+def test_protocol_mismatch_is_told_as_such() -> None:
+    w = wire("bedrockish://h:1/?connect_timeout=2")
+    number = w.call()
+    while number not in w.finished:
+        w.close(error=ProtocolMismatchError("versions 1 and 2"))
+        w.wait()
+    assert isinstance(w.finished[number], ProtocolMismatchError)
+
+
+ERRORS = [
+    (SqlError("x"), Verdict.FINAL, Verdict.AGAIN),
+    (ConstraintError("x"), Verdict.FINAL, Verdict.AGAIN),
+    (ConflictError("x"), Verdict.FINAL, Verdict.AGAIN),
+    (DeadlineError("x"), Verdict.FINAL, Verdict.AGAIN),
+    (TooLargeError("x"), Verdict.FINAL, Verdict.AGAIN),
+    (UnavailableError("x"), Verdict.ELSEWHERE, Verdict.ELSEWHERE),
+    (OutcomeUnknownError("x", command="c1"), Verdict.LOST, Verdict.LOST),
+    (DamagedError("x"), Verdict.LOST, Verdict.LOST),
+]
+
+
+@pytest.mark.parametrize(("error", "at_first", "after_loss"), ERRORS)
+def test_verdicts(error: BedrockishError, at_first: Verdict, after_loss: Verdict) -> None:
+    assert judge(error, lost=0, harmless=False) is at_first
+    assert judge(error, lost=1, harmless=False) is after_loss
+    if after_loss is Verdict.AGAIN:
+        assert judge(error, lost=1, harmless=True) is Verdict.FINAL
+
+
+@pytest.mark.parametrize(("error", "at_first", "after_loss"), ERRORS)
+def test_no_error_after_a_lost_answer_says_that_nothing_happened(
+    error: BedrockishError, at_first: Verdict, after_loss: Verdict
+) -> None:
+    w = wire()
+    number = w.call(timeout_s=5)
+    w.open()
+    w.close()
+    asked = 0
+    while number not in w.finished:
+        if w.dials[-1].link not in {link for link, _ in w.sent}:
+            w.open()
+        if len(w.sent) > asked + 1:
+            asked += 1
+            w.reply(Failed(number, error), w.sent[-1][0])
+        elif number not in w.finished:
+            w.wait()
+    outcome = w.finished[number]
+    assert isinstance(outcome, OutcomeUnknownError)
+    assert outcome.details["command"] == "c1"
+    assert asked > 3
+    assert {call.request.command for _, call in w.sent} == {"c1"}
+
+
+def test_lost_answer_is_asked_for_at_once_at_the_next_node_with_a_strict_read() -> None:
+    w = wire()
+    number = w.call()
+    w.open()
+    w.close()
+    link = w.open()
+    assert w.ports == [1, 2]
+    first, second = (call for _, call in w.sent)
+    assert isinstance(first, Execute)
+    assert isinstance(second, Execute)
+    assert (first.request.command, first.request.read) == ("c1", "session")
+    assert (second.request.command, second.request.read) == ("c1", "strict")
+    w.reply(Answered(number, FINE), link)
+    assert w.finished[number] == Answered(number, FINE)
+
+
+def test_unavailable_node_is_left_but_its_other_calls_are_waited_for() -> None:
+    w = wire()
+    first, second = w.call(), w.call()
+    old = w.open()
+    w.reply(Failed(first, UnavailableError("no quorum")), old)
+    assert (w.ports, w.hung_up) == ([1, 2], [])
+    new = w.open()
+    assert w.sent[-1][0] == new
+    w.reply(Answered(second, FINE), old)
+    assert isinstance(w.finished[second], Answered)
+    assert w.hung_up == [old]
+    w.reply(Answered(first, FINE), new)
+    assert isinstance(w.finished[first], Answered)
+
+
+def test_only_node_is_not_left_but_given_a_pause() -> None:
+    w = wire("bedrockish://h:1")
+    number = w.call()
+    link = w.open()
+    w.reply(Failed(number, UnavailableError("no quorum")), link)
+    assert (len(w.sent), w.hung_up) == (1, [])
+    w.wait()
+    assert len(w.sent) == 2
+    assert w.now == pytest.approx(0.075)
+
+
+def test_deadline_tells_the_three_cases_apart() -> None:
+    for sql, opened, expected in [
+        ("INSERT INTO t VALUES (1)", True, OutcomeUnknownError),
+        ("SELECT 1", True, DeadlineError),
+        ("INSERT INTO t VALUES (1)", False, UnavailableError),
+    ]:
+        w = wire()
+        number = w.call(sql, timeout_s=1)
+        if opened:
+            w.open()
+        w.wait()
+        assert w.now == 1
+        assert type(w.finished[number]) is expected
+        w.reply(Answered(number, FINE)) if opened else None  # too late, and ignored
+
+
+def test_late_answer_still_counts_as_seen() -> None:
+    w = wire()
+    number = w.call(timeout_s=1)
+    link = w.open()
+    w.wait()
+    w.reply(Answered(number, FINE), link)
+    assert w.core.token == Token({"B": 7}, 9)
+    w.call()
+    assert w.sent[-1][1].request.token == Token({"B": 7}, 9)
+
+
+def test_the_only_node_gets_a_little_less_time_than_the_caller_has() -> None:
+    w = wire("bedrockish://h:1")
+    w.call(timeout_s=10)
+    w.now = 2.0
+    w.open()
+    assert w.sent[-1][1].request.timeout_s == pytest.approx(6.0)
+
+
+def test_a_node_that_waits_for_its_peers_in_vain_does_not_use_up_the_time_for_the_others() -> None:
+    w = wire()
+    number = w.call(timeout_s=30)
+    for patience in (2.5, 5.0, 10.0):
+        w.open()
+        assert w.sent[-1][1].request.timeout_s == patience
+        w.now += patience
+        w.reply(Failed(number, DeadlineError("no quorum")))
+        if patience == 10:
+            w.wait()
+    assert w.ports == [1, 2, 3, 1]
+    w.open()
+    assert w.sent[-1][1].request.timeout_s == pytest.approx(30 - w.now - 2)
+    w.now = 29.0
+    w.reply(Failed(number, DeadlineError("no quorum")))
+    assert isinstance(w.finished[number], DeadlineError)
+
+
+def test_conflict_after_a_part_of_the_time_is_run_again_at_the_same_node() -> None:
+    w = wire()
+    number = w.call(timeout_s=10)
+    w.open()
+    w.now = 2.5
+    w.reply(Failed(number, ConflictError("met B12")))
+    w.wait()
+    assert (w.ports, len(w.sent)) == ([1], 2)
+    w.now = 8.5
+    w.reply(Failed(number, ConflictError("met B13")))
+    assert isinstance(w.finished[number], ConflictError)
+
+
+def test_garbage_and_complaints_about_the_link_end_it() -> None:
+    for payload in (b"", b"\xff", encode_reply(Told(0, {})), encode_reply(Failed(0, SqlError("x")))):
+        w = wire()
+        number = w.call()
+        link = w.open()
+        w.do(w.core.received(link, payload, w.now))
+        assert (w.hung_up, w.ports) == ([link], [1, 2])
+        again = w.open()
+        w.reply(Answered(number, FINE), again)
+        assert isinstance(w.finished[number], Answered)
+
+
+def test_answer_on_another_link_than_asked_is_no_answer() -> None:
+    w = wire()
+    number = w.call()
+    first = w.open()
+    w.close(first)
+    w.open()
+    w.reply(Answered(number, FINE), first)
+    assert number not in w.finished
+
+
+def test_calls_beyond_the_window_wait_for_a_place() -> None:
+    w = wire()
+    numbers = [w.call() for _ in range(IN_FLIGHT_MAX + 1)]
+    w.open()
+    assert len(w.sent) == IN_FLIGHT_MAX
+    w.reply(Answered(numbers[0], FINE))
+    assert len(w.sent) == IN_FLIGHT_MAX + 1
+
+
+def test_closing_answers_everybody() -> None:
+    w = wire()
+    write = w.call()
+    w.open()
+    read = w.call("SELECT 1")
+    number, effects = w.core.call(Ask(0, PING), 1, 0)
+    w.do(effects)
+    w.do(w.core.close())
+    assert isinstance(w.finished[write], OutcomeUnknownError)
+    assert isinstance(w.finished[read], ClientClosedError)
+    assert isinstance(w.finished[number], ClientClosedError)
+    assert w.hung_up == [w.dials[-1].link]
+
+
+@pytest.mark.parametrize(
+    ("sql", "reads"),
+    [
+        ("SELECT 1", True),
+        ("  -- x\n /* y */ select 1", True),
+        ("VALUES (1)", True),
+        ("EXPLAIN DELETE FROM t", True),
+        ("WITH x AS (SELECT 1) INSERT INTO t SELECT * FROM x", False),
+        ("INSERT INTO t VALUES (1)", False),
+        ("SELECTED", False),
+        ("PRAGMA user_version = 1", False),
+        ("", False),
+    ],
+)
+def test_only_reads(sql: str, reads: bool) -> None:
+    assert only_reads(Request("c", (Statement(sql),))) is reads
+
+
+def test_backoff_doubles_between_its_bounds() -> None:
+    backoff = Backoff(100, 1000)
+    assert [backoff.pause_s(n, lambda: 1.0) for n in (1, 2, 3, 4, 5, 99)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert backoff.pause_s(1, lambda: 0.0) == 0.05
+
+
+def test_any_history_gives_each_call_exactly_one_honest_outcome() -> None:
+    """Whatever happens in whatever order: one outcome each, and "did not happen" only if nothing is open."""
+    lost = sum(live_through(seed) for seed in range(100))
+    assert lost > 200, "histories in which nothing is lost show nothing"
+
+
+def live_through(seed: int) -> int:
+    """Play one history drawn from a seed; return how many calls lost an answer in it."""
+    w, luck = wire(), random.Random(seed)
+    unanswered: set[int] = set()  # calls that some node took and never answered
+    numbers: list[int] = []
+    replied: set[tuple[int, int]] = set()
+    dead: set[int] = set()
+    for _ in range(80):
+        asks = [(link, call.id) for link, call in w.sent]
+        waiting = [ask for ask in asks if ask not in replied and ask[0] not in dead and ask[0] not in w.hung_up]
+        newest = w.dials[-1].link if w.dials else None
+        match luck.choice(["call", "open", "open", "close", "answer", "fail", "fail", "wait"]):
+            case "call":
+                numbers.append(w.call(timeout_s=3))
+            case "open" if newest is not None and newest not in dead:
+                w.open()
+            case "close" if newest is not None:
+                dead.add(newest)
+                w.close()
+            case "answer" if waiting:
+                replied.add(ask := luck.choice(waiting))
+                w.reply(Answered(ask[1], FINE), ask[0])
+            case "fail" if waiting:
+                replied.add(ask := luck.choice(waiting))
+                error = luck.choice(ERRORS)[0]
+                if judge(error, lost=0, harmless=False) is Verdict.LOST:
+                    unanswered.add(ask[1])
+                w.reply(Failed(ask[1], error), ask[0])
+            case "wait" if w.core.deadline() < math.inf:
+                w.wait(min(w.core.deadline(), w.now + luck.random()))
+            case _:
+                pass
+        unanswered.update(number for link, number in waiting if link in dead)
+    while w.core.deadline() < math.inf:
+        w.wait()
+    assert set(w.finished) == set(numbers)
+    for number in unanswered:
+        assert isinstance(w.finished[number], Answered | OutcomeUnknownError), f"seed {seed}, call {number}"
+    return len(unanswered)

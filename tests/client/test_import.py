@@ -1,0 +1,249 @@
+"""Import and export: every row once, whatever is killed; refused as a whole; and what comes out is what went in."""
+
+import itertools
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish.client.blocking import Connection, connect
+from bedrockish.client.load import batches, knots, parents_first
+from bedrockish.engine.fitness import misfits
+from tests.client.test_shell import PROGRAM, run
+from tools.cluster import LocalCluster, clean_environment, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+ROWS = 40_000
+WAIT_S = 60.0
+USERS = (
+    "SELECT type, name FROM sqlite_schema WHERE type IN ('table', 'view') "
+    "AND name NOT LIKE 'sqlite%' AND name NOT LIKE 'bedrockish%' ORDER BY rowid DESC"
+)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path_factory.mktemp("import"), ("A",)) as running:
+        trio.run(running.wait_ready, 0)
+        yield running
+
+
+@pytest.fixture
+def db(node: LocalCluster) -> Iterator[Connection]:
+    with connect(node.url()) as connection:
+        yield connection
+        connection.transact([f'DROP {kind} "{name}"' for kind, name in connection.execute(USERS)] or ["SELECT 1"])
+
+
+@pytest.fixture
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Connection, str]]:
+    """A session at a node that nobody else uses, and its URL."""
+    with local_cluster(tmp_path_factory.mktemp("own"), ("A",)) as running:
+        trio.run(running.wait_ready, 0)
+        with connect(running.url()) as connection:
+            yield connection, running.url()
+
+
+def kill_midway(db: Connection, table: str, *arguments: str) -> int:
+    """Start a program, kill it when some rows of a table are there, and return how many were."""
+    process = subprocess.Popen(
+        [*PROGRAM, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean_environment()
+    )
+    try:
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until and process.poll() is None:
+            if list(db.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", [table])) and list(
+                db.execute(f"SELECT 1 FROM {table} LIMIT 1")
+            ):
+                break
+    finally:
+        process.kill()
+        process.communicate()
+    count: int = db.execute(f"SELECT count(*) FROM {table}").value()
+    return count
+
+
+def write_csv(path: Path, rows: int) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write("id,text\n")
+        file.writelines(f'{number},"row ""{number}"", é\nof two lines"\n' for number in range(rows))
+
+
+def test_a_killed_import_of_a_csv_goes_on_and_each_row_is_there_once(
+    node: LocalCluster, db: Connection, tmp_path: Path
+) -> None:
+    """The table has no key, so that a row that came twice would be there twice."""
+    write_csv(tmp_path / "big.csv", ROWS)
+    words = ("sql", node.url(), f".import {tmp_path}/big.csv big")
+    before = kill_midway(db, "big", *words)
+    assert 0 < before < ROWS
+    done = run(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = list(db.execute("SELECT id, count(*), max(text) FROM big GROUP BY id ORDER BY CAST(id AS INTEGER)"))
+    assert found == [(f"{n}", 1, f'row "{n}", é\nof two lines') for n in range(ROWS)]
+    again = run("sql", node.url(), "--mode", "table", words[2])
+    assert "were not repeated" in again.stdout
+    assert db.execute("SELECT count(*) FROM big").value() == ROWS
+    added = run("sql", node.url(), f".import --again --skip 1 {tmp_path}/big.csv big")
+    assert added.returncode == 0, added.stderr
+    assert db.execute("SELECT count(*) FROM big").value() == 2 * ROWS
+
+
+def test_rows_of_a_csv_go_into_a_table_that_is_there(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
+    """Values take the types of the columns; rows that are too short or too long are counted."""
+    db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, price REAL, note TEXT, twice AS (id * 2))")
+    (tmp_path / "t.tsv").write_text("1\t2.50\tfig\n\n2\t3\n3\t4\tx\ty\n")
+    done = run("sql", node.url(), f".import --tabs {tmp_path}/t.tsv t")
+    assert "3 rows" in done.stdout
+    assert "1 had too few values" in done.stdout
+    assert "1 had too many" in done.stdout
+    assert list(db.execute("SELECT * FROM t")) == [(1, 2.5, "fig", 2), (2, 3.0, None, 4), (3, 4.0, "x", 6)]
+    (tmp_path / "clash.csv").write_text("7,1,a\n1,1,b\n")
+    clash = run("sql", node.url(), f".import {tmp_path}/clash.csv t")
+    assert clash.returncode == 2
+    assert "rows 1 to 2 (up to line 2): UNIQUE constraint failed" in clash.stderr
+    assert "the 0 rows before are in the table" in clash.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"a,a\n1,2\n", "the name 'a' twice"),
+        (b"a,,c\n", "without a gap"),
+        (b"", "should name the columns"),
+        (b"a,b\n\xff,1\n", "not UTF-8 text"),
+        (b'a,b\n"x"y,1\n', "this is no CSV"),
+    ],
+)
+def test_what_is_no_csv_is_refused(
+    node: LocalCluster, db: Connection, tmp_path: Path, content: bytes, says: str
+) -> None:
+    (tmp_path / "x.csv").write_bytes(content)
+    done = run("sql", node.url(), f".import {tmp_path}/x.csv x")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def make_source(path: Path, rows: int = 20_000) -> None:
+    """Write a database with most of what SQLite has."""
+    with closing(sqlite3.connect(path)) as source:
+        source.executescript(
+            "CREATE TABLE line(id INTEGER PRIMARY KEY AUTOINCREMENT, item REFERENCES Item(id), n REAL, "
+            "  doubled AS (n * 2));"
+            "CREATE TABLE item(id TEXT PRIMARY KEY, part_of REFERENCES item(id)) WITHOUT ROWID;"
+            "CREATE TABLE hen(id INTEGER PRIMARY KEY, egg REFERENCES egg(id));"
+            "CREATE TABLE egg(id INTEGER PRIMARY KEY, hen REFERENCES hen(id));"
+            'CREATE TABLE "odd ""name"(a, b BLOB, "c d" STRICT_TEXT);'
+            "CREATE UNIQUE INDEX line_item ON line(item, id) WHERE n > 0;"
+            "CREATE VIEW totals AS SELECT item, sum(n) AS total FROM line GROUP BY item;"
+            "CREATE TRIGGER no_more AFTER INSERT ON line BEGIN DELETE FROM line WHERE id = NEW.id; END;"
+            "DROP TRIGGER no_more;"
+            "PRAGMA user_version = 7;"
+        )
+        source.executemany("INSERT INTO item VALUES (?, ?)", [("a", "z"), ("b", "a"), ("z", None)])
+        source.executemany("INSERT INTO hen VALUES (?, ?)", [(1, 2), (2, 1)])
+        source.executemany("INSERT INTO egg VALUES (?, ?)", [(1, 1), (2, 2)])
+        source.executemany("INSERT INTO line(item, n) VALUES (?, ?)", (("a", n / 4) for n in range(rows)))
+        source.execute("""INSERT INTO "odd ""name" VALUES (?, ?, ?)""", ("a\0b", b"\0\xff", 1e999))
+        source.execute("CREATE TRIGGER no_more AFTER INSERT ON line BEGIN DELETE FROM line WHERE id = NEW.id; END")
+        source.commit()
+
+
+def content(path: Path) -> dict[str, object]:
+    with closing(sqlite3.connect(path)) as found:
+        names = found.execute("SELECT type, name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'").fetchall()
+        tables = [name.replace('"', '""') for kind, name, _ in names if kind == "table"]
+        rows = {name: sorted(found.execute(f'SELECT * FROM "{name}"'), key=repr) for name in tables}
+        return {"schema": sorted(names), "version": found.execute("PRAGMA user_version").fetchone(), "rows": rows}
+
+
+def test_a_killed_import_of_a_database_goes_on_and_comes_back_as_it_was(
+    own: tuple[Connection, str], tmp_path: Path
+) -> None:
+    db, url = own
+    make_source(tmp_path / "source.db")
+    words = ("import", url, str(tmp_path / "source.db"))
+    assert 0 < kill_midway(db, "line", *words) < 20_000
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    assert "line: 20000 rows" in done.stdout
+    assert "they were not repeated" in done.stdout
+    exported = run("export", url, str(tmp_path / "out.db"))
+    assert exported.returncode == 0, exported.stderr
+    assert "as of [" in exported.stdout
+    assert content(tmp_path / "out.db") == content(tmp_path / "source.db")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.db", "source.db"]
+    assert "is there already" in run("export", url, str(tmp_path / "out.db")).stderr
+    make_source(tmp_path / "other.db", 5)
+    assert "the cluster is not empty" in run("import", url, str(tmp_path / "other.db")).stderr
+    clash = run("import", "--add", url, str(tmp_path / "other.db")).stderr
+    assert "the cluster has item, line, " in clash
+    with closing(sqlite3.connect(tmp_path / "small.db")) as small:
+        small.executescript("CREATE TABLE small(x); INSERT INTO small VALUES (1);")
+    assert run("import", "--add", url, str(tmp_path / "small.db")).returncode == 0
+    assert db.execute("SELECT count(*) FROM small").value() == 1
+
+
+def test_what_cannot_be_replicated_is_listed_before_anything_is_written(
+    node: LocalCluster, db: Connection, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "bad.db")) as bad:
+        bad.executescript(
+            "CREATE TABLE fine(x);"
+            "CREATE TABLE bedrockish_mine(x);"
+            "CREATE TABLE hidden(rowid, oid, _rowid_);"
+            "CREATE TABLE computed(a PRIMARY KEY, b AS (a + 1)) WITHOUT ROWID;"
+        )
+    done = run("import", node.url(), str(tmp_path / "bad.db"))
+    assert done.returncode == 2
+    for word in ("bedrockish_mine", "hidden", "computed", "nothing was"):
+        assert word in done.stderr
+    with closing(sqlite3.connect(tmp_path / "orphan.db")) as orphan:
+        orphan.executescript(
+            "CREATE TABLE p(id PRIMARY KEY); CREATE TABLE c(p REFERENCES p); INSERT INTO c VALUES (1);"
+        )
+    assert "refers to a row of p that does not exist" in run("import", node.url(), str(tmp_path / "orphan.db")).stderr
+    with closing(sqlite3.connect(tmp_path / "vague.db")) as vague:
+        vague.executescript("CREATE TABLE p(id); CREATE TABLE c(p REFERENCES p(id));")
+    assert "foreign key mismatch" in run("import", node.url(), str(tmp_path / "vague.db")).stderr
+    with closing(sqlite3.connect(tmp_path / "words.db")) as words:
+        words.execute("CREATE VIRTUAL TABLE words USING fts5(word)")
+    assert "virtual table 'words'" in run("import", node.url(), str(tmp_path / "words.db")).stderr
+    (tmp_path / "text.db").write_text("no database at all, but long enough to be looked at" * 100)
+    assert "cannot be read as a SQLite database" in run("import", node.url(), str(tmp_path / "text.db")).stderr
+    assert "no such file" in run("import", node.url(), str(tmp_path / "missing.db")).stderr
+    assert list(db.execute(USERS)) == []
+
+
+def test_tables_come_after_those_that_they_refer_to() -> None:
+    references = {"a": {"b"}, "b": {"c"}, "c": set[str](), "x": {"y"}, "y": {"x", "c"}, "s": {"s"}}
+    for names in itertools.permutations(references):
+        ordered = parents_first(names, references)
+        assert ordered.index("c") < ordered.index("b") < ordered.index("a")
+        assert max(map(ordered.index, "xy")) > ordered.index("c")
+    assert knots(references) == {"x": {"x", "y"}, "y": {"x", "y"}, "s": {"s"}}
+
+
+def test_batches_hold_every_row_in_order() -> None:
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute("CREATE TABLE t(x, y)")
+        db.executemany("INSERT INTO t VALUES (?, ?)", ((n, "x" * (n % 7) * 40_000) for n in range(1_000)))
+        found = [
+            value
+            for _, statements in batches(db, "t")
+            for _, params in statements
+            for value in (params if isinstance(params, list) else [])[::2]
+        ]
+    assert found == list(range(1_000))
+
+
+def test_a_schema_that_fits_has_no_misfits() -> None:
+    assert misfits([("table t", "CREATE TABLE t(a, b AS (a))"), ("index i", "CREATE INDEX i ON t(a)")]) == []
+    assert "fts" in misfits([("table v", "CREATE VIRTUAL TABLE v USING fts5(x)")])[0]

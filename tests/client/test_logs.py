@@ -1,0 +1,41 @@
+"""Log lines: one line each, whatever is in them."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from bedrockish import logs
+
+
+@pytest.fixture(autouse=True)
+def _untouched_root() -> Iterator[None]:
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+def test_lines_for_people_name_time_level_and_node() -> None:
+    out = io.StringIO()
+    logs.set_up("info", "A", stream=out)
+    logging.getLogger("x").debug("hidden")
+    logging.getLogger("x").warning("two\nlines by %s", "me")
+    line = out.getvalue()
+    assert line.endswith("Z WARNING A two\\nlines by me\n")
+    assert line.count("\n") == 1
+
+
+def test_json_lines() -> None:
+    out = io.StringIO()
+    logs.set_up("debug", "A", as_json=True, stream=out)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("x").exception("it failed")
+    found = json.loads(out.getvalue())
+    assert {"level": "error", "node": "A", "from": "x", "text": "it failed"}.items() <= found.items()
+    assert "ValueError: why" in found["trace"]

@@ -1,0 +1,28 @@
+"""The commands that docs/operating.md tells people to type exist, with those options and that many arguments."""
+
+import re
+import shlex
+
+import click
+import pytest
+
+from bedrockish.cli.main import main
+from tests.test_tidy import ROOT
+
+PAGE = (ROOT / "docs" / "operating.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+QUOTED = [line for line in re.findall(r"`(bedrockish [^`]*)`", PAGE) if len(line.split()) > 2]
+
+
+@pytest.mark.parametrize("line", [*(line for block in BLOCKS for line in block.splitlines()), *QUOTED])
+def test_a_command_is_understood(line: str) -> None:
+    """Parsed as the program would; nothing is run."""
+    program, *words = shlex.split(line)
+    assert program == "bedrockish"
+    command: click.Command = main
+    context = click.Context(main, info_name=program)
+    while isinstance(command, click.Group):
+        found = command.get_command(context, words.pop(0))
+        assert found is not None, line
+        command, context = found, click.Context(found, context, info_name=found.name)
+    command.parse_args(context, words)

@@ -1,0 +1,111 @@
+"""A client's session at a node: back-pressure, clients that go away, replies that are too long."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+import trio.testing
+
+from bedrockish.errors import OutcomeUnknownError, TooLargeError
+from bedrockish.requests import Answer, Request, Statement, Token
+from bedrockish.server import serve_client
+from bedrockish.wire import Ask, Execute, Failed, decode_reply, encode_call
+from net.events import Hello
+from net.handshake import dial_on
+from net.limits import Limits
+from net.stream import Link
+from tests.client.scripted import ScriptedNode, answer
+
+SMALL = Limits(hello_bytes_max=1024, frame_bytes_max=4096)
+
+
+def call(number: int) -> bytes:
+    return encode_call(Execute(number, Request(f"c{number}", (Statement("INSERT INTO t VALUES (1)"),))))
+
+
+@asynccontextmanager
+async def session(node: ScriptedNode, in_flight_max: int = 128) -> AsyncIterator[tuple[Link, trio.Event]]:
+    """Yield a client's link to the node, and an event that is set when the node's session has ended."""
+    over = trio.Event()
+    ours, theirs = trio.testing.memory_stream_pair()
+    links: list[Link] = []
+
+    async def accept() -> None:
+        links.append(await Link.accept(theirs, Hello("A", "c"), limits=SMALL))
+
+    async def serve() -> None:
+        await serve_client(links[0], node, in_flight_max=in_flight_max)
+        over.set()
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accept)
+            link = Link(ours, await dial_on(ours, Hello("me", None, "client"), SMALL), SMALL)
+            nursery.start_soon(link.run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(links[0].run)
+            nursery.start_soon(serve)
+            yield link, over
+            nursery.cancel_scope.cancel()
+
+
+async def test_no_more_calls_are_taken_than_may_run_at_once() -> None:
+    release = trio.Event()
+    node = ScriptedNode()
+
+    async def wait(request: Request) -> Answer:
+        await release.wait()
+        return answer((1,))
+
+    node.script = [wait]
+    async with session(node, in_flight_max=3) as (link, _):
+        for number in range(1, 11):
+            link.send_nowait(call(number))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert len(node.requests) == 3
+        release.set()
+        answered: set[int] = set()
+        while len(answered) < 10:
+            answered.update(decode_reply(payload).id for payload in await link.receive_many())
+    assert answered == set(range(1, 11))
+
+
+async def test_command_of_a_client_that_went_away_runs_to_its_end() -> None:
+    release, ended = trio.Event(), trio.Event()
+    node = ScriptedNode()
+
+    async def wait(request: Request) -> Answer:
+        await release.wait()
+        ended.set()
+        return answer((1,))
+
+    node.script = [wait]
+    async with session(node) as (link, over):
+        link.send_nowait(call(1))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await link.aclose()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert not over.is_set()
+        release.set()
+        await over.wait()
+    assert ended.is_set()
+
+
+async def test_result_longer_than_a_frame_is_an_error_that_does_not_lie() -> None:
+    node = ScriptedNode()
+
+    async def read(request: Request) -> Answer:
+        return Answer(bytes(5000), Token())
+
+    async def write(request: Request) -> Answer:
+        return Answer(bytes(5000), Token(), ("A", 3))
+
+    node.script = [read, write]
+    async with session(node) as (link, _):
+        for number, expected in ((1, TooLargeError), (2, OutcomeUnknownError)):
+            await link.send(call(number))
+            reply = decode_reply((await link.receive_many())[0])
+            assert isinstance(reply, Failed)
+            assert (reply.id, type(reply.error)) == (number, expected)
+        await link.send(encode_call(Ask(3, "ping")))
+        assert decode_reply((await link.receive_many())[0]).id == 3

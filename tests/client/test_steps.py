@@ -1,0 +1,157 @@
+"""Interactive transactions in the client without sockets: one link, and a COMMIT whose answer may be lost."""
+
+import pytest
+
+from bedrockish.control import Control, parse_control
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    DeadlineError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from bedrockish.requests import NOTHING, Answer, Request, Result, Statement, Token, encode_results
+from bedrockish.wire import BEGIN, COMMIT, ROLLBACK, SETTLE, STATEMENTS, Answered, Failed, Step
+from tests.client.test_core import Wire, wire
+
+DONE = Answer(encode_results([Result((), [])]), Token({"A": 1}, 5), ("A", 1))
+EMPTY = Answer(NOTHING, Token({"B": 1}, 6), ("B", 1))
+
+
+def step(w: Wire, op: str, timeout_s: float = 10.0) -> int:
+    statements = (Statement("SELECT 1"),) if op == STATEMENTS else ()
+    number, effects = w.core.call(Step(0, Request("tx", statements), op), timeout_s, w.now)
+    w.do(effects)
+    return number
+
+
+def begun() -> tuple[Wire, int]:
+    w = wire()
+    number = step(w, BEGIN)
+    link = w.open()
+    w.reply(Answered(number, Answer(NOTHING, Token())))
+    return w, link
+
+
+def test_all_steps_go_on_the_link_of_begin() -> None:
+    """Even when the client has turned to another node for everything else."""
+    w, link = begun()
+    other = w.call()
+    w.reply(Failed(other, UnavailableError("no quorum")), link)
+    assert len(w.dials) == 2
+    second = w.open()
+    number = step(w, STATEMENTS)
+    assert [(at, call.op) for at, call in w.sent if isinstance(call, Step)][-1] == (link, STATEMENTS)
+    assert link not in w.hung_up
+    w.reply(Answered(number, DONE), link)
+    commit = step(w, COMMIT)
+    w.reply(Answered(commit, DONE), link)
+    assert isinstance(w.finished[commit], Answered)
+    assert link in w.hung_up
+    assert second not in w.hung_up
+
+
+def test_a_lost_statement_is_not_sent_again() -> None:
+    """The transaction was in the memory of that node."""
+    w, link = begun()
+    number = step(w, STATEMENTS)
+    w.close(link)
+    error = w.finished[number]
+    assert isinstance(error, UnavailableError)
+    assert error.retry
+    assert "did not happen" in error.message
+    later = step(w, COMMIT)
+    assert isinstance(w.finished[later], UnavailableError)
+    assert [call.op for _, call in w.sent] == [BEGIN, STATEMENTS]
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_lost_commit_is_settled_at_another_node(happened: bool) -> None:
+    """It is never sent again: it is asked for, and if need be made impossible."""
+    w, link = begun()
+    number = step(w, COMMIT)
+    w.close(link)
+    assert number not in w.finished
+    second = w.open()
+    assert [(at, call.op) for at, call in w.sent][-1] == (second, SETTLE)
+    w.reply(Failed(number, ConflictError("busy")))
+    assert number not in w.finished, "an error proves nothing about the COMMIT that was lost"
+    w.wait()
+    w.reply(Answered(number, DONE if happened else EMPTY), second)
+    outcome = w.finished[number]
+    if happened:
+        assert isinstance(outcome, Answered)
+        assert outcome.answer.place == ("A", 1)
+    else:
+        assert isinstance(outcome, UnavailableError)
+        assert outcome.details["command"] == "tx"
+
+
+def test_a_commit_that_nobody_can_tell_of() -> None:
+    """The node itself cannot tell, and the time is over before anybody else can."""
+    w, link = begun()
+    number = step(w, COMMIT, timeout_s=3.0)
+    w.reply(Failed(number, OutcomeUnknownError("no majority", command="tx")), link)
+    assert number not in w.finished
+    for _ in range(50):
+        if number in w.finished:
+            break
+        w.wait()
+    assert isinstance(w.finished[number], OutcomeUnknownError)
+
+
+def test_a_refused_commit_did_not_happen() -> None:
+    """A deferred constraint leaves the transaction open, a conflict does not."""
+    w, link = begun()
+    number = step(w, COMMIT)
+    w.reply(Failed(number, ConstraintError("still broken")), link)
+    assert isinstance(w.finished[number], ConstraintError)
+    number = step(w, COMMIT)
+    w.reply(Failed(number, ConflictError("lost")), link)
+    assert isinstance(w.finished[number], ConflictError)
+    assert isinstance(w.finished[step(w, ROLLBACK)], UnavailableError)
+
+
+def test_a_statement_without_an_answer_in_time() -> None:
+    w, _link = begun()
+    number = step(w, STATEMENTS, timeout_s=1.0)
+    w.wait()
+    assert isinstance(w.finished[number], DeadlineError)
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind", "name"),
+    [
+        ("BEGIN", "BEGIN", ""),
+        (" -- why\nbegin /* now */ immediate transaction ;", "BEGIN", ""),
+        ("END TRANSACTION", "COMMIT", ""),
+        ("commit;", "COMMIT", ""),
+        ("ROLLBACK", "ROLLBACK", ""),
+        ("rollback to a", "ROLLBACK TO", "a"),
+        ("ROLLBACK TRANSACTION TO SAVEPOINT [a b]", "ROLLBACK TO", "a b"),
+        ('SAVEPOINT "a""b"', "SAVEPOINT", 'a"b'),
+        ("RELEASE SAVEPOINT 'a'", "RELEASE", "a"),
+        ("release a ; -- done", "RELEASE", "a"),
+    ],
+)
+def test_control_statements_are_recognised(sql: str, kind: str, name: str) -> None:
+    assert parse_control(sql) == Control(kind, name)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["SELECT 1", "BEGIN; SELECT 1", "SAVEPOINT", "RELEASE a b", "beginning", "COMMIT TO a", "INSERT INTO b SELECT 1"],
+)
+def test_other_statements_are_left_alone(sql: str) -> None:
+    assert parse_control(sql) is None
+
+
+def test_errors_tell_what_they_are() -> None:
+    """What a transaction can be told is a bedrockish error of its own kind, whatever went over the wire."""
+    w, link = begun()
+    number = step(w, STATEMENTS)
+    w.reply(Failed(number, ConflictError("lost", table="table t", key="00", other="1A", leader="A")), link)
+    error = w.finished[number]
+    assert isinstance(error, BedrockishError)
+    assert error.details["leader"] == "A"

@@ -1,0 +1,244 @@
+"""The trio client against scripted nodes on real sockets: what a caller is told when things go wrong."""
+
+from contextlib import suppress
+from typing import Any
+
+import cbor2
+import pytest
+import trio
+
+from bedrockish.client.aio import open_client
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    DeadlineError,
+    OutcomeUnknownError,
+    ProtocolMismatchError,
+    SqlError,
+    UnavailableError,
+    UsageError,
+)
+from bedrockish.requests import Answer, Request, decode_token
+from bedrockish.wire import Failed, Told, decode_reply
+from net.errors import LinkClosedError
+from net.events import Hello
+from net.stream import Link
+from tests.client.scripted import ScriptedNode, answer, running
+
+WRITE = "INSERT INTO t VALUES (1)"
+
+
+async def test_execute_returns_rows_with_their_place() -> None:
+    async with running(ScriptedNode()) as url, open_client(url) as client:
+        rows = await client.execute("SELECT 1", [1])
+        assert (rows.columns, list(rows), rows.place) == (("x",), [(1,)], ("A", 1))
+        assert rows.value() == 1
+
+
+async def test_error_of_the_node_comes_out_as_itself_and_not_in_a_group() -> None:
+    node = ScriptedNode()
+    node.script = [node.refuse(ConflictError("met B12", table="t", key=b"k", other="B-1")), node.succeed]
+    async with running(node) as url:
+        with pytest.raises(ConflictError, match="met B12") as caught:
+            async with open_client(url) as client:
+                await client.execute(WRITE)
+        assert caught.value.details == {"table": "t", "key": b"k", "other": "B-1"}
+    assert len(node.requests) == 1
+
+
+async def test_many_tasks_share_one_link_and_each_gets_its_own_answer() -> None:
+    node = ScriptedNode()
+
+    async def echo(request: Request) -> Answer:
+        number = request.statements[0].params
+        assert isinstance(number, list)
+        await trio.sleep(0.001 * (50 - number[0]))  # later calls are answered first
+        return answer((number[0],))
+
+    node.script = [echo]
+    async with running(node) as url, open_client(url) as client, trio.open_nursery() as nursery:
+
+        async def one(number: int) -> None:
+            assert (await client.execute("SELECT ?", [number])).value() == number
+
+        for number in range(50):
+            nursery.start_soon(one, number)
+    assert len(node.links) == 1
+
+
+async def test_lost_answer_is_asked_again_elsewhere_under_the_same_id() -> None:
+    first, second = ScriptedNode("A"), ScriptedNode("B")
+    first.script = [first.die]
+    async with running(first, second) as url, open_client(url) as client:
+        rows = await client.execute(WRITE)
+    assert rows.place == ("B", 1)
+    assert [r.command for r in first.requests] == [r.command for r in second.requests]
+
+
+async def test_node_that_applied_and_died_gives_the_first_answer_when_asked_again() -> None:
+    node = ScriptedNode()
+    node.script = [node.succeed_and_die, node.succeed]
+    async with running(node) as url, open_client(url) as client:
+        assert (await client.execute(WRITE)).value() == 1
+    assert len(node.known) == 1
+    assert len(node.requests) == 2
+
+
+async def test_error_after_a_lost_answer_proves_nothing() -> None:
+    first, second = ScriptedNode("A"), ScriptedNode("B")
+    first.script = [first.die]
+    second.script = [second.refuse(SqlError("no such table: t"))]
+    async with running(first, second) as url, open_client(url) as client:
+        with pytest.raises(OutcomeUnknownError, match="no such table") as caught:
+            await client.execute(WRITE, timeout=0.3, command="c1")
+    assert caught.value.details["command"] == "c1"
+    assert len(second.requests) > 1
+
+
+async def test_error_after_a_lost_read_is_the_answer() -> None:
+    first, second = ScriptedNode("A"), ScriptedNode("B")
+    first.script = [first.die]
+    second.script = [second.refuse(SqlError("no such table: t"))]
+    async with running(first, second) as url, open_client(url) as client:
+        with pytest.raises(SqlError):
+            await client.execute("SELECT * FROM t")
+
+
+async def test_unavailable_node_is_left_for_the_next_one() -> None:
+    first, second = ScriptedNode("A"), ScriptedNode("B")
+    first.script = [first.refuse(UnavailableError("no quorum"))]
+    async with running(first, second) as url, open_client(url) as client:
+        assert (await client.execute(WRITE)).place == ("B", 1)
+        assert (await client.execute(WRITE)).place == ("B", 2)
+    assert len(first.requests) == 1
+
+
+async def test_no_quorum_anywhere_is_unavailable_and_names_the_reason() -> None:
+    first, second = ScriptedNode("A"), ScriptedNode("B")
+    for node in (first, second):
+        node.script = [node.refuse(UnavailableError("no quorum"))]
+    async with running(first, second) as url, open_client(url) as client:
+        with pytest.raises(UnavailableError, match="no quorum"):
+            await client.execute(WRITE, timeout=0.3)
+    assert len(first.requests) > 1
+    assert len(second.requests) > 1
+
+
+async def test_silence_until_the_deadline_is_unknown_for_a_write_and_nothing_for_a_read() -> None:
+    node = ScriptedNode()
+    node.script = [node.hang]
+    async with running(node) as url, open_client(url) as client:
+        with pytest.raises(OutcomeUnknownError):
+            await client.execute(WRITE, timeout=0.05)
+        with pytest.raises(DeadlineError):
+            await client.execute("SELECT 1", timeout=0.05)
+
+
+async def test_garbage_loses_the_answer_and_the_link() -> None:
+    node, sane = ScriptedNode("A"), ScriptedNode("B")
+
+    async def talk_nonsense(link: Link) -> None:
+        await link.send(b"\xa2id\x01")
+        with suppress(LinkClosedError):
+            while True:
+                await link.receive_many()
+
+    node.raw = talk_nonsense
+    async with running(node, sane) as url, open_client(url) as client:
+        assert (await client.execute(WRITE)).place == ("B", 1)
+
+
+async def test_wrong_cluster_is_told_as_such() -> None:
+    async with running(ScriptedNode(cluster="other")) as url:
+        with pytest.raises(ProtocolMismatchError, match="other"):
+            async with open_client(url + "/?cluster=mine&connect_timeout=0.2"):
+                pass
+
+
+async def test_nobody_there_is_unavailable_after_the_connect_timeout() -> None:
+    node = ScriptedNode()
+    async with running(node) as url:
+        pass
+    with trio.fail_after(5), pytest.raises(UnavailableError, match="no node can be reached"):
+        async with open_client(url + "/?connect_timeout=0.1"):
+            pass
+
+
+async def test_token_is_carried_merged_and_handed_on() -> None:
+    node = ScriptedNode()
+    async with running(node) as url, open_client(url) as client:
+        await client.execute(WRITE)
+        await client.execute(WRITE)
+        assert decode_token(client.token).vector == {"A": 2}
+        async with open_client(url, token=client.token) as other:
+            await other.execute("SELECT 1")
+    assert [dict(r.token.vector) for r in node.requests] == [{}, {"A": 1}, {"A": 2}]
+
+
+async def test_status_nodes_and_outcome() -> None:
+    node = ScriptedNode()
+    async with running(node) as url, open_client(url) as client:
+        assert (await client.status())["node"] == "A"
+        assert list(await client.nodes()) == ["A"]
+        assert await client.outcome("c1") is None
+        await client.execute(WRITE, command="c1")
+        known = await client.outcome("c1")
+        assert known is not None
+        assert known[0].value() == 1
+
+
+async def test_parameters_that_sqlite_cannot_store_are_refused_before_anything_is_sent() -> None:
+    node = ScriptedNode()
+    async with running(node) as url, open_client(url) as client:
+        wrong: list[Any] = [[object()], [1 << 63], "text", {1: 1}, [{}]]
+        for params in wrong:
+            with pytest.raises(UsageError):
+                await client.execute(WRITE, params)
+        with pytest.raises(UsageError):
+            await client.execute("  ")
+        with pytest.raises(UsageError):
+            await client.transact([])
+        with pytest.raises(UsageError, match="cannot be sent"):
+            await client.execute("SELECT '\ud800'")
+    assert node.requests == []
+
+
+async def test_cancelled_call_leaves_the_client_usable() -> None:
+    node = ScriptedNode()
+    node.script = [node.hang, node.succeed]
+    async with running(node) as url, open_client(url) as client:
+        with trio.move_on_after(0.05) as scope:
+            await client.execute(WRITE)
+        assert scope.cancelled_caught
+        assert (await client.execute(WRITE)).value() == 1
+
+
+async def test_bad_calls_are_answered_with_typed_errors_and_the_link_goes_on() -> None:
+    async with running(ScriptedNode()) as url, trio.open_nursery() as nursery:
+        link = await Link.dial("127.0.0.1", int(url.rpartition(":")[2]), Hello("t", None, "client"))
+        nursery.start_soon(link.run)
+        for bad, number in [
+            (b"\xff", 0),
+            (cbor2.dumps([1]), 0),
+            (cbor2.dumps({"id": -1, "op": "ping"}), 0),
+            (cbor2.dumps({"id": 5, "op": "explode"}), 5),
+            (cbor2.dumps({"id": 6, "op": "execute", "statements": []}), 6),
+        ]:
+            await link.send(bad)
+            reply = decode_reply((await link.receive_many())[0])
+            assert isinstance(reply, Failed)
+            assert (reply.id, isinstance(reply.error, BedrockishError)) == (number, True)
+        await link.send(cbor2.dumps({"id": 7, "op": "ping"}))
+        assert decode_reply((await link.receive_many())[0]) == Told(7, {})
+        await link.aclose()
+
+
+async def test_constraint_error_leaves_the_link_and_other_calls_alone() -> None:
+    node = ScriptedNode()
+    node.script = [node.refuse(ConstraintError("UNIQUE constraint failed: t.x")), node.succeed]
+    async with running(node) as url, open_client(url) as client:
+        with pytest.raises(ConstraintError):
+            await client.execute(WRITE)
+        assert (await client.execute(WRITE)).value() == 1
+    assert len(node.links) == 1

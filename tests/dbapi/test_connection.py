@@ -1,0 +1,213 @@
+"""PEP 249, "Connection objects", and the habits of sqlite3 about transactions."""
+
+import pytest
+
+import bedrockish.dbapi as db
+
+pytestmark = pytest.mark.cluster
+
+
+def count(connection: db.Connection, table: str) -> int:
+    (found,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    assert isinstance(found, int)
+    return found
+
+
+def test_close_rolls_back_and_ends(url: str, table: str, other: db.Connection) -> None:
+    """What was not committed is taken back; afterwards every use is an error; closing again is none."""
+    connection = db.connect(url)
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    connection.close()
+    connection.close()
+    assert count(other, table) == 0
+    uses = (connection.cursor, connection.commit, connection.rollback, connection.ping)
+    for use in uses:
+        with pytest.raises(db.Error, match="connection is closed"):
+            use()
+
+
+def test_commit_and_rollback(connection: db.Connection, table: str, other: db.Connection) -> None:
+    """Autocommit is off at first: nothing is seen by others before commit, and rollback takes it back."""
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    assert count(other, table) == 0
+    connection.commit()
+    assert count(other, table) == 1
+    connection.execute(f"INSERT INTO {table}(id) VALUES (2)")
+    connection.rollback()
+    connection.commit()
+    connection.rollback()
+    assert count(other, table) == 1
+
+
+def test_cursors_of_a_connection_see_each_other(connection: db.Connection, table: str) -> None:
+    connection.cursor().execute(f"INSERT INTO {table}(id) VALUES (1)")
+    assert connection.cursor().execute(f"SELECT id FROM {table}").fetchall() == [(1,)]
+
+
+def test_block_commits_or_rolls_back_and_stays_open(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
+    with connection:
+        connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    with pytest.raises(db.IntegrityError), connection:
+        connection.executemany(f"INSERT INTO {table}(id) VALUES (?)", [(2,), (1,)])
+    assert not connection.closed
+    assert other.execute(f"SELECT id FROM {table}").fetchall() == [(1,)]
+
+
+def test_only_statements_that_write_open_a_transaction(connection: db.Connection, table: str) -> None:
+    for sql in (f"SELECT * FROM {table}", f"CREATE TABLE {table}y(a)", f"PRAGMA table_info({table})"):
+        connection.execute(sql)
+        assert not connection.in_transaction, sql
+    for sql in (
+        f"INSERT INTO {table}(id) VALUES (1)",
+        f"/* x */ UPDATE {table} SET amount = 1",
+        f"WITH x AS (SELECT 1 AS id) INSERT INTO {table}(id) SELECT id + 1 FROM x",
+        f"DELETE FROM {table}",
+        f"REPLACE INTO {table}(id) VALUES (1)",
+    ):
+        connection.execute(sql)
+        assert connection.in_transaction, sql
+        connection.rollback()
+
+
+def test_isolation_level_none_leaves_transactions_to_sql(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    connection.isolation_level = None  # commits, as in sqlite3
+    assert count(other, table) == 1
+    connection.execute(f"INSERT INTO {table}(id) VALUES (2)")
+    assert (connection.in_transaction, count(other, table)) == (False, 2)
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"INSERT INTO {table}(id) VALUES (3)")
+    assert (connection.in_transaction, count(other, table)) == (True, 2)
+    with pytest.raises(db.ProgrammingError, match="within a transaction"):
+        connection.execute("BEGIN")
+    connection.execute("ROLLBACK")
+    assert (connection.in_transaction, count(other, table)) == (False, 2)
+    for sql in ("COMMIT", "ROLLBACK"):
+        with pytest.raises(db.ProgrammingError, match="no transaction is active"):
+            connection.execute(sql)
+
+
+def test_savepoints(connection: db.Connection, table: str, other: db.Connection) -> None:
+    connection.isolation_level = None
+    connection.execute("SAVEPOINT a")
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    connection.execute("SAVEPOINT b")
+    connection.execute(f"INSERT INTO {table}(id) VALUES (2)")
+    connection.execute("ROLLBACK TO b")
+    connection.execute("RELEASE b")
+    with pytest.raises(db.ProgrammingError, match="no such savepoint"):
+        connection.execute("RELEASE b")
+    assert count(other, table) == 0
+    connection.execute("RELEASE a")  # it began the transaction, so its release commits
+    assert not connection.in_transaction
+    assert other.execute(f"SELECT id FROM {table}").fetchall() == [(1,)]
+
+
+def test_autocommit_true_and_false(connection: db.Connection, table: str, other: db.Connection) -> None:
+    connection.autocommit = True
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    assert count(other, table) == 1
+    connection.autocommit = False
+    connection.execute(f"SELECT * FROM {table}")
+    assert connection.in_transaction
+    other.execute(f"INSERT INTO {table}(id) VALUES (2)")
+    assert count(connection, table) == 1, "a transaction that has begun to read sees no later commit"
+    connection.rollback()
+    assert count(connection, table) == 2
+    connection.rollback()
+
+
+def test_schema_statements_are_transactions_of_their_own(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
+    connection.autocommit = False
+    connection.execute(f"SELECT * FROM {table}")
+    connection.execute(f"CREATE TABLE {table}z(a)")
+    connection.rollback()
+    assert count(other, f"{table}z") == 0
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    with pytest.raises(db.NotSupportedError, match="commit before"):
+        connection.execute(f"DROP TABLE {table}z")
+    connection.commit()
+    assert count(other, table) == 1
+
+
+def test_schema_statements_may_commit_what_is_before_them(url: str, table: str, other: db.Connection) -> None:
+    connection = db.connect(url, schema_commits=True)
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    connection.execute(f"ALTER TABLE {table} ADD COLUMN more")
+    connection.rollback()
+    assert count(other, table) == 1
+    connection.close()
+
+
+def test_a_failed_statement_leaves_the_transaction_open(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    with pytest.raises(db.IntegrityError):
+        connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    connection.execute(f"INSERT INTO {table}(id) VALUES (2)")
+    connection.commit()
+    assert count(other, table) == 2
+
+
+def test_a_lost_transaction_must_be_rolled_back_before_anything_else(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
+    other.execute(f"INSERT INTO {table}(id, amount) VALUES (1, 100)")
+    connection.autocommit = False
+    assert connection.execute(f"SELECT amount FROM {table} WHERE id = 1").fetchone() == (100,)
+    other.execute(f"UPDATE {table} SET amount = 50 WHERE id = 1")
+    with pytest.raises(db.OperationalError) as caught:
+        connection.execute(f"UPDATE {table} SET amount = 101 WHERE id = 1")
+    assert (caught.value.code, caught.value.retry) == ("conflict", True)
+    assert connection.in_transaction
+    with pytest.raises(db.OperationalError):
+        connection.execute(f"INSERT INTO {table}(id) VALUES (2)")
+    connection.rollback()
+    connection.execute(f"UPDATE {table} SET amount = amount + 1 WHERE id = 1")
+    connection.commit()
+    assert other.execute(f"SELECT * FROM {table}").fetchall() == [(1, None, 51.0, None)]
+
+
+def test_committing_a_lost_transaction_is_an_error_and_ends_it(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
+    other.execute(f"INSERT INTO {table}(id, amount) VALUES (1, 100)")
+    connection.autocommit = False
+    connection.execute(f"SELECT amount FROM {table} WHERE id = 1")
+    connection.execute(f"INSERT INTO {table}(id) VALUES (2)")
+    other.execute(f"UPDATE {table} SET amount = 50 WHERE id = 1")
+    with pytest.raises(db.OperationalError) as caught:
+        connection.commit()
+    assert caught.value.retry
+    assert not connection.in_transaction
+    assert count(other, table) == 1
+
+
+def test_snapshot_isolation_lets_reads_change(connection: db.Connection, table: str, other: db.Connection) -> None:
+    other.execute(f"INSERT INTO {table}(id, amount) VALUES (1, 100)")
+    connection.autocommit, connection.isolation = False, "snapshot"
+    connection.execute(f"SELECT amount FROM {table} WHERE id = 1")
+    connection.execute(f"INSERT INTO {table}(id) VALUES (2)")
+    other.execute(f"UPDATE {table} SET amount = 50 WHERE id = 1")
+    connection.commit()
+    assert count(other, table) == 2
+
+
+def test_total_changes_token_and_functions(connection: db.Connection, table: str, url: str) -> None:
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1), (2)")
+    connection.executemany(f"DELETE FROM {table} WHERE id = ?", [(1,), (2,), (3,)])
+    connection.commit()
+    assert connection.total_changes == 4
+    second = db.connect(url)
+    second.token = connection.token
+    assert count(second, table) == 0
+    second.close()
+    with pytest.raises(db.NotSupportedError, match="nodes"):
+        connection.create_function("f", 1, len)

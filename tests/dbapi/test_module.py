@@ -1,0 +1,166 @@
+"""PEP 249, "Module interface", "Exceptions" and "Type objects and constructors": what the module itself offers."""
+
+import datetime
+import threading
+import time
+
+import pytest
+
+import bedrockish.dbapi as db
+from bedrockish import errors
+
+pytestmark = pytest.mark.cluster
+
+
+def test_globals_say_level_safety_and_style() -> None:
+    """The module tells by three variables which standard it keeps, what threads may share, how parameters look."""
+    assert db.apilevel == "2.0"
+    assert db.threadsafety == 2
+    assert db.paramstyle == "qmark"
+
+
+def test_connect_returns_a_connection(url: str) -> None:
+    """``connect`` takes what it needs by position or keyword, and returns a connection."""
+    with db.connect(url) as first, db.connect(url=url, timeout=5, read="strict") as second:
+        assert isinstance(first, db.Connection)
+        assert second.execute("SELECT 1").fetchone() == (1,)
+    first.close()
+    second.close()
+
+
+def test_connect_tells_what_is_wrong() -> None:
+    with pytest.raises(db.InterfaceError, match="not a bedrockish URL"):
+        db.connect("sqlite://x")
+    with pytest.raises(db.OperationalError) as caught:
+        db.connect("bedrockish://127.0.0.1:1/?connect_timeout=0.05")
+    assert (caught.value.code, caught.value.retry) == ("unavailable", True)
+    assert isinstance(caught.value.__cause__, errors.UnavailableError)
+    for wrong in ({"read": "never"}, {"detect_types": 7}, {"timeout": -1}):
+        with pytest.raises(db.Error):
+            db.connect("bedrockish://127.0.0.1:1/", **wrong)
+
+
+def test_arguments_are_checked_after_connecting(url: str) -> None:
+    for wrong in ({"isolation": "chaos"}, {"isolation_level": "NONE"}, {"autocommit": 7}):
+        with pytest.raises(db.ProgrammingError):
+            db.connect(url, **wrong)
+
+
+def test_declared_types_are_not_converted(url: str) -> None:
+    with pytest.raises(db.NotSupportedError, match="PARSE_COLNAMES"):
+        db.connect(url, detect_types=db.PARSE_DECLTYPES)
+
+
+def test_exceptions_form_the_tree_of_the_standard() -> None:
+    """Warning and Error are apart; what concerns the database is a DatabaseError, the rest an InterfaceError."""
+    assert issubclass(db.Warning, Exception)
+    assert issubclass(db.Error, Exception)
+    assert not issubclass(db.Warning, db.Error)
+    assert db.InterfaceError.__mro__[1] is db.Error
+    assert db.DatabaseError.__mro__[1] is db.Error
+    below = [db.DataError, db.OperationalError, db.IntegrityError, db.InternalError, db.ProgrammingError]
+    for cls in [*below, db.NotSupportedError]:
+        assert cls.__mro__[1] is db.DatabaseError
+
+
+def test_connections_carry_the_exceptions(connection: db.Connection) -> None:
+    """Optional extension: the classes are attributes of connections, for code that has only those."""
+    names = "Warning Error InterfaceError DatabaseError DataError OperationalError IntegrityError InternalError"
+    for name in [*names.split(), "ProgrammingError", "NotSupportedError"]:
+        assert getattr(connection, name) is getattr(db, name)
+
+
+@pytest.mark.parametrize(
+    ("sql", "cls", "code"),
+    [
+        ("SELEC 1", "ProgrammingError", "sql"),
+        ("SELECT * FROM nowhere", "ProgrammingError", "sql"),
+        ("SELECT ?", "ProgrammingError", "sql"),
+        ("INSERT INTO {table}(id) VALUES (1), (1)", "IntegrityError", "constraint"),
+        ("ATTACH 'x' AS y", "NotSupportedError", "unsupported"),
+        ("PRAGMA journal_mode = DELETE", "NotSupportedError", "unsupported"),
+    ],
+)
+def test_errors_have_the_class_that_the_standard_gives_them(
+    connection: db.Connection, table: str, sql: str, cls: str, code: str
+) -> None:
+    with pytest.raises(getattr(db, cls)) as caught:
+        connection.execute(sql.format(table=table))
+    assert type(caught.value) is getattr(db, cls)
+    assert (caught.value.code, caught.value.retry) == (code, False)
+    assert isinstance(caught.value.__cause__, errors.BedrockishError)
+    assert str(caught.value) == caught.value.__cause__.message
+
+
+def test_constructors_make_what_can_be_bound(connection: db.Connection) -> None:
+    """Date, Time, Timestamp, their twins from ticks, and Binary; dates are stored as sqlite3 stores them."""
+    ticks = time.mktime((2024, 2, 29, 12, 30, 15, 0, 0, -1))
+    assert db.DateFromTicks(ticks) == db.Date(2024, 2, 29) == datetime.date(2024, 2, 29)
+    assert db.TimeFromTicks(ticks) == db.Time(12, 30, 15)
+    assert db.TimestampFromTicks(ticks) == db.Timestamp(2024, 2, 29, 12, 30, 15)
+    row = connection.execute(
+        "SELECT ?, ?, ?, ?", (db.Date(2024, 2, 29), db.Timestamp(2024, 2, 29, 1), db.Binary(b"\0x"), None)
+    ).fetchone()
+    assert row == ("2024-02-29", "2024-02-29 01:00:00", b"\0x", None)
+    with pytest.raises(db.ProgrammingError, match="register_adapter"):
+        connection.execute("SELECT ?", (db.Time(1, 2, 3),))
+
+
+def test_type_objects_equal_the_type_codes_of_their_columns(connection: db.Connection) -> None:
+    description = connection.execute("SELECT 'a', 1, 1.5, x'00', NULL").description
+    assert description is not None
+    text, whole, real, blob, null = (column[1] for column in description)
+    assert text == db.STRING
+    assert whole == db.NUMBER
+    assert whole == db.ROWID
+    assert real == db.NUMBER
+    assert blob == db.BINARY
+    assert null is None
+    assert text not in (db.NUMBER, db.BINARY, db.DATETIME, db.ROWID)
+    assert db.DATETIME == "timestamp"
+    assert db.DATETIME not in (db.STRING, db.NUMBER)
+    assert len({db.STRING, db.BINARY, db.NUMBER, db.DATETIME, db.ROWID}) == 5
+
+
+def test_null_is_none(connection: db.Connection) -> None:
+    assert connection.execute("SELECT NULL, ?", (None,)).fetchone() == (None, None)
+
+
+def test_adapters_and_converters_as_in_sqlite3(url: str) -> None:
+    class Point:
+        def __init__(self, x: int, y: int) -> None:
+            self.x, self.y = x, y
+
+    class Polite:
+        def __conform__(self, protocol: object) -> str | None:
+            return "conformed" if protocol is db.PrepareProtocol else None
+
+    db.register_adapter(Point, lambda point: f"{point.x};{point.y}")
+    db.register_converter("point", lambda data: Point(*map(int, data.split(b";"))))
+    connection = db.connect(url, detect_types=db.PARSE_COLNAMES)
+    cursor = connection.execute('SELECT ? AS "p [point]", ? AS polite', (Point(3, 4), Polite()))
+    point, polite = cursor.fetchone()
+    assert (point.x, point.y, polite) == (3, 4, "conformed")
+    assert cursor.description is not None
+    assert [column[0] for column in cursor.description] == ["p", "polite"]
+    moment = datetime.datetime(2024, 2, 29, 1, 2, 3, 4)
+    assert connection.execute('SELECT ? AS "at [timestamp]"', (moment,)).fetchone() == (moment,)
+    assert connection.execute('SELECT ? AS "on [date]"', (moment.date(),)).fetchone() == (moment.date(),)
+    connection.close()
+
+
+def test_threads_share_a_connection(connection: db.Connection, table: str, other: db.Connection) -> None:
+    """Thread safety 2: threads may share connections. What they do is one transaction, committed once."""
+
+    def work(first: int) -> None:
+        for number in range(first, first + 20):
+            connection.execute(f"INSERT INTO {table}(id, name) VALUES (?, ?)", (number, f"n{number}"))
+
+    threads = [threading.Thread(target=work, args=(100 * n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert other.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+    connection.commit()
+    assert other.execute(f"SELECT count(*) FROM {table}").fetchone() == (80,)

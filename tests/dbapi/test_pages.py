@@ -1,0 +1,27 @@
+"""The examples of docs/dbapi.md and docs/sqlalchemy.md run as they are printed, but for the addresses."""
+
+import re
+from pathlib import Path
+
+import pytest
+from sqlalchemy.dialects import registry
+
+from tools.cluster import ROOT
+
+pytestmark = pytest.mark.cluster
+HOSTS = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"
+
+
+@pytest.mark.parametrize(
+    ("page", "prints"),
+    [("docs/dbapi.md", ["Ann", "Bob", "Cleo"]), ("docs/sqlalchemy.md", ["hello"])],
+)
+def test_examples_of_a_page_run(page: str, prints: list[str], url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    registry.register("bedrockish", "bedrockish.sqlalchemy.dialect", "BedrockishDialect")
+    blocks = re.findall(r"^```python\n(.*?)^```", Path(ROOT, page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        assert HOSTS in block
+        exec(compile(block.replace(HOSTS, url.removeprefix("bedrockish://")), page, "exec"), {})
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in prints)

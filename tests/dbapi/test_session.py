@@ -1,0 +1,102 @@
+"""Which statements open transactions, and what is done again when a node dies between BEGIN and the first statement."""
+
+from typing import Any, cast
+
+import pytest
+
+from bedrockish.client.rows import Rows
+from bedrockish.dbapi.session import FIRST_TRIES, Session
+from bedrockish.dbapi.statements import OTHER, PRAGMA, READ, SCHEMA, WRITE, inserts, is_single, kind_of, split
+from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, UnavailableError
+
+
+class Held:
+    """A transaction whose first statement fails as it is told to."""
+
+    def __init__(self, failure: BedrockishError | None) -> None:
+        self.failure, self.is_open, self.rolled_back = failure, True, False
+
+    def run(self, statements: list[Any], *, timeout: float) -> list[Rows]:
+        if self.failure is not None:
+            self.is_open = isinstance(self.failure, ConstraintError)
+            raise self.failure
+        return [Rows((), [], 1) for _ in statements]
+
+    def rollback(self) -> None:
+        self.rolled_back = True
+
+
+class Link:
+    """A client whose transactions fail one after another."""
+
+    def __init__(self, *failures: BedrockishError | None) -> None:
+        self.begun: list[Held] = []
+        self._failures = list(failures)
+
+    def begin(self, **_: Any) -> Held:
+        self.begun.append(Held(self._failures.pop(0)))
+        return self.begun[-1]
+
+
+def session(*failures: BedrockishError | None) -> tuple[Session, Link]:
+    link = Link(*failures)
+    return Session(cast(Any, link), "session", 5.0), link
+
+
+def test_a_first_statement_whose_node_is_gone_begins_again_elsewhere() -> None:
+    one, link = session(UnavailableError("gone"), UnavailableError("gone"), None)
+    assert one.run("INSERT INTO t VALUES (1)", None, WRITE).rowcount == 1
+    assert [held.rolled_back for held in link.begun] == [True, True, False]
+    assert one.in_transaction
+
+
+def test_it_gives_up_in_the_end() -> None:
+    one, link = session(*[UnavailableError("gone")] * FIRST_TRIES)
+    with pytest.raises(UnavailableError):
+        one.run("INSERT INTO t VALUES (1)", None, WRITE)
+    assert len(link.begun) == FIRST_TRIES
+
+
+@pytest.mark.parametrize("failure", [DeadlineError("late"), ConstraintError("UNIQUE")])
+def test_what_cannot_help_is_not_tried_again(failure: BedrockishError) -> None:
+    one, link = session(failure, None)
+    with pytest.raises(type(failure)):
+        one.run("INSERT INTO t VALUES (1)", None, WRITE)
+    assert len(link.begun) == 1
+
+
+def test_a_later_statement_is_never_done_again() -> None:
+    one, link = session(None, None)
+    one.run("INSERT INTO t VALUES (1)", None, WRITE)
+    link.begun[0].failure = UnavailableError("gone")
+    with pytest.raises(UnavailableError):
+        one.run("INSERT INTO t VALUES (2)", None, WRITE)
+    assert len(link.begun) == 1
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind"),
+    [
+        ("SELECT 1", READ),
+        ("  -- x\n/* y */ ; insert into t values (1)", WRITE),
+        ("WITH a AS (SELECT 'DELETE'), b AS (VALUES (1)) UPDATE t SET x = 1", WRITE),
+        ("WITH a AS (SELECT 1) SELECT * FROM a", READ),
+        ("with 'unfinished", READ),
+        ("drop table t", SCHEMA),
+        ("PRAGMA user_version = 5", SCHEMA),
+        ("PRAGMA user_version", PRAGMA),
+        ("PRAGMA table_info(t)", PRAGMA),
+        ("VACUUM", OTHER),
+        ("", OTHER),
+    ],
+)
+def test_kinds(sql: str, kind: str) -> None:
+    assert kind_of(sql) == kind
+    assert inserts(sql) is ("insert" in sql)
+
+
+def test_scripts() -> None:
+    script = "SELECT ';' ; -- a; b\n; CREATE TRIGGER r AFTER INSERT ON t BEGIN SELECT 1; SELECT 2; END; SELECT 3"
+    assert [piece.split()[0] for piece in split(script)] == ["SELECT", "CREATE", "SELECT"]
+    assert is_single("SELECT 1;;  ")
+    assert not is_single("SELECT 1; SELECT 2")

@@ -1,0 +1,206 @@
+"""The SQLAlchemy dialect on one real node: URLs, isolation, errors, reflection, migrations."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine, inspect, text
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, ProgrammingError
+
+from bedrockish.dbapi import InterfaceError
+from bedrockish.errors import ConfigError
+from bedrockish.sqlalchemy import BedrockishDialect, make_url
+from bedrockish.sqlalchemy.urls import client_url
+from tools.cluster import LocalCluster, local_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path_factory.mktemp("node") / "node", ("A",)) as running:
+        trio.run(running.wait_ready, 0)
+        yield running
+
+
+@pytest.fixture
+def engine(cluster: LocalCluster) -> Iterator[Engine]:
+    made = create_engine(cluster.url(options="/?read=strict"))
+    yield made
+    with made.connect() as connection:
+        for table in reversed(inspect(connection).get_table_names()):
+            connection.exec_driver_sql(f'DROP TABLE "{table}"')
+    made.dispose()
+
+
+@pytest.mark.parametrize(
+    "url", ["bedrockish://a:1,b:2,[::1]:3/?read=session&timeout=5", "bedrockish://a", "bedrockish://[::1]:5"]
+)
+def test_urls_go_through_sqlalchemys(url: str) -> None:
+    from sqlalchemy.engine import make_url as read
+
+    ours = make_url(url)
+    again = read(ours.render_as_string())
+    assert again == ours
+    (found,), options = BedrockishDialect().create_connect_args(again)
+    from bedrockish.addresses import parse_url
+
+    assert parse_url(found) == parse_url(url)
+    assert options == {"autocommit": False, "schema_commits": True}
+
+
+def test_urls_that_say_too_much() -> None:
+    from sqlalchemy.engine import make_url as read
+
+    for url in ("bedrockish://me@a:1/", "bedrockish://a:1/shop"):
+        with pytest.raises(ConfigError):
+            client_url(read(url), {})
+    with pytest.raises(InterfaceError):
+        BedrockishDialect.import_dbapi().connect("bedrockish://a/?colour=red")
+    with pytest.raises((ArgumentError, ValueError)):
+        create_engine("bedrockish://a:1,b:2/")  # SQLAlchemy reads one port; hence the brackets
+
+
+@pytest.mark.cluster
+def test_transactions_are_serializable_from_their_first_read(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE a(id INTEGER PRIMARY KEY, n INTEGER)")
+        connection.exec_driver_sql("INSERT INTO a VALUES (1, 1)")
+    with engine.connect() as first, engine.connect() as second:
+        assert first.get_isolation_level() == first.default_isolation_level == "SERIALIZABLE"
+        n = first.scalar(text("SELECT n FROM a WHERE id = 1"))
+        second.execute(text("UPDATE a SET n = n + 1"))
+        second.commit()
+        with pytest.raises(OperationalError) as caught:
+            first.execute(text("UPDATE a SET n = :n"), {"n": n + 1})
+        assert not caught.value.connection_invalidated
+        first.rollback()
+        assert first.scalar(text("SELECT n FROM a")) == 2
+
+
+@pytest.mark.cluster
+def test_isolation_levels(engine: Engine) -> None:
+    for level in ("SNAPSHOT", "AUTOCOMMIT", "SERIALIZABLE"):
+        with engine.connect().execution_options(isolation_level=level) as connection:
+            assert connection.get_isolation_level() == level
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("CREATE TABLE b(id INTEGER PRIMARY KEY)")
+        connection.exec_driver_sql("INSERT INTO b VALUES (1)")
+        connection.rollback()
+        assert connection.scalar(text("SELECT count(*) FROM b")) == 1
+
+
+@pytest.mark.cluster
+def test_savepoints(engine: Engine) -> None:
+    table = Table("s", MetaData(), Column("id", Integer, primary_key=True))
+    with engine.begin() as connection:
+        table.create(connection)
+    with engine.begin() as connection:
+        connection.execute(table.insert(), {"id": 1})
+        with pytest.raises(IntegrityError), connection.begin_nested():
+            connection.execute(table.insert(), [{"id": 2}, {"id": 1}])
+        connection.execute(table.insert(), {"id": 3})
+    with engine.connect() as connection:
+        assert connection.scalars(table.select().order_by(table.c.id)).all() == [1, 3]
+
+
+@pytest.mark.cluster
+def test_errors_and_the_nodes_own_tables(engine: Engine) -> None:
+    with engine.connect() as connection:
+        with pytest.raises(ProgrammingError, match="no such table"):
+            connection.exec_driver_sql("SELECT * FROM nowhere")
+        assert engine.dialect.do_ping(connection.connection.dbapi_connection)  # type: ignore[arg-type]
+    assert inspect(engine).get_table_names() == []
+    assert engine.dialect.name == "sqlite"
+
+
+@pytest.mark.cluster
+def test_a_lost_node_invalidates_the_connection(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "node", ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        engine = create_engine(cluster.url(options="/?connect_timeout=0.5&timeout=2"), pool_pre_ping=True)
+        with engine.connect() as connection:
+            connection.exec_driver_sql("CREATE TABLE t(x)")
+            connection.exec_driver_sql("INSERT INTO t VALUES (1)")
+            cluster.nodes[0].kill()
+            with pytest.raises(OperationalError) as caught:
+                connection.exec_driver_sql("INSERT INTO t VALUES (2)")
+            assert caught.value.connection_invalidated
+        cluster.nodes[0].start()
+        trio.run(cluster.wait_ready, 0)
+        with engine.connect() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM t")) == 0
+        engine.dispose()
+
+
+ENV = """
+from alembic import context
+from sqlalchemy import create_engine
+engine = create_engine(context.config.get_main_option("sqlalchemy.url"))
+with engine.connect() as connection:
+    context.configure(connection=connection, target_metadata=None, render_as_batch=True)
+    with context.begin_transaction():
+        context.run_migrations()
+engine.dispose()
+"""
+FIRST = """
+from alembic import op
+import sqlalchemy as sa
+revision, down_revision = "first", None
+def upgrade():
+    op.create_table("parent", sa.Column("id", sa.Integer, primary_key=True))
+    child = op.create_table(
+        "child",
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("parent", sa.Integer, sa.ForeignKey("parent.id")),
+        sa.Column("name", sa.String(20)),
+    )
+    op.create_index("child_name", "child", ["name"])
+    op.execute("INSERT INTO parent VALUES (1)")
+    op.bulk_insert(child, [{"id": 7, "parent": 1, "name": "x"}])
+def downgrade():
+    op.drop_table("child")
+    op.drop_table("parent")
+"""
+SECOND = """
+from alembic import op
+import sqlalchemy as sa
+revision, down_revision = "second", "first"
+def upgrade():
+    op.add_column("child", sa.Column("age", sa.Integer, server_default="3"))
+    with op.batch_alter_table("child") as batch:
+        batch.alter_column("name", existing_type=sa.String(20), nullable=False)
+def downgrade():
+    with op.batch_alter_table("child") as batch:
+        batch.alter_column("name", existing_type=sa.String(20), nullable=True)
+        batch.drop_column("age")
+"""
+
+
+@pytest.mark.cluster
+def test_alembic_migrates_there_and_back(engine: Engine, tmp_path: Path) -> None:
+    """Two revisions: tables with rows, then a new column and a batch, which copies the table; and back."""
+    (tmp_path / "versions").mkdir()
+    for name, content in (("env.py", ENV), ("versions/first.py", FIRST), ("versions/second.py", SECOND)):
+        (tmp_path / name).write_text(content)
+    config = Config()
+    config.set_main_option("script_location", str(tmp_path))
+    config.set_main_option("path_separator", "os")
+    config.set_main_option("sqlalchemy.url", engine.url.render_as_string())
+
+    command.upgrade(config, "head")
+    columns = {column["name"]: column for column in inspect(engine).get_columns("child")}
+    assert list(columns) == ["id", "parent", "name", "age"]
+    assert not columns["name"]["nullable"]
+    assert [index["name"] for index in inspect(engine).get_indexes("child")] == ["child_name"]
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT * FROM child")).one() == (7, 1, "x", 3)
+
+    command.downgrade(config, "first")
+    columns = {column["name"]: column for column in inspect(engine).get_columns("child")}
+    assert list(columns) == ["id", "parent", "name"]
+    assert columns["name"]["nullable"]
+    command.downgrade(config, "base")
+    assert inspect(engine).get_table_names() == ["alembic_version"]

@@ -1,0 +1,165 @@
+"""``bedrockish audit``: hold the journals of all nodes against the laws that they must obey, with Spark.
+
+``bedrockish journal verify`` asks the same of files that one process can walk through; this asks it of large journals
+and of several nodes together, and prints nothing but its report. Status 0: all laws hold; 1: something is wrong;
+3: the audit could not be made.
+"""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import click
+
+from journal.differences import differences
+from journal.errors import JournalError, ReplayMismatchError
+from journal.replay import digest, replay
+from journal.spark.session import check_installed, check_java, check_pyspark
+from journal.store import open_readonly
+
+STATUS_WRONG, STATUS_CANNOT = 1, 3
+REPLAY_SAYS = "the database is what its journal makes"
+
+
+@click.command()
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--strict", is_flag=True, help="Count information as faults: nodes must hold the same to the last entry.")
+@click.option("--replay", "replayed", is_flag=True, help="Also replay each journal and compare the databases.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Findings printed of each check.")
+@click.pass_context
+def audit(
+    context: click.Context, files: tuple[Path, ...], as_json: bool, strict: bool, replayed: bool, limit: int
+) -> None:
+    """Audit the journals in FILES with Spark: one file of each node, or exports. The nodes may be running."""
+    try:
+        report = Report(strict, as_json)
+        check_installed("pyarrow")
+        nodes = _nodes([str(file) for file in files], replayed)
+        check_pyspark()
+        check_java()
+        report.line("starting Spark…")
+        _audit(report, [str(file) for file in files], limit)
+        if replayed:
+            report.add("database", REPLAY_SAYS, *_replay(nodes, limit))
+    except JournalError as error:
+        click.echo(f"error: {error}", err=True)
+        context.exit(STATUS_CANNOT)
+    report.end()
+    if report.wrong:
+        context.exit(STATUS_WRONG)
+
+
+class Report:
+    """Prints the checks as they end, then the findings; or everything at the end, as JSON."""
+
+    def __init__(self, strict: bool, as_json: bool) -> None:
+        self._strict, self._as_json = strict, as_json
+        self._checks: list[dict[str, Any]] = []
+        self._counts: dict[str, Any] = {}
+        self.wrong = False
+
+    def line(self, text: str) -> None:
+        """Print a line of the readable report."""
+        if not self._as_json:
+            click.echo(text)
+
+    def count(self, nodes: Sequence[str], entries: int, transactions: int, heads: dict[str, int]) -> None:
+        """Say what is being audited."""
+        self._counts = {"nodes": list(nodes), "entries": entries, "transactions": transactions, "heads": heads}
+        ends = " ".join(f"{leader}{tick}" for leader, tick in heads.items()) or "nothing"
+        self.line(f"{len(nodes)} nodes ({', '.join(nodes)}), {transactions} commits, {entries} entries, up to {ends}")
+
+    def add(self, check: str, says: str, found: list[dict[str, Any]], counts: dict[str, int]) -> None:
+        """Take in the outcome of one check."""
+        faults, information = counts.get("fault", 0), counts.get("information", 0)
+        bad = faults + (information if self._strict else 0)
+        self.wrong = self.wrong or bad > 0
+        self._checks.append({"check": check, "says": says, "holds": bad == 0, **counts, "findings": found})
+        outcome = "ok" if bad == 0 else f"{bad} finding{'s' * (bad > 1)}"
+        note = f"  ({information} to know)" if information and not self._strict else ""
+        self.line(f"  {check:<10} {outcome:<12} {says}{note}")
+
+    def end(self) -> None:
+        """Print the findings, and what they come to."""
+        if self._as_json:
+            click.echo(json.dumps({"holds": not self.wrong, **self._counts, "checks": self._checks}, indent=2))
+            return
+        for check in self._checks:
+            for finding in check["findings"]:
+                where = f" in the files of {finding['node']}" if finding["node"] else ""
+                click.echo(f"{finding['level']}: {check['check']}{where}: {finding['text']}")
+            hidden = check["fault"] + check["information"] - len(check["findings"])
+            if hidden:
+                click.echo(f"… and {hidden} more of {check['check']}; see --limit")
+        click.echo("something is wrong" if self.wrong else "the journals hold")
+
+
+def _nodes(paths: list[str], replayed: bool) -> dict[str, str]:
+    """Return the nodes' files by node, after a look at every path."""
+    from journal.spark.inputs import find_inputs  # needs pyarrow, which is there by now
+
+    found = find_inputs(paths)
+    if replayed and found.exports:
+        raise JournalError(
+            f"{next(iter(found.exports.values()))} is an export, which has no database to compare with a replay; "
+            "give nodes' files, or leave --replay out"
+        )
+    return found.files
+
+
+def _audit(report: Report, paths: list[str], limit: int) -> None:
+    from journal.spark.run import Counts, run_audits  # needs pyspark, which is there by now
+
+    for told in run_audits(paths, limit):
+        if isinstance(told, Counts):
+            report.count(told.nodes, told.entries, told.transactions, told.heads)
+        else:
+            report.add(told.check, told.says, [finding._asdict() for finding in told.findings], told.counts)
+
+
+def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Replay each journal into a database of its own; return what differs from the node's database, row by row."""
+    found: list[dict[str, Any]] = []
+    for node, path in nodes.items():
+        with tempfile.TemporaryDirectory(prefix="bedrockish-audit-") as directory, _copy(path, directory) as copy:
+            target = Path(directory) / "replayed.db"
+            try:
+                made = replay([copy], target)
+            except ReplayMismatchError as error:
+                place = {"leader": error.leader, "tick": error.tick, "table": error.table, "key": error.key}
+                found.append(_finding(node, f"the journal cannot be replayed: {error}", **place))
+                continue
+            except JournalError as error:
+                found.append(_finding(node, f"the journal cannot be replayed: {error}"))
+                continue
+            if made.digest == digest(copy):
+                continue
+            rows = differences(str(copy), str(target), limit)
+            found += [_finding(node, row.text, table=row.table, key=row.key) for row in rows]
+            if not rows:
+                found.append(_finding(node, "the database is not what a replay of its journal makes"))
+    return found, {"fault": len(found), "information": 0}
+
+
+def _finding(node: str, text: str, **more: Any) -> dict[str, Any]:
+    empty = dict.fromkeys(("leader", "tick", "txid", "table", "key"))
+    return {"check": "database", "level": "fault", "node": node, **empty, **more, "text": text}
+
+
+@contextlib.contextmanager
+def _copy(path: str, directory: str) -> Iterator[Path]:
+    """Copy a database as of one moment, so that a running node cannot move it between replay and comparison."""
+    copy = Path(directory) / "copy.db"
+    source, target = open_readonly(path), apsw.Connection(str(copy))
+    try:
+        with target.backup("main", source, "main") as backup:
+            backup.step()
+    finally:
+        target.close()
+        source.close()
+    yield copy

@@ -1,0 +1,20 @@
+"""``bedrockish backup``: a consistent copy of a running node's file."""
+
+from pathlib import Path
+
+import click
+import trio
+
+
+@click.command()
+@click.argument("url")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def backup(url: str, file: Path) -> None:
+    """Copy the file of a node at URL, as it is now, to the new FILE; clients go on meanwhile.
+
+    FILE is a SQLite database with all tables and the whole journal: 'bedrockish journal verify FILE' checks it.
+    """
+    from bedrockish.joining import back_up
+
+    size = trio.run(back_up, url, file)
+    click.echo(f"{file}: {size} bytes")

@@ -1,0 +1,110 @@
+"""``bedrockish import`` and ``bedrockish export``: from a plain SQLite file to a cluster, and back."""
+
+import uuid
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import trio
+
+from bedrockish import open_client
+from bedrockish.cli.progress import progress_bar
+from bedrockish.client.aio import Client, target_of
+from bedrockish.client.load import Loaded, Plan, commands_done, fingerprint, load, open_source, read_plan, survey
+from bedrockish.clock import milliseconds
+from bedrockish.errors import UnsupportedError, UsageError
+from bedrockish.requests import STRICT
+from journal.vector import format_vector
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+NAMES = (
+    "SELECT name FROM sqlite_schema "
+    "WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~' ORDER BY name"
+)
+
+
+@click.command("import")
+@click.argument("url")
+@click.argument("file", type=FILE)
+@click.option("--add", is_flag=True, help="Even if the cluster has tables; none of the file's names may be taken.")
+@click.option("--again", is_flag=True, help="Import a file that was imported before, and dropped since.")
+def import_database(url: str, file: Path, add: bool, again: bool) -> None:
+    """Make the tables, rows, indexes, views and triggers of the SQLite database FILE the content of the cluster at URL.
+
+    Nothing is written if any of it cannot be replicated; all that is in the way is listed. If it is interrupted, run
+    it again: it goes on where it was, and each row is there once.
+    """
+    target_of(url)
+    if not file.exists():
+        raise UsageError(f"{file}: there is no such file")
+    loaded = trio.run(_import, url, file, add, again)
+    for name, count in loaded.rows.items():
+        click.echo(f"{name}: {count} rows")
+    if loaded.before:
+        click.echo(f"an earlier run had brought {loaded.before} of the transactions; they were not repeated")
+    if loaded.left_out:
+        raise UsageError(f"imported, but left out: {'; '.join(loaded.left_out)}")
+
+
+async def _import(url: str, file: Path, add: bool, again: bool) -> Loaded:
+    with closing(open_source(file)) as db:
+        plan = read_plan(db, file)
+        await trio.to_thread.run_sync(_check, file, plan)
+        run = f"import-{fingerprint(file)}" + (f"-{uuid.uuid4().hex[:8]}" if again else "")
+        async with open_client(url) as client:
+            done = await commands_done(client, run + "-")
+            if not done:
+                await _check_room(client, plan, add=add)
+            with progress_bar() as told:
+                return await load(client, file, run, told, done)
+
+
+def _check(file: Path, plan: Plan) -> None:
+    """Refuse a database of which not everything can be replicated.
+
+    Raises:
+        UnsupportedError: the text lists what cannot.
+    """
+    from bedrockish.engine.fitness import misfits
+
+    made = [(f"table {name}", sql) for name, sql in plan.tables]
+    made += [(f"{kind} {name}", sql) for kind, name, sql in plan.rest]
+    with closing(open_source(file)) as db:
+        found = misfits(made) or survey(db, plan)
+    if found:
+        raise UnsupportedError(f"{file} cannot be imported, and nothing was: {'; '.join(found)}")
+
+
+async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:
+    """Refuse to write among what others have.
+
+    Raises:
+        UsageError: the cluster has tables, or some of the same names.
+    """
+    there = [str(name) for (name,) in await client.execute(NAMES, read=STRICT)]
+    known = {name.lower() for name in there}
+    ours = [name for name, _ in plan.tables] + [name for _, name, _ in plan.rest]
+    clash = [name for name in ours if name.lower() in known]
+    if there and not add:
+        raise UsageError(f"the cluster is not empty, it has {', '.join(there[:5])}; --add imports beside that")
+    if clash:
+        raise UsageError(f"the cluster has {', '.join(clash)} already, and nothing was imported; rename or drop them")
+
+
+@click.command("export")
+@click.argument("url")
+@click.argument("file", type=FILE)
+def export_database(url: str, file: Path) -> None:
+    """Write what the cluster at URL holds into the new SQLite database FILE; clients go on meanwhile.
+
+    FILE holds everything that the asked node had at one moment: whole transactions, and with each all that it has
+    seen. The journal and the other tables of the cluster itself are left out; 'bedrockish backup' keeps them.
+    """
+    from bedrockish.exporting import export
+
+    done = trio.run(export, url, file)
+    vector = format_vector(done.vector, sorted(done.vector)) if done.vector else "[]"
+    nodes = ", ".join(sorted(done.vector)) or "nobody"
+    at = datetime.fromtimestamp(milliseconds(done.clock) / 1000, UTC).isoformat(timespec="milliseconds")
+    click.echo(f"{file}: {done.size} bytes, as of {vector} ({nodes}), clock {done.clock} ({at})")

@@ -1,0 +1,71 @@
+"""``bedrockish explain``: what a statement would read and write, and so what it would conflict with."""
+
+import json
+from typing import Any, TextIO
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bedrockish.cli.output import visible
+from bedrockish.cli.status import to_json
+from bedrockish.client.aio import target_of
+from bedrockish.client.blocking import connect
+from bedrockish.errors import UsageError
+
+
+@click.command()
+@click.argument("arguments", nargs=-1, required=True, metavar="[URL] SQL")
+@click.option("-p", "--param", "params", multiple=True, help="A parameter: a JSON value, or else a text. In order.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def explain(arguments: tuple[str, ...], params: tuple[str, ...], as_json: bool) -> None:
+    """Print what SQL would read and write at the node at URL (by default what BEDROCKISH_URL says).
+
+    It is run and taken back. Two transactions at the same time conflict if one writes what the other reads or writes.
+    "wider" names what counts as read as a whole because the rows cannot be told beforehand, and the reason.
+    """
+    if len(arguments) > 2:
+        raise UsageError("give one text of SQL, in quotes")
+    url, sql = arguments if len(arguments) == 2 else (None, arguments[0])
+    target_of(url)
+    with connect(url) as connection:
+        found = connection.explain(sql, [_value(text) for text in params])
+    if as_json:
+        click.echo(to_json(found))
+        return
+    print_footprints(found)
+
+
+def print_footprints(found: list[dict[str, Any]], out: TextIO | None = None) -> None:
+    """Print for each statement what it would read and write."""
+    console = Console(file=out, soft_wrap=True)
+    for one in found:
+        console.print(Text(visible(one["sql"]), style="bold"))
+        console.print(_table(one))
+
+
+def _value(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return text if isinstance(value, dict | list) else value
+
+
+def _table(one: dict[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    wider = [f"{name}: {reason}" for name, reason in one.get("wider", ())]
+    lines = {
+        "ids": ["given by the node"] if one["ids"] else [],
+        "reads": one["reads"] or ["nothing"],
+        "wider": wider,
+        "writes": one["writes"] or ["nothing"],
+        "fails": [one["error"]] if one.get("error") else [],
+    }
+    for name, texts in lines.items():
+        for number, text in enumerate(texts):
+            table.add_row("" if number else name, Text(visible(text)))
+    return table

@@ -1,0 +1,80 @@
+"""``bedrockish export-journal``: journals as Parquet, from files or running nodes. Needs pyarrow, not Java."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from bedrockish.client.aio import target_of
+from bedrockish.client.blocking import connect
+from journal.spark.session import check_installed
+
+if TYPE_CHECKING:
+    from journal.spark.export import Feed, Progress
+
+
+@click.command("export-journal")
+@click.argument("sources", nargs=-1, required=True, metavar="FILE_OR_URL...")
+@click.option("--to", "directory", required=True, type=click.Path(file_okay=False), help="Directory of the export.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+def export_journal(sources: tuple[str, ...], directory: str, as_json: bool) -> None:
+    """Write journals as Parquet into a directory, or bring it up to what the journals hold by now.
+
+    Each source is a node's file or the URL of a running node. Only new commits are written. It may be stopped or killed
+    at any moment, and run again.
+    """
+    check_installed("pyarrow")
+    from journal.spark.export import export  # needs pyarrow, which is there by now
+
+    for source in sources:
+        if "://" in source:
+            target_of(source)  # a mistake in any URL is told before anything is written
+    done = []
+    for source in sources:
+        with open_source(source) as feed:
+            told = export(feed, directory, _show)
+        _clear_line()
+        done.append(told)
+        if not as_json:
+            click.echo(f"{told.node}: {told.entries} new entries, up to {_ends(told)}")
+    if as_json:
+        packed = [{"node": told.node, "entries": told.entries, "vector": told.vector} for told in done]
+        click.echo(json.dumps(packed, indent=2))
+
+
+@contextlib.contextmanager
+def open_source(source: str) -> "Iterator[Feed]":
+    """Open a node's file, or connect to a running node.
+
+    Raises:
+        BedrockishError: the node cannot be reached.
+        JournalError: the file cannot be read.
+    """
+    from bedrockish.cli.live import NodeFeed
+    from journal.spark.export import open_feed
+
+    if "://" in source:
+        with connect(source) as connection:
+            yield NodeFeed(connection)
+    else:
+        with open_feed(source) as feed:
+            yield feed
+
+
+def _ends(told: "Progress") -> str:
+    return " ".join(f"{leader}{tick}" for leader, tick in sorted(told.vector.items())) or "nothing"
+
+
+def _show(told: "Progress") -> None:
+    """Say on a terminal how far it is, on one line that is written over."""
+    if sys.stderr.isatty():
+        share = 100 * told.entries // max(1, told.expected)
+        click.echo(f"\r\x1b[K{told.node}: {told.entries} of {told.expected} entries, {share} %", err=True, nl=False)
+
+
+def _clear_line() -> None:
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", err=True, nl=False)

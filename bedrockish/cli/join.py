@@ -1,0 +1,43 @@
+"""``bedrockish join``: make this node one of a running cluster, and run it."""
+
+from pathlib import Path
+
+import click
+import trio
+
+from bedrockish import logs
+from bedrockish.cli.serve import read_config, read_settings, run_until_signal
+from bedrockish.config import Config
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "-c", "--config", type=click.Path(path_type=Path), envvar="BEDROCKISH_CONFIG", help="The new node's TOML file."
+)
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any key of the configuration.")
+@click.option("--replay", is_flag=True, help="Fetch the whole journal from several nodes instead of a copy of a file.")
+@click.option("--voter", is_flag=True, help="Become a voter as soon as it has caught up.")
+@click.option("--no-serve", is_flag=True, help="Only make the file; start the node with 'bedrockish serve' then.")
+def join(url: str, config: Path | None, settings: tuple[str, ...], replay: bool, voter: bool, no_serve: bool) -> None:
+    """Join the cluster at URL with a new, empty node, and run it until SIGTERM or SIGINT.
+
+    The node becomes a learner, which has all data and answers reads. 'bedrockish member promote', or --voter, makes it
+    a voter, which takes writes as well. From then on it is started like any other node, with 'bedrockish serve'.
+    """
+    built = read_config(config, read_settings(settings))
+    logs.set_up(built.log.level, built.node, as_json=built.log.json)
+    from bedrockish.joining import join as join_cluster
+    from bedrockish.joining import promote_when_ready
+    from bedrockish.running import serve
+
+    async def run(config: Config) -> None:
+        await join_cluster(config, url, replay=replay)
+        if no_serve:
+            return
+        async with trio.open_nursery() as nursery:
+            if voter:
+                nursery.start_soon(promote_when_ready, url, config.node)
+            await serve(config)
+
+    trio.run(run_until_signal, run, built)

@@ -1,0 +1,227 @@
+"""``bedrockish journal``: read, verify, replay and compare the journals in nodes' files. Needs no running node."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import apsw
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from journal.changes import Change, decode_changes, decode_statements
+from journal.entry import Entry
+from journal.errors import EntryMalformedError
+from journal.replay import JOURNAL, ORDERS, digest, replay
+from journal.store import open_readonly, stored_at
+from journal.tables import find_table, print_key
+from journal.transaction import ROWS, SCHEMA
+from journal.vector import format_vector
+from journal.verify import Verification, known_nodes, verify
+
+FILE = click.Path(path_type=Path)
+SHOWN_MAX = 60  # characters of a statement or value in a line
+
+
+@click.group()
+def journal() -> None:
+    """Read, verify and replay the journal in a node's file."""
+
+
+@journal.command()
+@click.argument("file", type=FILE)
+@click.option("--leader", metavar="NODE", help="Only the timeline of this node.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many entries, the last ones.")
+@click.option("--from-tick", type=click.IntRange(1), help="From this tick on, oldest first; the last ones else.")
+@click.option("--changes", is_flag=True, help="Print the rows that each entry changed.")
+def show(file: Path, leader: str | None, limit: int, from_tick: int | None, changes: bool) -> None:
+    """Print the entries of FILE, newest last, in the order in which its node applied them."""
+    db = open_readonly(file)
+    try:
+        nodes = known_nodes(db)
+        keys = Keys(db)
+        for entry in _chosen(db, leader, limit, from_tick):
+            click.echo(describe(entry, nodes, keys))
+            if changes:
+                for line in _change_lines(entry, keys):
+                    click.echo(f"    {line}")
+    finally:
+        db.close()
+
+
+def _chosen(db: apsw.Connection, leader: str | None, limit: int, from_tick: int | None) -> Iterator[Entry]:
+    """Yield the entries asked for; only their row numbers are held meanwhile."""
+    where = ["1"]
+    values: list[str | int] = []
+    if leader is not None:
+        where.append("leader = ?")
+        values.append(leader)
+    if from_tick is not None:
+        where.append("tick >= ?")
+        values.append(from_tick)
+    way = "DESC" if from_tick is None else "ASC"
+    query = f"SELECT seq FROM bedrockish_journal WHERE {' AND '.join(where)} ORDER BY seq {way} LIMIT ?"
+    rows: list[Any] = db.execute(query, (*values, limit)).fetchall()
+    for (seq,) in sorted(rows):
+        stored = stored_at(db, seq)
+        if stored is not None:
+            yield stored.entry()
+
+
+class Keys:
+    """Prints the key of a changed row, by the primary key that its table has now."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._primary: dict[str, tuple[str, ...]] = {}
+
+    def print(self, change: Change) -> str:
+        """Return ``7`` for a rowid, else the values of the primary key."""
+        if change.table not in self._primary:
+            table = find_table(self._db, change.table)
+            self._primary[change.table] = table.primary if table is not None else ()
+        return print_key(change, self._primary[change.table])
+
+
+def describe(entry: Entry, nodes: list[str], keys: Keys) -> str:
+    """Return an entry as one line in the notation of vectors: ``A4: COMMIT A-64f…=[4, *, 0] after [3, 1, 0] account``.
+
+    Args:
+        entry: the entry.
+        nodes: all nodes of the cluster, sorted: what the components of the vectors stand for.
+        keys: prints the keys of rows.
+    """
+    everybody = sorted({*nodes, *entry.quorum, *entry.after})
+    after = {node: entry.after.get(node, 0) for node in everybody}
+    adopted = f" adopted from {entry.adopted_from}" if entry.adopted_from is not None else ""
+    return (
+        f"{entry.leader}{entry.tick}: COMMIT {entry.txid}={format_vector(entry.quorum, everybody)}{adopted} "
+        f"after {format_vector(after, everybody)} {_subject(entry, keys)}"
+    ).rstrip()
+
+
+def _subject(entry: Entry, keys: Keys) -> str:
+    """Say in a few words what an entry is about: its tables and rows, or its statement."""
+    transaction = entry.transaction
+    try:
+        if transaction.kind == SCHEMA:
+            return _short("; ".join(decode_statements(transaction.changes)))
+        if transaction.kind != ROWS:
+            return transaction.kind
+        changes = decode_changes(transaction.changes)
+    except EntryMalformedError as error:
+        return f"(cannot be read: {error})"
+    words = list(dict.fromkeys(f"{change.table} {keys.print(change)}" for change in changes))
+    return _short(", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else ""))
+
+
+def _change_lines(entry: Entry, keys: Keys) -> Iterator[str]:
+    transaction = entry.transaction
+    if transaction.kind == SCHEMA:
+        yield from decode_statements(transaction.changes)
+    elif transaction.kind == ROWS:
+        for change in decode_changes(transaction.changes):
+            yield f"{change.op} {change.table} {keys.print(change)} {_values(change)}"
+
+
+def _values(change: Change) -> str:
+    if change.before is None or change.after is None:
+        row = change.after if change.before is None else change.before
+        pairs = zip(change.columns, row or (), strict=True)
+        return ", ".join(f"{column}={_short(repr(value))}" for column, value in pairs)
+    parts = [
+        f"{column}: {_short(repr(before))} -> {_short(repr(after))}"
+        for column, before, after in zip(change.columns, change.before, change.after, strict=True)
+        if (type(before), before) != (type(after), after)
+    ]
+    if change.rowid != change.rowid_after:
+        parts.insert(0, f"rowid: {change.rowid} -> {change.rowid_after}")
+    return ", ".join(parts) or "nothing"
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 1] + "…"
+
+
+@journal.command("verify")
+@click.argument("files", type=FILE, nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.pass_context
+def verify_files(context: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
+    """Verify the journals in FILES, each for itself and against each other. Ends with status 1 if anything is wrong."""
+    report = verify([*files], None if as_json else _progress)
+    if as_json:
+        packed = {"holds": report.holds} | asdict(report)
+        click.echo(json.dumps(packed, indent=2))
+    else:
+        _print_report(report)
+    if not report.holds:
+        context.exit(1)
+
+
+def _progress(node: str, entries: int) -> None:
+    """Say on a terminal how far it is, on one line that is written over."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{node}: {entries} entries", err=True, nl=False)
+
+
+def _print_report(report: Verification) -> None:
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", err=True, nl=False)
+    # Where nobody looks at a terminal a line is read by programs, which would rather have it whole.
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 400)
+    table = Table(box=None, header_style="bold")
+    for title in ("node", "file", "entries", "adopted", "second labels", "applied"):
+        table.add_column(title, overflow="fold")
+    nodes = sorted({node for counts in report.counts for node in counts.nodes})
+    for counts in report.counts:
+        vector = {node: counts.applied.get(node, 0) for node in nodes}
+        cells = (counts.entries, counts.adopted, counts.repeats, format_vector(vector, nodes))
+        table.add_row(escape(counts.node), escape(counts.path), *(escape(str(cell)) for cell in cells))
+    console.print(table)
+    for node, spans in report.lacks.items():
+        behind = ", ".join(f"{who}{first}" + (f" to {who}{last}" if last > first else "") for who, first, last in spans)
+        console.print(f"{node} lacks {behind}", markup=False, highlight=False)
+    for finding in report.findings:
+        console.print(f"{finding.node}: {finding.check}: {finding.text}", markup=False, highlight=False, style="red")
+    if report.holds:
+        entries = sum(counts.entries for counts in report.counts)
+        click.echo(f"the journals hold: {entries} entries in {len(report.counts)} files")
+    else:
+        click.echo(f"{len(report.findings)} findings")
+
+
+@journal.command("replay")
+@click.argument("files", type=FILE, nargs=-1, required=True)
+@click.option("--to", "target", type=FILE, required=True, help="The database file to write; must not exist.")
+@click.option("--order", type=click.Choice(ORDERS), default=JOURNAL, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws the random order.")
+def replay_files(files: tuple[Path, ...], target: Path, order: str, seed: int) -> None:
+    """Rebuild a database from nothing but the journals in FILES, and print its digest."""
+    report = replay([*files], target, order=order, seed=seed)
+    click.echo(
+        f"{report.entries} entries ({report.repeats} second labels), {report.changes} rows, "
+        f"{report.statements} schema statements, in {report.order} order"
+    )
+    click.echo(f"{report.digest}  {report.target}")
+
+
+@journal.command("digest")
+@click.argument("files", type=FILE, nargs=-1, required=True)
+@click.pass_context
+def digest_files(context: click.Context, files: tuple[Path, ...]) -> None:
+    """Print a digest of the tables in each of FILES. Ends with status 1 if they differ."""
+    digests = set()
+    for file in files:
+        found = digest(file)
+        digests.add(found)
+        click.echo(f"{found}  {os.fspath(file)}")
+    if len(digests) > 1:
+        click.echo(f"the {len(files)} files have {len(digests)} different contents", err=True)
+        context.exit(1)

@@ -1,0 +1,143 @@
+"""The program ``bedrockish``. Here, and only here, an error becomes one line on standard error and an exit status."""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+import click
+
+from bedrockish import __version__
+from bedrockish.errors import BedrockishError
+from journal.errors import JournalError
+from net.errors import NetError
+
+DEBUG_VARIABLE = "BEDROCKISH_DEBUG"
+USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130
+
+# Imported when asked for: the audit needs Spark, and nobody should wait for the engine to print a help text.
+COMMANDS = {
+    "serve": ("bedrockish.cli.serve", "serve"),
+    "join": ("bedrockish.cli.join", "join"),
+    "sql": ("bedrockish.cli.sql", "sql"),
+    "explain": ("bedrockish.cli.explain", "explain"),
+    "status": ("bedrockish.cli.status", "status"),
+    "nodes": ("bedrockish.cli.status", "nodes"),
+    "backup": ("bedrockish.cli.backup", "backup"),
+    "import": ("bedrockish.cli.database", "import_database"),
+    "export": ("bedrockish.cli.database", "export_database"),
+    "member": ("bedrockish.cli.member", "member"),
+    "changes": ("bedrockish.cli.changes", "changes"),
+    "journal": ("bedrockish.cli.journal", "journal"),
+    "export-journal": ("bedrockish.cli.export", "export_journal"),
+    "audit": ("bedrockish.cli.audit", "audit"),
+}
+
+
+class Program(click.Group):
+    """The group of all commands, which never shows a traceback unless BEDROCKISH_DEBUG=1 asks for it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return [name for name in COMMANDS if self.get_command(ctx, name) is not None]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import a command; None if there is none of that name in this installation."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name]
+        try:
+            command = getattr(import_module(module), name)
+        except ModuleNotFoundError as error:
+            if error.name == module:
+                return None
+            raise
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is meant, or say which one may have been."""
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and self.get_command(ctx, name) is None:
+            close = get_close_matches(name, list(COMMANDS), n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "there is " + ", ".join(self.list_commands(ctx))
+            raise click.UsageError(f"there is no command {name!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
+        """Run the program and end with its exit status."""
+        extra.pop("standalone_mode", None)
+        try:
+            status = super().main(args, prog_name or "bedrockish", standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except BaseException as error:
+            status = _report(error)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="bedrockish")
+def main() -> None:
+    """SQLite on several machines: write to any of them, and it is right."""
+
+
+def _report(error: BaseException) -> int:
+    """Print an error as one line and return the exit status for it."""
+    found = next(_leaves(error))
+    if os.environ.get(DEBUG_VARIABLE) == "1" and not isinstance(found, SystemExit | click.exceptions.Exit):
+        import traceback
+
+        traceback.print_exception(error)
+    match found:
+        case SystemExit():
+            return found.code if isinstance(found.code, int) else 1
+        case click.exceptions.Exit():
+            return found.exit_code
+        case KeyboardInterrupt() | click.Abort():
+            click.echo(err=True)
+            return INTERRUPTED
+        case click.exceptions.NoArgsIsHelpError():
+            click.echo(found.format_message(), err=True)
+            return USAGE
+        case click.ClickException():
+            return _fail(found.format_message(), found.exit_code)
+        case BedrockishError():
+            return _fail(found.message, found.exit_code)
+        case JournalError():
+            return _fail(str(found), 1)
+        case NetError():
+            return _fail(str(found), UNREACHABLE)
+        case OSError(errno=errno.EPIPE):
+            # Whoever read our output has enough; the interpreter must not fail on flushing the rest either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        case OSError():
+            where = f"{found.filename}: " if found.filename is not None else ""
+            return _fail(f"{where}{found.strerror or found}", 1)
+        case _:
+            text = f"this is a bug: {type(found).__name__}: {found}; set {DEBUG_VARIABLE}=1 to see where"
+            return _fail(text, BUG)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in a group, those that a person can act on first."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    found = [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    known = (BedrockishError, JournalError, NetError, OSError, click.ClickException, KeyboardInterrupt)
+    yield from sorted(found, key=lambda leaf: not isinstance(leaf, known))
+
+
+def _fail(message: str, status: int) -> int:
+    click.echo("error: " + " ".join(message.split()), err=True)
+    return status
+
+
+if __name__ == "__main__":
+    main()

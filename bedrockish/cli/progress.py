@@ -1,0 +1,43 @@
+"""A bar on a terminal while something long is under way; nothing where nobody looks."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from bedrockish.cli.output import visible
+
+
+class Told(Protocol):
+    """Takes what is done."""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show that so much is done of so much."""
+
+
+class _Name(TextColumn):
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def render(self, task: object) -> Text:
+        """Return the name of what is under way, never read as markup."""
+        return Text(visible(str(getattr(task, "description", ""))))
+
+
+@contextmanager
+def progress_bar() -> Iterator[Told]:
+    """Show a bar for each thing that is told of, on standard error if that is a terminal."""
+    columns = (_Name(), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()) as bars:
+        known: dict[str, object] = {}
+
+        def told(what: str, done: int, total: int) -> None:
+            if what not in known:
+                known[what] = bars.add_task(what, total=total)
+            bars.update(known[what], completed=done)  # type: ignore[arg-type]
+
+        yield told

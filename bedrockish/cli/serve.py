@@ -1,0 +1,107 @@
+"""``bedrockish serve``: read the configuration, run the node, leave on SIGTERM and SIGINT."""
+
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import click
+import trio
+
+from bedrockish import logs
+from bedrockish.config import LEVELS, Config, build
+from bedrockish.errors import ConfigError, UsageError
+
+logger = logging.getLogger(__name__)
+
+
+def read_config(path: Path | None, flags: dict[str, str]) -> Config:
+    """Read the file and the environment and put the configuration together.
+
+    Raises:
+        ConfigError: something is wrong in one of them, or the file cannot be read.
+    """
+    text = None
+    if path is not None:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise ConfigError(f"{path}: the configuration cannot be read: {reason}") from error
+    return build(text=text, file=str(path), environment=os.environ, flags=flags)
+
+
+def read_settings(settings: tuple[str, ...]) -> dict[str, str]:
+    """Read the values of --set.
+
+    Raises:
+        UsageError: one is not of the form KEY=VALUE.
+    """
+    flags: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--set {setting}: write KEY=VALUE, such as --set suspicion_ms=2000")
+        flags[key.strip()] = value.strip()
+    return flags
+
+
+@click.command()
+@click.option("-c", "--config", type=click.Path(path_type=Path), envvar="BEDROCKISH_CONFIG", help="The TOML file.")
+@click.option("--node", metavar="NAME", help="Name of this node.")
+@click.option("--database", metavar="FILE", help="The database file; created if it does not exist.")
+@click.option("--listen", metavar="HOST:PORT", help="Where peers and clients connect.")
+@click.option("--http", metavar="HOST:PORT", help="Where HTTP is served and the dashboard is; by default nowhere.")
+@click.option("--cluster", metavar="NAME", help="Name of the cluster.")
+@click.option("--peer", "peers", metavar="NAME=HOST:PORT", multiple=True, help="A founding member; once for each.")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other key of the configuration.")
+@click.option("--log-level", type=click.Choice(LEVELS), help="The least important kind of line to log.")
+@click.option("--log-json", is_flag=True, help="Log JSON lines.")
+def serve(
+    config: Path | None,
+    node: str | None,
+    database: str | None,
+    listen: str | None,
+    http: str | None,
+    cluster: str | None,
+    peers: tuple[str, ...],
+    settings: tuple[str, ...],
+    log_level: str | None,
+    log_json: bool,
+) -> None:
+    """Run a node until SIGTERM or SIGINT."""
+    flags = read_settings(settings)
+    given = {"node": node, "database": database, "listen": listen, "http": http, "cluster": cluster}
+    given["level"] = log_level
+    flags.update({key: value for key, value in given.items() if value is not None})
+    if peers:
+        flags["peers"] = ",".join(peers)
+    if log_json:
+        flags["json"] = "true"
+    built = read_config(config, flags)
+    logs.set_up(built.log.level, built.node, as_json=built.log.json)
+    from bedrockish.running import serve as run_node
+
+    trio.run(run_until_signal, run_node, built)
+
+
+async def run_until_signal(run_node: Callable[[Config], Awaitable[None]], config: Config) -> None:
+    """Run a node; the first signal lets it leave in order, the second one ends the process at once."""
+
+    async def watch(task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            leaving = False
+            async for number in signals:
+                if leaving:
+                    os._exit(128 + number)  # what was promised is durable, so a node may stop anywhere
+                leaving = True
+                logger.info("%s: leaving", signal.Signals(number).name)
+                running.cancel()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch)
+        with trio.CancelScope() as running:
+            await run_node(config)
+        nursery.cancel_scope.cancel()

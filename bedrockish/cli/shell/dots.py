@@ -1,0 +1,205 @@
+"""The dot-commands of the shell, with the names and habits of sqlite3's."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from bedrockish.cli.explain import print_footprints
+from bedrockish.cli.output import ALL_MODES, INSERT
+from bedrockish.cli.shell.dump import dump
+from bedrockish.cli.shell.session import Leave, Shell
+from bedrockish.cli.shell.tables import import_file
+from bedrockish.cli.status import print_nodes, print_status
+from bedrockish.client.rows import Rows
+from bedrockish.errors import UsageError
+from bedrockish.requests import READ_LEVELS
+
+OURS = "{0} NOT LIKE 'sqlite~_%' ESCAPE '~' AND {0} NOT LIKE 'bedrockish~_%' ESCAPE '~'"
+TABLES = (
+    "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND (?1 IS NULL OR name LIKE ?1) "
+    f"AND {OURS.format('name')} ORDER BY name"
+)
+INDEXES = (
+    "SELECT name FROM sqlite_schema WHERE type = 'index' AND (?1 IS NULL OR tbl_name LIKE ?1) "
+    f"AND {OURS.format('tbl_name')} AND {OURS.format('name')} ORDER BY name"
+)
+SCHEMA = (
+    "SELECT sql || ';' FROM sqlite_schema WHERE sql IS NOT NULL AND (?1 IS NULL OR tbl_name LIKE ?1 OR name LIKE ?1) "
+    f"AND {OURS.format('tbl_name')} ORDER BY tbl_name, type <> 'table', name"
+)
+JOURNAL = (
+    "SELECT leader || tick AS place, strftime('%Y-%m-%d %H:%M:%f', applied_ms / 1000.0, 'unixepoch') AS applied, "
+    "kind, clock, origin, command, length(body) AS bytes FROM "
+    "(SELECT * FROM bedrockish_journal WHERE repeat = 0 ORDER BY seq DESC LIMIT ?1) ORDER BY seq"
+)
+JOURNAL_ENTRIES, JOURNAL_ENTRIES_MAX = 10, 100_000
+WATCH_S, WATCH_S_MAX, POLL_S = 3.0, 3_600.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One dot-command.
+
+    Attributes:
+        usage: what is written after its name.
+        says: what it does, for .help.
+        run: does it, with the words that were written.
+        least, most: how many words it takes.
+        raw: the rest of the line is one word, as it stands.
+    """
+
+    usage: str
+    says: str
+    run: Callable[[Shell, list[str]], None]
+    least: int = 0
+    most: int = 0
+    raw: bool = False
+
+
+def _names(sql: str) -> Callable[[Shell, list[str]], None]:
+    def run(shell: Shell, words: list[str]) -> None:
+        for (name,) in shell.query(sql, [words[0] if words else None]):
+            shell.say(str(name))
+
+    return run
+
+
+def _mode(shell: Shell, words: list[str]) -> None:
+    if not words:
+        shell.say(f"mode {shell.style.mode}")
+        return
+    if words[0] not in ALL_MODES:
+        raise UsageError(f"there is no mode {words[0]!r}; there is {', '.join(ALL_MODES)}")
+    if len(words) > 1 and words[0] != INSERT:
+        raise UsageError(f".mode {words[0]} takes nothing more; .mode insert takes the name of a table")
+    shell.restyle(mode=words[0], target=words[1] if len(words) > 1 else "table")
+
+
+def _switch(word: str) -> bool:
+    if word.lower() not in ("on", "off", "yes", "no", "1", "0"):
+        raise UsageError(f"write on or off, not {word!r}")
+    return word.lower() in ("on", "yes", "1")
+
+
+def _headers(shell: Shell, words: list[str]) -> None:
+    shell.restyle(headers=_switch(words[0]))
+
+
+def _null(shell: Shell, words: list[str]) -> None:
+    shell.restyle(null=words[0] if words else "")
+
+
+def _timer(shell: Shell, words: list[str]) -> None:
+    shell.timer = _switch(words[0])
+
+
+def _output(shell: Shell, words: list[str]) -> None:
+    opened = open(words[0], "w", encoding="utf-8", newline="") if words and words[0] != "stdout" else None  # noqa: SIM115
+    shell.close()
+    shell.out = opened
+
+
+def _number(word: str, least: float, most: float) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if not least <= value <= most:
+        raise UsageError(f"write a number from {least:g} to {most:g}, not {word!r}")
+    return value
+
+
+def _journal(shell: Shell, words: list[str]) -> None:
+    count = int(_number(words[0], 1, JOURNAL_ENTRIES_MAX)) if words else JOURNAL_ENTRIES
+    shell.print(shell.query(JOURNAL, [count]))
+
+
+def _conflicts(shell: Shell, words: list[str]) -> None:
+    """Watch the connected node: it notes what it says and hears only while somebody looks."""
+    seconds = _number(words[0], 0, WATCH_S_MAX) if words else WATCH_S
+    until, last, seen = time.monotonic() + seconds, 0, 0
+    if shell.is_for_people:
+        shell.say(f"watching for {seconds:g} s; Ctrl-C ends it")
+    while True:
+        found = shell.connection.events(last)
+        last = found["last"]
+        rows = [
+            (
+                datetime.fromtimestamp(wall_ms / 1000, UTC).strftime("%H:%M:%S.%f")[:-3],
+                *(txid, more.get("other"), origin, more.get("reason"), more.get("object"), more.get("key")),
+            )
+            for _, wall_ms, kind, txid, origin, _, _, more in found["events"]
+            if kind == "reject"
+        ]
+        if rows:
+            seen += len(rows)
+            shell.print(Rows(("at", "loser", "against", "said_by", "reason", "object", "key"), rows))
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        time.sleep(min(POLL_S, left))
+    if not seen and shell.is_for_people:
+        shell.say("no conflict was seen at this node")
+
+
+def _read_level(shell: Shell, words: list[str]) -> None:
+    if not words:
+        shell.say(shell.read or "what the URL says")
+    elif words[0] not in READ_LEVELS:
+        raise UsageError(f"there is no read level {words[0]!r}; there is {', '.join(READ_LEVELS)}")
+    else:
+        shell.read = words[0]
+
+
+def _explain(shell: Shell, words: list[str]) -> None:
+    print_footprints(shell.connection.explain(words[0], timeout=shell.timeout), shell.out)
+
+
+def _status(shell: Shell, _: list[str]) -> None:
+    print_status(shell.connection.status(timeout=shell.timeout), shell.out)
+
+
+def _nodes(shell: Shell, _: list[str]) -> None:
+    print_nodes(shell.connection.nodes(timeout=shell.timeout), shell.out)
+
+
+def _quit(_: Shell, __: list[str]) -> None:
+    raise Leave
+
+
+def _help(shell: Shell, words: list[str]) -> None:
+    if not words:
+        shell.say("SQL ends with a semicolon. BEGIN opens a transaction, COMMIT and ROLLBACK end it.")
+    for name, command in COMMANDS.items():
+        if not words or name == words[0].lstrip("."):
+            shell.say(f".{name} {command.usage}".ljust(28) + " " + command.says)
+
+
+COMMANDS = {
+    "tables": Command("[PATTERN]", "names of tables and views", _names(TABLES), most=1),
+    "schema": Command("[NAME]", "how tables, indexes, views and triggers were created", _names(SCHEMA), most=1),
+    "indexes": Command("[TABLE]", "names of indexes", _names(INDEXES), most=1),
+    "mode": Command("[MODE [TABLE]]", "how rows are printed: " + ", ".join(ALL_MODES), _mode, most=2),
+    "headers": Command("on|off", "names of columns before the rows", _headers, 1, 1),
+    "nullvalue": Command("TEXT", "what NULL is printed as", _null, most=1),
+    "import": Command(
+        "[--tabs] [--skip N] [--again] FILE TABLE",
+        "load a CSV file, each row once, however often it is interrupted and run",
+        import_file,
+        2,
+        6,
+    ),
+    "dump": Command("[TABLE]...", "everything as SQL, for this shell and for sqlite3", dump, most=1_000),
+    "read": Command("FILE", "run a script", lambda shell, words: shell.read_file(words[0]), 1, 1),
+    "output": Command("[FILE]", "print into a file from now on; without one, here again", _output, most=1),
+    "timer": Command("on|off", "how long each statement took", _timer, 1, 1),
+    "explain": Command("SQL", "what a statement reads and writes, and so conflicts with", _explain, 1, 1, raw=True),
+    "nodes": Command("", "the members of the cluster", _nodes),
+    "status": Command("", "what the connected node says about itself", _status),
+    "journal": Command("[N]", f"the last transactions, {JOURNAL_ENTRIES} of them", _journal, most=1),
+    "conflicts": Command("[SECONDS]", "watch who conflicts with whom, and about which key", _conflicts, most=1),
+    "read-level": Command("[LEVEL]", "how fresh reads must be: " + ", ".join(READ_LEVELS), _read_level, most=1),
+    "help": Command("[NAME]", "this", _help, most=1),
+    "quit": Command("", "leave; so does Ctrl-D", _quit),
+}

@@ -1,0 +1,77 @@
+"""``.dump``: tables as a script of SQL that this shell and sqlite3 both run."""
+
+from bedrockish.cli.output import literal
+from bedrockish.cli.shell.session import Shell
+from bedrockish.client.load import DEFER, REST_ORDER, knots, parents_first, quote
+from bedrockish.client.rows import Rows
+from bedrockish.errors import BedrockishError, UsageError
+
+BLOCK_ROWS = 500  # of one transaction
+NAMED = "name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
+SCHEMA = f"SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND {NAMED} ORDER BY name"
+COLUMNS = (
+    "SELECT m.name, c.name FROM sqlite_schema m, pragma_table_xinfo(m.name) c "
+    f"WHERE m.type = 'table' AND c.hidden = 0 AND m.{NAMED.replace(' AND name', ' AND m.name')} ORDER BY m.name, c.cid"
+)
+PARENTS = (
+    'SELECT m.name, f."table" FROM sqlite_schema m, pragma_foreign_key_list(m.name) f '
+    f"WHERE m.type = 'table' AND m.{NAMED.replace(' AND name', ' AND m.name')}"
+)
+
+
+def dump(shell: Shell, words: list[str]) -> None:
+    """Print the schema and the rows of all tables, or of those that are named, as they are at one moment.
+
+    Raises:
+        UsageError: there is no such table.
+        BedrockishError: the rows cannot be read.
+    """
+    schema, columns, parents = (list(shell.query(sql)) for sql in (SCHEMA, COLUMNS, PARENTS))
+    tables = {str(name): str(sql) for kind, name, _, sql in schema if kind == "table"}
+    by_key = {name.lower(): name for name in tables}
+    missing = [word for word in words if word.lower() not in by_key]
+    if missing:
+        raise UsageError(f"there is no table {missing[0]!r}; .tables lists what there is")
+    references: dict[str, set[str]] = {name: set() for name in tables}
+    for child, parent in parents:
+        if parent.lower() in by_key:
+            references[child].add(by_key[parent.lower()])
+    circles = knots(references)
+    chosen = {by_key[word.lower()] for word in words} or set(tables)
+    names = [name for name in parents_first(tables, references) if name in chosen]
+    found = _rows(shell, {name: [str(c) for table, c in columns if table == name] for name in names})
+    for name in names:
+        shell.say(tables[name] + ";")
+    tied = [name for name in names if name in circles]
+    for number, name in enumerate(names):
+        if name not in circles:
+            _print_block(shell, [name], found, BLOCK_ROWS)
+        elif circles[name].isdisjoint(names[number + 1 :]):
+            _print_block(shell, [one for one in tied if one in circles[name]], found, 0)
+    rest = [one for one in schema if one[0] != "table" and (not words or one[2] in chosen)]
+    for _, _, _, sql in sorted(rest, key=lambda one: REST_ORDER.index(str(one[0]))):
+        shell.say(f"{sql};")
+
+
+def _rows(shell: Shell, tables: dict[str, list[str]]) -> dict[str, Rows]:
+    """Read all rows in one transaction."""
+    texts = [f"SELECT {', '.join(map(quote, columns))} FROM {quote(name)}" for name, columns in tables.items()]
+    if not texts:
+        return {}
+    try:
+        results = shell.connection.transact(texts, read=shell.read, timeout=shell.timeout)
+    except BedrockishError as error:
+        raise type(error)(f"{error.message}; 'bedrockish export' writes tables of any size", **error.details) from error
+    return dict(zip(tables, results, strict=True))
+
+
+def _print_block(shell: Shell, names: list[str], found: dict[str, Rows], rows_max: int) -> None:
+    """Print rows as transactions of so many rows; with 0 as a single one, whose references are checked at its end."""
+    lines = [
+        f"INSERT INTO {quote(name)}({','.join(map(quote, found[name].columns))}) VALUES({','.join(map(literal, row))});"
+        for name in names
+        for row in found[name]
+    ]
+    step = rows_max or max(1, len(lines))
+    for start in range(0, len(lines), step):
+        shell.say("\n".join(["BEGIN;", *([] if rows_max else [DEFER + ";"]), *lines[start : start + step], "COMMIT;"]))

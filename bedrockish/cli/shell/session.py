@@ -1,0 +1,179 @@
+"""What runs statements and dot-commands, for scripts and the prompt, and knows how results are to be printed."""
+
+import shlex
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from bedrockish.cli.output import TABLE, Style, print_rows
+from bedrockish.cli.script import Dot, Piece, Unit, group, items
+from bedrockish.client.blocking import Connection
+from bedrockish.client.rows import Rows
+from bedrockish.errors import BedrockishError, UsageError
+from bedrockish.requests import Params
+
+NESTED_MAX = 20
+
+
+class Leave(Exception):  # noqa: N818  (it is no error)
+    """Raised by .quit: the rest of a script is not run."""
+
+
+class Shell:
+    """A session at a cluster.
+
+    Args:
+        connection: the session's.
+        url: where it leads, for commands that need a client of their own; None for what the environment says.
+        mode: how rows are printed.
+        read: how fresh reads must be; by default what the URL says.
+        timeout: seconds for each transaction; by default what the URL says.
+
+    Attributes:
+        style: how rows are printed.
+        out: where to; None for standard output.
+        timer: whether the time of each statement is printed.
+    """
+
+    def __init__(
+        self, connection: Connection, url: str | None, mode: str, *, read: str | None, timeout: float | None
+    ) -> None:
+        self.connection, self.url = connection, url
+        self.style = Style(mode)
+        self.read, self.timeout = read, timeout
+        self.timer = False
+        self.out: TextIO | None = None
+        self.changed_schema = 0  # counts up, so that completion knows when to look again
+        self._nested = 0
+
+    def close(self) -> None:
+        """Close the file that .output has opened."""
+        if self.out is not None:
+            self.out.close()
+        self.out = None
+
+    def run_script(self, text: str, source: str) -> None:
+        """Run a script; it is read as a whole before anything of it is sent.
+
+        Raises:
+            BedrockishError: the first error, with the number of its line; the rest was not run.
+        """
+        self.run_all(list(group(items(text, source))))
+
+    def run_all(self, parts: Iterable[Unit | Piece | Dot]) -> None:
+        """Run parts of scripts one after the other.
+
+        Raises:
+            BedrockishError: see ``run_script``.
+        """
+        for part in parts:
+            try:
+                self.run(part)
+            except BedrockishError as error:
+                raise type(error)(f"{_where(part, error)}: {error.message}", **error.details) from error
+
+    def run(self, part: Unit | Piece | Dot) -> None:
+        """Run one statement, one transaction or one dot-command, and print what comes of it.
+
+        Raises:
+            BedrockishError: what the node said.
+            Leave: it was .quit.
+        """
+        if isinstance(part, Dot):
+            self._command(part.text)
+            return
+        texts = [piece.sql for piece in part.pieces] if isinstance(part, Unit) else [part.sql]
+        began = time.perf_counter()
+        if len(texts) == 1:
+            results = [self.query(texts[0])]
+        else:
+            results = self.connection.transact(texts, read=self.read, timeout=self.timeout)
+        took = time.perf_counter() - began
+        self.changed_schema += any(text[:6].upper() in ("CREATE", "DROP T", "DROP V", "ALTER ") for text in texts)
+        for rows in results:
+            self.print(rows)
+        if self.timer:
+            attempts = max((rows.attempts for rows in results), default=1)
+            self.say(f"Run Time: real {took:.3f}" + (f" ({attempts} attempts)" if attempts > 1 else ""))
+
+    def query(self, sql: str, params: Params = None) -> Rows:
+        """Run one statement, in the open transaction if there is one."""
+        return self.connection.execute(sql, params, read=self.read, timeout=self.timeout)
+
+    def print(self, rows: Rows) -> None:
+        """Print rows as they are to be printed."""
+        print_rows(rows, self.style, self.out)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        click.echo(text, self.out)
+
+    def restyle(self, **changes: Any) -> None:
+        """Print rows otherwise from now on."""
+        self.style = replace(self.style, **changes)
+
+    @property
+    def is_for_people(self) -> bool:
+        """Whether somebody reads what is printed."""
+        return self.style.mode == TABLE and self.out is None
+
+    def read_file(self, path: str) -> None:
+        """Run the script in a file.
+
+        Raises:
+            UsageError: the file cannot be read, or reads itself.
+            BedrockishError: see ``run_script``.
+        """
+        if self._nested >= NESTED_MAX:
+            raise UsageError(f"{path}: {NESTED_MAX} scripts read each other; does one read itself?")
+        self._nested += 1
+        try:
+            parts = items(Path(path).read_text(encoding="utf-8"), path)
+            # Within an open transaction the file's statements belong to that one.
+            self.run_all(list(parts) if self.connection.in_transaction else list(group(parts)))
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path}: this is not UTF-8 text") from error
+        finally:
+            self._nested -= 1
+
+    def roll_back(self) -> bool:
+        """End the open transaction, if there is one; say whether there was."""
+        if not self.connection.in_transaction:
+            return False
+        with suppress(BedrockishError):
+            self.connection.execute("ROLLBACK")
+        return True
+
+    def _command(self, text: str) -> None:
+        from bedrockish.cli.shell.dots import COMMANDS
+
+        name, _, rest = text.partition(" ")
+        found = COMMANDS.get(name[1:]) or COMMANDS.get({"exit": "quit", "q": "quit", "h": "help"}.get(name[1:], ""))
+        if found is None:
+            close = get_close_matches(name[1:], COMMANDS, n=1, cutoff=0.5)
+            hint = f"did you mean .{close[0]}?" if close else ".help lists what there is"
+            raise UsageError(f"there is no {name}; {hint}")
+        try:
+            words = [rest.strip()] if found.raw and rest.strip() else shlex.split(rest)
+        except ValueError as error:
+            raise UsageError(f"{text}: {str(error).lower()}") from error
+        if not found.least <= len(words) <= found.most:
+            raise UsageError(f"write .{name[1:]} {found.usage}".rstrip())
+        try:
+            found.run(self, words)
+        except OSError as error:
+            raise UsageError(f"{error.filename or name}: {error.strerror or error}") from error
+
+
+def _where(part: Unit | Piece | Dot, error: BedrockishError) -> str:
+    """Return where the statement was written that an error is about."""
+    if not isinstance(part, Unit):
+        return part.where
+    culprit = error.details.get("sql")
+    return next((piece for piece in part.pieces if piece.sql == culprit), part.pieces[0]).where

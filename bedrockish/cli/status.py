@@ -1,0 +1,95 @@
+"""``bedrockish status`` and ``bedrockish nodes``: what a node says about itself and the others."""
+
+import json
+from typing import Any, TextIO
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bedrockish.cli.output import visible
+from bedrockish.client.aio import URL_VARIABLE
+from bedrockish.client.blocking import connect
+
+TIMEOUT_S = 5.0
+
+
+@click.command()
+@click.argument("url", required=False, envvar=URL_VARIABLE)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(url: str | None, as_json: bool) -> None:
+    """Print what the node at URL says about itself. URL is by default what BEDROCKISH_URL says."""
+    with connect(url) as connection:
+        found = connection.status(timeout=TIMEOUT_S)
+    if as_json:
+        click.echo(to_json(found))
+        return
+    print_status(found)
+
+
+def print_status(found: dict[str, Any], out: TextIO | None = None) -> None:
+    """Print what a node says about itself: its facts, the members, and the transactions in doubt."""
+    console = Console(file=out, soft_wrap=True)
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    nodes, doubts = found.get("nodes"), found.get("in_doubt")
+    for name, value in found.items():
+        if not (name == "nodes" and isinstance(value, dict)) and not (name == "in_doubt" and isinstance(value, list)):
+            table.add_row(Text(visible(name)), Text(_text(value)))
+    console.print(table)
+    if isinstance(nodes, dict):
+        console.print("\nmembers", style="bold")
+        _print_facts(console, "node", nodes)
+    if isinstance(doubts, list):
+        console.print("\ntransactions in doubt" + ("" if doubts else ": none"), style="bold")
+        if doubts:
+            _print_facts(console, "", {str(number): fact for number, fact in enumerate(doubts, 1)})
+
+
+@click.command()
+@click.argument("url", required=False, envvar=URL_VARIABLE)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def nodes(url: str | None, as_json: bool) -> None:
+    """Print the members of the cluster, as the node at URL knows them."""
+    with connect(url) as connection:
+        found = connection.nodes(timeout=TIMEOUT_S)
+    if as_json:
+        click.echo(to_json(found))
+        return
+    print_nodes(found)
+
+
+def print_nodes(found: dict[str, Any], out: TextIO | None = None) -> None:
+    """Print the members of a cluster."""
+    _print_facts(Console(file=out, soft_wrap=True), "node", found)
+
+
+def _print_facts(console: Console, head: str, found: dict[str, Any]) -> None:
+    """Print a row for each thing and a column for each fact."""
+    facts = [fact if isinstance(fact, dict) else {"": fact} for fact in found.values()]
+    titles = list(dict.fromkeys(str(title) for fact in facts for title in fact))
+    table = Table(box=None, header_style="bold")
+    for title in (head, *titles):
+        table.add_column(Text(visible(title)), overflow="fold")
+    for name, fact in zip(found, facts, strict=True):
+        table.add_row(Text(visible(str(name))), *(Text(_text(fact.get(title, ""))) for title in titles))
+    console.print(table)
+
+
+def to_json(value: Any) -> str:
+    """Return indented JSON; what JSON does not know is printed as text."""
+    return json.dumps(
+        value, indent=2, ensure_ascii=False, default=lambda one: one.hex() if isinstance(one, bytes) else str(one)
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return visible(", ".join(f"{name}: {_text(inner)}" for name, inner in value.items()) or "none")
+    if isinstance(value, list | tuple):
+        return visible(", ".join(_text(inner) for inner in value) or "none")
+    if isinstance(value, bytes):
+        return value.hex()
+    return visible("yes" if value is True else "no" if value is False else "" if value is None else str(value))

@@ -1,0 +1,244 @@
+"""JSON in and out: statements from the body of a request, options from its URL, answers and errors as bytes. Pure.
+
+What JSON cannot say is an object with one key: ``{"base64": "…"}`` is a blob, ``{"float": "inf"}`` an infinite number.
+Integers are exact to 64 bits, as far as the reader of the JSON can hold them.
+"""
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from bedrockish.addresses import suggest
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    OutcomeUnknownError,
+    ProtocolMismatchError,
+    TooLargeError,
+    UnavailableError,
+    UsageError,
+    pack_error,
+)
+from bedrockish.requests import (
+    ISOLATIONS,
+    READ_LEVELS,
+    Answer,
+    Request,
+    Result,
+    Statement,
+    decode_results,
+    decode_token,
+)
+from bedrockish.wire import COMMAND_CHARACTERS_MAX, STATEMENTS_MAX, check_params, check_timeout
+
+BLOB, FLOAT = "base64", "float"
+OPTIONS = ("read", "isolation", "timeout", "command", "token")
+EXAMPLE = '["SELECT 1", ["INSERT INTO t VALUES (?, ?)", 1, "one"]]'
+INFINITIES = {"inf": math.inf, "-inf": -math.inf}
+
+
+# --- what comes in ---
+
+
+def read_statements(body: bytes) -> tuple[Statement, ...]:
+    """Read the body of a request.
+
+    Raises:
+        UsageError: it is not a list of statements.
+    """
+    value = _read_json(body)
+    if not isinstance(value, list) or not 0 < len(value) <= STATEMENTS_MAX:
+        raise UsageError(f"the body should be a JSON array of 1 to {STATEMENTS_MAX} statements, such as {EXAMPLE}")
+    return tuple(_statement(place, one) for place, one in enumerate(value, 1))
+
+
+def _read_json(body: bytes) -> Any:
+    try:
+        value = json.loads(body.decode(), parse_constant=_no_constant, parse_float=_finite)
+        if b"\\u" in body:  # the only way in for half a surrogate pair, which is no text
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the body is not UTF-8 text: {error}") from error
+    except UnicodeEncodeError as error:
+        raise UsageError("the body has half of a surrogate pair in a text; send both halves, or none") from error
+    except RecursionError as error:
+        raise UsageError("the body is nested too deeply") from error
+    except ValueError as error:
+        raise UsageError(f"the body is not JSON: {error}") from error
+    return value
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise UsageError(f'the body has {text}, which is no JSON; write null, or {{"{FLOAT}": "inf"}} for infinity')
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise UsageError(f'the number {text[:40]} in the body is too large; write {{"{FLOAT}": "inf"}} for infinity')
+    return value
+
+
+def _statement(place: int, one: object) -> Statement:
+    where = f"statement {place}"
+    if isinstance(one, str):
+        return Statement(_sql(where, one))
+    if not isinstance(one, list) or not one or not isinstance(one[0], str):
+        raise UsageError(f"{where} should be an SQL text, or an array of an SQL text and its parameters")
+    sql, params = _sql(where, one[0]), one[1:]
+    if len(params) == 1 and isinstance(params[0], dict) and not _is_special(params[0]):
+        named = {name: _param(f"{where}: parameter :{name}", value) for name, value in params[0].items()}
+        return Statement(sql, _checked(where, named))
+    listed = [_param(f"{where}: parameter {number}", value) for number, value in enumerate(params, 1)]
+    return Statement(sql, _checked(where, listed) if listed else None)
+
+
+def _sql(where: str, sql: str) -> str:
+    if not sql.strip():
+        raise UsageError(f"{where} is empty")
+    return sql
+
+
+def _checked(where: str, params: Mapping[str, Any] | Sequence[Any]) -> Any:
+    try:
+        return check_params(params)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}") from error
+
+
+def _is_special(value: Mapping[str, object]) -> bool:
+    return len(value) == 1 and next(iter(value)) in (BLOB, FLOAT)
+
+
+def _param(where: str, value: object) -> object:
+    if not isinstance(value, list | dict):
+        return value
+    if isinstance(value, dict) and _is_special(value):
+        ((kind, text),) = value.items()
+        if kind == FLOAT and isinstance(text, str) and text in INFINITIES:
+            return INFINITIES[text]
+        if kind == BLOB and isinstance(text, str):
+            try:
+                return base64.b64decode(text, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise UsageError(f"{where} is not base64: {error}") from error
+    raise UsageError(
+        f'{where} should be null, a number, a text, {{"{BLOB}": "…"}} or {{"{FLOAT}": "inf"}}; '
+        "parameters by name are one object after the SQL text"
+    )
+
+
+def read_request(
+    statements: tuple[Statement, ...], pairs: Sequence[tuple[str, str]], key: str | None, fresh: str, *, read_only: bool
+) -> Request:
+    """Return a checked request.
+
+    Args:
+        statements: from ``read_statements``.
+        pairs: the options in the URL.
+        key: the header Idempotency-Key.
+        fresh: the id of the command if none is given.
+        read_only: refuse it if it writes.
+
+    Raises:
+        UsageError: an option is wrong.
+    """
+    options: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in OPTIONS:
+            raise UsageError(f"there is no option {name!r}; {suggest(name, OPTIONS)}")
+        if name in options:
+            raise UsageError(f"the option {name!r} is given twice; leave one out")
+        options[name] = value
+    if key is not None:
+        key = key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
+        if options.setdefault("command", key) != key:
+            raise UsageError("the option command and the header Idempotency-Key differ; give one of them")
+    command = options.get("command", fresh)
+    if not 0 < len(command) <= COMMAND_CHARACTERS_MAX:
+        raise UsageError(f"a command's id should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+    read, isolation = options.get("read", "session"), options.get("isolation", "serializable")
+    if read not in READ_LEVELS:
+        raise UsageError(f"there is no read level {read!r}; {suggest(read, READ_LEVELS)}")
+    if isolation not in ISOLATIONS:
+        raise UsageError(f"there is no isolation {isolation!r}; {suggest(isolation, ISOLATIONS)}")
+    try:
+        timeout_s = check_timeout(float(options.get("timeout", "30")))
+    except ValueError as error:
+        raise UsageError(f"timeout={options['timeout']!r} is not a number of seconds") from error
+    token = decode_token(_token_bytes(options.get("token", "")))
+    return Request(command, statements, read, isolation, token, timeout_s, read_only=read_only)
+
+
+def _token_bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UsageError("the token is not one that an earlier answer gave") from error
+
+
+# --- what goes out ---
+
+
+def write_json(value: object) -> bytes:
+    """Return a value as JSON. A text of the database that is no Unicode is written with escapes."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+    return text.encode(errors="backslashreplace")
+
+
+def _plain(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def pack_answer(answer: Answer) -> dict[str, Any]:
+    """Return an answer as plain values, ready for ``write_json``."""
+    return {
+        "results": [_result(result) for result in decode_results(answer.results)],
+        "place": None if answer.place is None else list(answer.place),
+        "attempts": answer.attempts,
+        "token": base64.urlsafe_b64encode(answer.token.encode()).decode().rstrip("="),
+    }
+
+
+def _result(result: Result) -> dict[str, Any]:
+    return {
+        "columns": list(result.columns),
+        "rows": [[_value(value) for value in row] for row in result.rows],
+        "rowcount": result.rowcount,
+        "lastrowid": result.lastrowid,
+    }
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {BLOB: base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: str(value)}
+    return value
+
+
+def status_of(error: BedrockishError) -> int:
+    """Return the HTTP status of an error."""
+    match error:
+        case TooLargeError():
+            return 413
+        case UsageError():
+            return 400
+        case ConflictError():
+            return 409
+        case UnavailableError():
+            return 503
+        case OutcomeUnknownError():
+            return 504
+        case ProtocolMismatchError():
+            return 502
+        case _:
+            return 500
+
+
+def write_error(error: BedrockishError) -> bytes:
+    """Return an error as JSON: ``code``, ``message`` and ``details``."""
+    return write_json(pack_error(error))

@@ -1,0 +1,104 @@
+"""The node's numbers in the text format of Prometheus, read when they are asked for; nothing is counted twice."""
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bedrockish.http.health import reasons
+from bedrockish.measuring import BOUNDS_S, Histogram
+from bedrockish.runtime import Runtime
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+REJECTED = "rejected_"
+COUNTERS = {  # of the node's counts: name here, and what it is
+    "commits": ("commits", "Commits applied, whoever led them."),
+    "commits_led": ("commits_led", "Commits that this node led."),
+    "executions": ("executions", "Runs of clients' requests, repeated ones included."),
+    "repeated_commands": ("repeated_commands", "Requests answered from the journal: they had happened already."),
+    "given_up": ("given_up", "Attempts of this node that were rejected and rolled back."),
+    "batches": ("batches", "Batches made durable, each with one sync."),
+    "malformed": ("malformed_messages", "Messages of peers that could not be read."),
+}
+GAUGES = {  # of the node's status
+    "in_flight": ("in_flight", "Transactions of this node that are being decided."),
+    "tickets": ("tickets", "Requests that are under way at this node."),
+    "wal_frames": ("wal_frames", "Frames in the write-ahead log."),
+    "schema_version": ("schema_version", "How often the schema was changed."),
+    "quorum": ("quorum", "Approvals that a commit needs."),
+}
+
+
+def metrics_text(node: Runtime) -> bytes:
+    """Return all metrics of a node."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Numbers(node))
+    return generate_latest(registry)
+
+
+class _Numbers(Collector):
+    def __init__(self, node: Runtime) -> None:
+        self._node = node
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric as it is now."""
+        status = self._node.status()
+        counts: Mapping[str, int] = status["counts"]
+        for name, (ours, text) in COUNTERS.items():
+            yield CounterMetricFamily(f"bedrockish_{ours}", text, value=counts.get(name, 0))
+        for name, (ours, text) in GAUGES.items():
+            yield GaugeMetricFamily(f"bedrockish_{ours}", text, value=status[name])
+        yield from self._outcomes(status, counts)
+        yield from self._cluster(status)
+        yield _histogram("request", "From a request's arrival to its answer.", self._node.latency)
+        yield _histogram("sync", "How long the disk took for one sync.", self._node.syncs)
+
+    def _outcomes(self, status: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[Metric]:
+        rejects = CounterMetricFamily("bedrockish_rejects", "Rejects heard, by reason.", labels=["reason"])
+        for name, count in sorted(counts.items()):
+            if name.startswith(REJECTED):
+                rejects.add_metric([name.removeprefix(REJECTED)], count)
+        yield rejects
+        conflicts = counts.get(f"{REJECTED}for", 0)
+        yield CounterMetricFamily("bedrockish_conflicts", "Rejects for the sake of another one.", value=conflicts)
+        recoveries = CounterMetricFamily("bedrockish_recoveries", "Recoveries by this node.", labels=["event"])
+        for name, count in sorted(status["recoveries"].items()):
+            recoveries.add_metric([name], count)
+        yield recoveries
+        doubt = len(self._node.core.state.pending.transactions)
+        yield GaugeMetricFamily("bedrockish_in_doubt", "Transactions whose outcome is not known here.", value=doubt)
+
+    def _cluster(self, status: Mapping[str, Any]) -> Iterator[Metric]:
+        info = GaugeMetricFamily("bedrockish_info", "Who this is.", labels=["node", "cluster", "version"])
+        info.add_metric([status["node"], status["cluster"], status["version"]], 1)
+        yield info
+        yield GaugeMetricFamily("bedrockish_ready", "1 if /readyz says yes.", value=not reasons(status))
+        yield GaugeMetricFamily("bedrockish_uptime_seconds", "Since the start.", value=status["uptime_ms"] / 1000)
+        if status["safe_lag_ms"] is not None:
+            lag = status["safe_lag_ms"] / 1000
+            yield GaugeMetricFamily("bedrockish_safe_lag_seconds", "How far safe time is behind the clock.", value=lag)
+        up = GaugeMetricFamily("bedrockish_peer_up", "1 if the link to a peer is up.", labels=["peer"])
+        silent = GaugeMetricFamily("bedrockish_peer_silent_seconds", "Since a peer was last heard.", labels=["peer"])
+        peers = {name: peer for name, peer in status["nodes"].items() if name != status["node"]}
+        for name, peer in peers.items():
+            up.add_metric([name], peer["up"])
+            silent.add_metric([name], peer["silent_ms"] / 1000)
+        yield up
+        yield silent
+        yield GaugeMetricFamily("bedrockish_peers", "Other members.", value=len(peers))
+        yield GaugeMetricFamily(
+            "bedrockish_peers_up", "Other members with a link.", value=sum(one["up"] for one in peers.values())
+        )
+        applied = CounterMetricFamily("bedrockish_applied_ticks", "Applied of each timeline.", labels=["leader"])
+        for leader, tick in sorted(status["applied"].items()):
+            applied.add_metric([leader], tick)
+        yield applied
+
+
+def _histogram(name: str, text: str, values: Histogram) -> Metric:
+    bounds = [*map(str, BOUNDS_S), "+Inf"]
+    buckets = list(zip(bounds, accumulate(values.counts), strict=True))
+    return HistogramMetricFamily(f"bedrockish_{name}_seconds", text, buckets=buckets, sum_value=values.total)

@@ -1,0 +1,338 @@
+// Asks one node once a second for the whole cluster and shows the answer. All text goes in as text, never as HTML.
+
+import { choose, colourOf, draw, offsets, pair, shortName, span } from "/page/diagram.js";
+
+const PERIOD_MS = 1000, PATIENCE_MS = 5000, KEPT_EVENTS = 6000, POINTS = 90, SHOWN = 12;
+const $ = (id) => document.getElementById(id);
+const seen = new Map();  // node -> {run, last}
+let events = [];         // {node, event} of all nodes, by time
+let before = null;       // the counts of the last answer, for rates
+let cluster = null, paused = false, chosen = null, pinned = false, drawn = [], timer = 0, failures = 0, latest = 0;
+const rates = [], conflictRates = [], perNode = new Map(), conflicts = new Map(), commits = new Map(), places = new Map();
+const nameOf = (txid) => places.get(txid) ?? shortName(txid);  // who has committed is called by its place: A17
+
+// --- asking ---
+
+async function ask() {
+  const after = [...seen].map(([node, one]) => `${node}:${one.last}`).join(",");
+  const token = sessionStorage.getItem("token");
+  const answer = await fetch("/cluster?after=" + after, {
+    headers: token ? { authorization: "Bearer " + token } : {},
+    signal: AbortSignal.timeout(PATIENCE_MS),
+  });
+  if (answer.status === 401) {
+    $("login").hidden = false;
+    $("main").hidden = true;
+    throw new Error(token ? "that token is not the node's" : "a token is needed");
+  }
+  if (!answer.ok) throw new Error((await answer.json()).message);
+  $("login").hidden = true;
+  $("main").hidden = false;
+  return answer.json();
+}
+
+async function poll() {
+  clearTimeout(timer);
+  if (document.hidden) return;
+  try {
+    const found = await ask();
+    failures = 0;
+    take(found);
+    say(paused ? "paused" : "live", paused ? "warn" : "good");
+  } catch (error) {
+    failures += 1;
+    const why = error.name === "TimeoutError" || error instanceof TypeError ? "this node does not answer" : error.message;
+    say(why, "bad");
+    if (cluster) {
+      cluster.nodes[cluster.node] = { error: why };
+      showNodes();
+    }
+  }
+  timer = setTimeout(poll, failures > 5 ? 4 * PERIOD_MS : PERIOD_MS);
+}
+
+function say(text, kind) {
+  if ($("state").textContent !== text) $("state").textContent = text;
+  $("state").className = kind;
+}
+
+function take(found) {
+  cluster = found;
+  latest = found.nodes[found.node].events.now_ms;
+  const now = performance.now();
+  for (const [node, one] of Object.entries(found.nodes)) {
+    if (!one.events) continue;
+    const known = seen.get(node);
+    const anew = known && known.run !== one.events.run;
+    if (!known || !anew) for (const event of one.events.events) note(node, event);
+    // After a restart numbers begin anew; what this answer has was asked with a number of the old process.
+    seen.set(node, { run: one.events.run, last: anew ? 0 : one.events.last });
+  }
+  events = events.sort((a, b) => a.event[1] - b.event[1]).slice(-KEPT_EVENTS);
+  measure(found, now);
+  $("cluster").textContent = `${found.cluster}, seen from ${found.node}`;
+  document.title = `${found.cluster} · bedrockish`;
+  showTiles();
+  showNodes();
+  showConflicts();
+  showPending();
+  showCommits();
+  if (!paused) showDiagram();
+}
+
+function note(node, event) {
+  events.push({ node, event });
+  const [, at, kind, txid, from, to, line, more] = event;
+  if (kind === "reject") {
+    const key = [txid, more.other, more.object, more.key, more.reason].join(" ");
+    if (!conflicts.has(key)) conflicts.set(key, { at, txid, by: from, at_: to, ...more });
+    while (conflicts.size > 200) conflicts.delete(conflicts.keys().next().value);
+  }
+  if (kind === "apply" && !commits.has(more.place)) {
+    commits.set(more.place, { at, txid, line });
+    places.set(txid, more.place);
+    if (commits.size > 500) {
+      const [oldest, one] = commits.entries().next().value;
+      commits.delete(oldest);
+      places.delete(one.txid);
+    }
+  }
+}
+
+function measure(found, now) {
+  const counts = new Map();
+  for (const [node, one] of Object.entries(found.nodes)) {
+    if (one.status) counts.set(node, { led: one.status.counts.commits_led ?? 0, met: one.status.counts.rejected_for ?? 0, up: one.status.uptime_ms, now });
+  }
+  let rate = 0, met = 0, known = false;
+  for (const [node, one] of counts) {
+    const old = before?.get(node);
+    if (!old || one.up < old.up) continue;
+    known = true;
+    const mine = (one.led - old.led) / ((one.now - old.now) / 1000);
+    perNode.set(node, mine);
+    rate += mine;
+    met += (one.met - old.met) / ((one.now - old.now) / 1000);
+  }
+  for (const node of perNode.keys()) if (!counts.has(node)) perNode.set(node, 0);
+  before = new Map([...(before ?? []), ...counts]);
+  if (!known) return;
+  rates.push(rate);
+  conflictRates.push(met);
+  if (rates.length > POINTS) { rates.shift(); conflictRates.shift(); }
+}
+
+// --- showing ---
+
+const number = (value) => (value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : value.toFixed(1));
+
+function showTiles() {
+  if (rates.length) {
+    $("rate").textContent = number(rates.at(-1));
+    $("conflict-rate").textContent = number(conflictRates.at(-1));
+  }
+  spark($("rate-line"), rates);
+  spark($("conflict-line"), conflictRates);
+  const doubts = pending();
+  $("doubt").textContent = doubts.length;
+  $("doubt-oldest").textContent = doubts.length ? `the oldest for ${span(doubts[0].age_ms)}` : "";
+  $("doubt").className = "number" + (doubts.length && doubts[0].age_ms > 3000 ? " bad" : "");
+  const lags = Object.values(cluster.nodes).map((one) => one.status?.safe_lag_ms).filter((lag) => lag != null);
+  $("lag").textContent = lags.length ? span(Math.max(...lags)) : "–";
+  $("lag").className = "number" + (lags.length && Math.max(...lags) > 10000 ? " bad" : "");
+}
+
+function spark(svg, values) {
+  svg.setAttribute("viewBox", `0 0 ${POINTS - 1} 24`);
+  svg.setAttribute("preserveAspectRatio", "none");
+  const top = Math.max(1, ...values);
+  const points = values.map((value, index) => `${POINTS - values.length + index},${23 - 22 * (value / top)}`);
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
+  line.setAttribute("points", points.join(" "));
+  svg.replaceChildren(line);
+}
+
+function table(element, titles, rows, nothing) {
+  const build = (name, content, kind) => {
+    const cell = document.createElement(name);
+    cell.textContent = content;
+    if (kind) cell.className = kind;
+    return cell;
+  };
+  const head = document.createElement("tr");
+  for (const [title, kind] of titles) {
+    const cell = build("th", title, kind);
+    cell.scope = "col";
+    head.append(cell);
+  }
+  const body = rows.map((cells) => {
+    const row = document.createElement("tr");
+    cells.forEach(([text, kind], index) => row.append(build(index ? "td" : "th", text, kind ?? titles[index][1])));
+    row.firstChild.scope = "row";
+    return row;
+  });
+  if (!rows.length) {
+    const row = document.createElement("tr"), cell = build("td", nothing, "small");
+    cell.colSpan = titles.length;
+    row.append(cell);
+    body.push(row);
+  }
+  element.replaceChildren(head, ...body);
+}
+
+function showNodes() {
+  const names = Object.keys(cluster.nodes), leaders = leadersOf();
+  const facts = facts_();
+  const rows = names.map((name) => {
+    const one = cluster.nodes[name], status = one.status;
+    const applied = status?.applied ?? facts[name]?.applied ?? {};
+    const trouble = one.error ?? one.not_ready?.join("; ");
+    return [
+      [name],
+      trouble ? [trouble, "bad wide"] : ["up", "good"],
+      [facts[name]?.role ?? ""],
+      ["[" + leaders.map((leader) => applied[leader] ?? 0).join(", ") + "]", "mono"],
+      [status ? number(perNode.get(name) ?? 0) : "", "num"],
+      [status ? status.in_flight : "", "num"],
+      [status?.safe_lag_ms == null ? "" : span(status.safe_lag_ms), "num"],
+      [status ? span(status.uptime_ms) : "", "num"],
+    ];
+  });
+  table($("nodes"), [["node"], ["state"], ["role"], [`has applied [${leaders.join(", ")}]`], ["led per s", "num"], ["in flight", "num"], ["safe time behind", "num"], ["runs for", "num"]], rows, "no nodes");
+}
+
+const facts_ = () => Object.values(cluster.nodes).find((one) => one.status)?.status.nodes ?? {};
+
+function leadersOf() {
+  const found = new Set(Object.keys(cluster.nodes));
+  for (const one of Object.values(cluster.nodes)) for (const leader of Object.keys(one.status?.applied ?? {})) found.add(leader);
+  return [...found].sort();
+}
+
+function clock(ms) {
+  const time = new Date(ms);
+  return time.toTimeString().slice(0, 8) + "." + String(time.getMilliseconds()).padStart(3, "0");
+}
+
+function showConflicts() {
+  const rows = [...conflicts.values()].sort((a, b) => b.at - a.at).slice(0, SHOWN).map((one) => [
+    [clock(one.at)],
+    [one.object ?? ""],
+    [one.key ?? "", "mono"],
+    [shortName(one.txid) + (one.other ? " against " + nameOf(one.other) : ""), "mono"],
+    [one.reason === "FOR" ? `${one.by} rejects` : `${one.by}: ${one.reason.replaceAll("_", " ").toLowerCase()}`],
+  ]);
+  table($("conflicts"), [["when"], ["where"], ["key"], ["who against whom"], ["said by"]], rows, "none since this page looks");
+}
+
+function pending() {
+  const found = new Map();
+  for (const [node, one] of Object.entries(cluster.nodes)) {
+    for (const doubt of one.status?.in_doubt ?? []) {
+      const old = found.get(doubt.txid) ?? { ...doubt, at: [] };
+      found.set(doubt.txid, {
+        ...old, at: [...old.at, node], age_ms: Math.max(old.age_ms, doubt.age_ms),
+        recovered_by: old.recovered_by ?? doubt.recovered_by,
+      });
+    }
+  }
+  return [...found.values()].sort((a, b) => b.age_ms - a.age_ms);
+}
+
+function showPending() {
+  const rows = pending().slice(0, SHOWN).map((one) => [
+    [shortName(one.txid), "mono"], [one.leader], [span(one.age_ms), one.age_ms > 3000 ? "num bad" : "num"],
+    [one.at.join(" ")], [one.recovered_by ? "recovered by " + one.recovered_by : "its leader is at it"],
+  ]);
+  table($("pending"), [["transaction"], ["led by"], ["for", "num"], ["held by"], ["what happens"]], rows, "none");
+}
+
+function showCommits() {
+  const rows = [...commits.values()].sort((a, b) => b.at - a.at).slice(0, SHOWN);
+  $("commits").replaceChildren(...rows.map((one) => item(one.line)));
+}
+
+function item(text, kind) {
+  const row = document.createElement("li");
+  row.textContent = text;
+  if (kind) row.className = kind;
+  return row;
+}
+
+// --- the diagram ---
+
+let talks = [], colours = [];
+
+function showDiagram() {
+  const others = new Map(events.filter(({ event }) => event[7].other).map(({ event }) => [event[3], event[7].other]));
+  const arrows = pair(events).map((one) => ({ ...one, other: one.kind === "reject" ? others.get(one.txid) : undefined }));
+  talks = choose(arrows, Number($("count").value), $("show").value === "conflicts", latest, silent());
+  const now = talks.map((talk) => talk.txid);
+  colours = [...colours.filter((txid) => now.includes(txid)), ...now.filter((txid) => !colours.includes(txid))];
+  skew = offsets(Object.keys(cluster.nodes), arrows, cluster.node);
+  if (chosen && !now.includes(chosen.txid)) { chosen = null; pinned = false; }
+  redraw();
+}
+
+let skew = {};
+const silent = () => new Set(Object.keys(cluster.nodes).filter((node) => cluster.nodes[node].error));
+
+function redraw() {
+  if (!cluster) return;
+  const nodes = Object.keys(cluster.nodes);
+  drawn = draw($("diagram"), { nodes, silent: silent(), talks, colours, skew, chosen, nameOf, onPoint: point });
+  const talk = talks.find((one) => one.txid === chosen?.txid);
+  $("said").textContent = chosen?.line ?? "";
+  const lines = drawn.filter((one) => one.txid === talk?.txid);
+  $("talk").replaceChildren(...lines.map((one) => item(`${clock(one.begin)}  ${one.line}`, colourOf(colours, one.txid) + (one === match() ? " chosen" : ""))));
+}
+
+const match = () => drawn.find((one) => chosen && one.line === chosen.line && one.begin === chosen.begin);
+
+function point(one, click) {
+  if (click) {
+    pinned = !(pinned && chosen?.line === one.line);
+    if (!paused && pinned) pause(true);
+  } else if (pinned) return;
+  if (!click && chosen?.line === one.line && chosen.begin === one.begin) return;
+  chosen = one;
+  // Drawing anew takes the pointed element away, which would be pointed at again: only change what is chosen.
+  if (click) redraw();
+  else $("said").textContent = one.line;
+}
+
+function pause(on) {
+  paused = on;
+  $("pause").setAttribute("aria-pressed", String(on));
+  $("pause").textContent = on ? "Go on" : "Pause";
+  if (!on) { pinned = false; chosen = null; if (cluster) showDiagram(); }
+  say(on ? "paused" : "live", on ? "warn" : "good");
+}
+
+$("diagram").addEventListener("keydown", (key) => {
+  const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[key.key];
+  if (key.key === "Escape") { chosen = null; pinned = false; redraw(); return; }
+  if (!step || !drawn.length) return;
+  key.preventDefault();
+  if (!paused) pause(true);
+  const [across, along] = step, shown = talks.filter((talk) => drawn.some((one) => one.txid === talk.txid));
+  let place = shown.findIndex((talk) => talk.txid === chosen?.txid);
+  if (place < 0) { place = across < 0 ? shown.length - 1 : 0; chosen = null; }
+  else if (across) { place = (place + across + shown.length) % shown.length; chosen = null; }
+  const said = drawn.filter((one) => one.txid === shown[place].txid);
+  const now = chosen ? said.findIndex((one) => one.line === chosen.line && one.begin === chosen.begin) : -1;
+  chosen = said[chosen ? (now + along + said.length) % said.length : 0];
+  pinned = true;
+  redraw();
+});
+$("pause").addEventListener("click", () => pause(!paused));
+for (const id of ["show", "count"]) $(id).addEventListener("change", () => { chosen = null; pinned = false; if (cluster) showDiagram(); });
+$("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("token", $("token").value);
+  $("token").value = "";
+  poll();
+});
+addEventListener("resize", redraw);
+document.addEventListener("visibilitychange", poll);
+poll();

@@ -1,0 +1,43 @@
+"""The commands of docs/http.md work, as they stand there."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bedrockish.http.bodies import OPTIONS
+from bedrockish.http.openapi import MEANINGS, document
+from tools.cluster import LocalCluster
+
+PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_every_path_option_and_status_is_on_the_page() -> None:
+    """Nothing that can be asked or answered is left out."""
+    assert not [path for path in document()["paths"] if path not in PAGE]
+    assert not [option for option in OPTIONS if f"`{option}`" not in PAGE]
+    assert not [status for status in MEANINGS if status != "500" and status not in PAGE]
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_the_commands_work(three: LocalCluster) -> None:
+    """Each is typed as it stands, with the ports of a running cluster."""
+    ports = {str(4001 + index): str(node.http_port) for index, node in enumerate(three.nodes)}
+    answers = []
+    for command in [line for block in BLOCKS for line in block.splitlines()]:
+        typed = re.sub(r"\b400\d\b", lambda match: ports[match[0]], command)
+        # A curl older than 7.82 does not know --json, which is short for these.
+        typed = typed.replace("--json", "-H 'Content-Type: application/json' -d")
+        done = subprocess.run(["sh", "-c", typed + " -f"], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, (command, done.stderr, done.stdout)
+        answers.append(done.stdout)
+    assert json.loads(answers[2])["results"][0]["rows"] == [[1, "Alice", 100], [2, "Bob", 0]]
+    first, again = json.loads(answers[3]), json.loads(answers[4])
+    assert first["place"] == again["place"]
+    assert first["results"][0]["rowcount"] == again["results"][0]["rowcount"] == 2
+    assert any(answer.startswith("# HELP bedrockish_commits_total") for answer in answers)

@@ -1,0 +1,224 @@
+"""What a node says about itself over HTTP: probes, status, metrics, the token, and who may call it what."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish.http.guard import is_near
+from bedrockish.http.health import reasons
+from tests.cluster.story import ready, until
+from tests.http.conftest import Asker
+from tools.cluster import LocalCluster, clean_environment, free_ports, local_cluster
+
+cluster_test = pytest.mark.cluster
+
+
+def asker(cluster: LocalCluster, index: int = 0) -> Asker:
+    port = cluster.nodes[index].http_port
+    assert port is not None
+    return Asker(port, cluster)
+
+
+@cluster_test
+def test_status_and_nodes(node: Asker) -> None:
+    status = node("/status").json
+    assert status["node"] == "A"
+    assert node("/nodes").json.keys() == status["nodes"].keys() == {"A"}
+    assert node("/livez").json == {"alive": True}
+    assert node("/readyz").json == {"ready": True, "reasons": []}
+    assert node("/", method="HEAD").status == 200
+    assert node("/page/app.js").headers["content-type"].startswith("text/javascript")
+    assert node("/page/..%2Fapp.py").status == 404
+    assert "default-src 'self'" in node("/").headers["content-security-policy"]
+
+
+@cluster_test
+def test_metrics_are_in_the_format_and_move(node: Asker) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    def read() -> dict[str, float]:
+        families = text_string_to_metric_families(node("/metrics").body.decode())
+        samples = [sample for family in families for sample in family.samples]
+        assert all(family.documentation for family in families)
+        return {sample.name + "".join(sorted(sample.labels.values())): sample.value for sample in samples}
+
+    before = read()
+    assert node.sql("CREATE TABLE IF NOT EXISTS metered(a)", "INSERT INTO metered VALUES (1)").status == 200
+    after = read()
+    assert after["bedrockish_commits_total"] - before["bedrockish_commits_total"] == 2
+    assert after["bedrockish_request_seconds_count"] - before["bedrockish_request_seconds_count"] == 2
+    assert after["bedrockish_sync_seconds_count"] > before["bedrockish_sync_seconds_count"]
+    assert after["bedrockish_request_seconds_bucket+Inf"] == after["bedrockish_request_seconds_count"]
+    for name in ("in_flight", "in_doubt", "wal_frames", "safe_lag_seconds", "peers_up", "ready", "conflicts_total"):
+        assert f"bedrockish_{name}" in after
+
+
+@cluster_test
+def test_events_are_noted_while_somebody_asks(node: Asker) -> None:
+    last = node("/events").json["last"]
+    assert node.sql("CREATE TABLE noted(a)").status == 200
+    events = node(f"/events?after={last}").json
+    kinds = {event[2] for event in events["events"]}
+    assert kinds == {"apply"}
+    assert re.match(r"A\d+: COMMIT A-\w+\[\d+\] after \[\d+\]", events["events"][-1][6])
+    assert node("/events?after=x").status == 400
+    assert node("/cluster?after=A").status == 400
+    assert node(f"/cluster?after=A:{events['last']}").json["nodes"]["A"]["events"]["events"] == []
+
+
+@cluster_test
+def test_one_node_shows_all_and_says_who_is_gone(tmp_path: Path) -> None:
+    """The whole conversation about a transaction is seen from one node; the dead are named; no quorum: 503."""
+    with local_cluster(tmp_path / "three", http=True) as cluster:
+        trio.run(ready, cluster)
+        ask = asker(cluster)
+        ask("/cluster")  # now all of them take note
+        assert ask.sql("CREATE TABLE t(a)", timeout="20").status == 200
+        found = ask("/cluster").json["nodes"]
+        assert found.keys() == {"A", "B", "C"}
+        said = {(event[2], event[4], event[5]) for one in found.values() for event in one["events"]["events"]}
+        assert {("begin", "A", "B"), ("begin", "A", "C"), ("apply", "A", "A")} <= said
+        assert {("approve", "B", "A"), ("approve", "C", "A")} & said
+        cluster.nodes[2].kill()
+        trio.run(until, "C is missed", _says(lambda: "error" in ask("/cluster").json["nodes"]["C"]))
+        assert ask("/readyz").status == 200
+        assert ask.sql("INSERT INTO t VALUES (1)", timeout="20").status == 200
+        cluster.nodes[1].kill()
+        trio.run(until, "no quorum", _says(lambda: ask("/readyz").status == 503))
+        assert "2 are needed" in ask("/readyz").json["reasons"][0]
+        assert ask("/livez").status == 200
+        lost = ask.sql("INSERT INTO t VALUES (2)", timeout="1", command="lonely")
+        assert lost.status in (503, 504), lost.body
+        if lost.status == 504:
+            assert lost.json["details"]["command"] == "lonely"
+        assert ask.sql("SELECT a FROM t", to="query", read="stale").json["results"][0]["rows"] == [[1]]
+
+
+def _says(holds: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        return await trio.to_thread.run_sync(holds)
+
+    return check
+
+
+@cluster_test
+def test_a_token_is_asked_for_everywhere_but_at_livez(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "secret", ("A",))
+    cluster.add_http()
+    cluster.write_files()
+    with_token = "http_token = 'se/cret'\n" + cluster.nodes[0].config.read_text()
+    cluster.nodes[0].config.write_text(with_token)
+    cluster.nodes[0].start()
+    try:
+        trio.run(ready, cluster)
+        ask = asker(cluster)
+        assert ask("/livez").status == 200
+        assert ask("/").status == 200  # the page has no data in it: it asks for the token itself
+        for path in ("/status", "/nodes", "/readyz", "/metrics", "/events", "/cluster", "/openapi.json", "/nothing"):
+            refused = ask(path)
+            assert (refused.status, refused.json["code"]) == (401, "unauthorized"), path
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert ask(path, Authorization="Bearer wrong").status == 401
+            assert ask(path, Authorization="Bearer se/cret").status == (404 if path == "/nothing" else 200)
+        assert ask("/db/execute", ["SELECT 1"]).status == 401
+        assert ask("/db/execute", ["SELECT 1"], Authorization="bearer se/cret").status == 200
+        assert ask("/status", Host="db.example.org", Authorization="Bearer se/cret").status == 200
+        assert "se/cret" not in cluster.nodes[0].log.read_text()
+    finally:
+        cluster.stop()
+
+
+@cluster_test
+def test_a_foreign_name_is_refused_without_a_token(node: Asker) -> None:
+    assert node("/status", Host="evil.example.org").status == 400
+    assert node("/status", Host="localhost:1").status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "near"),
+    [
+        ("127.0.0.1:80", True),
+        ("[::1]:80", True),
+        ("10.0.0.7", True),
+        ("localhost", True),
+        ("node-a:4001", True),
+        ("db.internal", True),
+        ("known.example", True),
+        ("evil.example:80", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+def test_names(host: str, near: bool) -> None:
+    assert is_near(host, frozenset({"known.example"})) is near
+
+
+def test_reasons_not_to_be_ready() -> None:
+    me = {"up": True, "silent_ms": 0, "role": "voter", "applied": {"A": 5}}
+    far = {"up": True, "silent_ms": 20, "role": "voter", "applied": {"A": 5, "B": 900}}
+    status = {"trouble": None, "quorum": 2, "applied": {"A": 5}, "nodes": {"A": me, "B": far}}
+    assert reasons(status) == ["900 commits are still to be fetched"]
+    assert reasons({**status, "nodes": {"A": me, "B": {**far, "silent_ms": 9000}}}) == [
+        "1 voters are in reach, and 2 are needed to commit"
+    ]
+    assert reasons({**status, "trouble": "lost", "nodes": {"A": me, "B": {**far, "applied": {}}}}) == ["lost"]
+
+
+@cluster_test
+def test_a_node_leaves_in_order_with_open_connections(tmp_path: Path) -> None:
+    import http.client
+
+    with local_cluster(tmp_path / "one", ("A",), http=True) as cluster:
+        trio.run(ready, cluster)
+        this = cluster.nodes[0]
+        assert this.http_port is not None
+        link = http.client.HTTPConnection("127.0.0.1", this.http_port, timeout=20)
+        link.request("GET", "/livez")
+        link.getresponse().read()
+        assert this.process is not None
+        this.process.send_signal(signal.SIGTERM)
+        assert this.process.wait(20) == 0
+        link.close()
+
+
+def test_a_port_in_use_and_a_missing_package_end_the_node_with_one_line(tmp_path: Path) -> None:
+    import socket
+
+    def serve(port: int, *before: str) -> subprocess.CompletedProcess[str]:
+        config = tmp_path / "A.toml"
+        listen = free_ports(1)[0]
+        config.write_text(f'node="A"\ndatabase="A.sqlite"\nlisten="127.0.0.1:{listen}"\nhttp="127.0.0.1:{port}"\n')
+        program = "; ".join([*before, "from bedrockish.cli.main import main", "main()"])
+        command = [sys.executable, "-c", program, "serve", "--config", str(config), "--log-level", "error"]
+        environment = clean_environment()
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = serve(port)
+    assert found.returncode == 2, found.stderr
+    assert (
+        found.stderr.strip()
+        == f"error: http: 127.0.0.1:{port} cannot be used: Address already in use; choose another address"
+    )
+    found = serve(0, "import sys", "sys.modules['hypercorn'] = None")
+    assert found.returncode == 2, found.stderr
+    assert "pip install 'bedrockish[http]'" in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+def test_http_is_off_unless_it_is_configured() -> None:
+    """Without the key, a node does not even import the package."""
+    program = (
+        "import sys, bedrockish.running; print(*(n for n in sys.modules if n.startswith(('bedrockish.http', 'hyper'))))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,37 @@
+"""``bedrockish status``: a table that a person reads, with what is in doubt."""
+
+import io
+
+import pytest
+
+from bedrockish.cli.status import print_status
+from tests.http.conftest import Asker
+
+
+def test_members_and_doubts_are_tables() -> None:
+    out = io.StringIO()
+    doubt = {"txid": "B-1f", "leader": "B", "age_ms": 4100, "recovered_by": "A"}
+    node = {"address": "h:1", "role": "voter", "up": True, "applied": {"A": 1}}
+    print_status(
+        {"node": "A", "safe_lag_ms": 7, "nodes": {"A": node, "B": {**node, "up": False}}, "in_doubt": [doubt]}, out
+    )
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert ["node", "A"] in lines
+    assert ["node", "address", "role", "up", "applied"] in lines
+    assert ["B", "h:1", "voter", "no", "A:", "1"] in lines
+    assert ["txid", "leader", "age_ms", "recovered_by"] in lines
+    assert ["1", "B-1f", "B", "4100", "A"] in lines
+
+
+def test_another_version_s_status_is_printed_all_the_same() -> None:
+    out = io.StringIO()
+    print_status({"node": "A", "nodes": "many", "in_doubt": []}, out)
+    assert "many" in out.getvalue()
+    assert "transactions in doubt: none" in out.getvalue()
+
+
+@pytest.mark.cluster
+def test_of_a_real_node(node: Asker) -> None:
+    out = io.StringIO()
+    print_status(node("/status").json, out)
+    assert "members" in out.getvalue()

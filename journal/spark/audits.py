@@ -1,0 +1,246 @@
+"""What honest journals obey, as questions to Spark: each audit returns what breaks its law, no rows if nothing does.
+
+All work stays in the JVM and all audits are linear in the journal but for sorting; nothing reaches the driver except
+findings and the names of the timelines. Give them what ``read_journals`` returns: the journal of each node, from its
+file or from an export.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.window import WindowSpec
+
+from journal.entry import GENESIS
+from journal.spark.conflicts import conflicts, points, ranges, transactions
+from journal.spark.findings import INFORMATION, findings, place, say
+from journal.spark.inputs import find_inputs, read_table
+from journal.spark.quorums import quorums
+
+
+@dataclass(frozen=True, slots=True)
+class Journals:
+    """The journals of some nodes, ready to be audited.
+
+    Attributes:
+        nodes: the nodes whose journals these are, sorted.
+        commits: what ``prepare`` gave. This and the rest is kept in Spark's cache.
+        transactions: what ``conflicts.transactions`` gave.
+        points: what ``conflicts.points`` gave.
+        ranges: what ``conflicts.ranges`` gave.
+        members: the table ``members``.
+    """
+
+    nodes: list[str]
+    commits: DataFrame
+    transactions: DataFrame
+    points: DataFrame
+    ranges: DataFrame
+    members: DataFrame
+
+    def unpersist(self) -> None:
+        """Let Spark forget what it keeps; the journals can be audited again, but more slowly."""
+        for frame in (self.commits, self.transactions, self.points, self.ranges, self.members):
+            frame.unpersist()
+
+
+def read_journals(spark: SparkSession, paths: Sequence[str]) -> Journals:
+    """Read the journals of nodes; the data source must be registered.
+
+    Args:
+        spark: the session.
+        paths: nodes' files, directories of them, and exports; the journal of each node once.
+
+    Raises:
+        JournalError: one is missing or is neither, or two have the journal of the same node.
+    """
+    inputs = find_inputs(paths)
+
+    def table(name: str, columns: str = "") -> DataFrame:
+        return read_table(spark, inputs, name, columns.split())
+
+    commits = prepare(table("commits")).persist()
+    footprints = table("footprints", "clock origin access key low high")
+    return Journals(
+        inputs.nodes,
+        commits,
+        transactions(commits).persist(),
+        points(footprints).persist(),
+        ranges(footprints).persist(),
+        table("members", "node leader tick version member voter").persist(),
+    )
+
+
+def prepare(commits: DataFrame) -> DataFrame:
+    """Return the table ``commits`` with label and body replaced by digests, small enough to be cached.
+
+    ``own`` is the hash that the entry should have, ``body_digest`` that of the body alone; all hashes become text.
+    """
+    return commits.select(
+        *("node", "leader", "tick", "txid", "clock", "origin", "seq", "command", "kind", "repeat", "adopted_from"),
+        *("after", "quorum", "config", "malformed"),
+        F.lower(F.hex("prev")).alias("prev"),
+        F.lower(F.hex("hash")).alias("hash"),
+        F.sha2(F.concat("prev", "label", "body"), 256).alias("own"),
+        F.sha2(F.col("body"), 256).alias("body_digest"),
+    )
+
+
+def readable(journals: Journals) -> DataFrame:
+    """Find entries whose bytes cannot be decoded, or say something else than the row that they stand in."""
+    bad = journals.commits.where("malformed IS NOT NULL")
+    return findings(bad, "readable", F.concat(place("leader", "tick"), F.lit(": "), F.col("malformed")))
+
+
+def ticks(journals: Journals) -> DataFrame:
+    """Find gaps and doubles: the ticks of a timeline are 1, 2, 3, …"""
+    last = F.coalesce(F.lag("tick").over(_timeline()), F.lit(0))
+    odd = journals.commits.withColumn("last", last).where("tick <> last + 1")
+    first, final = place("leader", F.col("last") + 1), place("leader", F.col("tick") - 1)
+    text = (
+        F.when(F.col("tick") <= F.col("last"), say("%s is there twice", place("leader", "tick")))
+        .when(F.col("tick") == F.col("last") + 2, say("%s is missing", first))
+        .otherwise(say("%s to %s are missing", first, final))
+    )
+    return findings(odd, "ticks", text)
+
+
+def chains(journals: Journals) -> DataFrame:
+    """Find entries that were altered: not of their own hash, or not continuing the entry before them."""
+    label = place("leader", "tick")
+    altered = findings(
+        journals.commits.where("own <> hash"),
+        "chains",
+        say("%s is not what was hashed: its bytes have %s…, not %s…", label, _short("own"), _short("hash")),
+    )
+    before = F.lag(F.struct("tick", "hash")).over(_timeline())
+    linked = journals.commits.withColumn("before", before).withColumn(
+        "expected", F.when(F.col("tick") == 1, F.lit(GENESIS.hex())).otherwise(F.col("before.hash"))
+    )
+    broken = findings(
+        linked.where("prev <> expected AND (tick = 1 OR before.tick = tick - 1)"),
+        "chains",
+        say("%s continues %s…, but the entry before it is %s…", label, _short("prev"), _short("expected")),
+    )
+    return altered.unionByName(broken)
+
+
+def _short(hash_column: str) -> Column:
+    return F.substring(hash_column, 1, 12)
+
+
+def _timeline() -> WindowSpec:
+    return Window.partitionBy("node", "leader").orderBy("tick")
+
+
+def equal_journals(journals: Journals) -> DataFrame:
+    """Find the first place of each timeline at which nodes hold different entries, and nodes that end before others.
+
+    A node that is merely behind is information: its file may have been copied earlier than the others.
+    """
+    held = journals.commits.groupBy("leader", "tick").agg(
+        F.count_distinct("hash").alias("kinds"),
+        F.concat_ws(", ", F.sort_array(F.collect_list(F.concat_ws(" ", "node", _short("hash"))))).alias("holders"),
+    )
+    first = (
+        held.where("kinds > 1")
+        .groupBy("leader")
+        .agg(F.min_by("holders", "tick").alias("holders"), F.min("tick").alias("tick"), F.count("*").alias("ticks"))
+    )
+    text = say(
+        "nodes hold different entries as %s (%s); %d places of the timeline differ",
+        *(place("leader", "tick"), "holders", "ticks"),
+    )
+    different = findings(first, "equal", text, node=F.lit(", ".join(sorted(journals.nodes))))
+    heads = journals.commits.groupBy("node", "leader").agg(F.max("tick").alias("head"))
+    longest = heads.groupBy("leader").agg(F.max("head").alias("tick"), F.max_by("node", "head").alias("holder"))
+    everyone = journals.commits.select("node").distinct()
+    behind = (
+        everyone.crossJoin(longest)
+        .join(heads, ["node", "leader"], "left")
+        .withColumn("head", F.coalesce("head", F.lit(0)))
+        .where("head < tick")
+    )
+    text = say("%s ends at tick %d of timeline %s; %s goes on to %d", "node", "head", "leader", "holder", "tick")
+    return different.unionByName(findings(behind, "equal", text, level=INFORMATION, tick=F.col("head") + 1))
+
+
+def causality(journals: Journals) -> DataFrame:
+    """Find entries that do not come after what they follow: absent, applied later, not lower by clock, or not closed.
+
+    For an entry X and a component (N, t) of its ``after``: N's timeline reaches t in that node's file, was applied
+    there before X up to t, holds up to t only lower clocks, and follows nothing that X does not follow.
+    """
+    commits = journals.commits
+    names = sorted(row.leader for row in commits.select("leader").distinct().collect())
+    up_to = _timeline().rowsBetween(Window.unboundedPreceding, 0)
+    prefix = commits.select(
+        "node",
+        F.col("leader").alias("dep_leader"),
+        F.col("tick").alias("dep_tick"),
+        F.max("seq").over(up_to).alias("dep_seq"),
+        F.max("clock").over(up_to).alias("dep_clock"),
+        *(
+            F.max(F.coalesce(F.try_element_at("after", F.lit(name)), F.lit(0))).over(up_to).alias(f"dep_{place_}")
+            for place_, name in enumerate(names)
+        ),
+    )
+    needs = commits.where("malformed IS NULL").select(
+        *("node", "leader", "tick", "txid", "clock", "seq", "after"),
+        F.explode("after").alias("dep_leader", "dep_tick"),
+    )
+    joined = needs.join(prefix, ["node", "dep_leader", "dep_tick"], "left")
+    label, dep = place("leader", "tick"), place("dep_leader", "dep_tick")
+    unseen = [
+        F.when(
+            F.col(f"dep_{place_}") > F.coalesce(F.try_element_at("after", F.lit(name)), F.lit(0)),
+            say(f"%s follows %s and so {name}%d, but does not say so", label, dep, f"dep_{place_}"),
+        )
+        for place_, name in enumerate(names)
+    ]
+    text = (
+        F.when(F.col("dep_seq").isNull(), say("%s follows %s, which is not in this journal", label, dep))
+        .when(F.col("dep_seq") >= F.col("seq"), say("%s was applied before %s, which it follows", label, dep))
+        .when(F.col("dep_clock") >= F.col("clock"), say("%s has a clock not above all up to %s", label, dep))
+        .otherwise(F.coalesce(*unseen) if unseen else F.lit(None))
+    )
+    wrong = joined.withColumn("text", text).where("text IS NOT NULL")
+    return findings(wrong, "causality", F.col("text"))
+
+
+def commands(journals: Journals) -> DataFrame:
+    """Find commands that were applied twice, and repeats of what was never applied or was something else."""
+    commits = journals.commits
+    applied = commits.where("NOT repeat")
+    doubled = (
+        applied.groupBy("command")
+        .agg(F.sort_array(F.collect_set("txid")).alias("txids"), F.max(F.struct("clock", "leader", "tick")).alias("at"))
+        .where("size(txids) > 1")
+    )
+    text = say("the command %s was applied as %s", "command", F.concat_ws(" and as ", "txids"))
+    found = findings(doubled, "commands", text, leader="at.leader", tick="at.tick", txid=F.col("txids")[1])
+    once = applied.groupBy("node", "txid").agg(F.count("*").alias("times"), F.max("tick").alias("tick"))
+    twice = findings(once.where("times > 1"), "commands", say("%s was applied %d times", "txid", "times"), tick="tick")
+    firsts = applied.groupBy("node", "txid").agg(F.min("seq").alias("first_seq"))
+    repeats = commits.where("repeat").join(firsts, ["node", "txid"], "left").where("coalesce(first_seq, seq) >= seq")
+    text = say("%s repeats %s, which was not applied before it", place("leader", "tick"), "txid")
+    unfounded = findings(repeats, "commands", text)
+    bodies = commits.groupBy("txid").agg(F.count_distinct("body_digest").alias("kinds")).where("kinds > 1")
+    varied = findings(bodies, "commands", say("%s stands for %d different transactions", "txid", "kinds"))
+    return found.unionByName(twice).unionByName(unfounded).unionByName(varied)
+
+
+AUDITS: dict[str, tuple[str, Callable[[Journals], DataFrame]]] = {
+    "readable": ("entries can be decoded and are what their rows say", readable),
+    "ticks": ("timelines have no gaps", ticks),
+    "chains": ("hashes are right and linked", chains),
+    "equal": ("nodes hold the same entries", equal_journals),
+    "causality": ("entries follow what they say they follow", causality),
+    "quorums": ("every commit has its approvals", lambda journals: quorums(journals.commits, journals.members)),
+    "commands": ("every command was applied once", commands),
+    "conflicts": (
+        "no two concurrent commits touch the same key",
+        lambda held: conflicts(held.commits, held.transactions, held.points, held.ranges),
+    ),
+}

@@ -1,0 +1,81 @@
+"""Runs all audits over nodes' files in a session of its own, one after the other, handing out each outcome at once."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from journal.errors import JournalError
+from journal.spark.audits import AUDITS, Journals, read_journals
+from journal.spark.findings import Finding, collect
+from journal.spark.inputs import find_inputs
+from journal.spark.session import quiet_session
+
+BRIEF_BYTES = 100 << 20  # files smaller than this together are audited before compiling would pay
+_OURS = re.compile(r"journal\.errors\.\w+: (.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What is being audited: entries in all files together, different transactions, the last tick of each timeline."""
+
+    nodes: list[str]
+    entries: int
+    transactions: int
+    heads: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one audit found.
+
+    Attributes:
+        check: its name.
+        says: the law, in words.
+        findings: the first ones.
+        counts: how many there are of each level.
+    """
+
+    check: str
+    says: str
+    findings: list[Finding]
+    counts: dict[str, int]
+
+
+def run_audits(paths: list[str], limit: int) -> Iterator[Counts | Outcome]:
+    """Yield what is audited, then the outcome of each audit. Spark is stopped at the end.
+
+    Args:
+        paths: the journal of each node, from its file or an export.
+        limit: findings of each audit to hand out at most.
+
+    Raises:
+        SparkUnavailableError: Spark cannot be started.
+        JournalError: a file cannot be read, or Spark failed.
+    """
+    brief = find_inputs(paths).size < BRIEF_BYTES
+    spark = quiet_session("bedrockish audit", brief=brief)
+    try:
+        journals = read_journals(spark, paths)
+        yield _count(journals)
+        for check, (says, make) in AUDITS.items():
+            yield Outcome(check, says, *collect(make(journals), limit))
+    except JournalError:
+        raise
+    except Exception as error:  # pyspark and py4j raise many kinds; each of them means that there is no answer
+        text = str(error).strip()
+        ours = _OURS.findall(text)
+        raise JournalError(ours[-1] if ours else f"Spark failed: {text[:2000]}") from error
+    finally:
+        spark.stop()
+
+
+def _count(journals: Journals) -> Counts:
+    rows = journals.commits.groupBy("leader").agg(F.count("*").alias("entries"), F.max("tick").alias("head")).collect()
+    return Counts(
+        journals.nodes,
+        sum(row["entries"] for row in rows),
+        journals.commits.select("txid").distinct().count(),
+        {row["leader"]: row["head"] for row in sorted(rows)},
+    )

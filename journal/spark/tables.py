@@ -1,0 +1,392 @@
+"""The tables that the data source offers: their columns, and how one stored entry becomes rows of each.
+
+A column's type is given once, by its Spark name; the Arrow type follows from it, and a test holds it against Spark's
+own translation. Payloads are decoded here, in the worker, by the journal's own code.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cbor2
+import pyarrow as pa
+
+from journal.changes import DELETE, INSERT, UPDATE, Row, decode_changes, decode_statements
+from journal.entry import Entry, decode_entry
+from journal.errors import EntryMalformedError
+from journal.footprint import Footprint, object_of
+from journal.spark.files import Stored
+from journal.spark.values import row_text
+from journal.transaction import MEMBERS, ROWS, SCHEMA, Txid
+
+ARROW = {
+    "STRING": pa.string(),
+    "BIGINT": pa.int64(),
+    "INT": pa.int32(),
+    "BOOLEAN": pa.bool_(),
+    "BINARY": pa.binary(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "MAP<STRING, BIGINT>": pa.map_(pa.string(), pa.int64()),
+}
+COUNTER_BITS = 22  # low bits of a clock; above them are milliseconds since 1970
+_INT64 = 1 << 63
+FOOTPRINT, CHANGES = 10, 11  # places in the body of a transaction, see journal.transaction
+_CHANGE_TYPES = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
+
+Maker = Callable[["Context", Stored], Iterator[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of the data source.
+
+    Attributes:
+        columns: name and Spark type of each column.
+        make: yields the rows of one entry, as tuples of all columns.
+        kind: only entries of this kind can have rows, and not their repeats; None for all entries.
+        bare: the columns that can be had without label and body.
+    """
+
+    columns: dict[str, str]
+    make: Maker
+    kind: str | None = None
+    bare: frozenset[str] = frozenset()
+
+    @property
+    def where(self) -> str:
+        """Which entries can have rows, as SQL."""
+        return "" if self.kind is None else f"kind = '{self.kind}' AND repeat = 0"
+
+
+@dataclass(slots=True)
+class Context:
+    """What the rows of one file have in common.
+
+    Attributes:
+        node: whose file.
+        path: the file, for errors.
+        skip: leave out entries that cannot be decoded (they are rows of ``commits`` all the same), instead of failing.
+        look_up: returns the columns of a table's declared primary key, by the schema that the file has now.
+        founding: the encoded membership that the cluster was founded with, if the file has it.
+        columns: the columns wanted; what only others need may be left out. None for all.
+    """
+
+    node: str
+    path: str
+    skip: bool
+    look_up: Callable[[str], list[str]]
+    founding: object
+    columns: frozenset[str] | None = None
+    keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
+    _row: Stored | None = None
+    _decoded: Entry | EntryMalformedError | None = None
+
+    def wants(self, *columns: str) -> bool:
+        """Whether one of these columns is wanted."""
+        return self.columns is None or not self.columns.isdisjoint(columns)
+
+    def field(self, row: Stored, place: int) -> Any:
+        """Return one field of a transaction's body without looking at the others, or None if it may be skipped.
+
+        Raises:
+            EntryMalformedError: the body cannot be decoded.
+        """
+        assert row.body is not None
+        try:
+            packed = cbor2.loads(row.body)
+            if not isinstance(packed, list) or len(packed) < 14:
+                raise EntryMalformedError("its body is not a transaction")
+        except (cbor2.CBORError, ValueError, TypeError, RecursionError, EntryMalformedError) as error:
+            if self.skip:
+                return None
+            raise self._unreadable(row, error) from error
+        return packed[place]
+
+    def decoded(self, row: Stored) -> Entry | EntryMalformedError:
+        """Return an entry, or why it cannot be decoded; several tables may ask for the same row in turn."""
+        if self._row is not row or self._decoded is None:
+            self._row = row
+            try:
+                self._decoded = _decode(row)
+            except EntryMalformedError as error:
+                self._decoded = error
+        return self._decoded
+
+    def entry(self, row: Stored) -> Entry | None:
+        """Decode an entry, or return None if it may be skipped.
+
+        Raises:
+            EntryMalformedError: it cannot be decoded.
+        """
+        found = self.decoded(row)
+        if isinstance(found, Entry):
+            return found
+        if self.skip:
+            return None
+        raise self._unreadable(row, found) from found
+
+    def _unreadable(self, row: Stored, error: Exception) -> EntryMalformedError:
+        return EntryMalformedError(
+            f"{row.leader}{row.tick} in {self.path}: {error}; the table commits names all such entries, "
+            "and the option malformed=skip leaves them out"
+        )
+
+    def key_columns(self, table: str, columns: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return which of a change's columns are the table's primary key, and where they are; looked up once."""
+        found = self.keys.get((table, columns))
+        if found is None:
+            names = tuple(name for name in self.look_up(table) if name in columns)
+            found = self.keys[table, columns] = (names, tuple(columns.index(name) for name in names))
+        return found
+
+
+def _decode(row: Stored) -> Entry:
+    assert row.prev is not None
+    assert row.label is not None
+    assert row.body is not None
+    try:
+        entry = decode_entry(row.prev, row.label, row.body)
+    except (RecursionError, OverflowError, TypeError, AttributeError) as error:
+        raise EntryMalformedError(f"its bytes are not an entry: {error!r}") from error
+    vectors = (*entry.after.values(), *entry.quorum.values(), entry.transaction.config)
+    if any(number >= _INT64 for number in vectors):
+        raise EntryMalformedError("it has a tick or version beyond 2^63")
+    return entry
+
+
+def _head(context: Context, row: Stored) -> tuple[Any, ...]:
+    txid = f"{row.origin}-{row.clock:x}"
+    at = (row.clock >> COUNTER_BITS) * 1000
+    return context.node, row.leader, row.tick, txid, row.clock, row.origin, at
+
+
+HEAD = {
+    "node": "STRING",
+    "leader": "STRING",
+    "tick": "BIGINT",
+    "txid": "STRING",
+    "clock": "BIGINT",
+    "origin": "STRING",
+    "committed_at": "TIMESTAMP",
+}
+
+
+def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+    adopted_from = after = quorum = config = isolation = malformed = None
+    if row.body is not None and context.wants(*_DECODED):
+        entry = context.decoded(row)
+        if isinstance(entry, EntryMalformedError):
+            malformed = str(entry)
+        else:
+            transaction = entry.transaction
+            adopted_from, isolation, config = entry.adopted_from, transaction.isolation, transaction.config
+            after, quorum = list(entry.after.items()), list(entry.quorum.items())
+            malformed = _disagreement(row, entry)
+    yield (
+        *_head(context, row),
+        row.seq,
+        row.applied_ms * 1000,
+        row.command,
+        row.kind,
+        bool(row.repeat),
+        adopted_from,
+        after,
+        quorum,
+        config,
+        isolation,
+        row.label,
+        row.body,
+        row.prev,
+        row.hash,
+        malformed,
+    )
+
+
+def _disagreement(row: Stored, entry: Entry) -> str | None:
+    if entry.place != (row.leader, row.tick):
+        return f"the row stands at {row.leader}{row.tick}, but its label says {entry.leader}{entry.tick}"
+    if entry.txid != (row.clock, row.origin):
+        return f"the row is of {Txid(row.clock, row.origin)}, but its label says {entry.txid}"
+    for name, said, hashed in (
+        ("command", row.command, entry.transaction.command),
+        ("kind", row.kind, entry.transaction.kind),
+    ):
+        if said != hashed:
+            return f"the row's {name} is {said!r}, but its body says {hashed!r}"
+    stranger = entry.leader if entry.adopted_from is None else entry.adopted_from
+    if entry.txid.leader != stranger:
+        return f"its transaction was led by {entry.txid.leader}, not by {stranger}"
+    return None
+
+
+def _changes(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+    packed = context.field(row, CHANGES)
+    if packed is None:
+        return
+    try:
+        changes = decode_changes(packed)
+    except EntryMalformedError as error:
+        if not context.skip:
+            raise EntryMalformedError(f"{row.leader}{row.tick} in {context.path}: {error}") from error
+        return
+    head = _head(context, row)
+    keys, before, after = context.wants("pk", "pk_after"), context.wants("before"), context.wants("after")
+    for place, change in enumerate(changes):
+        columns, places = context.key_columns(change.table, change.columns) if keys else ((), ())
+        yield (
+            *head,
+            place,
+            change.table,
+            change.rowid,
+            change.rowid_after,
+            _key_text(columns, places, change.after if change.before is None else change.before),
+            _key_text(columns, places, change.after),
+            _CHANGE_TYPES.get(change.op, change.op),
+            row_text(change.columns, change.before) if before else None,
+            row_text(change.columns, change.after) if after else None,
+        )
+
+
+def _key_text(columns: tuple[str, ...], places: tuple[int, ...], row: Row | None) -> str | None:
+    return None if row is None or not columns else row_text(columns, tuple(row[place] for place in places))
+
+
+def _approvals(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+    entry = context.entry(row)
+    if entry is not None:
+        for approver, tick in entry.quorum.items():
+            yield *_head(context, row), approver, tick
+
+
+def _footprints(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+    packed = context.field(row, FOOTPRINT)
+    if packed is None:
+        return
+    try:
+        head, footprint = _head(context, row), Footprint.unpack(packed)
+    except EntryMalformedError as error:
+        if not context.skip:
+            raise EntryMalformedError(f"{row.leader}{row.tick} in {context.path}: {error}") from error
+        return
+    for access, points, ranges in (
+        ("read", footprint.read_points, footprint.read_ranges),
+        ("write", footprint.write_points, footprint.write_ranges),
+    ):
+        for key in points:
+            yield *head, access, object_of(key), key, None, None
+        for low, high in ranges:
+            yield *head, access, object_of(low), None, low, high
+
+
+def _schema_history(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+    entry = context.entry(row)
+    if entry is not None:
+        for place, statement in enumerate(decode_statements(entry.transaction.changes)):
+            yield *_head(context, row), place, statement
+
+
+def _members(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+    entry = context.entry(row)
+    if entry is not None:
+        for member in decode_members(entry.transaction.changes):
+            yield *_head(context, row), *member
+
+
+def founding_members(context: Context) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of ``members`` for the membership that the cluster was founded with; no commit made it.
+
+    Raises:
+        EntryMalformedError: the file does not say it in the form in which it is kept.
+    """
+    if context.founding is not None:
+        if not isinstance(context.founding, bytes):
+            raise EntryMalformedError(f"the founding membership in {context.path} is not bytes")
+        for member in decode_members(context.founding):
+            yield context.node, None, None, None, None, None, None, *member
+
+
+def decode_members(data: bytes) -> list[tuple[int, str, str, bool, str]]:
+    """Return version, name, address, voter and store of each member of an encoded membership.
+
+    Raises:
+        EntryMalformedError: the bytes are not a membership.
+    """
+    try:
+        version, members = cbor2.loads(data)
+        return [
+            (int(version), str(name), str(address), bool(voter), str(store))
+            for name, (address, voter, store) in sorted(members.items())
+        ]
+    except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
+        raise EntryMalformedError(f"these {len(data)} bytes are not a membership: {error}") from error
+
+
+_COMMITS = {
+    **HEAD,
+    "seq": "BIGINT",
+    "applied_at": "TIMESTAMP",
+    "command": "STRING",
+    "kind": "STRING",
+    "repeat": "BOOLEAN",
+    "adopted_from": "STRING",
+    "after": "MAP<STRING, BIGINT>",
+    "quorum": "MAP<STRING, BIGINT>",
+    "config": "BIGINT",
+    "isolation": "STRING",
+    "label": "BINARY",
+    "body": "BINARY",
+    "prev": "BINARY",
+    "hash": "BINARY",
+    "malformed": "STRING",
+}
+_DECODED = ("adopted_from", "after", "quorum", "config", "isolation", "malformed")
+
+TABLES: dict[str, Table] = {
+    "commits": Table(_COMMITS, _commits, bare=frozenset(_COMMITS) - {*_DECODED, "label", "body"}),
+    "changes": Table(
+        {
+            **HEAD,
+            "seq_in_txn": "INT",
+            "table": "STRING",
+            "rowid": "BIGINT",
+            "rowid_after": "BIGINT",
+            "pk": "STRING",
+            "pk_after": "STRING",
+            "_change_type": "STRING",
+            "before": "STRING",
+            "after": "STRING",
+        },
+        _changes,
+        kind=ROWS,
+    ),
+    "approvals": Table({**HEAD, "approver": "STRING", "approver_tick": "BIGINT"}, _approvals),
+    "footprints": Table(
+        {**HEAD, "access": "STRING", "object": "STRING", "key": "BINARY", "low": "BINARY", "high": "BINARY"},
+        _footprints,
+    ),
+    "schema_history": Table({**HEAD, "seq_in_txn": "INT", "statement": "STRING"}, _schema_history, kind=SCHEMA),
+    "members": Table(
+        {**HEAD, "version": "BIGINT", "member": "STRING", "address": "STRING", "voter": "BOOLEAN", "store": "STRING"},
+        _members,
+        kind=MEMBERS,
+    ),
+}
+
+
+def ddl(columns: dict[str, str]) -> str:
+    """Return columns as the text that Spark reads a schema from."""
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+
+
+def batch(columns: dict[str, str], rows: Sequence[tuple[Any, ...]], places: Sequence[int]) -> pa.RecordBatch:
+    """Return rows as an Arrow batch.
+
+    Args:
+        columns: name and Spark type of the columns wanted.
+        rows: tuples of all columns of the table.
+        places: where in such a tuple each wanted column is.
+    """
+    types = [ARROW[kind] for kind in columns.values()]
+    arrays = [pa.array([row[place] for row in rows], type=kind) for place, kind in zip(places, types, strict=True)]
+    schema = pa.schema(list(zip(columns, types, strict=True)))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,147 @@
+"""The questions answer rightly: what a table held, what a row went through, who met whom."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from journal.changes import DELETE, INSERT, UPDATE, Change, encode_changes
+from journal.spark import questions
+from journal.spark.inputs import find_inputs, read_table
+from tests.spark.worlds import NODES, START_MS, World, touching
+
+pytestmark = pytest.mark.spark
+COLUMNS = ("id", "n")
+
+
+class Story:
+    """Random inserts, updates, key changes and deletes of one table, at all nodes, with the state after each commit."""
+
+    def __init__(self, commits: int) -> None:
+        self.world, luck = World(), random.Random(3)
+        self.states: list[tuple[int, dict[str, int], dict[int, int]]] = []
+        rows: dict[int, int] = {}
+        for number in range(commits):
+            rows = dict(rows)
+            leader = luck.choice(NODES)
+            draft = self.world.commit(leader, touching("all"), changes=encode_changes(self._change(rows, number, luck)))
+            assert draft is not None
+            self.world.settle()
+            self.states.append((draft.txid.clock, self.world.applied("A"), rows))
+
+    @staticmethod
+    def _change(rows: dict[int, int], number: int, luck: random.Random) -> list[Change]:
+        key = luck.choice(sorted(rows)) if rows and luck.random() < 0.6 else number + 100
+        if key not in rows:
+            rows[key] = number
+            return [Change("accounts", COLUMNS, INSERT, key, key, None, (key, number))]
+        before = (key, rows.pop(key))
+        if luck.random() < 0.3:
+            return [Change("accounts", COLUMNS, DELETE, key, key, before, None)]
+        after = (number + 100 if luck.random() < 0.3 else key, number)
+        rows[after[0]] = number
+        return [Change("accounts", COLUMNS, UPDATE, key, after[0], before, after)]
+
+
+@pytest.fixture(scope="module")
+def story() -> Story:
+    return Story(40)
+
+
+@pytest.fixture(scope="module")
+def tables(story: Story, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, DataFrame]:
+    paths = story.world.write(tmp_path_factory.mktemp("story"))
+    inputs = find_inputs([str(paths[0])])
+    return {name: read_table(spark, inputs, name).cache() for name in ("commits", "changes", "footprints")}
+
+
+def state(frame: DataFrame) -> dict[int, int]:
+    rows = [json.loads(row["row"]) for row in frame.collect()]
+    return {row["id"]: row["n"] for row in rows}
+
+
+@pytest.mark.parametrize("step", [0, 13, 39])
+def test_a_table_as_of_a_clock_or_a_vector(story: Story, tables: dict[str, DataFrame], step: int) -> None:
+    clock, vector, rows = story.states[step]
+    assert state(questions.state_at(tables["changes"], "accounts", clock=clock)) == rows
+    by_vector = questions.state_at(tables["changes"], "accounts", vector=vector, commits=tables["commits"])
+    assert state(by_vector) == rows
+
+
+def test_a_rows_history_follows_its_key(story: Story, tables: dict[str, DataFrame]) -> None:
+    moved = tables["changes"].where("pk <> pk_after").first()
+    assert moved is not None
+    for text in (moved["pk"], moved["pk_after"]):
+        found = questions.row_history(tables["changes"], "accounts", json.loads(text)).collect()
+        assert moved["txid"] in [row["txid"] for row in found]
+        assert [row["committed_at"] for row in found] == sorted(row["committed_at"] for row in found)
+
+
+def test_what_changed_since_is_the_net_of_it(story: Story, tables: dict[str, DataFrame]) -> None:
+    clock = story.states[22][0]
+    moment = F.timestamp_millis(F.lit((clock >> 22) + 1))
+    found = questions.changed_since(tables["changes"], moment).collect()
+    before, after = story.states[22][2], story.states[-1][2]
+    net = {json.loads(row["key"])["id"]: (row["before"], row["after"]) for row in found}
+    for key in net.keys() | before.keys() | after.keys():
+        first, last = (json.loads(text)["n"] if text else None for text in net.get(key, (None, None)))
+        assert key not in net or (first, last) == (before.get(key), after.get(key))
+        assert key in net or before[key] == after[key]
+
+
+def test_feeds_say_the_same_in_other_peoples_words(story: Story, tables: dict[str, DataFrame]) -> None:
+    changes = tables["changes"]
+    kinds = {row["_change_type"]: row["count"] for row in changes.groupBy("_change_type").count().collect()}
+    delta = questions.delta_feed(changes, "accounts", "id BIGINT, n BIGINT")
+    counted = {row["_change_type"]: row["count"] for row in delta.groupBy("_change_type").count().collect()}
+    assert counted == {
+        "insert": kinds["insert"],
+        "delete": kinds["delete"],
+        "update_preimage": kinds["update"],
+        "update_postimage": kinds["update"],
+    }
+    assert delta.columns[:4] == ["id", "n", "_change_type", "_commit_clock"]
+    assert delta.where("n IS NULL").count() == 0
+    ops: dict[str, Any] = {row["op"]: row for row in questions.debezium_feed(changes).collect()}
+    assert set(ops) == {"c", "u", "d"}
+    assert (ops["c"]["before"], ops["d"]["after"]) == (None, None)
+    assert ops["u"]["source"]["name"] == "A"
+    assert ops["u"]["transaction"]["data_collection_order"] == 1
+
+
+def test_hot_keys_and_meetings_count_neighbours(spark: SparkSession, tmp_path: Path) -> None:
+    world = World()
+    for leader, name in (("A", "hot"), ("B", "hot"), ("A", "hot"), ("C", "cold"), ("B", "hot")):
+        assert world.commit(leader, touching(name))
+        world.settle()
+    inputs = find_inputs([str(world.write(tmp_path)[0])])
+    footprints = read_table(spark, inputs, "footprints")
+    hottest = questions.hot_keys(footprints).collect()
+    assert [(row["key"], row["writes"], row["writers"]) for row in hottest] == [
+        (b"t:accounts\0hot", 4, ["A", "B"]),
+        (b"t:accounts\0cold", 1, ["C"]),
+    ]
+    met = {(row["first"], row["then"]): row["meetings"] for row in questions.meetings(footprints).collect()}
+    assert met == {("A", "B"): 2, ("B", "A"): 1}
+    graph = questions.causes(read_table(spark, inputs, "commits"), START_MS << 22, (START_MS + 10**6) << 22)
+    assert {tuple(row) for row in graph.collect()} == {
+        ("A", 1, "B", 1),
+        ("B", 1, "A", 2),
+        ("A", 2, "C", 1),
+        ("C", 1, "B", 2),
+    }
+
+
+def test_counts_by_time_latency_and_approvers(story: Story, tables: dict[str, DataFrame]) -> None:
+    commits = tables["commits"]
+    counted = questions.commits_over_time(commits, "2 milliseconds").collect()
+    assert sum(row["commits"] for row in counted) == 40
+    assert len({row["begin"] for row in counted}) > 4
+    assert {row["applied_on"] for row in questions.latency(commits).collect()} == {"A"}
+    given = questions.approvers(commits).collect()
+    assert [row["leader"] for row in given] == list(NODES)
+    assert all(row[row["leader"]] == row["commits"] for row in given)

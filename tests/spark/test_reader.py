@@ -1,0 +1,249 @@
+"""The data source without Spark: options, files, plans and what the reader yields, called directly."""
+
+import math
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import apsw
+import cbor2
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.changes import DELETE, INSERT, UPDATE, Change, encode_changes
+from journal.errors import (
+    EntryMalformedError,
+    FileMissingError,
+    JournalError,
+    NoJournalError,
+    NotDatabaseError,
+)
+from journal.spark.files import expand, nodes_of, open_file, plan
+from journal.spark.options import Options
+from journal.spark.source import BedrockishReader
+from journal.spark.tables import TABLES
+from journal.spark.values import parse_row, row_text
+from tests.spark.worlds import NODES, World, honest, touching
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return honest(60)
+
+
+@pytest.fixture(scope="module")
+def files(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return world.write(tmp_path_factory.mktemp("honest"))
+
+
+def read(path: object, **options: str) -> list[dict[str, Any]]:
+    parsed = Options.parse({"path": str(path), **options})
+    columns = TABLES[parsed.table].columns
+    reader = BedrockishReader(parsed, {name: columns[name] for name in parsed.columns or columns})
+    return [row for piece in reader.partitions() for got in reader.read(piece) for row in got.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "give the node files"),
+        ({"path": "x", "tabel": "commits"}, "no option 'tabel'"),
+        ({"path": "x", "table": "rows"}, "no table 'rows'; the tables are commits, changes"),
+        ({"path": "x", "columns": "tick,colour"}, "no column 'colour'"),
+        ({"path": "x", "columns": "tick,tick"}, "asked for twice"),
+        ({"path": "x", "clock_from": "soon"}, "clock_from cannot be 'soon'"),
+        ({"path": "x", "clock_to": str(1 << 63)}, "clock_to cannot be"),
+        ({"path": "x", "partition_rows": "0"}, "a whole number from 1"),
+        ({"path": "x", "malformed": "maybe"}, "it is 'fail' or 'skip'"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, str], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Options.parse(options)
+
+
+def test_paths_are_lists_globs_and_directories(files: list[Path]) -> None:
+    names = [str(path) for path in files]
+    assert expand(",".join(names)) == names
+    assert expand(str(files[0].parent)) == names
+    assert expand(f"{files[0].parent}/[AB].db") == names[:2]
+    assert expand(f"{names[0]},{names[0]}") == names[:1]
+
+
+def test_unusable_files_are_named(files: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(FileMissingError, match="no such file"):
+        read(tmp_path / "none.db")
+    with pytest.raises(FileMissingError, match=r"no file that ends in \.db"):
+        read(tmp_path)
+    (tmp_path / "text.db").write_text("hello")
+    with pytest.raises(NotDatabaseError, match="not a SQLite database"):
+        read(tmp_path / "text.db")
+    with sqlite3.connect(tmp_path / "bare.db") as bare:
+        bare.execute("CREATE TABLE t(x)")
+    bare.close()
+    with pytest.raises(NoJournalError, match="without a journal"):
+        read(tmp_path / "bare.db")
+    (tmp_path / "torn.db").write_bytes(files[0].read_bytes()[:100] + b"\xff" * 8000)
+    with pytest.raises(NotDatabaseError, match="damaged"):
+        read(tmp_path / "torn.db")
+    copy = tmp_path / "copy.db"
+    copy.write_bytes(files[0].read_bytes())
+    with pytest.raises(JournalError, match="both of node A"):
+        nodes_of([str(files[0]), str(copy)])
+
+
+def test_commits_are_what_was_committed(world: World, files: list[Path]) -> None:
+    entries = world.entries()
+    rows = read(files[1])
+    assert sorted((row["leader"], row["tick"]) for row in rows) == sorted(entries)
+    for row in rows:
+        entry = entries[row["leader"], row["tick"]]
+        assert (row["node"], row["clock"], row["origin"]) == ("B", *entry.txid)
+        assert row["txid"] == str(entry.txid)
+        assert dict(row["after"]) == entry.after
+        assert dict(row["quorum"]) == entry.quorum
+        assert (row["adopted_from"], row["config"]) == (entry.adopted_from, entry.transaction.config)
+        assert (row["prev"], row["label"], row["body"]) == (entry.prev, entry.label, entry.transaction.body)
+        assert (row["hash"], row["malformed"]) == (entry.hash, None)
+        assert int(row["committed_at"].timestamp() * 1000) == entry.txid.clock >> 22
+    assert [(row["leader"], row["tick"]) for row in sorted(rows, key=lambda row: row["seq"])] == world.orders["B"]
+    assert sum(row["repeat"] for row in rows) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 7, 10_000])
+def test_partitions_cover_every_entry_once(files: list[Path], rows: int) -> None:
+    everything = sorted((row["node"], row["seq"]) for row in read(files[0].parent))
+    assert len(everything) == len(set(everything)) > 150
+    cut = sorted((row["node"], row["seq"]) for row in read(files[0].parent, partition_rows=str(rows)))
+    assert cut == everything
+    with open_file(str(files[0])) as db:
+        groups = plan(db, rows)
+    assert all(sum(high - low + 1 for _, low, high in group) <= rows for group in groups)
+
+
+def test_leader_and_clock_bounds_are_honoured(files: list[Path]) -> None:
+    rows = read(files[0])
+    clocks = sorted(row["clock"] for row in rows)
+    low, high = clocks[10], clocks[40]
+    some = read(files[0], clock_from=str(low), clock_to=str(high))
+    assert sorted(row["seq"] for row in some) == sorted(row["seq"] for row in rows if low <= row["clock"] <= high)
+    only = read(files[0], leader="B")
+    assert {row["leader"] for row in only} == {"B"}
+    assert len(only) == sum(row["leader"] == "B" for row in rows)
+    assert read(files[0], leader="Z") == []
+
+
+def test_only_the_columns_asked_for_are_read(files: list[Path]) -> None:
+    assert set(read(files[0], columns="tick,leader")[0]) == {"tick", "leader"}
+
+
+def test_what_is_committed_after_planning_is_not_read(tmp_path: Path) -> None:
+    world = honest(30)
+    path = world.write(tmp_path)[0]
+    reader = BedrockishReader(Options.parse({"path": str(path)}), {"leader": "STRING", "tick": "BIGINT"})
+    pieces = reader.partitions()
+    db = apsw.Connection(str(path))  # a writer that has the file open, as a running node has
+    held = int(str(db.execute("SELECT count(*) FROM bedrockish_journal").fetchall()[0][0]))
+    db.execute(
+        """INSERT INTO bedrockish_journal SELECT max(seq) + 1, leader, max(tick) + 1, clock, origin, 'later', kind, 1,
+        applied_ms, label, body, prev, hash FROM bedrockish_journal WHERE leader = 'A'"""
+    )
+    assert sum(batch.num_rows for piece in pieces for batch in reader.read(piece)) == held
+    assert sum(batch.num_rows for piece in reader.partitions() for batch in reader.read(piece)) == held + 1
+    db.close()
+
+
+def test_changes_carry_rows_as_exact_text(tmp_path: Path) -> None:
+    world = World()
+    columns = ("id", "balance", "photo")
+    changes = [
+        Change("accounts", columns, INSERT, 7, 7, None, (7, 5.0, b"\0\xff")),
+        Change("accounts", columns, UPDATE, 7, 8, (7, 5.0, b"\0\xff"), (8, math.inf, None)),
+        Change("accounts", columns, DELETE, 8, 8, (8, math.inf, None), None),
+    ]
+    assert world.commit("A", touching("7"), changes=encode_changes(changes))
+    rows = read(world.write(tmp_path)[0], table="changes")
+    assert [row["_change_type"] for row in rows] == ["insert", "update", "delete"]
+    assert [row["seq_in_txn"] for row in rows] == [0, 1, 2]
+    assert (rows[1]["rowid"], rows[1]["rowid_after"], rows[1]["pk"]) == (7, 8, '{"id":7}')
+    assert rows[0]["before"] is None
+    assert rows[0]["after"] == '{"id":7,"balance":5.0,"photo":{"$blob":"AP8="}}'
+    assert rows[1]["after"] == '{"id":8,"balance":{"$float":"inf"},"photo":null}'
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.binary(),
+)
+
+
+@given(st.dictionaries(st.text(), VALUES))
+def test_rows_survive_the_way_through_text(row: dict[str, Any]) -> None:
+    text = row_text(tuple(row), tuple(row.values()))
+    assert text is not None
+    back = parse_row(text)
+    assert [(name, type(value), repr(value)) for name, value in back.items()] == [
+        (name, type(value), repr(value)) for name, value in row.items()
+    ]
+
+
+def test_other_tables_agree_with_the_entries(world: World, files: list[Path]) -> None:
+    entries = world.entries()
+    approvals = read(files[0], table="approvals")
+    assert len(approvals) == sum(len(entry.quorum) for entry in entries.values())
+    footprints = read(files[0], table="footprints")
+    assert {row["access"] for row in footprints} == {"read", "write"}
+    assert {row["object"] for row in footprints if row["key"] is None} == {"t:accounts", "s:"}
+    points = sum(len(e.transaction.footprint.write_points) for e in entries.values())
+    assert sum(row["access"] == "write" and row["key"] is not None for row in footprints) == points
+    (schema,) = read(files[0], table="schema_history")
+    assert schema["statement"].startswith("CREATE TABLE accounts")
+    members = read(files[0], table="members")
+    assert [(row["version"], row["member"], row["voter"]) for row in members] == [
+        *((0, node, True) for node in NODES),
+        *((1, node, True) for node in NODES),
+        (1, "D", False),
+    ]
+    assert [row["leader"] for row in members] == [None] * 3 + ["B"] * 4
+
+
+def _damage(path: Path, body: bytes) -> Path:
+    db = apsw.Connection(str(path))
+    db.execute("UPDATE bedrockish_journal SET body = ? WHERE leader = 'A' AND tick = 3", (body,))
+    db.close()
+    return path
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", cbor2.dumps([1]), cbor2.dumps({"a": 1}), b"\x9f" * 5000])
+def test_malformed_entries_are_rows_with_a_reason(tmp_path: Path, body: bytes) -> None:
+    path = _damage(honest(30).write(tmp_path)[0], body)
+    (bad,) = [row for row in read(path) if row["malformed"] is not None]
+    assert (bad["leader"], bad["tick"], bad["after"], bad["body"]) == ("A", 3, None, body)
+    with pytest.raises(EntryMalformedError, match="malformed=skip leaves them out"):
+        read(path, table="changes")
+    assert all((row["leader"], row["tick"]) != ("A", 3) for row in read(path, table="changes", malformed="skip"))
+
+
+def test_batches_have_the_types_that_spark_expects(files: list[Path]) -> None:
+    types = pytest.importorskip("pyspark.sql.pandas.types")
+    spark_types = pytest.importorskip("pyspark.sql.types")
+    kinds = {
+        "STRING": spark_types.StringType(),
+        "BIGINT": spark_types.LongType(),
+        "INT": spark_types.IntegerType(),
+        "BOOLEAN": spark_types.BooleanType(),
+        "BINARY": spark_types.BinaryType(),
+        "TIMESTAMP": spark_types.TimestampType(),
+        "MAP<STRING, BIGINT>": spark_types.MapType(spark_types.StringType(), spark_types.LongType()),
+    }
+    for name, table in TABLES.items():
+        schema = spark_types.StructType([spark_types.StructField(n, kinds[k]) for n, k in table.columns.items()])
+        expected: pa.Schema = types.to_arrow_schema(schema, timezone="UTC")
+        reader = BedrockishReader(Options.parse({"path": str(files[0]), "table": name}), table.columns)
+        batch = next(batch for piece in reader.partitions() for batch in reader.read(piece))
+        assert expected.equals(batch.schema), name

@@ -1,0 +1,153 @@
+"""The stream: offsets, batches, what is said when entries are gone; and each commit once, however often Spark dies."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from journal.errors import FileMissingError, JournalError, JournalPrunedError
+from journal.spark.options import Options
+from journal.spark.sink import parquet_batches
+from journal.spark.stream import BedrockishStreamReader, Offset
+from journal.spark.tables import TABLES
+from journal.vector import covers
+from tests.spark.worlds import World, honest, touching
+
+COLUMNS = "leader,tick"
+
+
+def stream(path: object, **options: str) -> BedrockishStreamReader:
+    parsed = Options.parse({"path": str(path), "columns": COLUMNS, **options})
+    return BedrockishStreamReader(parsed, {name: TABLES[parsed.table].columns[name] for name in parsed.columns})
+
+
+def rows(reader: BedrockishStreamReader, start: Offset, end: Offset) -> list[dict[str, Any]]:
+    return [row for piece in reader.partitions(start, end) for got in reader.read(piece) for row in got.to_pylist()]
+
+
+def offsets(reader: BedrockishStreamReader, limit: ReadLimit) -> list[Offset]:
+    found = [reader.initialOffset()]
+    while not found[1:] or found[-1] != found[-2]:
+        found.append(reader.latestOffset(found[-1], limit))
+    return found[:-1]
+
+
+def prune(path: Path, leader: str, upto: int) -> None:
+    db = apsw.Connection(str(path))
+    db.execute("DELETE FROM bedrockish_journal WHERE leader = ? AND tick <= ?", (leader, upto))
+    db.close()
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return honest(60)
+
+
+@pytest.fixture(scope="module")
+def files(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return world.write(tmp_path_factory.mktemp("honest"))
+
+
+@pytest.mark.parametrize("most", [1, 7, 10_000])
+def test_batches_are_causal_prefixes_that_hold_each_commit_once(world: World, files: list[Path], most: int) -> None:
+    reader = stream(files[1])
+    steps = offsets(reader, ReadMaxRows(most))
+    entries = world.entries()
+    read: list[tuple[str, int]] = []
+    for start, end in pairwise(steps):
+        batch = [(row["leader"], row["tick"]) for row in rows(reader, start, end)]
+        assert 0 < len(batch) <= most
+        assert all(covers(end["B"], {**entries[place].after, place[0]: place[1]}) for place in batch)
+        assert list(end["B"]) == sorted(end["B"])
+        read += batch
+    assert sorted(read) == sorted(entries)
+
+
+def test_all_files_are_read_each_to_its_own_end(world: World, files: list[Path]) -> None:
+    reader = stream(files[0].parent, partition_rows="10")
+    begin, end = offsets(reader, ReadAllAvailable())
+    assert begin == {"A": {}, "B": {}, "C": {}}
+    assert end == {node: world.applied(node) for node in "ABC"}
+    assert len(rows(reader, begin, end)) == 3 * len(world.drafts)
+    assert reader.partitions(end, end) == []
+
+
+def test_a_stream_begins_where_it_is_told(files: list[Path], tmp_path: Path) -> None:
+    assert stream(files[0], starting="now").initialOffset() == stream(files[0]).latestOffset({}, ReadAllAvailable())
+    assert stream(files[0], starting="oldest").initialOffset() == {"A": {}}
+    path = honest(60).write(tmp_path)[0]
+    prune(path, "B", 4)
+    assert stream(path, starting="oldest").initialOffset() == {"A": {"B": 4}}
+    with pytest.raises(ValueError, match="starting cannot be 'soon'; it is beginning, oldest, now"):
+        stream(path, starting="soon")
+
+
+def test_a_run_for_what_is_there_now_ends_there(tmp_path: Path) -> None:
+    world = honest(30)
+    path = world.write(tmp_path)[0]
+    reader = stream(path)
+    reader.prepareForTriggerAvailableNow()
+    end = {"A": world.applied("A")}
+    assert world.commit("A", touching("later"))
+    path.unlink()
+    world.write(tmp_path / "new")[0].rename(path)
+    assert reader.latestOffset({"A": {}}, ReadAllAvailable()) == end
+    assert reader.latestOffset(end, ReadMaxRows(5)) == end
+    assert stream(path).latestOffset(end, ReadMaxRows(5))["A"]["A"] == end["A"]["A"] + 1
+
+
+def test_entries_that_were_pruned_are_an_error_and_no_gap(tmp_path: Path) -> None:
+    path = honest(60).write(tmp_path)[0]
+    reader = stream(path)
+    end = reader.latestOffset({"A": {}}, ReadAllAvailable())
+    prune(path, "B", 4)
+    starts: list[Offset] = [{"A": {}}, {"A": {"B": 3}}]
+    for start in starts:
+        with pytest.raises(JournalPrunedError, match="its timeline B begins at B5") as caught:
+            reader.latestOffset(start, ReadMaxRows(3))
+        assert (caught.value.leader, caught.value.first) == ("B", 5)
+        with pytest.raises(JournalPrunedError):  # also when it happens between planning and reading
+            rows(reader, start, end)
+    after = {"A": {"A": 2, "B": 4}}
+    assert min(row["tick"] for row in rows(reader, after, end) if row["leader"] == "B") == 5
+
+
+def test_a_hole_or_a_lost_file_is_an_error(tmp_path: Path) -> None:
+    path = honest(60).write(tmp_path)[0]
+    reader = stream(path)
+    end = reader.latestOffset({"A": {}}, ReadAllAvailable())
+    db = apsw.Connection(str(path))
+    db.execute("DELETE FROM bedrockish_journal WHERE leader = 'B' AND tick = 5")
+    db.close()
+    with pytest.raises(JournalError, match="entries from B1 to B"):
+        rows(reader, {"A": {}}, end)
+    with pytest.raises(FileMissingError, match="the file of node Z is gone"):
+        reader.partitions({}, {"Z": {"A": 1}})
+
+
+@pytest.mark.spark
+def test_spark_writes_each_change_once_across_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    world = honest(30)
+    path = world.write(tmp_path)[0]
+
+    def run() -> list[tuple[str, int]]:
+        source = spark.readStream.format("bedrockish").option("max_commits", "15").load(str(path))
+        sink = source.writeStream.foreachBatch(parquet_batches(str(tmp_path / "out")))
+        query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+        table = pq.read_table(tmp_path / "out", columns=["leader", "tick", "batch"])
+        return sorted(zip(table["leader"].to_pylist(), table["tick"].to_pylist(), strict=True))
+
+    assert run() == sorted(world.entries())
+    assert run() == sorted(world.entries())
+    for number in range(20):
+        assert world.commit("ABC"[number % 3], touching(f"later{number}"))
+        world.settle()
+    path.unlink()
+    world.write(tmp_path / "new")[0].rename(path)
+    assert run() == sorted(world.entries())

@@ -1,0 +1,209 @@
+"""Journals for the Spark tests: honest ones of three nodes, made by a tiny cluster in memory, and ways to spoil them.
+
+A world keeps drafts of commits and the order in which each node applied them. Chains are computed when the files are
+written, so a fault planted in a draft is hidden behind right hashes, as a skilled forger would hide it.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import apsw
+import cbor2
+
+from journal import store
+from journal.changes import UPDATE, Change, encode_changes, encode_statements
+from journal.entry import GENESIS, Entry
+from journal.footprint import Footprint, conflict
+from journal.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
+from journal.vector import covers
+
+NODES = ("A", "B", "C")
+START_MS = 1_790_000_000_000
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A commit before it is hashed."""
+
+    leader: str
+    tick: int
+    txid: Txid
+    base: dict[str, int]
+    quorum: dict[str, int]
+    footprint: Footprint
+    command: str
+    config: int = 0
+    kind: str = ROWS
+    changes: bytes = b""
+    adopted_from: str | None = None
+
+    @property
+    def place(self) -> Place:
+        return self.leader, self.tick
+
+
+def key(name: str, table: str = "accounts") -> bytes:
+    return f"t:{table}\0{name}".encode()
+
+
+def touching(*writes: str, reads: Iterable[str] = (), ranges: Iterable[tuple[str, str]] = ()) -> Footprint:
+    return Footprint(
+        frozenset({b"s:accounts\0", *(key(name) for name in reads)}),
+        tuple((key(low), key(high)) for low, high in ranges),
+        frozenset(key(name) for name in writes),
+    )
+
+
+def membership(version: int, **voters: bool) -> bytes:
+    return cbor2.dumps([version, {node: [f"{node}:1", voter, node * 8] for node, voter in voters.items()}])
+
+
+@dataclass
+class World:
+    """Three nodes that always tell the truth, until a test changes that."""
+
+    drafts: dict[Place, Draft] = field(default_factory=dict)
+    orders: dict[str, list[Place]] = field(default_factory=lambda: {node: [] for node in NODES})
+    clock: int = START_MS << 22
+    config: int = 0
+
+    def applied(self, node: str) -> dict[str, int]:
+        return {
+            leader: len([1 for other, _ in self.orders[node] if other == leader])
+            for leader in NODES
+            if any(other == leader for other, _ in self.orders[node])
+        }
+
+    def commit(self, leader: str, footprint: Footprint, **fields: object) -> Draft | None:
+        """Commit at ``leader`` unless something that it has not seen conflicts; its own file has it at once."""
+        base = self.applied(leader)
+        for other in self.drafts.values():
+            if other.tick > base.get(other.leader, 0) and conflict(other.footprint, footprint):
+                known = [d.place for d in self.drafts.values() if d.txid == other.txid]
+                if not any(base.get(name, 0) >= tick for name, tick in known):
+                    return None
+        self.clock += 1 << 20
+        tick = base.get(leader, 0) + 1
+        friend = NODES[(NODES.index(leader) + 1 + tick % 2) % 3]
+        quorum = {leader: tick, friend: self.applied(friend).get(friend, 0)}
+        draft = Draft(
+            leader, tick, Txid(self.clock, leader), base, quorum, footprint, f"{leader}{tick}-command", self.config,
+            changes=self._rows(footprint),
+        )  # fmt: skip
+        draft = replace(draft, **fields)  # type: ignore[arg-type]
+        self._take(leader, draft)
+        return draft
+
+    @staticmethod
+    def _rows(footprint: Footprint) -> bytes:
+        return encode_changes(
+            Change("accounts", ("id", "balance"), UPDATE, place, place, (place, 1.5), (place, 2.5))
+            for place, _ in enumerate(footprint.write_points)
+        )
+
+    def _take(self, node: str, draft: Draft) -> None:
+        self.drafts[draft.place] = draft
+        self.orders[node].append(draft.place)
+
+    def adopt(self, node: str, draft: Draft) -> Draft:
+        """Let another node commit a transaction in its own timeline; its first label stays with its leader."""
+        tick = self.applied(node).get(node, 0) + 1
+        held = {other: self.applied(other).get(other, 0) for other in NODES if other != draft.leader}
+        adopted = replace(draft, leader=node, tick=tick, quorum=held, adopted_from=draft.leader)
+        self._take(node, adopted)
+        return adopted
+
+    def deliver(self, node: str, most: int = 1_000_000) -> None:
+        """Let a node apply what it can of the others' commits."""
+        done = True
+        while done and most > 0:
+            done = False
+            applied = self.applied(node)
+            for leader in NODES:
+                draft = self.drafts.get((leader, applied.get(leader, 0) + 1))
+                if draft is not None and covers(applied, draft.base):
+                    self.orders[node].append(draft.place)
+                    most -= 1
+                    done = True
+                    break
+
+    def settle(self) -> None:
+        for node in NODES:
+            self.deliver(node)
+
+    def change(self, place: Place, how: Callable[[Draft], Draft]) -> None:
+        """Change a commit in every journal alike, with right hashes everywhere."""
+        self.drafts[place] = how(self.drafts[place])
+
+    def entries(self) -> dict[Place, Entry]:
+        made: dict[Place, Entry] = {}
+        for place in sorted(self.drafts):
+            draft = self.drafts[place]
+            before = made.get((draft.leader, draft.tick - 1))
+            transaction = Transaction(
+                draft.txid, draft.base, 0, 0, draft.config, draft.command, "serializable", draft.kind,
+                draft.footprint, draft.changes, b"",
+            )  # fmt: skip
+            made[place] = Entry(
+                draft.leader, draft.tick, draft.quorum, transaction, draft.adopted_from,
+                before.hash if before else GENESIS,
+            )  # fmt: skip
+        return made
+
+    def write(self, directory: Path) -> list[Path]:
+        """Write each node's file as the node would have written it."""
+        directory.mkdir(exist_ok=True)
+        entries = self.entries()
+        return [self._write(directory / f"{node}.db", node, entries) for node in NODES]
+
+    def _write(self, path: Path, node: str, entries: dict[Place, Entry]) -> Path:
+        db = apsw.Connection(str(path))
+        db.execute("PRAGMA journal_mode = wal").fetchall()
+        with db:
+            store.create(db)
+            db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID")
+            founding = membership(0, A=True, B=True, C=True)
+            db.execute("INSERT INTO bedrockish_meta VALUES ('node', ?), ('bootstrap', ?)", (node, founding))
+            db.execute("CREATE TABLE accounts(id INTEGER PRIMARY KEY, balance REAL)")
+            known: set[Txid] = set()
+            for moment, place in enumerate(self.orders[node]):
+                entry = entries[place]
+                store.append(db, entry, repeat=entry.txid in known, applied_ms=START_MS + moment)
+                known.add(entry.txid)
+        db.close()
+        return path
+
+
+def honest(commits: int = 240, seed: int = 7) -> World:
+    """Return a world with a schema and a membership change, concurrency, ranges, an adoption and its repeat."""
+    world, rng = World(), random.Random(seed)
+    schema = Footprint(write_ranges=((b"s:", b"s;"),))
+    statement = encode_statements(["CREATE TABLE accounts(id INTEGER PRIMARY KEY, balance REAL)"])
+    assert world.commit("A", schema, kind=SCHEMA, changes=statement)
+    world.settle()
+    for number in range(commits):
+        leader = rng.choice(NODES)
+        if number == commits // 3:
+            draft = world.commit("C", touching("c-own"))
+            assert draft is not None
+            world.deliver("A")
+            world.orders["A"].remove(draft.place)
+            world.adopt("A", draft)
+        if number == commits // 2:
+            world.settle()
+            config = Footprint(frozenset({b"config\0"}), (), frozenset({b"config\0"}))
+            grown = membership(1, A=True, B=True, C=True, D=False)
+            assert world.commit("B", config, kind=MEMBERS, changes=grown)
+            world.settle()
+            world.config = 1
+        names = [f"{leader}{rng.randrange(20):02}", f"x{rng.randrange(40):02}"]
+        low = rng.randrange(36)
+        ranges = [(f"x{low:02}", f"x{low + 4:02}")] if rng.random() < 0.3 else []
+        world.commit(leader, touching(*rng.sample(names, rng.randint(1, 2)), reads=names, ranges=ranges))
+        if rng.random() < 0.6:
+            world.deliver(rng.choice(NODES), rng.randint(1, 8))
+    world.settle()
+    return world

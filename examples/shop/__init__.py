@@ -1,0 +1,1 @@
+"""A small shop written for SQLAlchemy: sign-up, orders, a report."""

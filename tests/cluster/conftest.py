@@ -1,0 +1,14 @@
+"""Real processes, sockets, files and signals; every wait is for something, and has a bound."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.cluster import LocalCluster, local_cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path / "cluster") as running:
+        yield running

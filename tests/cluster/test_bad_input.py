@@ -1,0 +1,119 @@
+"""Broken bytes, files, ports and statements: one line that says what to do, and a node that lives on."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bedrockish import open_client
+from bedrockish.errors import UnsupportedError, UsageError
+from tests.cluster.story import ready
+from tools.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bedrockish.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=cwd,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def one_error_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode not in (0, None)
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if "error:" in line.lower()]
+    assert len(errors) == 1, done.stderr
+    for word in words:
+        assert word in errors[0], done.stderr
+
+
+async def test_strangers_at_the_door_harm_nobody(cluster: LocalCluster) -> None:
+    """Random bytes, half a frame and a frame of 2 GiB: each caller is turned away, and clients go on."""
+    await ready(cluster)
+    port = cluster.nodes[0].port
+    for said in (
+        os.urandom(4096),
+        b"\0\0\1\0\1half",
+        (1 << 31).to_bytes(4, "big") + b"\1" + b"x" * 1000,
+        b"GET / HTTP/1.1\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            stranger.settimeout(10)
+            while stranger.recv(4096):
+                pass
+    async with open_client(cluster.url(0, only=True)) as client:
+        assert (await client.execute("SELECT 1")).rows == [(1,)]
+    assert cluster.nodes[0].is_running
+
+
+async def test_bad_sql_is_refused_with_the_way_out(cluster: LocalCluster) -> None:
+    """A syntax error, a missing table and what cannot be replicated: typed errors, and the node goes on."""
+    await ready(cluster)
+    async with open_client(cluster.url()) as client:
+        for sql in ("SELEC 1", "SELECT * FROM nowhere", "INSERT INTO t VALUES (", ""):
+            with pytest.raises(UsageError):
+                await client.execute(sql)
+        for sql in ("ATTACH 'x' AS y", "VACUUM", "PRAGMA journal_mode = delete", "DELETE FROM bedrockish_journal"):
+            with pytest.raises(UnsupportedError):
+                await client.execute(sql)
+        assert (await client.execute("SELECT 1")).rows == [(1,)]
+
+
+async def test_a_second_process_on_the_same_file_is_refused(cluster: LocalCluster) -> None:
+    """The file is locked for the life of the node."""
+    await ready(cluster)
+    node = cluster.nodes[0]
+    done = run("serve", "--config", str(node.config), "--listen", "127.0.0.1:1", cwd=node.directory)
+    one_error_line(done, "in use")
+
+
+async def test_a_taken_port_is_named(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Another node on the same port says which port it is and how to find who has it."""
+    await ready(cluster)
+    port = cluster.nodes[0].port
+    done = run("serve", "--node", "Z", "--database", str(tmp_path / "z.db"), "--listen", f"127.0.0.1:{port}")
+    one_error_line(done, str(port))
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    """Somebody's text file is left alone."""
+    path = tmp_path / "letter.txt"
+    path.write_text("Dear SQLite,\n" * 1000)
+    before = path.read_bytes()
+    done = run("serve", "--node", "A", "--database", str(path), "--listen", "127.0.0.1:0")
+    one_error_line(done, "letter.txt", "not a SQLite database")
+    assert path.read_bytes() == before
+
+
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Missing, unreadable as TOML, unknown key."""
+    one_error_line(run("serve", "--config", str(tmp_path / "none.toml")), "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("node = [")
+    one_error_line(run("serve", "--config", str(broken)), "broken.toml", "TOML")
+    broken.write_text('node = "A"\ndatabase = "x"\nlisten = "127.0.0.1:0"\nsusspicion = 3\n')
+    one_error_line(run("serve", "--config", str(broken)), "susspicion")
+
+
+def test_an_unknown_command_line_is_a_usage_error() -> None:
+    """Exit status 2, and a hint."""
+    done = run("serv")
+    assert done.returncode == 2
+    one_error_line(done, "serv")
+
+
+def test_no_node_to_talk_to_is_one_line() -> None:
+    """A client of nobody."""
+    one_error_line(run("sql", "bedrockish://127.0.0.1:1/?timeout=1", "SELECT 1"))

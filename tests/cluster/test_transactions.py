@@ -1,0 +1,287 @@
+"""Interactive transactions over three real nodes: what they can do, many at once, lost nodes and lost answers."""
+
+import signal
+
+import pytest
+import trio
+
+from bedrockish import Connection, connect, open_client
+from bedrockish.client.transaction import Transaction
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    DeadlineError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
+from bedrockish.requests import SERIALIZABLE
+from tests.cluster.story import judge_files, level, ready, rows, send_signal, until
+from tools.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+
+async def test_what_a_transaction_can_do(cluster: LocalCluster) -> None:
+    """Own writes, savepoints, failed statements, batches, deferred keys, schema changes, and retries that succeed."""
+    await ready(cluster)
+    async with open_client(cluster.url()) as client:
+        async with client.transaction() as tx:
+            await tx.execute("CREATE TABLE parent(id INTEGER PRIMARY KEY, n INTEGER CHECK(n < 2000))")
+            await tx.execute(
+                "CREATE TABLE child(id INTEGER PRIMARY KEY, p REFERENCES parent(id) DEFERRABLE INITIALLY DEFERRED)"
+            )
+        async with client.transaction() as tx:
+            assert await tx.executemany("INSERT INTO parent VALUES (?, ?)", [[n, n] for n in range(1500)]) == 1500
+            assert (await tx.execute("SELECT count(*) FROM parent")).value() == 1500
+            with pytest.raises(ConstraintError):
+                await tx.execute("INSERT INTO parent VALUES (1, 1)")
+            with pytest.raises(UnsupportedError):
+                await tx.execute("CREATE TABLE other(a)")
+            with pytest.raises(ConstraintError):
+                await _spoil(tx)
+            await tx.execute("SAVEPOINT mine")
+            await tx.execute("UPDATE parent SET n = 0")
+            await tx.execute("ROLLBACK TO mine")
+        assert (await client.execute("SELECT count(*), sum(n) FROM parent")).one() == (1500, 1124250)
+        tx = await client.begin()
+        await tx.execute("INSERT INTO child VALUES (1, 5000)")
+        await client.execute("INSERT INTO parent VALUES (1999, 1)")  # swaps the other one out
+        with pytest.raises(ConstraintError):
+            await tx.commit()
+        await tx.execute("INSERT INTO parent VALUES (5000, 1)")
+        assert (await tx.commit()).place is not None
+
+        async def add(transaction: Transaction, amount: int) -> int:
+            n = (await transaction.execute("SELECT n FROM parent WHERE id = 0")).value()
+            await transaction.execute("UPDATE parent SET n = ? WHERE id = 0", [n + amount])
+            return int(n)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(client.run_transaction, add, 5)
+        assert (await client.execute("SELECT n FROM parent WHERE id = 0")).value() == 40
+
+
+async def _spoil(tx: Transaction) -> None:
+    async with tx.savepoint():
+        await tx.execute("DELETE FROM parent WHERE id > 2")
+        await tx.execute("INSERT INTO parent VALUES (1, 1)")
+
+
+async def test_two_hundred_open_transactions_and_others_that_commit(cluster: LocalCluster) -> None:
+    """Each sees its own snapshot while others commit; those that then write what nobody else touched commit."""
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
+        async with client.transaction() as tx:
+            await tx.executemany("INSERT INTO t VALUES (?, 0)", [[n] for n in range(201)])
+        other.token = client.token
+        opened: list[Transaction] = []
+        for _ in range(200):
+            opened.append(await client.begin())
+        for tx in opened:
+            assert (await tx.execute("SELECT count(*), sum(n) FROM t WHERE id = 200")).one() == (1, 0)
+        for n in range(1, 101):
+            await other.execute("UPDATE t SET n = ? WHERE id = 200", [n])
+        for place, tx in enumerate(opened):
+            assert (await tx.execute("SELECT n FROM t WHERE id = 200")).value() == 0
+            if place % 2:
+                with pytest.raises(ConflictError):
+                    await tx.execute("UPDATE t SET n = 1 WHERE id = ?", [place])
+        for tx in opened:
+            if tx.is_open:
+                await tx.commit()
+            await tx.rollback()
+
+        async def mark(place: int) -> None:
+            async with client.transaction() as one:
+                await one.execute("UPDATE t SET n = n + 1 WHERE id = ?", [place])
+                await one.execute("UPDATE t SET n = n + 1 WHERE id = ?", [place])
+
+        async with trio.open_nursery() as nursery:
+            for place in range(200):
+                nursery.start_soon(mark, place)
+        assert (await client.execute("SELECT sum(n) FROM t WHERE id < 200")).value() == 400
+        assert (await client.status())["open_transactions"] == 0
+
+
+async def test_a_node_that_dies_takes_its_transactions_with_it(cluster: LocalCluster) -> None:
+    """A typed error that says so and can be tried again; run_transaction does, at another node."""
+    await ready(cluster)
+    async with open_client(cluster.url(0)) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
+        tx = await client.begin()
+        await tx.execute("INSERT INTO t VALUES (1, 1)")
+        runs = 0
+
+        async def insert(transaction: Transaction) -> None:
+            nonlocal runs
+            runs += 1
+            await transaction.execute("INSERT INTO t VALUES (2, 2)")
+            if runs == 1:
+                cluster.nodes[0].kill()
+
+        await client.run_transaction(insert, timeout=30)
+        assert runs == 2
+        with pytest.raises(UnavailableError, match="did not happen") as caught:
+            await tx.execute("SELECT 1")
+        assert caught.value.retry
+        assert (await client.execute("SELECT id FROM t", read="strict")).rows == [(2,)]
+    cluster.nodes[0].start()
+    await cluster.wait_ready(0)
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+
+
+async def test_a_lost_answer_of_commit_is_found_out(cluster: LocalCluster) -> None:
+    """The node is killed, or stands still, around COMMIT: the client says what happened, and the files agree."""
+    await ready(cluster)
+    happened: dict[int, bool] = {}
+    async with open_client(cluster.url(1)) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+        token = client.token
+    for number in range(6):
+        async with open_client(cluster.url(0), token=token) as client:
+            tx = await client.begin(timeout=20)
+            await tx.execute("INSERT INTO t VALUES (?)", [number])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_disturb, cluster, number)
+                try:
+                    await tx.commit()
+                    happened[number] = True
+                except OutcomeUnknownError:
+                    happened[number] = await client.settle(tx.command, timeout=30)
+                except (ConflictError, UnavailableError):
+                    happened[number] = False
+            assert await client.settle(tx.command, timeout=30) is happened[number]
+        if not cluster.nodes[0].is_running:
+            cluster.nodes[0].start()
+        await cluster.wait_ready(0)
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    assert [row[0] for row in rows(cluster.nodes[2], "SELECT id FROM t")] == [n for n in range(6) if happened[n]]
+
+
+async def _disturb(cluster: LocalCluster, number: int) -> None:
+    """Kill the node a moment after COMMIT was sent, or stop it for longer than a client waits."""
+    await trio.sleep(0.001 * number)
+    node = cluster.nodes[0]
+    if number % 2:
+        send_signal(node, signal.SIGSTOP)
+        await trio.sleep(6)
+        send_signal(node, signal.SIGCONT)
+    else:
+        node.kill()
+
+
+async def test_transactions_in_sql_on_a_blocking_connection(cluster: LocalCluster) -> None:
+    """BEGIN, COMMIT, ROLLBACK and savepoints as in SQLite, and the blocking twins of the rest."""
+    await ready(cluster)
+    await trio.to_thread.run_sync(_use_connection, cluster)
+
+
+def _use_connection(cluster: LocalCluster) -> None:
+    with connect(cluster.url()) as db, connect(cluster.url(1)) as other:
+        db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
+        db.execute("BEGIN IMMEDIATE")
+        assert db.in_transaction
+        db.execute("INSERT INTO t VALUES (1, 1)")
+        db.execute("SAVEPOINT a")
+        db.transact(["INSERT INTO t VALUES (2, 2)", "INSERT INTO t VALUES (3, 3)"])
+        db.execute("ROLLBACK TO a")
+        assert db.execute("SELECT id FROM t").rows == [(1,)]
+        assert other.execute("SELECT count(*) FROM t", read="strict").value() == 0
+        assert db.execute("COMMIT").place is not None
+        assert not db.in_transaction
+        other.token = db.token
+        db.execute("BEGIN")
+        db.execute("UPDATE t SET n = 5 WHERE id = 1")
+        other.execute("UPDATE t SET n = 6 WHERE id = 1")
+        for _ in range(2):  # it is lost, and says so until it is rolled back
+            with pytest.raises(ConflictError):
+                db.execute("SELECT n FROM t WHERE id = 1")
+        db.execute("ROLLBACK")
+        for sql in ("COMMIT", "ROLLBACK"):
+            with pytest.raises(UsageError, match="BEGIN first"):
+                db.execute(sql)
+        with pytest.raises(ConstraintError):
+            _collide(db)
+        with db.transaction() as tx:
+            assert tx.executemany("INSERT INTO t VALUES (?, ?)", [(n, n) for n in range(10, 15)]) == 5
+        assert other.settle(tx.command)
+        assert db.run_transaction(lambda tx: tx.execute("SELECT count(*) FROM t").value()) == 6
+
+
+def _collide(db: Connection) -> None:
+    with db.transaction() as tx:
+        tx.execute("INSERT INTO t VALUES (7, 7)")
+        tx.execute("INSERT OR ROLLBACK INTO t VALUES (1, 1)")
+
+
+async def test_what_is_idle_or_too_many_is_ended_or_refused(cluster: LocalCluster) -> None:
+    """With limits of half a second and three transactions: typed errors that say what to do."""
+    await ready(cluster)
+    node = cluster.nodes[0]
+    with node.config.open("a") as config:
+        config.write("\n[limits]\nidle_transaction_ms = 500\nopen_transactions_max = 3\n")
+    node.kill()
+    node.start()
+    await cluster.wait_ready(0)
+    async with open_client(cluster.url(0, only=True)) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+        opened = [await client.begin() for _ in range(3)]
+        await opened[0].execute("INSERT INTO t VALUES (1)")
+        with pytest.raises(UnavailableError, match="limit"):
+            await client.begin(timeout=0.2)
+
+        async def ended() -> bool:
+            return bool((await client.status())["open_transactions"] == 0)
+
+        await until("idle transactions are ended", ended)
+        with pytest.raises(DeadlineError, match="idle"):
+            await opened[0].commit()
+        async with client.transaction() as tx:
+            await tx.execute("INSERT INTO t VALUES (1)")
+
+
+async def test_a_client_that_goes_away_leaves_nothing_open(cluster: LocalCluster) -> None:
+    """Its transactions end with its link; what they had written is nowhere."""
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True)) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+        tx = await client.begin(isolation=SERIALIZABLE)
+        await tx.execute("INSERT INTO t VALUES (1)")
+    with pytest.raises(BedrockishError):
+        await tx.commit()
+    async with open_client(cluster.url(0, only=True)) as client:
+        assert (await client.execute("SELECT count(*) FROM t")).value() == 0
+        assert not await client.settle(tx.command)
+        await client.execute("INSERT INTO t VALUES (1)")
+
+
+async def test_a_begin_whose_answer_was_lost_is_sent_again_to_the_same_node(cluster: LocalCluster) -> None:
+    """The node may have opened it already, for a link that is gone or seems to live; nobody has used it."""
+    await ready(cluster)
+    url = cluster.url(0, only=True)
+    async with open_client(url) as client:
+        await client.execute("CREATE TABLE note(text TEXT)")
+        async with open_client(url) as lost:
+            first = await lost.begin()
+            again = await client.begin()
+            await again.rollback()
+            again.command, again._request = first.command, first._request
+            await again.begin()  # while the first link lives
+            with pytest.raises(UnavailableError):
+                await first.execute("SELECT 1")
+        await again.rollback()
+        await again.begin()  # after both have ended
+        await again.execute("INSERT INTO note VALUES ('once')")
+        await again.commit()
+        assert (await client.execute("SELECT text FROM note")).rows == [("once",)]
+        with pytest.raises(UsageError, match="before"):
+            await again.begin()

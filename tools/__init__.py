@@ -1,0 +1,1 @@
+"""The project's own programs: tests, demo, benchmark, generated documentation."""

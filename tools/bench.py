@@ -1,0 +1,298 @@
+"""Measures three real nodes beside plain SQLite, in one run on one machine, with every commit durable on both sides.
+
+Plain SQLite is one connection in WAL mode with ``synchronous=FULL``: one transaction, one fsync. The nodes are three
+processes; the clients are tasks of this one, each with a link of its own. What was counted is checked in the end.
+"""
+
+import json
+import math
+import platform
+import random
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from bedrockish import open_client
+from bedrockish.client.aio import Client
+from bedrockish.errors import BedrockishError
+from tools.cluster import DemoError, LocalCluster, local_cluster
+
+ROWS = 10_000
+WARM_UP_S = 0.5
+BATCH = 500
+SCHEMA = (
+    "CREATE TABLE bench_item(id INTEGER PRIMARY KEY, note TEXT NOT NULL)",
+    "CREATE TABLE bench_auto(id INTEGER PRIMARY KEY, note TEXT NOT NULL)",
+    "CREATE TABLE bench_row(id INTEGER PRIMARY KEY, value INTEGER NOT NULL)",
+)
+INSERT = "INSERT INTO bench_item(id, note) VALUES (?, ?)"
+AUTO = "INSERT INTO bench_auto(note) VALUES (?)"
+NOTE = "what was ordered, and by whom"
+FILL = "INSERT INTO bench_row(id, value) VALUES (?, 0)"
+ADD = "UPDATE bench_row SET value = value + ? WHERE id = ?"
+Statements = list[tuple[str, tuple[Any, ...]]]
+
+
+class Draw:
+    """Makes up the transactions of one client."""
+
+    def __init__(self, work: str, client: int, clients: int) -> None:
+        self._make: Callable[[], Statements] = getattr(self, f"_{work}")
+        self._luck = random.Random(f"{work} {client} of {clients}")
+        self._client, self._clients, self._count = client, clients, 0
+
+    def __call__(self) -> Statements:
+        self._count += 1
+        return self._make()
+
+    def _insert(self) -> Statements:
+        """One new row; each client has ids of its own."""
+        return [(INSERT, (self._luck.getrandbits(40) << 10 | self._client, NOTE))]
+
+    def _auto(self) -> Statements:
+        """One new row, whose id the node gives."""
+        return [(AUTO, (NOTE,))]
+
+    def _update(self) -> Statements:
+        """One row that no other client touches."""
+        mine = self._luck.randrange(ROWS // self._clients) * self._clients + self._client
+        return [(ADD, (1, mine + 1))]
+
+    def _transfer(self) -> Statements:
+        """Two rows of many; now and then two clients meet."""
+        one, other = self._luck.sample(range(1, ROWS + 1), 2)
+        return [(ADD, (-1, one)), (ADD, (1, other))]
+
+    def _hot(self) -> Statements:
+        """One row that everybody wants."""
+        return [(ADD, (1, 1))]
+
+
+WORKS = {
+    "insert": "one new row",
+    "auto": "one new row without an id",
+    "update": "one row of one's own",
+    "transfer": "two rows of many",
+    "hot": "one row of all",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run of one kind of work gave.
+
+    Attributes:
+        work: which kind.
+        clients: how many at once; 0 is plain SQLite with its one connection.
+        commits: transactions that committed in the measured time.
+        seconds: the measured time.
+        p50_ms: median time from asking to knowing.
+        p99_ms: what one of a hundred exceeds.
+        retries: how often a node ran a transaction again because of a conflict.
+        failures: commands that were told of a conflict and given up.
+    """
+
+    work: str
+    clients: int
+    commits: int
+    seconds: float
+    p50_ms: float
+    p99_ms: float
+    retries: int = 0
+    failures: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Transactions per second."""
+        return self.commits / self.seconds
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the value that a share of all does not exceed; not a number if there are none.
+
+    >>> quantile([4.0, 1.0, 3.0, 2.0], 0.5)
+    2.0
+    """
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def measure_sqlite(path: Path, work: str, seconds: float, warm_up_s: float = WARM_UP_S) -> Measured:
+    """Run the work on plain SQLite: one connection, every commit durable before the next begins."""
+    path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("BEGIN")
+        for sql in SCHEMA:
+            db.execute(sql)
+        db.executemany(FILL, ((i,) for i in range(1, ROWS + 1)))
+        db.execute("COMMIT")
+        draw, took = Draw(work, 0, 1), list[float]()
+        began = time.perf_counter()
+        while (start := time.perf_counter()) - began < warm_up_s + seconds:
+            db.execute("BEGIN IMMEDIATE")
+            for sql, params in draw():
+                db.execute(sql, params)
+            db.execute("COMMIT")
+            if start - began >= warm_up_s:
+                took.append(time.perf_counter() - start)
+    return Measured(work, 0, len(took), seconds, quantile(took, 0.5) * 1e3, quantile(took, 0.99) * 1e3)
+
+
+@dataclass
+class Tally:
+    """What the clients of one run have seen so far, warm-up included where it says so."""
+
+    took: list[float]
+    retries: int = 0
+    failures: int = 0
+    committed: int = 0  # warm-up included
+
+
+async def measure_cluster(cluster: LocalCluster, work: str, clients: int, seconds: float) -> tuple[Measured, int]:
+    """Run the work with clients spread evenly over the nodes; return what was measured and all that committed."""
+    tally = Tally([])
+    async with AsyncExitStack() as stack:
+        links: list[Client] = []
+        for number in range(clients):
+            url = cluster.url(number % len(cluster.nodes), only=True, options="/?timeout=30")
+            links.append(await stack.enter_async_context(open_client(url)))
+        began = time.perf_counter()
+
+        async def run(number: int, client: Client) -> None:
+            draw = Draw(work, number, clients)
+            while (start := time.perf_counter()) - began < WARM_UP_S + seconds:
+                try:
+                    results = await client.transact(draw())
+                except BedrockishError as error:
+                    if error.code != "conflict":
+                        raise
+                    tally.failures += 1
+                    continue
+                end = time.perf_counter()
+                tally.committed += 1
+                if start - began >= WARM_UP_S and end - began <= WARM_UP_S + seconds:
+                    tally.took.append(end - start)
+                    tally.retries += results[0].attempts - 1
+
+        async with trio.open_nursery() as nursery:
+            for number, client in enumerate(links):
+                nursery.start_soon(run, number, client)
+    p50, p99 = quantile(tally.took, 0.5) * 1e3, quantile(tally.took, 0.99) * 1e3
+    return Measured(work, clients, len(tally.took), seconds, p50, p99, tally.retries, tally.failures), tally.committed
+
+
+async def check(client: Client, expected: dict[str, int]) -> None:
+    """Hold what the clients were told against what is in the tables.
+
+    Raises:
+        DemoError: they differ, so the numbers mean nothing.
+    """
+    items = (await client.execute("SELECT count(*) FROM bench_item", read="strict")).value()
+    autos = (await client.execute("SELECT count(*) FROM bench_auto", read="strict")).value()
+    total = (await client.execute("SELECT sum(value) FROM bench_row", read="strict")).value()
+    if items != expected["insert"] or autos != expected["auto"] or total != expected["update"] + expected["hot"]:
+        raise DemoError(
+            f"the nodes lost or doubled something: {items} and {autos} rows and the sum {total}, expected {expected}"
+        )
+
+
+async def measure_all(
+    cluster: LocalCluster, works: Sequence[str], clients: Sequence[int], seconds: float, tell: Callable[[str], None]
+) -> list[Measured]:
+    """Prepare the tables, measure every kind of work with every number of clients, and check the outcome."""
+    for index in range(len(cluster.nodes)):
+        await cluster.wait_ready(index)
+    measured, expected = list[Measured](), dict.fromkeys(WORKS, 0)
+    async with open_client(cluster.url(options="/?timeout=60")) as client:
+        for sql in SCHEMA:
+            await client.execute(sql)
+        for first in range(1, ROWS + 1, BATCH):
+            await client.transact([(FILL, (i,)) for i in range(first, min(first + BATCH, ROWS + 1))])
+        for work in works:
+            for count in clients:
+                tell(f"{work}, {count} clients")
+                result, committed = await measure_cluster(cluster, work, count, seconds)
+                measured.append(result)
+                expected[work] += committed
+        await check(client, expected)
+    return measured
+
+
+def render(measured: Sequence[Measured], seconds: float) -> Table:
+    """Return the table for people."""
+    about = f"{platform.machine()}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version} (plain)"
+    table = Table(title=f"three nodes on this machine beside plain SQLite, {seconds:g} s each", caption=about)
+    for head in ("work", "clients", "commits/s", "of plain SQLite", "p50 ms", "p99 ms", "run again", "given up"):
+        table.add_column(head, justify="left" if head == "work" else "right")
+    plain = {result.work: result.rate for result in measured if result.clients == 0}
+    for work, about in WORKS.items():
+        for result in (each for each in measured if each.work == work):
+            alone = result.clients == 0
+            table.add_row(
+                f"{work}: {about}" if alone else "",
+                "plain" if alone else str(result.clients),
+                f"{result.rate:,.0f}",
+                "" if alone else f"{result.rate / plain[work]:.2f}",
+                f"{result.p50_ms:.2f}",
+                f"{result.p99_ms:.2f}",
+                "" if alone else str(result.retries),
+                "" if alone else str(result.failures),
+                end_section=result is [each for each in measured if each.work == work][-1],
+            )
+    return table
+
+
+def read_numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:
+    """Read ``1,16,64``."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,16,64") from error
+    if not all(1 <= number <= 1000 for number in numbers):
+        raise click.BadParameter("numbers of clients go from 1 to 1000")
+    return numbers
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(0.5, 600), default=3.0, show_default=True, help="For each number.")
+@click.option("--clients", callback=read_numbers, default="1,16,64", show_default=True, help="How many at once.")
+@click.option("--work", "works", type=click.Choice(list(WORKS)), multiple=True, help="Only this; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+@click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
+def main(seconds: float, clients: list[int], works: tuple[str, ...], as_json: bool, directory: Path | None) -> None:
+    """Measure transactions per second and the time that each takes, on three nodes and on plain SQLite."""
+    terminal = sys.stdout.isatty()
+    console = Console(highlight=False, stderr=as_json, width=None if terminal else 110)
+    chosen = list(works or WORKS)
+    with tempfile.TemporaryDirectory(dir=directory, prefix="bedrockish-bench-") as place, console.status("") as status:
+        measured: list[Measured] = []
+        for work in chosen:
+            status.update(f"{work}, plain SQLite")
+            measured.append(measure_sqlite(Path(place, "plain.sqlite"), work, seconds))
+        try:
+            with local_cluster(Path(place, "nodes")) as cluster:
+                measured += trio.run(measure_all, cluster, chosen, clients, seconds, status.update)
+        except DemoError as error:
+            console.print(f"error: {error}", style="bold red", markup=False)
+            sys.exit(1)
+    if as_json:
+        print(json.dumps([{**asdict(result), "rate": result.rate} for result in measured], indent=2))
+    else:
+        console.print(render(measured, seconds))
+
+
+if __name__ == "__main__":
+    main(prog_name="tools/bench")

@@ -1,0 +1,163 @@
+"""Builds the private environment and runs one of the project's programs in it.
+
+Standard library only. Run by ``tools/launch.sh`` with any Python from 3.11 on. It may be run twice, by two people at
+once, or stopped midway: the stamp that says "complete" is written last, and a broken environment is made anew.
+"""
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.java import ADVICE, find_java  # noqa: E402  (the package is found only from here on)
+
+LOCK = ROOT / "tools" / "requirements.lock"
+STAMP = "bedrockish-complete"
+PROGRAMS = {"test": "tools.check", "demo": "tools.demo_cluster", "bench": "tools.bench", "simulate": "tools.simulate"}
+NO_INDEX = re.compile(
+    r"NewConnectionError|NameResolutionError|Max retries|Network is unreachable|ConnectTimeout|ReadTimeout|ProxyError"
+    r"|Temporary failure in name resolution|Connection refused|from versions: none"
+)
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal; stdout belongs to the program that follows."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def give_up(*lines: str) -> NoReturn:
+    """Say what is missing and end."""
+    for line in lines:
+        say(line)
+    raise SystemExit(2)
+
+
+def read_lock() -> dict[str, list[str]]:
+    """Return the pinned requirements of each group; a group begins with a line ``# group: NAME``."""
+    groups: dict[str, list[str]] = {}
+    name = ""
+    for line in LOCK.read_text().splitlines():
+        if line.startswith("# group: "):
+            name = line.removeprefix("# group: ").strip()
+        elif line.strip() and not line.startswith("#"):
+            groups.setdefault(name, []).append(line.strip())
+    return groups
+
+
+def wanted_groups(program: str, arguments: list[str]) -> list[str]:
+    """Choose what to install: the tests check types of everything, the demo needs Spark only for its audit."""
+    java, found = find_java()
+    helping = "--help" in arguments or "-h" in arguments
+    if program == "test":
+        if java is None:
+            say(f"NOTE: {found}: the Spark tests will be SKIPPED; {ADVICE}")
+        return ["runtime", "spark", "dev"]
+    if program in ("bench", "simulate") or "--no-audit" in arguments or helping:
+        return ["runtime"]
+    if java is None:
+        say(f"NOTE: {found}: the demo leaves out its audit in Spark; {ADVICE}")
+        return ["runtime"]
+    return ["runtime", "spark"]
+
+
+def works(python: Path) -> bool:
+    """Say whether an environment's interpreter starts and has pip."""
+    try:
+        done = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, timeout=120, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+def make_environment(home: Path) -> Path:
+    """Return the interpreter of a working environment, made (again) if there is none."""
+    python = home / "bin" / "python"
+    if works(python):
+        return python
+    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        give_up(
+            f"{sys.executable} (Python {version}) has no venv module, which makes the private environment",
+            f"install it (Debian and Ubuntu: apt install python3-venv, or python{version}-venv) and run this again",
+        )
+    if home.exists() and any(home.iterdir()) and not (home / "pyvenv.cfg").exists():
+        give_up(f"{home} is not an environment and is left as it is; choose another place with BEDROCKISH_VENV")
+    say(f"making the private environment {home} (Python {sys.version.split()[0]})")
+    done = subprocess.run([sys.executable, "-m", "venv", "--clear", home], capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not works(python):
+        give_up(f"the environment {home} could not be made:", (done.stdout + done.stderr).strip())
+    return python
+
+
+def pip(python: Path, *arguments: str) -> None:
+    """Run pip quietly; when it fails, say why in one line if we know, else show the end of what it said."""
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode == 0:
+        return
+    said = (done.stdout + done.stderr).strip()
+    if NO_INDEX.search(said):
+        say("pip could not reach the package index: check the network, or point PIP_INDEX_URL to a mirror")
+    give_up(*said.splitlines()[-8:], "the installation is incomplete; running this again continues it")
+
+
+def build(home: Path, groups: list[str]) -> Path:
+    """Make sure that the groups are installed as the lock says, and return the environment's interpreter."""
+    digest = hashlib.sha256(LOCK.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    python, stamp = home / "bin" / "python", home / STAMP
+    # The place of the checkout is in the stamp, because the editable installation points to it.
+    head = f"{digest} {ROOT}"
+    said = stamp.read_text().splitlines() if stamp.exists() and python.exists() else []
+    have = set(said[1:]) if said[:1] == [head] else set()
+    if have >= set(groups):
+        return python
+    groups = sorted(have | set(groups), key=["runtime", "spark", "dev"].index)
+    started = time.monotonic()
+    python = make_environment(home)
+    stamp.unlink(missing_ok=True)
+    pinned = [line for group in groups for line in read_lock()[group]]
+    size = "; Spark is some 450 MB" if "spark" in groups and "spark" not in have else ""
+    say(f"installing {len(pinned)} pinned packages (only the first time{size})")
+    pip(python, "--no-deps", *pinned)
+    pip(python, "--no-deps", "--no-build-isolation", "--editable", ".")
+    stamp.write_text("\n".join([head, *groups]) + "\n")
+    say(f"environment ready in {time.monotonic() - started:.0f} s: {home}")
+    return python
+
+
+def main() -> NoReturn:
+    """Build what is needed, then become the program."""
+    program, arguments = sys.argv[1], sys.argv[2:]
+    if program == "test" and ("--help" in arguments or "-h" in arguments):  # needs nothing installed
+        become(sys.executable, PROGRAMS[program], ["--help"], os.environ.get("PATH", ""))
+    home = Path(os.environ.get("BEDROCKISH_VENV") or ROOT / ".venv").absolute()
+    groups = wanted_groups(program, arguments)
+    with LOCK.open("rb") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)  # two runs at once must not install over each other
+        python = build(home, groups)
+    become(str(python), PROGRAMS[program], arguments, f"{home / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+def become(python: str, module: str, arguments: list[str], path: str) -> NoReturn:
+    """Replace this process by a program of ours; what was meant for the bootstrap alone stays here."""
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), PATH=path)
+    for variable in ("PYTHONHOME", "BEDROCKISH_PYTHON", "BEDROCKISH_VENV"):
+        environment.pop(variable, None)
+    sys.stdout.flush()
+    os.execve(python, [python, "-P", "-m", module, *arguments], environment)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        give_up("", "stopped; running this again continues")

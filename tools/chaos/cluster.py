@@ -1,0 +1,78 @@
+"""Real nodes that talk to each other only through proxies of ours."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bedrockish import open_client
+from bedrockish.errors import BedrockishError
+from tools.chaos.proxy import Network
+from tools.cluster import LocalCluster, LocalNode
+
+
+class ProxiedCluster(LocalCluster):
+    """Nodes whose links all go through a network that can be cut. Clients reach them directly."""
+
+    def __init__(self, directory: Path, names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__(directory, names, settings)
+        self.network = Network({node.name: node.port for node in self.nodes})
+
+    def peer_address(self, node: LocalNode, peer: LocalNode) -> str:
+        """Return the proxy's address for what a node says to a peer."""
+        return f"127.0.0.1:{self.network.lines[node.name, peer.name].port}"
+
+    async def status(self, index: int, seconds: float = 3.0) -> dict[str, Any] | None:
+        """Ask one node for its status; None if it does not answer."""
+        try:
+            async with open_client(self.url(index, only=True, options="/?connect_timeout=1")) as client:
+                return await client.status(timeout=seconds)
+        except BedrockishError:
+            return None
+
+    async def wait_level(self, seconds: float) -> str:
+        """Wait until all nodes have applied the same and nothing is in doubt; else return what is the matter."""
+        wrong = ""
+        with trio.move_on_after(seconds):
+            while True:
+                wrong = _differences([await self.status(index) for index in range(len(self.nodes))])
+                if not wrong:
+                    return ""
+                await trio.sleep(0.1)
+        return wrong or "no answer"
+
+
+def _differences(found: Sequence[dict[str, Any] | None]) -> str:
+    answers = [one for one in found if one is not None]
+    if len(answers) < len(found):
+        return f"{len(found) - len(answers)} nodes do not answer"
+    vectors = {one["node"]: one["applied"] for one in answers}
+    if any(vector != answers[0]["applied"] for vector in vectors.values()):
+        return f"the nodes have applied different things: {vectors}"
+    doubt = {one["node"]: one["in_doubt"] for one in answers if one["in_doubt"]}
+    return f"still in doubt: {doubt}" if doubt else ""
+
+
+@asynccontextmanager
+async def proxied_cluster(
+    directory: Path, names: Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> AsyncIterator[ProxiedCluster]:
+    """Start nodes with proxies between them and stop all of it at the end of the block.
+
+    Raises:
+        DemoError: see ``LocalCluster.write_files``.
+    """
+    cluster = ProxiedCluster(directory, names, settings or {})
+    await cluster.network.open()
+    cluster.write_files()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cluster.network.run)
+        try:
+            for node in cluster.nodes:
+                node.start()
+            yield cluster
+        finally:
+            cluster.stop()
+            nursery.cancel_scope.cancel()

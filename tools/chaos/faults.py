@@ -1,0 +1,168 @@
+"""What is done to the nodes: killed and started again, stopped and continued, cut off from each other in many ways."""
+
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from tools.chaos.cluster import ProxiedCluster
+from tools.chaos.proxy import Line
+from tools.cluster import LocalNode
+
+FAULTS = ("kill", "pause", "partition")
+
+
+@dataclass
+class Faults:
+    """Draws faults and undoes them after a while.
+
+    Attributes:
+        cluster: whose.
+        luck: what chooses.
+        kinds: which faults there are.
+        counts: what was done, by kind.
+        deaths: what nodes said last that ended though nobody had killed them.
+    """
+
+    cluster: ProxiedCluster
+    luck: random.Random
+    kinds: tuple[str, ...] = FAULTS
+    counts: Counter[str] = field(default_factory=Counter)
+    deaths: list[str] = field(default_factory=list)
+    _struck: set[str] = field(default_factory=set)  # nodes that are dead or stopped
+    _killed: set[str] = field(default_factory=set)
+    _parted: bool = False
+
+    async def run(self) -> None:
+        """Strike until cancelled, then undo everything: all nodes run, and all of them hear each other."""
+        strikes: dict[str, Callable[[], Awaitable[None]]] = {
+            "kill": self._kill,
+            "pause": self._pause,
+            "partition": self._part,
+        }
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    await trio.sleep(self.luck.uniform(0.2, 2.0))
+                    nursery.start_soon(strikes[self.luck.choice(self.kinds)])
+        finally:
+            self.undo()
+
+    def undo(self) -> None:
+        """Start, continue and connect everything."""
+        self.cluster.network.heal()
+        for node in self.cluster.nodes:
+            self.look(node)
+            if node.is_running:
+                _signal(node, signal.SIGCONT)
+            else:
+                node.start()
+        self._struck.clear()
+        self._killed.clear()
+
+    def look(self, node: LocalNode) -> None:
+        """Note it if a node has ended by itself."""
+        if node.is_running or node.name in self._killed:
+            return
+        assert node.process is not None
+        self.deaths.append(f"node {node.name} ended by itself ({node.process.returncode}):\n{node.last_words()}")
+        self._killed.add(node.name)  # said once
+
+    def _victims(self) -> list[LocalNode]:
+        """Choose nodes to strike: mostly so that a majority is left, sometimes not. Without one, little happens."""
+        well = [node for node in self.cluster.nodes if node.name not in self._struck]
+        spare = self._spare() - self._parted
+        if self.luck.random() < 0.1:
+            spare = len(well)
+        if spare <= 0:
+            return []
+        return self.luck.sample(well, self.luck.randint(1, spare))
+
+    def _spare(self) -> int:
+        """Return how many more nodes may fall before there is no majority any more."""
+        return (len(self.cluster.nodes) - 1) // 2 - len(self._struck)
+
+    async def _kill(self) -> None:
+        """Kill some nodes at one moment; start each again by itself."""
+        victims = self._victims()
+        self._struck |= {node.name for node in victims}
+        for node in victims:
+            self.look(node)
+            self._killed.add(node.name)
+            node.kill()
+            self.counts["kills"] += 1
+        self.counts["several killed at once"] += len(victims) > 1
+        async with trio.open_nursery() as nursery:
+            for node in victims:
+                nursery.start_soon(self._start, node)
+
+    async def _start(self, node: LocalNode) -> None:
+        await trio.sleep(self.luck.choice([0.0, self.luck.uniform(0, 1), self.luck.uniform(1, 5)]))
+        node.start()
+        self._killed.discard(node.name)
+        await trio.sleep(self.luck.uniform(0.5, 2))
+        self._struck.discard(node.name)
+
+    async def _pause(self) -> None:
+        """Stop nodes, for less or for longer than others wait before they finish what is theirs."""
+        victims = self._victims()
+        self._struck |= {node.name for node in victims}
+        for node in victims:
+            _signal(node, signal.SIGSTOP)
+            self.counts["pauses"] += 1
+        await trio.sleep(self.luck.choice([self.luck.uniform(0.05, 0.5), self.luck.uniform(1, 4)]))
+        for node in victims:
+            _signal(node, signal.SIGCONT)
+            self._struck.discard(node.name)
+
+    async def _part(self) -> None:
+        """Put the network into one of many bad states."""
+        if self._parted or (self._spare() <= 0 and self.luck.random() < 0.9):
+            return
+        self._parted = True
+        name, lines = self._draw_lines()
+        how = self.luck.choice(["cut", "cut", "hold", "slow"])
+        self.counts[f"partitions: {name}, {how}"] += 1
+        for line in lines:
+            match how:
+                case "cut":
+                    line.cut()
+                case "hold":
+                    line.hold()
+                case _:
+                    line.slow(self.luck.uniform(0.02, 0.6))
+        await trio.sleep(self.luck.uniform(0.3, 5))
+        self.cluster.network.heal()
+        self._parted = False
+
+    def _draw_lines(self) -> tuple[str, list[Line]]:
+        network = self.cluster.network
+        names = self.luck.sample(network.names, len(network.names))
+        half = len(names) // 2
+        match self.luck.choice(["one alone", "halves", "bridge", "one way", "one pair", "some lines", "deaf", "mute"]):
+            case "one alone":
+                return "one alone", network.apart(names[1:])
+            case "halves":
+                return "halves", network.apart(names[:half], names[half:])
+            case "bridge":  # two halves that share one node
+                return "bridge", network.apart(names[: half + 1], names[half:])
+            case "one way":
+                return "one way", [network.lines[names[0], names[1]]]
+            case "one pair":
+                return "one pair", network.between(names[:1], names[1:2])
+            case "deaf":
+                return "deaf", [network.lines[one, names[0]] for one in names[1:]]
+            case "mute":
+                return "mute", network.from_node(names[0])
+            case _:
+                return "some lines", [line for line in network.lines.values() if self.luck.random() < 0.4]
+
+
+def _signal(node: LocalNode, number: signal.Signals) -> None:
+    assert node.process is not None
+    if node.process.poll() is None:
+        os.kill(node.process.pid, number)

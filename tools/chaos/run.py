@@ -1,0 +1,151 @@
+"""One run of chaos from the first node's start to the verdict."""
+
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import ascii_uppercase
+
+import trio
+
+from journal.replay import digest
+from journal.store import open_readonly
+from journal.verify import verify
+from tools.chaos.cluster import ProxiedCluster, proxied_cluster
+from tools.chaos.faults import FAULTS, Faults
+from tools.chaos.workload import READ, Workload, read_step
+from tools.checker.check import check
+from tools.checker.history import Operation, write_history
+
+LEVEL_S = 60.0  # what the nodes have, after everything is healed, to become equal
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        nodes: how many.
+        seconds: how long the faults last.
+        seed: of the choices of clients and faults.
+        faults: which kinds of faults.
+        clients: for each node.
+        level: of the nodes' logs.
+    """
+
+    nodes: int = 3
+    seconds: float = 60.0
+    seed: int = 1
+    faults: tuple[str, ...] = FAULTS
+    clients: int = 3
+    level: str = "info"
+
+
+@dataclass
+class Verdict:
+    """What came of it.
+
+    Attributes:
+        counts: what happened, in words.
+        wrong: what must not be; empty if all is well.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+
+async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _: None) -> Verdict:
+    """Run nodes, clients and faults in a new directory, heal, and judge.
+
+    The history is written to ``history.jsonl`` beside the nodes' files.
+
+    Raises:
+        DemoError: a node does not start.
+    """
+    verdict = Verdict()
+    settings = {"log": {"level": plan.level}}
+    async with proxied_cluster(directory / "nodes", ascii_uppercase[: plan.nodes], settings) as cluster:
+        for index in range(plan.nodes):
+            await cluster.wait_ready(index)
+        workload = Workload(cluster, plan.seed, plan.clients)
+        faults = Faults(cluster, random.Random(plan.seed), plan.faults)
+        counted: dict[tuple[str, int], Counter[str]] = {}
+        await workload.create()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_watch, cluster, counted)
+                await _strike(plan, workload, faults, say)
+                nursery.cancel_scope.cancel()
+            say("healed; waiting until all nodes are equal")
+            began = trio.current_time()
+            if wrong := await cluster.wait_level(LEVEL_S):
+                verdict.wrong.append(f"not equal {LEVEL_S:.0f} s after the end of all faults: {wrong}")
+            verdict.counts["ms until equal"] = round(1000 * (trio.current_time() - began))
+        finally:
+            write_history(directory / "history.jsonl", workload.history)
+    verdict.counts |= dict(sorted(faults.counts.items()))
+    verdict.counts |= {f"answers: {code}": count for code, count in sorted(workload.errors.items())}
+    verdict.counts |= dict(sum(counted.values(), Counter[str]()))
+    verdict.wrong += faults.deaths + workload.strange
+    await trio.to_thread.run_sync(_judge, cluster, workload, verdict, directory)
+    return verdict
+
+
+async def _strike(plan: Plan, workload: Workload, faults: Faults, say: Callable[[str], None]) -> None:
+    """Run the clients, with faults for the time that was asked for, and then for a moment without."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(workload.run)
+        with trio.move_on_after(plan.seconds):
+            async with trio.open_nursery() as striking:
+                striking.start_soon(faults.run)
+                while True:
+                    await trio.sleep(10)
+                    say(f"{len(workload.history)} operations, {faults.counts.total()} faults")
+        await trio.sleep(1)
+        workload.stopping = True
+
+
+async def _watch(cluster: ProxiedCluster, counted: dict[tuple[str, int], Counter[str]]) -> None:
+    """Note what each process says of its recoveries, before it is killed."""
+    while True:
+        for index, node in enumerate(cluster.nodes):
+            process = node.process
+            status = await cluster.status(index, 1.0)
+            if status is not None and process is not None:
+                said = {f"recoveries {name}": count for name, count in status["recoveries"].items()}
+                counted[node.name, process.pid] = Counter(said)
+        await trio.sleep(0.5)
+
+
+def _judge(cluster: ProxiedCluster, workload: Workload, verdict: Verdict, directory: Path) -> None:
+    """Judge what the clients saw, and the files of the stopped nodes."""
+    paths = [node.database for node in cluster.nodes]
+    last = max((one.end for one in workload.history), default=0.0)
+    history = list(workload.history)
+    for node in cluster.nodes:
+        with closing(sqlite3.connect(node.database)) as db:
+            steps = tuple(read_step(key, db.execute(READ[key[0]], [key]).fetchall()) for key in workload.keys.all)
+        number = len(history) + 1
+        history.append(Operation(number, f"file {node.name}", "final", last + 1, last + 2, "ok", steps))
+    write_history(directory / "history.jsonl", history)
+    report = check(history)
+    verdict.counts = {**report.counts, **verdict.counts}
+    if report.findings:
+        verdict.wrong.append(report.describe())
+    found = verify(paths)
+    verdict.wrong += [f"journal: {finding.text}" for finding in found.findings[:10]]
+    digests = {}
+    for node in cluster.nodes:
+        with closing(open_readonly(node.database)) as db:
+            digests[node.name] = digest(db)
+        if "Traceback" in node.log.read_text(errors="replace"):
+            verdict.wrong.append(f"node {node.name} printed a traceback: {node.log}")
+    if len(set(digests.values())) > 1:
+        verdict.wrong.append(f"the tables differ: {digests}")
+    with closing(sqlite3.connect(paths[0])) as db:
+        sql = "SELECT count(*) FILTER (WHERE NOT repeat), sum(leader <> origin), sum(repeat) FROM bedrockish_journal"
+        commits, adopted, repeats = db.execute(sql).fetchone()
+    verdict.counts |= {"commits": commits, "adopted commits": adopted, "repeats": repeats}

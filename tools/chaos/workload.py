@@ -1,0 +1,259 @@
+"""What the clients do: small transactions on a few lists and registers, some of them hot, and a record of the answers.
+
+Lists are kept in two ways, because they meet in two ways: as one growing text in one row, and as one row for each value
+in a range that every append reads to its end.
+"""
+
+import random
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import trio
+
+from bedrockish import open_client
+from bedrockish.client.aio import Client
+from bedrockish.client.rows import Rows
+from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, UnavailableError
+from tools.chaos.cluster import ProxiedCluster
+from tools.checker.history import Operation, Step
+
+SCHEMA = (
+    "CREATE TABLE texts(key TEXT PRIMARY KEY, items TEXT NOT NULL)",
+    "CREATE TABLE items(key TEXT, place INTEGER, value INTEGER NOT NULL, PRIMARY KEY (key, place))",
+    "CREATE TABLE registers(key TEXT PRIMARY KEY, value INTEGER NOT NULL, version INTEGER NOT NULL)",
+)
+APPEND = {
+    "t": "INSERT INTO texts VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET items = items || ',' || excluded.items",
+    "i": "INSERT INTO items SELECT ?1, coalesce(max(place), 0) + 1, ?2 FROM items WHERE key = ?1",
+    "r": (
+        "INSERT INTO registers VALUES (?1, ?2, 1) "
+        "ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = version + 1"
+    ),
+}
+READ = {
+    "t": "SELECT items FROM texts WHERE key = ?",
+    "i": "SELECT value FROM items WHERE key = ? ORDER BY place",
+    "r": "SELECT value, version FROM registers WHERE key = ?",
+}
+HOT, COLD = 1, 4  # keys of each sort at a time; half of all steps go to the hot ones
+WRITES_MAX = 40  # to a key, before a new one takes its place: lists that grow for ever are slow to read
+CALL_S = 5.0
+THINK_S = 0.03  # at most, between two steps of a conversation
+MOVE_AFTER = 25  # operations, after which a session goes on at another node
+
+Answer = tuple[str, list[Step], str]  # outcome, what was seen, a note
+
+
+class Keys:
+    """The keys in use; the first letter of a key tells its sort."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._active: dict[str, list[str]] = {}
+        self._writes: dict[str, int] = {}
+        for sort in APPEND:
+            self._active[sort] = [self._new(sort) for _ in range(HOT + COLD)]
+
+    def _new(self, sort: str) -> str:
+        key = f"{sort}{len(self.all)}"
+        self.all.append(key)
+        self._writes[key] = 0
+        return key
+
+    def draw(self, luck: random.Random) -> str:
+        """Choose a key."""
+        active = self._active[luck.choice("tir")]
+        return active[0] if luck.random() < 0.5 else luck.choice(active[HOT:])
+
+    def wrote(self, key: str) -> None:
+        """Count a write, and replace a key that has had enough of them."""
+        self._writes[key] += 1
+        active = self._active[key[0]]
+        if self._writes[key] >= WRITES_MAX and key in active:
+            active[active.index(key)] = self._new(key[0])
+
+
+@dataclass
+class Workload:
+    """The clients and their record.
+
+    Attributes:
+        cluster: where.
+        seed: of all their choices; what comes of them also depends on the moment.
+        clients: how many for each node.
+        history: what they did, in the order in which it ended.
+        errors: how often each code of an error was the answer.
+        strange: errors that no fault explains.
+    """
+
+    cluster: ProxiedCluster
+    seed: int
+    clients: int = 3
+    history: list[Operation] = field(default_factory=list)
+    errors: dict[str, int] = field(default_factory=dict)
+    strange: list[str] = field(default_factory=list)
+    keys: Keys = field(default_factory=Keys)
+    stopping: bool = False
+    _values: int = 0
+
+    async def create(self) -> None:
+        """Make the tables."""
+        async with open_client(self.cluster.url()) as client:
+            for sql in SCHEMA:
+                await client.execute(sql)
+
+    async def run(self) -> None:
+        """Run the clients until ``stopping``; each ends what it has begun."""
+        async with trio.open_nursery() as nursery:
+            for number in range(self.clients * len(self.cluster.nodes)):
+                nursery.start_soon(self._client, number)
+
+    async def _client(self, number: int) -> None:
+        luck = random.Random(f"{self.seed} {number}")
+        home = number % len(self.cluster.nodes)
+        settled = luck.random() < 0.4  # some never leave their node: they see what a node that is cut off says
+        token: bytes | None = None
+        while not self.stopping:
+            url = self.cluster.url(home, only=settled, options="/?connect_timeout=2")
+            try:
+                async with open_client(url, token=token) as client:
+                    for _ in range(MOVE_AFTER):
+                        if self.stopping:
+                            return
+                        await self._operate(client, f"c{number}", luck)
+                        token = client.token
+            except BedrockishError:
+                await trio.sleep(0.2)  # nobody is there: nothing was asked for
+            if not settled:
+                home = luck.randrange(len(self.cluster.nodes))
+
+    async def _operate(self, client: Client, name: str, luck: random.Random) -> None:
+        """Do one transaction and write down what came of it."""
+        level = luck.choices(["update", "strict", "session"], [5, 2, 2])[0]
+        writes = 0.55 if level == "update" else 0.0
+        steps = [self._draw_step(luck, luck.random() < writes) for _ in range(luck.randint(1, 4))]
+        if level == "update" and not any(step.value for step in steps):
+            steps.append(self._draw_step(luck, True))
+        begin = trio.current_time()
+        do = self._converse if luck.random() < 0.35 else self._send
+        outcome, steps, note = await do(client, level, steps, luck)
+        if level == "update" or outcome == "ok":
+            self._record(name, level, begin, outcome, steps, note)
+
+    async def _send(self, client: Client, level: str, steps: list[Step], luck: random.Random) -> Answer:
+        """Send all steps as one request; when the answer is lost, leave it at that, ask again, or have it settled."""
+        command, way, lost = uuid.uuid4().hex, luck.choice(["leave", "again", "settle"]), False
+        statements = [_statement(step) for step in steps]
+        read = "session" if level == "update" else level
+        while True:
+            try:
+                rows = await client.transact(statements, read=read, timeout=CALL_S, command=command)
+            except OutcomeUnknownError as error:
+                if way == "settle":
+                    return await self._settle(client, steps, command)
+                if way == "leave":
+                    return self._failed("unknown", steps, command, error)
+                way, lost = "leave", True
+            except BedrockishError as error:
+                # It speaks only of the attempt that it answers: the one whose answer was lost may still have happened.
+                return self._failed("unknown" if lost else "fail", steps, command, error)
+            else:
+                return "ok", _all_seen(steps, rows), f"{_place(rows[0])} {command}"
+
+    async def _converse(self, client: Client, level: str, steps: list[Step], luck: random.Random) -> Answer:
+        """Do one step after the other in an open transaction; some have it settled if the answer to COMMIT is lost."""
+        seen, transaction = list(steps), None
+        try:
+            transaction = await client.begin(read="session" if level == "update" else level, timeout=CALL_S)
+            for place, step in enumerate(steps):
+                sql, params = _statement(step)
+                seen[place] = _seen(step, await transaction.execute(sql, params))
+                await trio.sleep(luck.random() * THINK_S)
+            if level == "update" and luck.random() < 0.05:
+                await transaction.rollback()
+                return "fail", steps, f"rolled back by its client {transaction.command}"
+            done = await transaction.commit()
+        except OutcomeUnknownError as error:
+            assert transaction is not None
+            if luck.random() < 0.3:
+                return self._failed("unknown", seen, transaction.command, error)
+        except BedrockishError as error:
+            if transaction is not None:
+                await transaction.rollback()
+            return self._failed("fail", seen, "in conversation", error)
+        else:
+            return "ok", seen, f"{_place(done)} {transaction.command} in conversation"
+        return await self._settle(client, steps, transaction.command, seen)
+
+    async def _settle(self, client: Client, steps: list[Step], command: str, seen: list[Step] | None = None) -> Answer:
+        """Find out what became of a command; from then on it has happened, or never will."""
+        try:
+            happened = await client.settle(command, timeout=CALL_S)
+            if happened and seen is None and (rows := await client.outcome(command, timeout=CALL_S)) is not None:
+                seen = _all_seen(steps, rows)
+        except BedrockishError as error:
+            return self._failed("unknown", steps, command, error)
+        word = "settled, happened" if happened else "settled, will never happen"
+        self.errors[word] = self.errors.get(word, 0) + 1
+        if not happened:
+            return "fail", steps, f"{word} {command}"
+        if seen is None:  # it happened, but what it read is not known
+            return "unknown", steps, f"{word} {command}"
+        return "ok", seen, f"{word} {command}"
+
+    def _failed(self, outcome: str, steps: list[Step], command: str, error: BedrockishError) -> Answer:
+        self.errors[error.code] = self.errors.get(error.code, 0) + 1
+        if not isinstance(error, ConflictError | UnavailableError | OutcomeUnknownError):
+            self.strange.append(f"a client was told {error.code}: {error.message}")
+        return outcome, steps, f"{error.code} {command}"
+
+    def _record(self, name: str, level: str, begin: float, outcome: str, steps: Iterable[Step], note: str) -> None:
+        end = trio.current_time()
+        self.history.append(Operation(len(self.history) + 1, name, level, begin, end, outcome, tuple(steps), note))
+
+    def _draw_step(self, luck: random.Random, writes: bool) -> Step:
+        key = self.keys.draw(luck)
+        if not writes:
+            return Step(_reading(key), key)
+        self._values += 1
+        self.keys.wrote(key)
+        return Step("write" if key[0] == "r" else "append", key, self._values)
+
+
+def _statement(step: Step) -> tuple[str, list[str | int]]:
+    if step.value is None:
+        return READ[step.key[0]], [step.key]
+    return APPEND[step.key[0]], [step.key, step.value]
+
+
+def _place(rows: Rows) -> str:
+    return "only read" if rows.place is None else f"{rows.place[0]}{rows.place[1]}"
+
+
+def _reading(key: str) -> str:
+    return "read" if key[0] == "r" else "list"
+
+
+def _all_seen(steps: list[Step], rows: list[Rows]) -> list[Step]:
+    return [_seen(step, result) for step, result in zip(steps, rows, strict=True)]
+
+
+def _seen(step: Step, rows: Rows) -> Step:
+    """Return a step with what it read."""
+    return step if step.value is not None else read_step(step.key, rows.rows)
+
+
+def read_step(key: str, rows: list[tuple[int | str, ...]]) -> Step:
+    """Return what rows of the statements in ``READ`` say of a key."""
+    match key[0]:
+        case "t":
+            texts = [str(items) for (items,) in rows]
+            return Step("list", key, values=tuple(int(value) for text in texts for value in text.split(",")))
+        case "i":
+            return Step("list", key, values=tuple(int(value) for (value,) in rows))
+        case _:
+            value, version = rows[0] if rows else (None, None)
+            return Step(
+                "read", key, None if value is None else int(value), version=None if version is None else int(version)
+            )

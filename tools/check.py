@@ -1,0 +1,62 @@
+"""What ``tools/test`` runs inside the private environment: style, form, types, then the tests, with timings."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.java import ADVICE, find_java
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 20 * 60  # a phase that takes longer hangs; continuous integration wants to hear of it before its own limit
+
+
+def run(name: str, command: Sequence[str]) -> tuple[int, str]:
+    """Run one phase with its output going straight through; return its status and a line for the end."""
+    print(f"=== {name}: {' '.join(command)}", flush=True)
+    started = time.monotonic()
+    try:
+        status = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, timeout=LIMIT_S, check=False).returncode
+    except subprocess.TimeoutExpired:
+        print(f"=== {name} was stopped after {LIMIT_S // 60} minutes", flush=True)
+        status = 124
+    took = time.monotonic() - started
+    print(f"=== {name}: {'ok' if status == 0 else f'FAILED ({status})'} in {took:.1f} s", flush=True)
+    return status, f"{name} {'ok' if status == 0 else 'FAILED'} {took:.0f} s"
+
+
+def main() -> int:
+    """Run every phase, even after one failed, so that one run tells everything; the tests come last."""
+    arguments = sys.argv[1:]
+    if "--help" in arguments or "-h" in arguments:
+        print("usage: tools/test [--quick] [--slow] [arguments for pytest]")
+        print("  --quick  leave out the tests that start node processes or Spark")
+        print("  --slow   run the long suites as well")
+        return 0
+    pytest = ["pytest", *(a for a in arguments if a != "--quick")]
+    if "--quick" in arguments:
+        pytest += ["-m", "not cluster and not spark"]
+    java, found = find_java()
+    if java is None:
+        print(f"=== NOTE: the Spark tests will be SKIPPED: {found}; {ADVICE}", flush=True)
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    done = [
+        run("style", ["ruff", "check", "."]),
+        run("form", ["ruff", "format", "--check", "."]),
+        run("types", ["mypy"]),
+        run("tests", pytest),
+    ]
+    if "--slow" in arguments:
+        done.append(run("compliance", ["tools.compliance", "--suite-only"]))
+    print("===", " · ".join(line for _, line in done), flush=True)
+    return next((status for status, _ in done if status), 0)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

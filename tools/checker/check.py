@@ -1,0 +1,232 @@
+"""The checker: what a history shows that must not be, by its usual name.
+
+``python -m tools.checker.check HISTORY`` judges a file. Two questions are asked of the operations that happened:
+
+- Is there one order of all transactions that write and all strict reads that explains what each of them read, and in
+  which whatever was acknowledged before something else was asked for comes first? (strict serializability)
+- For each session: is there one order of all transactions that write and of this session's own reads that explains
+  them, and in which what the session did stands in the order in which it did it? (serializable, causal, may be stale)
+
+Each is a graph that must have no cycle. A cycle is named by the kinds of its edges, as in Adya's thesis.
+"""
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.checker.evidence import RW, WR, WW, Edge, Evidence, Finding, collect
+from tools.checker.history import HistoryError, Operation, read_history
+from tools.checker.lists import judge_lists
+from tools.checker.order import (
+    SESSION,
+    TIME,
+    Cycle,
+    Graph,
+    add_session,
+    add_time,
+    close,
+    data_graph,
+    knots,
+    path,
+)
+from tools.checker.registers import judge_registers
+
+TRIES = 200  # edges of one knot from which a way back is looked for; a knot without a named cycle is still a finding
+DATA = frozenset({WW, WR, RW})
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdict.
+
+    Attributes:
+        findings: what must not be; empty if all is well.
+        counts: operations by outcome and level, edges, and so on.
+        operations: the history, by id.
+    """
+
+    findings: list[Finding]
+    counts: dict[str, int]
+    operations: dict[int, Operation]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the anomalies."""
+        return {finding.name for finding in self.findings}
+
+    def describe(self, limit: int = 10) -> str:
+        """Return the findings as text, with the operations that take part in the first ones."""
+        lines = [", ".join(f"{count} × {name}" for name, count in Counter(f.name for f in self.findings).most_common())]
+        for finding in self.findings[:limit]:
+            lines.append(f"{finding.name}: {finding.text}")
+            lines += [f"    {self.operations[one]}" for one in finding.operations[:8]]
+        return "\n".join(lines)
+
+
+def check(history: Iterable[Operation]) -> Report:
+    """Judge a history.
+
+    Raises:
+        HistoryError: it is not one: see ``collect``.
+    """
+    evidence = collect(history)
+    judge_lists(evidence)
+    judge_registers(evidence)
+    happened = [evidence.operations[one] for one in sorted(evidence.happened)]
+    strict = _judge_all(evidence, [one for one in happened if one.level != "session"])
+    sessions = 0
+    updates = [one.id for one in happened if one.level == "update"]
+    for client in sorted({one.client for one in happened if one.level == "session"}):
+        _judge_session(evidence, client, updates)
+        sessions += 1
+    counts = Counter(f"{one.level} {one.outcome}" for one in evidence.operations.values())
+    counts |= Counter(edge.kind for edge in evidence.edges)
+    counts |= Counter({"nodes": len(strict), "sessions": sessions})
+    return Report(evidence.findings, dict(counts), evidence.operations)
+
+
+def _judge_all(evidence: Evidence, operations: list[Operation]) -> Graph:
+    graph = data_graph((one.id for one in operations), evidence.edges)
+    add_time(graph, operations)
+    for knot in knots(graph):
+        _name_knot(evidence, knot)
+    return graph
+
+
+def _judge_session(evidence: Evidence, client: str, updates: list[int]) -> None:
+    mine = [
+        one
+        for one in evidence.operations.values()
+        if one.client == client and one.outcome == "ok" and one.level != "final"
+    ]
+    mine.sort(key=lambda one: one.begin)
+    reads = {one.id for one in mine if one.level != "update"}
+    graph = data_graph([*updates, *reads], evidence.edges)
+    add_session(graph, mine)
+    for knot in knots(graph):
+        if any(SESSION in kinds for _, _, kinds in knot.edges(data=True)) or not reads.isdisjoint(knot):
+            _name_knot(evidence, knot)
+
+
+# --- names ---
+
+
+def _name_knot(evidence: Evidence, knot: Graph) -> None:
+    """Find the worst cycle in a knot, and say what it is."""
+    for find in (_plain, _single, _fork, _data, _single_in_time, _fork_in_time, _any):
+        cycle = find(knot)
+        if cycle is not None:
+            evidence.find(_name(evidence, cycle), str(cycle), *cycle.operations)
+            return
+    members = [one for one in knot if one >= 0]
+    evidence.find("cycle", f"{len(members)} operations come before themselves", *members)
+
+
+def _plain(knot: Graph) -> Cycle | None:
+    """G0 or G1c: only writes and reads of what was written."""
+    for kinds in (frozenset({WW}), frozenset({WW, WR})):
+        found = _shortest(knot, kinds, kinds)
+        if found is not None:
+            return found
+    return None
+
+
+def _single(knot: Graph) -> Cycle | None:
+    return _shortest(knot, frozenset({RW}), frozenset({WW, WR}))
+
+
+def _fork(knot: Graph) -> Cycle | None:
+    return _shortest(knot, frozenset({RW}), DATA, spread=True)
+
+
+def _data(knot: Graph) -> Cycle | None:
+    return _shortest(knot, DATA, DATA)
+
+
+def _single_in_time(knot: Graph) -> Cycle | None:
+    return _shortest(knot, frozenset({RW}), frozenset({WW, WR, SESSION, TIME}))
+
+
+def _fork_in_time(knot: Graph) -> Cycle | None:
+    return _shortest(knot, frozenset({RW}), DATA | {SESSION, TIME}, spread=True)
+
+
+def _any(knot: Graph) -> Cycle | None:
+    everything = DATA | {SESSION, TIME}
+    return _shortest(knot, everything, everything)
+
+
+def _shortest(knot: Graph, first: frozenset[str], rest: frozenset[str], *, spread: bool = False) -> Cycle | None:
+    """Return a short cycle that has an edge of one kind, followed by edges of other kinds."""
+    best: Cycle | None = None
+    for tries, edge in enumerate(_edges(knot, first.__contains__)):
+        if tries >= TRIES:
+            break
+        back = path(knot, edge.after, edge.before, rest.__contains__, spread=spread)
+        if back is not None and (best is None or len(back.edges) + 1 < len(best.edges)):
+            best = close(edge, back)
+            if len(best.edges) == 2:
+                break
+    return best
+
+
+def _edges(knot: Graph, allowed: Callable[[str], bool]) -> Iterator[Edge]:
+    for before, after, kinds in knot.edges(data=True):
+        for kind, key in kinds.items():
+            if before >= 0 and after >= 0 and allowed(kind):
+                yield Edge(before, after, kind, key)
+
+
+def _name(evidence: Evidence, cycle: Cycle) -> str:
+    kinds = cycle.kinds
+    if SESSION in kinds:
+        return _session_name(evidence, cycle)
+    if TIME in kinds:
+        return "stale read (real-time violation)" if RW in kinds else "real-time violation"
+    if RW not in kinds:
+        return "G1c (circular information flow)" if WR in kinds else "G0 (dirty write)"
+    if sum(edge.kind == RW for edge in cycle.edges) == 1:
+        return "G-single (read skew)"
+    return "long fork" if cycle.is_fork() else "G2-item (anti-dependency cycle)"
+
+
+def _session_name(evidence: Evidence, cycle: Cycle) -> str:
+    """Tell which promise to a session is broken: by what stands before its steps, a write or a read."""
+    edges = cycle.edges
+    for place, edge in enumerate(edges):
+        before = edges[place - 1]
+        if edge.kind == SESSION and before.kind != SESSION:
+            wrote = defaultdict(bool, {one: evidence.operations[one].level == "update" for one in cycle.operations})
+            last = next(e for e in (edges * 2)[place:] if e.kind != SESSION)
+            if wrote[edge.before] and last.kind == RW and not wrote[last.before]:
+                return "session violation (read your writes)"
+            if not wrote[edge.before] and not wrote[last.before]:
+                return "session violation (monotonic reads)"
+    return "session violation"
+
+
+def main(arguments: list[str]) -> int:
+    """Judge the files that are named."""
+    if not arguments or arguments[0].startswith("-"):
+        print("usage: python -m tools.checker.check HISTORY.jsonl…")
+        return 2
+    status = 0
+    for name in arguments:
+        try:
+            report = check(read_history(Path(name)))
+        except (HistoryError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        print(f"{name}: {', '.join(f'{count} {what}' for what, count in sorted(report.counts.items()))}")
+        if report.findings:
+            print(report.describe())
+            status = 1
+        else:
+            print("no anomaly")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

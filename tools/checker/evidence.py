@@ -1,0 +1,141 @@
+"""What the workloads have in common: who wrote which value, what happened, and what is wrong at first sight."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tools.checker.history import WRITES, HistoryError, Operation
+
+WW, WR, RW = "ww", "wr", "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that must not be.
+
+    Attributes:
+        name: the usual name of the anomaly.
+        text: what it consists of.
+        operations: ids of those who take part.
+    """
+
+    name: str
+    text: str
+    operations: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One operation must come before another: it wrote what the other overwrote (ww) or read (wr), or it read what the
+    other overwrote (rw).
+    """
+
+    before: int
+    after: int
+    kind: str
+    key: str
+
+
+@dataclass
+class Evidence:
+    """What can be known of a history without looking at any order.
+
+    Attributes:
+        operations: by id.
+        happened: ids of those that took effect: acknowledged, or of unknown outcome and seen by somebody.
+        writers: key -> value -> (operation, how many more writes to this key it made after this one).
+        edges: what the keys say of the order.
+        findings: what is wrong.
+    """
+
+    operations: dict[int, Operation]
+    happened: set[int] = field(default_factory=set)
+    writers: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    edges: list[Edge] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    _found: set[tuple[str, frozenset[int] | str]] = field(default_factory=set)
+
+    def find(self, name: str, text: str, *operations: int) -> None:
+        """Note what is wrong, once."""
+        key = (name, frozenset(operations) or text)
+        if key not in self._found:
+            self._found.add(key)
+            self.findings.append(Finding(name, text, tuple(dict.fromkeys(operations))))
+
+    def link(self, before: int, after: int, kind: str, key: str) -> None:
+        """Note an order between two operations that both happened; one operation has no order with itself."""
+        if before != after and before in self.happened and after in self.happened:
+            self.edges.append(Edge(before, after, kind, key))
+
+    def writer(self, key: str, value: int) -> int | None:
+        """Return the operation that wrote a value, if any did."""
+        found = self.writers.get(key, {}).get(value)
+        return None if found is None else found[0]
+
+    def judge_value(self, reader: Operation, key: str, value: int) -> bool:
+        """Look at a value that was read: whether it may be there at all."""
+        writer = self.writer(key, value)
+        if writer is None:
+            self.find("value from nowhere", f"T{reader.id} read {value} in {key}, and nobody wrote it", reader.id)
+            return False
+        if self.operations[writer].outcome != "fail":
+            return True
+        if reader.level == "final":
+            text = f"{value} is in {key} at the end, and T{writer} was told that it did not happen"
+            self.find("rolled back but present", text, writer)
+        else:
+            text = f"T{reader.id} read {value} in {key} from T{writer}, which did not happen"
+            self.find("G1a (aborted read)", text, reader.id, writer)
+        return False
+
+    def judge_last(self, reader: Operation, key: str, value: int) -> None:
+        """Look at the newest value of a key that was read: whether its writer was done with the key."""
+        writer, later = self.writers[key][value]
+        if writer != reader.id and later:
+            text = f"T{reader.id} read {value} in {key}, and T{writer} wrote to it {later} more times after that"
+            self.find("G1b (intermediate read)", text, reader.id, writer)
+
+    def judge_updates(self, key: str, version: str, readers: Iterable[int]) -> None:
+        """Look at those who read one version of a key and then wrote the key: only one of them can have been right."""
+        both = list(readers)
+        if len(both) > 1:
+            names = " and ".join(f"T{one}" for one in both)
+            self.find("lost update", f"{names} all read {version} in {key} and then wrote {key}", *both)
+
+
+def collect(history: Iterable[Operation]) -> Evidence:
+    """Find out who wrote what, and which operations happened.
+
+    Raises:
+        HistoryError: two operations have one id or wrote the same value, or a key is a list and a register.
+    """
+    evidence = Evidence({})
+    kinds: dict[str, bool] = {}
+    for operation in history:
+        if operation.id in evidence.operations:
+            raise HistoryError(f"two operations have the id {operation.id}")
+        evidence.operations[operation.id] = operation
+        left: dict[str, int] = defaultdict(int)
+        for step in reversed(operation.steps):
+            if kinds.setdefault(step.key, step.kind in ("append", "list")) != (step.kind in ("append", "list")):
+                raise HistoryError(f"T{operation.id}: {step.key} is a list and a register")
+            if step.kind not in WRITES:
+                continue
+            assert step.value is not None
+            values = evidence.writers.setdefault(step.key, {})
+            if step.value in values:
+                raise HistoryError(f"T{operation.id}: {step.value} was written to {step.key} by another one already")
+            values[step.value] = (operation.id, left[step.key])
+            left[step.key] += 1
+    for operation in evidence.operations.values():
+        if operation.outcome != "ok":
+            continue
+        evidence.happened.add(operation.id)
+        for step in operation.steps:
+            if step.kind in WRITES:
+                continue
+            for value in (*step.values, *((step.value,) if step.value is not None else ())):
+                writer = evidence.writer(step.key, value)
+                if writer is not None and evidence.operations[writer].outcome == "unknown":
+                    evidence.happened.add(writer)
+    return evidence

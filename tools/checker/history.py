@@ -1,0 +1,141 @@
+"""Histories: what clients asked for, when, and what they were told. One JSON line for each operation.
+
+An operation is a transaction of a few steps. Its times are seconds on one clock. The values that are written are whole
+numbers, and no two writes to a key write the same one, so a value that is read names the write that it is from.
+
+Steps, as they stand in the file:
+
+- ``["append", key, value]`` puts a value at the end of a list
+- ``["list", key, [values]]`` reads a list
+- ``["write", key, value]`` sets a register; a fourth element is the version that it became, where that is known
+- ``["read", key, value, version]`` reads a register; both are null for one that was never written
+
+Outcomes: ``ok`` happened; ``fail`` did not happen, says the database; ``unknown`` may have happened, or may yet. What
+an operation that is not ``ok`` read means nothing.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+OUTCOMES = ("ok", "fail", "unknown")
+LEVELS = ("update", "strict", "session", "final")
+WRITES = ("append", "write")
+KINDS = (*WRITES, "list", "read")
+
+
+class HistoryError(Exception):
+    """Raised for a history that cannot be judged because it is not one; the text says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that a transaction does to one key.
+
+    Attributes:
+        kind: ``append``, ``list``, ``write`` or ``read``.
+        key: of the list or the register. A key is only ever the one or the other.
+        value: what was written.
+        values: what was read of a list.
+        version: of a register, counted by the database.
+    """
+
+    kind: str
+    key: str
+    value: int | None = None
+    values: tuple[int, ...] = ()
+    version: int | None = None
+
+    def __str__(self) -> str:
+        shown = list(self.values) if self.kind == "list" else self.value
+        return f"{self.kind} {self.key} {shown}" + (f" (version {self.version})" if self.version is not None else "")
+
+    def pack(self) -> list[Any]:
+        """Return the step as it stands in the file."""
+        if self.kind == "list":
+            return [self.kind, self.key, list(self.values)]
+        return [self.kind, self.key, self.value] + ([self.version] if self.version is not None else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One transaction, as its client saw it.
+
+    Attributes:
+        id: its number in the history; also its name in what the checker says.
+        client: whose it is. A client is a session and does one thing after the other.
+        level: ``update`` for a transaction that writes; ``strict`` or ``session`` for one that only reads; ``final``
+            for what is in the tables when all is over.
+        begin: when the client asked.
+        end: when it was answered; for an unknown outcome, when it gave up.
+        outcome: ``ok``, ``fail`` or ``unknown``.
+        steps: what it did, in order.
+        note: anything for people: the node, the error, the command id.
+    """
+
+    id: int
+    client: str
+    level: str
+    begin: float
+    end: float
+    outcome: str
+    steps: tuple[Step, ...]
+    note: str = ""
+
+    def __str__(self) -> str:
+        steps = "; ".join(str(step) for step in self.steps)
+        note = f"  [{self.note}]" if self.note else ""
+        return f"T{self.id} {self.client} {self.level} {self.begin:.3f}–{self.end:.3f} {self.outcome}: {steps}{note}"
+
+    def pack(self) -> dict[str, Any]:
+        """Return the operation as it stands in the file."""
+        return {
+            "id": self.id,
+            "client": self.client,
+            "level": self.level,
+            "begin": round(self.begin, 6),
+            "end": round(self.end, 6),
+            "outcome": self.outcome,
+            "steps": [step.pack() for step in self.steps],
+            **({"note": self.note} if self.note else {}),
+        }
+
+
+def write_history(path: Path, history: Iterable[Operation]) -> None:
+    """Write a history, one operation a line."""
+    with path.open("w") as file:
+        file.writelines(json.dumps(operation.pack()) + "\n" for operation in history)
+
+
+def read_history(path: Path) -> list[Operation]:
+    """Read a history.
+
+    Raises:
+        HistoryError: a line is not an operation.
+    """
+    return list(_read(path))
+
+
+def _read(path: Path) -> Iterator[Operation]:
+    with path.open() as file:
+        for number, line in enumerate(file, 1):
+            try:
+                packed = json.loads(line)
+                steps = tuple(_unpack(step) for step in packed.pop("steps"))
+                operation = Operation(**packed, steps=steps)
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+                raise HistoryError(f"{path}, line {number}: not an operation ({error})") from error
+            if operation.outcome not in OUTCOMES or operation.level not in LEVELS or operation.end < operation.begin:
+                raise HistoryError(f"{path}, line {number}: no such outcome or level, or an end before its beginning")
+            yield operation
+
+
+def _unpack(packed: list[Any]) -> Step:
+    kind, key, value, *rest = packed
+    if kind not in KINDS:
+        raise ValueError(f"there is no step {kind!r}")
+    if kind == "list":
+        return Step(kind, key, values=tuple(value))
+    return Step(kind, key, value, version=rest[0] if rest else None)

@@ -1,0 +1,218 @@
+"""Real nodes on this machine: processes, sockets and files, for the demo, the benchmark and the chaos.
+
+Only processes that were started here are ever stopped, and all of them are when the block ends, however it ends.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bedrockish import open_client
+from bedrockish.errors import BedrockishError
+
+ROOT = Path(__file__).resolve().parent.parent
+READY_S = 20.0
+STOP_S = 10.0
+OURS = (".sqlite", ".sqlite.lock", ".sqlite-wal", ".sqlite-shm", ".toml", ".log")
+
+
+class DemoError(Exception):
+    """Raised when the machine, the arguments or a node do not do what the program needs; the text says what."""
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment for a program of ours: this checkout first, no setting of the user in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BEDROCKISH_")}
+    path = [str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]
+    return {**kept, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@dataclass
+class LocalNode:
+    """One node: where its files are, and its process while it runs."""
+
+    name: str
+    port: int
+    directory: Path
+    http_port: int | None = None
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return self.directory / f"{self.name}.sqlite"
+
+    @property
+    def config(self) -> Path:
+        """The configuration file."""
+        return self.directory / f"{self.name}.toml"
+
+    @property
+    def log(self) -> Path:
+        """What the process printed."""
+        return self.directory / f"{self.name}.log"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives."""
+        return self.process is not None and self.process.poll() is None
+
+    def start(self, *arguments: str) -> None:
+        """Start the process, by default with ``serve``; it is ready when ``wait_ready`` says so."""
+        assert not self.is_running
+        program = [sys.executable, "-m", "bedrockish.cli.main", *(arguments or ("serve",))]
+        command = [*program, "--config", str(self.config)]
+        with self.log.open("ab") as log:
+            # In a process group of its own, so that Ctrl-C reaches this program, which then stops its nodes in order.
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                cwd=self.directory,
+                env=clean_environment(),
+            )
+
+    def kill(self) -> None:
+        """End the process as a power failure would: SIGKILL, no goodbye."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def last_words(self) -> str:
+        """Return the end of the log."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join(lines[-8:])
+
+
+class LocalCluster:
+    """Some nodes that know each other."""
+
+    def __init__(
+        self,
+        directory: Path,
+        names: Sequence[str] = ("A", "B", "C"),
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        directory = directory.absolute()
+        self.directory = directory
+        self.settings = settings or {}  # section of the configuration -> key -> value
+        self.nodes = [
+            LocalNode(name, port, directory) for name, port in zip(names, free_ports(len(names)), strict=True)
+        ]
+
+    def add_http(self) -> None:
+        """Let every node serve HTTP too, when the files are written."""
+        taken = {node.port for node in self.nodes}
+        ports = [port for port in free_ports(2 * len(self.nodes)) if port not in taken]
+        for node, port in zip(self.nodes, ports, strict=False):
+            node.http_port = port
+
+    def url(self, first: int | None = None, *, only: bool = False, options: str = "") -> str:
+        """Return the URL of the cluster, beginning with one of its nodes, or of that node alone."""
+        order = self.nodes if first is None else [*self.nodes[first:], *self.nodes[:first]]
+        return "bedrockish://" + ",".join(f"127.0.0.1:{n.port}" for n in (order[:1] if only else order)) + options
+
+    def peer_address(self, node: LocalNode, peer: LocalNode) -> str:
+        """Return where a node finds a peer; another kind of cluster may put something in between."""
+        assert peer is not node
+        return f"127.0.0.1:{peer.port}"
+
+    def write_files(self) -> None:
+        """Make the directory and the configurations; remove what an earlier run left, and nothing else.
+
+        Raises:
+            DemoError: the directory has files of somebody else in it.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        mine = {f"{node.name}{suffix}" for node in self.nodes for suffix in OURS}
+        others = sorted(path.name for path in self.directory.iterdir() if path.name not in mine)
+        if others:
+            raise DemoError(f"{self.directory} has other files in it ({', '.join(others[:3])}); name a new directory")
+        for path in self.directory.iterdir():
+            path.unlink()
+        for node in self.nodes:
+            peers = [f'{peer.name} = "{self.peer_address(node, peer)}"' for peer in self.nodes if peer is not node]
+            lines = [f'node = "{node.name}"', f'database = "{node.database.name}"', f'listen = "127.0.0.1:{node.port}"']
+            lines += [f'http = "127.0.0.1:{node.http_port}"'] if node.http_port else []
+            lines += ["", "[peers]", *peers]
+            for section, values in self.settings.items():
+                lines += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+            node.config.write_text("\n".join(lines) + "\n")
+
+    async def wait_ready(self, node: int) -> dict[str, Any]:
+        """Wait until a node answers, and return its status.
+
+        Raises:
+            DemoError: it ended, or does not answer in time.
+        """
+        this = self.nodes[node]
+        deadline = trio.current_time() + READY_S
+        while True:
+            if not this.is_running:
+                raise DemoError(f"node {this.name} ended instead of serving; its log ends:\n{this.last_words()}")
+            try:
+                async with open_client(self.url(node, only=True, options="/?connect_timeout=2")) as client:
+                    return await client.status(timeout=2)
+            except BedrockishError as error:
+                if trio.current_time() > deadline:
+                    said = f"node {this.name} does not answer after {READY_S:.0f} s ({error}); its log ends:"
+                    raise DemoError(f"{said}\n{this.last_words()}") from error
+            await trio.sleep(0.1)
+
+    def stop(self) -> None:
+        """Ask every node to end and wait; kill the ones that do not, and say so in their logs."""
+        running = [node for node in self.nodes if node.is_running]
+        for node in running:
+            assert node.process is not None
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(node.process.pid, signal.SIGTERM)
+        for node in running:
+            assert node.process is not None
+            try:
+                node.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                node.kill()
+                with node.log.open("a") as log:
+                    log.write(f"did not end within {STOP_S:.0f} s of SIGTERM and was killed\n")
+
+
+@contextlib.contextmanager
+def local_cluster(
+    directory: Path, names: Sequence[str] = ("A", "B", "C"), *, http: bool = False
+) -> Iterator[LocalCluster]:
+    """Start nodes and stop them at the end of the block; with ``http``, they serve that too.
+
+    Raises:
+        DemoError: see ``LocalCluster.write_files``.
+    """
+    cluster = LocalCluster(directory, names)
+    if http:
+        cluster.add_http()
+    cluster.write_files()
+    try:
+        for node in cluster.nodes:
+            node.start()
+        yield cluster
+    finally:
+        cluster.stop()

@@ -1,0 +1,183 @@
+"""Writes the documentation that repeats what the code says: docs/cli.md, docs/errors.md, and parts of docs/protocol.md.
+
+Run it after changing the command line, an error class, a message or a trace; a test compares the files with what this
+would write.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import click
+
+import bedrockish.errors
+import journal.errors
+import net.errors
+from bedrockish.cli.main import main as command_line
+from bedrockish.core.describe import REASONS
+from bedrockish.core.messages import WIRE, Reason
+from bedrockish.core.settings import approvals_needed, majority
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTE = "<!-- Written by `python -m tools.docs`; do not edit. -->"
+
+
+def paragraphs(text: str) -> str:
+    """Join the lines of each paragraph of a docstring; keep indented blocks and field lists as lines."""
+    blocks = re.split(r"\n\s*\n", inspect.cleandoc(text))
+    joined = []
+    for block in blocks:
+        head, _, rest = block.partition("\n")
+        if head.rstrip() in ("Attributes:", "Args:"):
+            fields = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", rest, flags=re.MULTILINE)
+            joined.append("\n".join(f"- `{field}`: {' '.join(said.split())}" for field, said in fields))
+        else:
+            joined.append(" ".join(block.split()))
+    return "\n\n".join(joined)
+
+
+def subclasses(base: type) -> Iterator[tuple[int, type]]:
+    """Yield a class and all below it that are defined in its module, with their depth."""
+
+    def walk(cls: type, depth: int) -> Iterator[tuple[int, type]]:
+        yield depth, cls
+        below: list[type] = cls.__subclasses__()
+        for sub in below:
+            if sub.__module__ == base.__module__:
+                yield from walk(sub, depth + 1)
+
+    return walk(base, 0)
+
+
+def errors_page() -> str:
+    """Return docs/errors.md."""
+    lines = [
+        "# Errors",
+        "",
+        NOTE,
+        "",
+        "Three answers are kept apart, because a caller must act on them differently:",
+        "it did not happen (every error but one), it happened (no error), it cannot be told (`OutcomeUnknownError`).",
+        "A caller catches those of `bedrockish.errors`; the others are what the packages below it raise.",
+        "",
+        "| class | code | trying again can help | exit status |",
+        "| --- | --- | --- | --- |",
+    ]
+    for _, cls in subclasses(bedrockish.errors.BedrockishError):
+        assert issubclass(cls, bedrockish.errors.BedrockishError)
+        link = f"[{cls.__name__}](#{cls.__name__.lower()})"
+        lines.append(f"| {link} | `{cls.code}` | {'yes' if cls.retry else 'no'} | {cls.exit_code} |")
+    roots = (bedrockish.errors.BedrockishError, journal.errors.JournalError, net.errors.NetError)
+    for root in roots:
+        lines += ["", f"## {root.__module__}"]
+        for depth, cls in subclasses(root):
+            above = f" (a `{cls.__bases__[0].__name__}`)" if depth else ""
+            lines += ["", f"### {cls.__name__}", "", f"`{cls.__module__}.{cls.__name__}`{above}", ""]
+            lines += [paragraphs(cls.__doc__ or "")]
+    return "\n".join(lines) + "\n"
+
+
+def contexts(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[click.Context]:
+    """Yield a context for every command and group, depth first."""
+    wide = {"terminal_width": 100, "max_content_width": 100}
+    context = click.Context(command, parent, info_name=name, **{**command.context_settings, **wide})
+    yield context
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            if found is not None and not found.hidden:
+                yield from contexts(found, below, context)
+
+
+def cli_page() -> str:
+    """Return docs/cli.md: the help of every command, as the program prints it."""
+    lines = ["# Command line", "", NOTE, ""]
+    lines += ["A command ends with status 0, or with that of its error: see [errors](errors.md)."]
+    for context in contexts(command_line, "bedrockish"):
+        text = context.command.get_help(context)
+        lines += [
+            "",
+            f"## {context.command_path}",
+            "",
+            "```text",
+            *(line.rstrip() for line in text.splitlines()),
+            "```",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def trace(name: str) -> list[str]:
+    """Return a trace as a block of text."""
+    path = ROOT / "tests" / "traces" / f"{name}.txt"
+    return ["```text", *path.read_text().rstrip("\n").splitlines(), "```"]
+
+
+def first_paragraph(cls: type) -> str:
+    """Return the first paragraph of a docstring as one line."""
+    return paragraphs(cls.__doc__ or "").split("\n\n", maxsplit=1)[0].replace("``", "`")
+
+
+def messages() -> list[str]:
+    """Return the table of the messages between nodes."""
+    lines = ["| number | message | fields | what it says |", "| --- | --- | --- | --- |"]
+    for number, (cls, _) in WIRE.items():
+        named = ", ".join(f"`{field.name}`" for field in fields(cls))
+        lines.append(f"| {number} | {cls.__name__.upper()} | {named} | {first_paragraph(cls)} |")
+    return lines
+
+
+def reasons() -> list[str]:
+    """Return the table of the reasons to reject; what each means stands beside it in the source."""
+    source = inspect.getsource(Reason)
+    said = dict(re.findall(r"^    (\w+) = \d+  # (.+)$", source, flags=re.MULTILINE))
+    rows = [f"| `{reason.name}` | {REASONS[reason]} | {said[reason.name]} |" for reason in Reason]
+    return ["| reason | as printed | meaning |", "| --- | --- | --- |", *rows]
+
+
+def quorums() -> list[str]:
+    """Return the table of the quorums."""
+    rows = [
+        f"| {voters} | {(voters - 1) // 2} | {majority(voters)} | {approvals_needed(voters)} |"
+        for voters in range(1, 10)
+    ]
+    return ["| voters | may be gone | majority | approvals needed |", "| --- | --- | --- | --- |", *rows]
+
+
+def protocol_page() -> str:
+    """Return docs/protocol.md as it is, with what stands between its markers written anew."""
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    parts = {"messages": messages, "reasons": reasons, "quorums": quorums}
+
+    def fill(found: re.Match[str]) -> str:
+        kind, name = found["kind"], found["name"]
+        lines = trace(name) if kind == "trace" else parts[kind]()
+        return "\n".join([found["opening"], "", *lines, "", f"<!-- end of {kind} -->"])
+
+    opening = r"(?P<opening><!-- (?P<kind>trace|messages|reasons|quorums)(: (?P<name>\w+))? -->)"
+    marked = opening + r"\n.*?<!-- end of (?P=kind) -->"
+    return re.sub(marked, fill, text, flags=re.DOTALL)
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "docs/cli.md": cli_page,
+    "docs/errors.md": errors_page,
+    "docs/protocol.md": protocol_page,
+}
+
+
+def render(page: str) -> str:
+    """Return what a generated page must contain."""
+    return GENERATED[page]()
+
+
+def main() -> None:
+    """Write every generated page."""
+    for page in GENERATED:
+        (ROOT / page).write_text(render(page))
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

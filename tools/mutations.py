@@ -1,0 +1,61 @@
+"""Takes the rules of the protocol away, one at a time, and looks whether the simulator notices.
+
+tools/simulate would be worth little if it passed a broken protocol; this program says which faults it sees, how soon,
+and, as honestly, which it does not see within so many seeds.
+
+python -m tools.mutations [--seeds K] [NAME ...]
+"""
+
+import argparse
+import sys
+import time
+
+from tools.sim.faulty import FAULTS, Fault, in_force
+from tools.sim.options import Options, draw_hard_options, draw_options
+from tools.simulate import run_seed
+
+
+def hunt(fault: Fault, seeds: int, seconds: float) -> tuple[int, str, float]:
+    """Return the number of worlds that it took, the law that broke (empty: none did), and the seconds."""
+    began = time.monotonic()
+    for seed in range(1, seeds + 1):
+        with in_force(fault):
+            broken, _ = run_seed(_options(seed, fault))
+        if broken is not None:
+            sound, _ = run_seed(_options(seed, fault))
+            assert sound is None, f"seed {seed} breaks a law without any fault: {sound}"
+            return seed, broken.law, time.monotonic() - began
+        if time.monotonic() - began > seconds:
+            return seed, "", seconds
+    return seeds, "", time.monotonic() - began
+
+
+def _options(seed: int, fault: Fault) -> Options:
+    options = draw_options(seed) if seed % 4 == 0 else draw_hard_options(seed)
+    voters = dict(fault.options).get("voters", options.voters)
+    assert isinstance(voters, int)
+    options = options.with_(dead=min(options.dead, (voters - 1) // 2))
+    return options.with_(**dict(fault.options))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Hunt for the faults that are named, or for all."""
+    parser = argparse.ArgumentParser(prog="python -m tools.mutations")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which faults (all)")
+    parser.add_argument("--seeds", type=int, default=200, help="worlds for each (200)")
+    parser.add_argument("--seconds", type=float, default=60, help="and no more seconds than that for each (60)")
+    chosen = parser.parse_args(arguments)
+    unknown = [name for name in chosen.names if name not in FAULTS]
+    if unknown:
+        parser.error(f"no fault is called {unknown[0]!r}; there is {', '.join(FAULTS)}")
+    missed = 0
+    for name in chosen.names or FAULTS:
+        seeds, law, took = hunt(FAULTS[name], chosen.seeds, chosen.seconds)
+        missed += not law
+        print(f"{name:34} {seeds:4} worlds {took:6.1f} s  {law or 'NOT CAUGHT'}", flush=True)
+    print(f"{missed} not caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

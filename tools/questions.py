@@ -1,0 +1,254 @@
+"""Writes docs/questions.md: the questions of ``journal.spark.questions``, asked of a real small cluster.
+
+``python -m tools.questions`` starts three nodes, lets clients move money between accounts while one node is killed and
+started again, and asks their journals. The answers differ from run to run; a test holds the rest of the page, and the
+columns of the answers, against this file.
+"""
+
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from bedrockish import open_client
+from bedrockish.errors import BedrockishError
+from journal.spark.inputs import find_inputs, read_table
+from journal.spark.session import quiet_session
+from tools.cluster import ROOT, LocalCluster, local_cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PAGE = ROOT / "docs" / "questions.md"
+PICTURES = ROOT / "docs" / "images"
+NOTE = "<!-- Written by `python -m tools.questions`; do not edit. -->"
+ACCOUNTS, CLIENTS, TRANSFERS = 12, 6, 40
+ROWS_MAX, CHARACTERS_MAX = 8, 44
+INTRODUCTION = """\
+What people ask of a journal, and how to ask it.
+Each function takes tables of the [data source](spark.md) or of an export and returns a DataFrame.
+Nothing is brought to your machine before you show it.
+
+The answers below are those of three nodes on one machine.
+Six clients move money between twelve accounts, and B is killed and started again meanwhile.
+
+```python
+from pyspark.sql import functions as F
+from journal.spark import plots, questions
+from journal.spark.inputs import find_inputs, read_table
+from journal.spark.session import quiet_session
+
+spark = quiet_session()
+inputs = find_inputs(["a.sqlite", "b.sqlite", "c.sqlite"])      # or exports
+everyones = read_table(spark, inputs, "commits")
+commits = questions.one_node(everyones, "A")
+changes = questions.one_node(read_table(spark, inputs, "changes"), "A")
+footprints = questions.one_node(read_table(spark, inputs, "footprints"), "A")
+```"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One section: what is asked, how, and where the picture goes if there is one.
+
+    The code leaves a DataFrame in ``answer``; with a picture, it draws it to ``picture``.
+    """
+
+    title: str
+    prose: str
+    code: str
+    picture: str | None = None
+
+
+QUESTIONS = [
+    Question(
+        "What happened to a row?",
+        "Every change of it, by the clock, which is the same order on every node.",
+        'answer = questions.row_history(changes, "accounts", {"id": 7})',
+    ),
+    Question(
+        "What did a table hold at some moment?",
+        "By the clock: the same on every node. `row` is JSON; `from_json` makes columns of it.",
+        'then = commits.agg(F.percentile_approx("clock", 0.5)).first()[0]\n'
+        'answer = questions.state_at(changes, "accounts", clock=then).orderBy("key")',
+    ),
+    Question(
+        "What did a node see that had applied just this?",
+        "By a vector, such as the one in a client's token, or a commit's `after`: what that commit was computed on.",
+        'base = commits.orderBy(F.desc("clock")).first()["after"]\n'
+        'answer = questions.state_at(changes, "accounts", vector=base, commits=commits).orderBy("key")',
+    ),
+    Question(
+        "What changed in the last hour?",
+        "The net of it: each row once, before and after. What came and went in between is left out.",
+        'hour_ago = F.current_timestamp() - F.expr("INTERVAL 1 HOUR")\n'
+        "answer = questions.changed_since(changes, hour_ago)",
+    ),
+    Question(
+        "Which keys are hot?",
+        "Where several leaders write the same key, they wait for each other. Keys are the engine's own.",
+        "answer = questions.hot_keys(footprints)",
+    ),
+    Question(
+        "Who meets whom?",
+        "How often a transaction of one leader used a key that one of another leader had just written, or the reverse. "
+        "Much off the diagonal says: send what belongs together to one node.",
+        "answer = questions.meetings(footprints, within_ms=1000)\nplots.meetings_heat_map(answer, picture)",
+        "meetings.png",
+    ),
+    Question(
+        "Who committed how much, and when?",
+        "By the leader that began a transaction; `adopted` of them were finished by another node.",
+        'answer = questions.commits_over_time(commits, "250 milliseconds")\nplots.commits_timeline(answer, picture)',
+        "commits.png",
+    ),
+    Question(
+        "How long do approvals take?",
+        "From the beginning of a transaction until a node had applied it: on its leader, the wait for approvals. "
+        "The journals of all nodes are asked.",
+        "answer = questions.latency(everyones)",
+    ),
+    Question(
+        "Who approves whose commits?",
+        "A column for each approver. A node that approves seldom is far, slow, or was away.",
+        "answer = questions.approvers(commits)",
+    ),
+    Question(
+        "What follows what?",
+        "The causal graph of a window: an arrow to each commit from those that it directly follows. "
+        "A hollow circle is a commit that was adopted. Commits without a path between them are concurrent.",
+        'low = commits.agg(F.percentile_approx("clock", 0.15)).first()[0]\n'
+        'window = commits.where(F.col("clock") >= low).orderBy("clock").limit(24)\n'
+        'high = window.agg(F.max("clock")).first()[0]\n'
+        "answer = questions.causes(commits, low, high)\n"
+        "plots.causal_graph(answer, window, picture)",
+        "causes.png",
+    ),
+    Question(
+        "The changes as Delta's change feed has them",
+        "For programs that read `table_changes`: an update is two rows, and `_commit_clock` stands for the version.",
+        'answer = questions.delta_feed(changes, "accounts", "id BIGINT, owner STRING, balance BIGINT")\n'
+        'answer = answer.orderBy("_commit_clock", "_origin", "_seq_in_txn", F.desc("_change_type"))',
+    ),
+    Question(
+        "The changes as Debezium's events have them",
+        "For consumers of Debezium; `to_json(struct('*'))` makes messages of them.",
+        "answer = questions.debezium_feed(changes)\n"
+        'answer = answer.drop("ts_ms", "transaction").withColumn("source", F.to_json("source"))',
+    ),
+]
+
+
+def ask(question: Question, tables: "dict[str, DataFrame]", pictures: Path) -> "DataFrame":
+    """Run the code of a question and return its answer."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from journal.spark import plots, questions
+
+    names: dict[str, Any] = {"F": F, "plots": plots, "questions": questions, **tables}
+    names["picture"] = str(pictures / (question.picture or ""))
+    exec(question.code, names)
+    answer: DataFrame = names["answer"]
+    return answer
+
+
+def tables_of(spark: "SparkSession", paths: list[Path]) -> "dict[str, DataFrame]":
+    """Return what the introduction of the page makes of nodes' files; the first one's journal is asked."""
+    from journal.spark import questions
+
+    inputs = find_inputs([str(path) for path in paths])
+    everyones = read_table(spark, inputs, "commits")
+    named = {name: questions.one_node(read_table(spark, inputs, name), "A") for name in ("changes", "footprints")}
+    return {**named, "everyones": everyones, "commits": questions.one_node(everyones, "A")}
+
+
+def show(answer: "DataFrame") -> str:
+    """Return the first rows of an answer as text in columns, with a header."""
+    rows = answer.limit(ROWS_MAX + 1).collect()
+    lines = [[_cell(value) for value in row] for row in rows[:ROWS_MAX]]
+    widths = [max(map(len, column)) for column in zip(answer.columns, *lines, strict=True)]
+    text = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in [answer.columns, *lines]
+    ]
+    more = ["…"] if len(rows) > ROWS_MAX else []
+    return "\n".join(line.rstrip() for line in [*text, *more])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bytes | bytearray):
+        text = bytes(value).partition(b"\0")[2].hex() or bytes(value).decode(errors="replace").strip("\0")
+    elif isinstance(value, list):
+        text = ", ".join(map(str, value))
+    else:
+        text = "NULL" if value is None else str(value)
+    return text if len(text) <= CHARACTERS_MAX else text[: CHARACTERS_MAX - 1] + "…"
+
+
+def render(answers: list[str]) -> str:
+    """Return the page with these answers."""
+    parts = ["# Questions to a journal", NOTE, INTRODUCTION]
+    for question, answer in zip(QUESTIONS, answers, strict=True):
+        parts += [f"## {question.title}", question.prose, f"```python\n{question.code}\n```", f"```text\n{answer}\n```"]
+        if question.picture is not None:
+            parts.append(f"![{question.title}](images/{question.picture})")
+    return "\n\n".join(parts) + "\n"
+
+
+async def live(cluster: LocalCluster) -> None:
+    """Let clients move money, while B dies and comes back."""
+    for index in range(len(cluster.nodes)):
+        await cluster.wait_ready(index)
+    async with open_client(cluster.url()) as client:
+        await client.execute("CREATE TABLE accounts(id INTEGER PRIMARY KEY, owner TEXT, balance INTEGER NOT NULL)")
+        owners = ["Ada", "Ben", "Cyd", "Dee", "Eli", "Fay", "Gus", "Hal", "Ivy", "Jon", "Kim", "Lou"]
+        rows = [("INSERT INTO accounts VALUES (?, ?, 100)", [number, owner]) for number, owner in enumerate(owners, 1)]
+        await client.transact(rows)
+    async with trio.open_nursery() as nursery:
+        for number in range(CLIENTS):
+            nursery.start_soon(_move_money, cluster, number)
+        await trio.sleep(1.0)
+        cluster.nodes[1].kill()
+        await trio.sleep(1.5)
+        cluster.nodes[1].start()
+    await cluster.wait_ready(1)
+    await trio.sleep(2.0)
+
+
+async def _move_money(cluster: LocalCluster, number: int) -> None:
+    luck = Random(number)
+    async with open_client(cluster.url(number % len(cluster.nodes))) as client:
+        for _ in range(TRANSFERS):
+            # Two of three clients have accounts of their own; the third takes any, and meets the others.
+            mine = range(1 + 2 * number, 3 + 2 * number) if number % 3 else range(1, ACCOUNTS + 1)
+            one, other = luck.sample(list(mine), 2)
+            pay = "UPDATE accounts SET balance = balance + ? WHERE id = ?"
+            with suppress(BedrockishError):  # B was killed: whether this happened is in the journal
+                await client.transact([(pay, [-5, one]), (pay, [5, other])], timeout=10)
+            await trio.sleep(luck.uniform(0, 0.05))
+
+
+def main() -> None:
+    """Write the page and its pictures."""
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bedrockish-questions-") as place:
+        with local_cluster(Path(place, "nodes")) as cluster:
+            trio.run(partial(live, cluster))
+        spark = quiet_session("questions")
+        tables = tables_of(spark, [node.database for node in cluster.nodes])
+        answers = []
+        for question in QUESTIONS:
+            answers.append(show(ask(question, tables, PICTURES)))
+            print(f"{question.title}\n{answers[-1]}\n", file=sys.stderr)
+        spark.stop()
+    PAGE.write_text(render(answers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Clients: each does one command after the other, keeps a session token, and asks elsewhere when no answer comes.
+
+What a client saw is written into its history: that, and the journals, is all the laws may look at.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from bedrockish.errors import BedrockishError, OutcomeUnknownError, UnavailableError
+from bedrockish.requests import SESSION, STALE, STRICT, Answer, Request, Statement, Token
+from journal.vector import merge
+
+if TYPE_CHECKING:
+    from tools.sim.world import World
+
+TRIES_MAX = 6
+
+
+@dataclass
+class Call:
+    """One command as its client lived it.
+
+    Attributes:
+        began, ended: when it was first sent, and when the client knew (or gave up).
+        sent: to which nodes, how often.
+        again: it is an old command, asked about once more.
+        answer: what it was answered in the end, None if it never learned.
+        errors: the errors on the way; ``unsure`` if some attempt may have happened nevertheless.
+        before: the session's token when it began.
+    """
+
+    client: str
+    request: Request
+    began: float
+    before: Token
+    ended: float | None = None
+    sent: int = 0
+    answer: Answer | None = None
+    error: BedrockishError | None = None
+    unsure: bool = False
+    node: str = ""
+    again: bool = False
+
+
+@dataclass
+class Client:
+    """One session."""
+
+    world: "World"
+    name: str
+    token: Token = field(default_factory=Token)
+    calls: list[Call] = field(default_factory=list)
+    count: int = 0
+    generation: int = 0
+    call: Call | None = None
+    last: deque[Request] = field(default_factory=deque)
+    asked: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.luck = Random(f"client {self.name} {self.world.options.seed}")
+        self.home = self.luck.choice(sorted(self.world.machines))
+        self.only_reads = self.luck.random() < 0.2
+
+    def start(self) -> None:
+        """Begin after a while."""
+        self.world.after(self.luck.uniform(0, 0.3), self._next)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of it is on its way."""
+        return self.call is None and not self.last
+
+    def _next(self) -> None:
+        if self.call is not None:
+            return
+        if not self.world.closing:
+            self.ask(*self._choose())
+        elif self.last:
+            self._begin(self.last.popleft())
+
+    def finish(self) -> None:
+        """Ask what became of all that this client is unsure of, then read everything strictly."""
+        self.last.extend(call.request for call in self.calls if call.answer is None and call.error is None)
+        self.count += 1
+        everything = (Statement("scan", ("", "~")),)
+        self.last.append(Request(f"{self.name}-{self.count}", everything, STRICT, token=self.token, timeout_s=10.0))
+        self._next()
+
+    def ask(self, statements: tuple[Statement, ...], level: str) -> None:
+        """Begin a command."""
+        self.count += 1
+        token = self.token if level != STALE else Token()
+        request = Request(
+            f"{self.name}-{self.count}", statements, level, token=token, timeout_s=self.world.options.timeout_s
+        )
+        self._begin(request)
+
+    def _begin(self, request: Request) -> None:
+        again = request.command in self.asked
+        self.asked.add(request.command)
+        self.call = Call(self.name, request, self.world.now, request.token, again=again)
+        self.calls.append(self.call)
+        self.world.laws.submitted(request)
+        self._send(self.call, self._pick())
+
+    def _pick(self) -> str:
+        if self.luck.random() < 0.8:
+            return self.home
+        return self.luck.choice(self.world.alive_names() or [self.home])
+
+    def _send(self, call: Call, node: str) -> None:
+        if self.call is not call:
+            return
+        world = self.world
+        self.generation += 1
+        generation = self.generation
+        call.sent += 1
+        call.node = node
+
+        def arrive() -> None:
+            machine = world.machines[node]
+            if not machine.submit(call.request, lambda answer: self._answered(call, generation, answer)):
+                world.after(0.01, lambda: self._failed(call, generation, reached=False))
+
+        world.trace(self.name, call.request.command, node)
+        world.after(self.luck.expovariate(1000.0 / max(0.1, world.options.delay_ms)), arrive)
+        patience = call.request.timeout_s + self.luck.choice((2.5, 2.5, 2.5, 0.0, -0.7 * call.request.timeout_s))
+        world.after(patience, lambda: self._failed(call, generation, reached=True))
+
+    def _failed(self, call: Call, generation: int, *, reached: bool) -> None:
+        """The link to the node broke, or the client's patience is over."""
+        if generation != self.generation or self.call is not call:
+            return
+        call.unsure = call.unsure or reached
+        self._again(call)
+
+    def _again(self, call: Call) -> None:
+        self.generation += 1
+        world = self.world
+        if world.short_handed if world.closing else call.sent >= TRIES_MAX:
+            self._done(call)
+            return
+        node = self.luck.choice(self.world.alive_names() or [self.home])
+        self.world.after(self.luck.uniform(0.01, 0.3), lambda: self._send(call, node))
+
+    def _answered(self, call: Call, generation: int, answer: Answer | BedrockishError) -> None:
+        if isinstance(answer, Answer) and call.answer is not None:
+            self.world.laws.answered_again(call, answer)
+        if generation != self.generation or self.call is not call:
+            return
+        if isinstance(answer, Answer):
+            call.answer = answer
+            if call.request.read != STALE or answer.place is not None:
+                vector = merge(self.token.vector, answer.token.vector)
+                self.token = Token(vector, max(self.token.clock, answer.token.clock))
+            self._done(call)
+        elif isinstance(answer, OutcomeUnknownError):
+            call.unsure = True
+            self._again(call)
+        elif isinstance(answer, UnavailableError) and (call.unsure or self.world.closing):
+            self._again(call)
+        else:
+            call.error = answer
+            self._done(call)
+
+    def _done(self, call: Call) -> None:
+        self.generation += 1
+        call.ended = self.world.now
+        self.call = None
+        self.world.counts["answers" if call.answer else "errors" if call.error else "unknown"] += 1
+        self.world.laws.finished(call)
+        self.world.after(self.luck.expovariate(1000 / self.world.options.think_ms), self._next)
+
+    # -- what it asks ----------------------------------------------------------------------------------------------
+
+    def _key(self) -> str:
+        options = self.world.options
+        if self.luck.random() < options.hot:
+            return f"k{self.luck.randrange(2):02}"
+        return f"k{self.luck.randrange(options.keys):02}"
+
+    def _pair(self) -> tuple[str, str]:
+        low, high = sorted((self._key(), self._key()))
+        return low, high + "~"
+
+    def _choose(self) -> tuple[tuple[Statement, ...], str]:
+        luck = self.luck
+        level = luck.choice((STALE, SESSION, SESSION, STRICT, STRICT))
+        if self.only_reads or luck.random() < 0.25:
+            if luck.random() < 0.4:
+                return (Statement("scan", self._pair()),), level
+            keys = sorted({self._key() for _ in range(luck.randint(1, 3))})
+            return (Statement("read", keys),), level
+        return tuple(self._write() for _ in range(luck.choice((1, 1, 1, 2, 3)))), level
+
+    def _write(self) -> Statement:
+        luck = self.luck
+        value: Any = f"{self.name}-{self.count}"
+        match luck.randrange(9):
+            case 8:
+                return Statement("note", (value,))
+            case 0 | 1:
+                return Statement("add", (self._key(), luck.randint(1, 9)))
+            case 2:
+                return Statement("write", (self._key(), luck.randint(0, 99)))
+            case 3:
+                return Statement("append", (f"l{luck.randrange(3)}", value))
+            case 4:
+                source, target = self._key(), self._key()
+                return Statement("move", (source, target if target != source else source + "b", luck.randint(1, 5)))
+            case 5:
+                return Statement("total", (*self._pair(), f"t{luck.randrange(3)}"))
+            case 6:
+                return Statement("delete", (self._key(),))
+            case _:
+                return Statement("write", (f"own {self.name} {luck.randrange(4)}", value))

@@ -1,0 +1,158 @@
+"""A small model of the database: rows with versions, and requests that are programs over them.
+
+A row is (version, value); each write makes the version one higher, so a reader can be told apart by what it saw. A row
+that is deleted stays as a version with no value. Applying checks that what is overwritten is what the transaction says
+it overwrote, so a divergence shows at once.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cbor2
+
+from bedrockish.core.records import Prepared
+from bedrockish.errors import ConstraintError
+from bedrockish.requests import Request, Statement
+from journal.footprint import Footprint
+from journal.transaction import ROWS, Transaction
+from journal.vector import Vector
+
+Row = tuple[int, Any]
+NOTHING: Row = (0, None)
+TABLE = b"t:rows\0"
+
+
+def point(key: str) -> bytes:
+    """Return the conflict key of a row."""
+    return TABLE + key.encode()
+
+
+@dataclass
+class Run:
+    """One execution of a program: what it reads and writes on top of the rows as they are."""
+
+    rows: Mapping[str, Row]
+    where: str  # the node that runs it: what it draws may depend on that, as an automatic id does
+    written: dict[str, Row] = field(default_factory=dict)
+    points: set[bytes] = field(default_factory=set)
+    ranges: set[tuple[bytes, bytes]] = field(default_factory=set)
+
+    def get(self, key: str) -> Row:
+        self.points.add(point(key))
+        return self.written.get(key) or self.rows.get(key, NOTHING)
+
+    def between(self, low: str, high: str) -> list[tuple[str, Row]]:
+        self.ranges.add((point(low), point(high)))
+        keys = sorted(key for key in {*self.rows, *self.written} if low <= key < high)
+        return [(key, self.written.get(key) or self.rows[key]) for key in keys]
+
+    def put(self, key: str, value: Any, *, blind: bool = False) -> int:
+        if not blind:
+            self.points.add(point(key))
+        version = self.rows.get(key, NOTHING)[0] + 1  # one transaction makes one version, however often it writes
+        self.written[key] = (version, value)
+        return version
+
+
+def run_statement(run: Run, statement: Statement) -> list[Any]:
+    """Run one statement and return what it tells: [[key, version, value], ...] of what it read and wrote."""
+    params: list[Any] = list(statement.params) if statement.params is not None else []
+    match statement.sql, params:
+        case "read", keys:
+            return [[key, *run.get(key)] for key in keys]
+        case "scan", [low, high]:
+            return [[key, *row] for key, row in run.between(low, high)]
+        case "write", [key, value]:
+            return [[key, run.put(key, value, blind=True), value]]
+        case "delete", [key]:
+            return [[key, run.put(key, None), None]]
+        case "add", [key, amount]:
+            value = _number(run.get(key)[1]) + amount
+            return [[key, run.put(key, value), value]]
+        case "append", [key, item]:
+            old = run.get(key)[1]
+            new = [*(old if isinstance(old, list) else []), item]
+            return [[key, run.put(key, new), new]]
+        case "note", [text]:
+            key = f"note {text} of {run.where}"
+            return [[key, run.put(key, text, blind=True), text]]
+        case "move", [source, target, amount]:
+            have = _number(run.get(source)[1])
+            if have < amount:
+                raise ConstraintError(f"{source} has {have}, not {amount}")
+            run.put(source, have - amount)
+            run.put(target, _number(run.get(target)[1]) + amount)
+            return [[key, *run.written[key]] for key in (source, target)]
+        case "total", [low, high, key]:
+            found = sum(_number(row[1]) for _, row in run.between(low, high))
+            return [[key, run.put(key, found), found]]
+        case _:
+            raise AssertionError(f"no statement is called {statement.sql}")
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program did: its reads (versions before its own writes), its changes, and what it tells."""
+
+    reads: dict[str, int]
+    ranges: tuple[tuple[bytes, bytes], ...]
+    changes: list[list[Any]]
+    told: list[list[Any]]
+    footprint: Footprint
+
+
+def run_program(rows: Mapping[str, Row], statements: Iterable[Statement], where: str) -> Outcome:
+    """Run a program and leave the rows as they are.
+
+    Raises:
+        ConstraintError: the rows forbid it.
+    """
+    run = Run(rows, where)
+    told = [run_statement(run, statement) for statement in statements]
+    changes = [[key, list(rows.get(key, NOTHING)), list(row)] for key, row in run.written.items()]
+    reads = {key.removeprefix(TABLE).decode(): 0 for key in run.points}
+    for low, high in run.ranges:
+        reads.update({key: 0 for key in rows if low <= point(key) < high})
+    reads = {key: rows.get(key, NOTHING)[0] for key in sorted(reads)}
+    footprint = Footprint(
+        frozenset(run.points), tuple(sorted(run.ranges)), frozenset(point(key) for key in run.written)
+    )
+    return Outcome(reads, footprint.read_ranges, changes, told, footprint)
+
+
+def execute(rows: Mapping[str, Row], request: Request, base: Vector, where: str) -> Prepared:
+    """Run a request as an engine would.
+
+    The result tells, besides what the statements tell, the version of everything that was read: the laws use it.
+
+    Raises:
+        ConstraintError: the rows forbid it.
+    """
+    outcome = run_program(rows, request.statements, where)
+    readonly = not outcome.changes
+    result = cbor2.dumps([outcome.told, outcome.reads, [list(pair) for pair in outcome.ranges]])
+    changes = b"" if readonly else cbor2.dumps(outcome.changes)
+    return Prepared(dict(base), 0, readonly, ROWS, outcome.footprint, changes, result)
+
+
+def apply(rows: dict[str, Row], transaction: Transaction) -> None:
+    """Write what a committed transaction changed.
+
+    Raises:
+        DivergedError: a row is not what the transaction says it was.
+    """
+    if transaction.kind != ROWS:
+        return
+    for key, before, after in cbor2.loads(transaction.changes):
+        if rows.get(key, NOTHING) != tuple(before):
+            raise DivergedError(f"{key} is {rows.get(key, NOTHING)} and should be {tuple(before)}")
+        rows[key] = (after[0], after[1])
+
+
+class DivergedError(Exception):
+    """Raised when a commit does not fit the rows."""

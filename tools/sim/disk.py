@@ -1,0 +1,166 @@
+"""A node's file: what is durable, what is written and not yet synced, and what a crash leaves of it.
+
+The file is kept twice: as its owner sees it, and as it would be found after a power cut. Batches go from the first to
+the second in order, when a sync that began after they were closed has ended.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bedrockish.core.effects import Apply, Forget, Keep, Persist
+from bedrockish.core.records import Membership, Recovered, Vote, decode_membership
+from journal.entry import Entry
+from journal.transaction import MEMBERS, Txid
+from tools.sim.database import Row, apply
+
+Write = Persist | Forget | Keep | Apply
+
+
+@dataclass
+class Image:
+    """The content of a file."""
+
+    membership: Membership
+    votes: dict[Txid, Vote] = field(default_factory=dict)
+    meta: dict[str, int] = field(default_factory=dict)
+    order: list[tuple[Entry, bool]] = field(default_factory=list)  # as applied, and whether a repeat
+    timelines: dict[str, list[Entry]] = field(default_factory=dict)
+    commands: dict[str, Entry] = field(default_factory=dict)
+    txids: dict[Txid, Entry] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
+    batches: int = 0
+
+    def write(self, write: Write) -> None:
+        """Perform one write."""
+        match write:
+            case Persist(vote):
+                self.votes[vote.txid] = vote
+            case Forget(txid):
+                self.votes.pop(txid, None)
+            case Keep(name, value):
+                self.meta[name] = value
+            case Apply(entry, repeat):
+                self._apply(entry, repeat)
+
+    def _apply(self, entry: Entry, repeat: bool) -> None:
+        timeline = self.timelines.setdefault(entry.leader, [])
+        assert entry.tick == len(timeline) + 1, f"{entry.leader}{entry.tick} follows {entry.leader}{len(timeline)}"
+        assert not timeline or entry.prev == timeline[-1].hash, f"{entry.leader}{entry.tick} does not continue"
+        assert repeat == (entry.txid in self.txids), f"{entry.txid} is {'no' if repeat else 'a'} repeat here"
+        timeline.append(entry)
+        self.order.append((entry, repeat))
+        if repeat:
+            return
+        assert entry.transaction.command not in self.commands, f"{entry.transaction.command} is applied twice"
+        self.txids[entry.txid] = entry
+        self.commands[entry.transaction.command] = entry
+        if entry.transaction.kind == MEMBERS:
+            self.membership = decode_membership(entry.transaction.changes)
+        apply(self.rows, entry.transaction)
+
+    def copy(self) -> "Image":
+        """Return an independent copy; what is in it never changes."""
+        return Image(
+            self.membership,
+            dict(self.votes),
+            dict(self.meta),
+            list(self.order),
+            {leader: list(entries) for leader, entries in self.timelines.items()},
+            dict(self.commands),
+            dict(self.txids),
+            dict(self.rows),
+            self.batches,
+        )
+
+    @property
+    def applied(self) -> dict[str, int]:
+        """The applied vector."""
+        return {leader: len(entries) for leader, entries in self.timelines.items()}
+
+    def recover(self, node: str, store: str, window: int) -> Recovered:
+        """Return what a node finds here when it starts, as the real engine does."""
+        safe = self.meta.get("safe", 0)
+        return Recovered(
+            node=node,
+            store=store,
+            membership=self.membership,
+            applied=self.applied,
+            heads={leader: entries[-1].hash for leader, entries in self.timelines.items()},
+            window=tuple(entry for entry, _ in self.order if entry.txid.clock > safe - window),
+            votes=tuple(copy_vote(vote) for vote in self.votes.values()),
+            ceiling=self.meta.get("clock_ceiling", 0),
+            cut=self.meta.get("cut", 0),
+            batches=self.batches,
+            safe=safe,
+        )
+
+
+def copy_vote(vote: Vote) -> Vote:
+    """Return a vote that does not change when its node's does."""
+    return Vote(vote.txid, vote.transaction, vote.held, vote.promised, vote.accepted)
+
+
+@dataclass
+class Batch:
+    """Writes that become durable together, and what may happen only then."""
+
+    writes: list[Write] = field(default_factory=list)
+    after: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Disk:
+    """One node's file."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.seen = Image(membership)  # by its owner
+        self.durable = Image(membership)
+        self.open = Batch()
+        self.closed: deque[Batch] = deque()
+        self.on_durable: Callable[[Write], None] = lambda _: None
+
+    def write(self, write: Write) -> None:
+        """Write into the open batch."""
+        if isinstance(write, Persist):
+            write = Persist(copy_vote(write.vote))
+        self.seen.write(write)
+        self.open.writes.append(write)
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Have something done once all that was written so far is durable."""
+        self.open.after.append(action)
+
+    def close_batch(self) -> None:
+        """Close the open batch, if it holds anything."""
+        if self.open.writes or self.open.after:
+            if self.open.writes:
+                self.seen.batches += 1
+            self.closed.append(self.open)
+            self.open = Batch()
+
+    @property
+    def must_sync(self) -> bool:
+        """Whether a closed batch waits for a sync."""
+        return any(batch.writes for batch in self.closed)
+
+    def make_durable(self, count: int) -> None:
+        """A sync has ended: the oldest closed batches are durable, and what waited for that happens."""
+        for _ in range(count):
+            batch = self.closed.popleft()
+            self._keep(batch)
+            for action in batch.after:
+                action()
+
+    def _keep(self, batch: Batch) -> None:
+        for write in batch.writes:
+            self.durable.write(write)
+            self.on_durable(write)
+        self.durable.batches += bool(batch.writes)
+
+    def crash(self, survivors: int) -> None:
+        """Lose what is not synced, but for the first few batches, which happened to reach the disk."""
+        for batch in list(self.closed)[:survivors]:
+            self._keep(batch)
+        self.closed.clear()
+        self.open = Batch()
+        self.seen = self.durable.copy()

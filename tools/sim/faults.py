@@ -1,0 +1,137 @@
+"""What goes wrong: crashes, partitions, pauses, slow disks and links, clocks that jump."""
+
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tools.sim.machine import Machine
+    from tools.sim.world import World
+
+
+class Faults:
+    """Lets faults happen until it is told to stop."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.luck = Random(f"faults {world.options.seed}")
+        self.stopped = False
+
+    def start(self) -> None:
+        """Begin."""
+        if self.world.options.faults:
+            self._wait()
+        if self.world.options.suspect_every_s:
+            self._suspect_later()
+
+    def _suspect_later(self) -> None:
+        self.world.after(self.luck.expovariate(1 / self.world.options.suspect_every_s), self._suspect)
+
+    def _suspect(self) -> None:
+        if not self.stopped:
+            self._machine().suspect()
+            self._suspect_later()
+
+    def stop(self) -> None:
+        """No more of them; those in force are mended by the world."""
+        self.stopped = True
+
+    def _wait(self) -> None:
+        self.world.after(self.luck.expovariate(1 / self.world.options.fault_every_s), self._strike)
+
+    def _strike(self) -> None:
+        if self.stopped:
+            return
+        kind = self.luck.choice(self.world.options.faults)
+        self.world.counts[f"fault {kind}"] += 1
+        self.world.trace("faults", kind)
+        getattr(self, f"_{kind}")()
+        self._wait()
+
+    def _machine(self) -> "Machine":
+        return self.world.machines[self.luck.choice(sorted(self.world.machines))]
+
+    def _pair(self) -> tuple[str, str]:
+        names = sorted(self.world.machines)
+        if len(names) == 1:
+            return names[0], names[0]
+        one, two = self.luck.sample(names, 2)
+        return one, two
+
+    def _down_s(self) -> float:
+        return self.luck.choice((0.001, 0.05, 0.5, 2.0, 5.0)) * self.luck.uniform(0.5, 2)
+
+    def _crash(self, machine: "Machine | None" = None) -> None:
+        machine = machine or self._machine()
+        if not machine.running:
+            return
+        machine.crash()
+        self.world.after(self._down_s(), lambda: self._restart(machine))
+
+    def _restart(self, machine: "Machine") -> None:
+        if not self.stopped and not machine.running:
+            machine.start()
+
+    def _kill(self) -> None:
+        """Let a voter stay dead until all faults end, but never more than the cluster can bear."""
+        voters = self.world.voters
+        if len([name for name in voters if not self.world.machines[name].running]) < (len(voters) - 1) // 2:
+            self.world.machines[self.luck.choice(voters)].crash()
+
+    def _crash_all(self) -> None:
+        if self.luck.random() < 0.3:
+            for name in sorted(self.world.machines):
+                self._crash(self.world.machines[name])
+
+    def _partition(self) -> None:
+        names = sorted(self.world.machines)
+        side = {name for name in names if self.luck.random() < 0.5}
+        for one in names:
+            for two in names:
+                if (one in side) != (two in side):
+                    self._block(one, two)
+
+    def _one_way(self) -> None:
+        one, two = self._pair()
+        if one != two:
+            self._block(one, two)
+
+    def _block(self, one: str, two: str) -> None:
+        network = self.world.network
+        network.block(one, two)
+        if self.luck.random() < 0.7:
+            self.world.after(self.luck.uniform(0.05, 2.0), lambda: self._time_out(one, two))
+        self.world.after(self._down_s() + self.luck.uniform(0, 0.2), lambda: network.unblock(one, two))
+
+    def _time_out(self, one: str, two: str) -> None:
+        if (one, two) in self.world.network.blocked:
+            self.world.network.break_link(one, two)
+
+    def _reset(self) -> None:
+        one, two = self._pair()
+        if one != two:
+            self.world.network.break_link(one, two)
+
+    def _pause(self) -> None:
+        machine = self._machine()
+        machine.paused_until = self.world.now + self._down_s()
+
+    def _slow_disk(self) -> None:
+        self._machine().slow_until = self.world.now + self._down_s()
+
+    def _slow_link(self) -> None:
+        one, two = self._pair()
+        slow = self.world.network.slow
+        slow[one, two] = self.luck.choice((10.0, 100.0))
+        self.world.after(self._down_s(), lambda: slow.pop((one, two), None))
+
+    def _jump(self) -> None:
+        self._machine().wall_offset_ms += self.luck.choice((-1, 1)) * self.luck.choice((3, 100, 1_000, 3_000))
+
+    def _leap(self) -> None:
+        machine = self._machine()
+        hours = self.luck.choice((-1, 1)) * self.luck.uniform(0.5, 30)
+        machine.wall_offset_ms += int(hours * 3_600_000)
+        self.world.after(self._down_s(), lambda: self._leap_back(machine, hours))
+
+    def _leap_back(self, machine: "Machine", hours: float) -> None:
+        machine.wall_offset_ms -= int(hours * 3_600_000)

@@ -1,0 +1,319 @@
+"""What is checked when everything is over: on the journals of all nodes, and on what the clients saw.
+
+Every write of a row makes its next version, so versions tell exactly what each reader saw. Edges between commands
+(one read what another wrote, one overwrote what another read, one ended before another began) must have no cycle: that
+is strict serializability, of everything that wrote and of every strict read together.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import cbor2
+
+from bedrockish.requests import STALE, STRICT
+from journal.chain import check_run
+from journal.entry import Entry
+from journal.order import draws, replay_order
+from journal.transaction import ROWS, Txid
+from journal.vector import covers
+from tools.sim.clients import Call
+from tools.sim.database import NOTHING, DivergedError, Row, apply, run_program
+
+if TYPE_CHECKING:
+    from tools.sim.world import World
+
+Seen = dict[str, int]  # versions by key
+REPLAYS = 3
+
+
+def decode_seen(result: bytes) -> tuple[Seen, list[tuple[str, str]]]:
+    """Return the versions that an execution read, and the ranges that it read whole."""
+    _, reads, ranges = cbor2.loads(result)
+    return reads, [(low.split(b"\0")[1].decode(), high.split(b"\0")[1].decode()) for low, high in ranges]
+
+
+class Histories:
+    """All journals and all histories of one world."""
+
+    def __init__(self, world: "World", calls: list[Call], committed: dict[Txid, Entry]) -> None:
+        self.world, self.calls, self.committed = world, calls, committed
+        self.entries: dict[tuple[str, int], Entry] = {}
+        self.first: dict[Txid, Entry] = {}
+        self.places: dict[Txid, list[tuple[str, int]]] = defaultdict(list)
+        self.writers: dict[str, dict[int, Txid]] = defaultdict(dict)  # key -> version -> who
+
+    def broken(self, law: str, story: str) -> None:
+        """A law is broken."""
+        self.world.broken(law, story)
+
+    def check(self) -> None:
+        """Check everything."""
+        self._timelines()
+        self._bases()
+        rows = self._replays()
+        self._nodes(rows)
+        self._executions()
+        self._acknowledged()
+        self._sessions()
+        self._order()
+
+    def _timelines(self) -> None:
+        """Timelines are dense and hash-linked, the same on all nodes; a command and a transaction happen once."""
+        for name, machine in self.world.machines.items():
+            run = [entry for timeline in machine.disk.seen.timelines.values() for entry in timeline]
+            for finding in check_run((_Stored(entry) for entry in run), name):
+                self.broken("timelines are whole", finding.text)
+            for entry in run:
+                if self.entries.setdefault(entry.place, entry).hash != entry.hash:
+                    self.broken("timelines do not fork", f"{entry.place} differs on {name}")
+        commands: dict[str, Txid] = {}
+        for place, entry in sorted(self.entries.items()):
+            self.places[entry.txid].append(place)
+            self.first.setdefault(entry.txid, entry)
+            if commands.setdefault(entry.transaction.command, entry.txid) != entry.txid:
+                self.broken("a command happens once", f"{entry.transaction.command} is two transactions")
+            if entry.transaction.kind == ROWS:
+                for key, _, after in cbor2.loads(entry.transaction.changes):
+                    if self.writers[key].setdefault(after[0], entry.txid) != entry.txid:
+                        self.broken("conflicting commits are ordered", f"two commits write {key} version {after[0]}")
+        self.commands = commands
+        self.world.counts["commits"] += len(self.first)
+        self.world.counts["repeats"] += len(self.entries) - len(self.first)
+
+    def _bases(self) -> None:
+        """What a transaction has seen has a smaller clock than it."""
+        for entry in self.entries.values():
+            for leader, tick in entry.after.items():
+                seen = self.entries.get((leader, tick))
+                if seen is None:
+                    self.broken("causes come first", f"{entry.place} comes after {leader}{tick}, which nobody has")
+                elif seen.txid.clock >= entry.txid.clock:
+                    self.broken("clocks follow causes", f"{entry.txid} has seen {seen.txid}")
+
+    def _replays(self) -> dict[str, Row]:
+        """All valid orders of the journal give the same rows."""
+        results: list[dict[str, Row]] = []
+        for turn in range(REPLAYS):
+            rows: dict[str, Row] = {}
+            done: set[Txid] = set()
+            try:
+                for entry in replay_order(self.entries.values(), draws(self.world.options.seed * 10 + turn)):
+                    if entry.txid not in done:
+                        done.add(entry.txid)
+                        apply(rows, entry.transaction)
+            except DivergedError as error:
+                self.broken("every valid order will do", str(error))
+            results.append(rows)
+        if any(rows != results[0] for rows in results):
+            self.broken("every valid order will do", "two replays differ")
+        return results[0]
+
+    def _nodes(self, rows: dict[str, Row]) -> None:
+        for name, machine in self.world.machines.items():
+            found = machine.disk.seen.rows
+            if found != rows:
+                wrong = [key for key in {*rows, *found} if rows.get(key) != found.get(key)]
+                self.broken("databases are equal", f"{name} differs from the journal in {sorted(wrong)}")
+
+    def _executions(self) -> None:
+        """Run one after the other in the order of their clocks, all programs do what the journal says they did."""
+        rows: dict[str, Row] = {}
+        for txid in sorted(self.first):
+            transaction = self.first[txid].transaction
+            if transaction.kind != ROWS:
+                continue
+            request = self.world.laws.requests[transaction.command]
+            outcome = run_program(rows, request.statements, txid.leader)
+            if cbor2.loads(transaction.result)[0] != outcome.told:
+                told = cbor2.loads(transaction.result)[0]
+                self.broken("serializable", f"{txid} {transaction.command} told {told}, in order {outcome.told}")
+            if sorted(cbor2.loads(transaction.changes)) != sorted(outcome.changes):
+                self.broken("serializable", f"{txid} {transaction.command} changed what in order it would not")
+            apply(rows, transaction)
+
+    def _acknowledged(self) -> None:
+        """What a client was told is committed is there, as it was told."""
+        for call in self.calls:
+            answer = call.answer
+            if answer is None or answer.place is None:
+                if answer is not None and call.request.command in self.commands:
+                    self.broken("an answer is true", f"{call.request.command} was answered as a read")
+                continue
+            entry = self.entries.get(answer.place)
+            if entry is None or entry.transaction.command != call.request.command:
+                self.broken("acknowledged is for ever", f"{call.request.command} was told {answer.place}: {entry}")
+            elif entry.transaction.result != answer.results:
+                self.broken("an answer is true", f"{call.request.command} was answered what the journal does not say")
+            elif not covers(answer.token.vector, {entry.leader: entry.tick}):
+                self.broken("tokens cover answers", f"{call.request.command}'s token lacks its own {entry.place}")
+
+    # -- what readers saw ------------------------------------------------------------------------------------------
+
+    def _sessions(self) -> None:
+        """Read your writes, monotonic reads; and every read is a snapshot without holes."""
+        past = self._pasts()
+        sessions: dict[str, Seen] = defaultdict(dict)
+        for call in self.calls:  # in the order in which they ended
+            if call.answer is None:
+                continue
+            seen, ranges = decode_seen(call.answer.results)
+            if call.answer.place is None:
+                self._snapshot(call, seen, ranges, past)
+            if call.request.read == STALE and call.answer.place is None:
+                continue
+            floor = sessions[call.client]
+            for key in self._keys(seen, ranges):
+                version = seen.get(key, 0)
+                if version < floor.get(key, 0) and not call.again:
+                    what = f"{call.request.command} saw {key} version {version} after {floor[key]}"
+                    self.broken("sessions go forward", what)
+            for key, version in seen.items():
+                floor[key] = max(floor.get(key, 0), version)
+            if call.answer.place is not None:
+                for key, _, after in cbor2.loads(self.first[self.commands[call.request.command]].transaction.changes):
+                    floor[key] = max(floor.get(key, 0), after[0])
+
+    def _keys(self, seen: Seen, ranges: Iterable[tuple[str, str]]) -> set[str]:
+        inside = {key for low, high in ranges for key in self.writers if low <= key < high}
+        return inside | set(seen)
+
+    def _pasts(self) -> dict[Txid, Seen]:
+        """Return for each transaction the versions that stand in its causal past, itself included."""
+        pasts: dict[Txid, Seen] = {}
+        prefix: dict[tuple[str, int], Seen] = {}  # versions in a timeline up to a tick, with all their causes
+        for txid in sorted(self.first):
+            entry = self.first[txid]
+            seen: Seen = {}
+            for place in entry.after.items():
+                for key, version in self._prefix(place, prefix, pasts).items():
+                    seen[key] = max(seen.get(key, 0), version)
+            if entry.transaction.kind == ROWS:
+                for key, _, after in cbor2.loads(entry.transaction.changes):
+                    seen[key] = max(seen.get(key, 0), after[0])
+            pasts[txid] = seen
+        return pasts
+
+    def _prefix(self, place: tuple[str, int], known: dict[tuple[str, int], Seen], pasts: dict[Txid, Seen]) -> Seen:
+        leader, tick = place
+        start = tick
+        while start and (leader, start) not in known:
+            start -= 1
+        seen = dict(known.get((leader, start), {}))
+        for number in range(start + 1, tick + 1):
+            for key, version in pasts.get(self.entries[leader, number].txid, {}).items():
+                seen[key] = max(seen.get(key, 0), version)
+            known[leader, number] = dict(seen)
+        return seen
+
+    def _snapshot(self, call: Call, seen: Seen, ranges: Iterable[tuple[str, str]], past: dict[Txid, Seen]) -> None:
+        keys = self._keys(seen, ranges)
+        for key in keys:
+            version = seen.get(key, 0)
+            if not version:
+                continue
+            writer = self.writers.get(key, {}).get(version)
+            if writer is None:
+                self.broken("reads see commits", f"{call.request.command} saw {key} version {version}, which is none")
+                return
+            for other in keys:
+                if past[writer].get(other, 0) > seen.get(other, 0):
+                    self.broken(
+                        "reads are snapshots",
+                        f"{call.request.command} saw {key} version {version} by {writer} and {other} version "
+                        f"{seen.get(other, 0)}, which is {past[writer][other]} in its past",
+                    )
+
+    def _order(self) -> None:
+        """Strictly serializable: what read, wrote and overwrote, and the real time of answers, make no cycle."""
+        graph = Graph()
+        readers: list[tuple[object, Seen, Iterable[tuple[str, str]]]] = []
+        for txid, entry in self.first.items():
+            if entry.transaction.kind == ROWS:
+                readers.append((txid, *decode_seen(entry.transaction.result)))
+        for number, call in enumerate(self.calls):
+            if call.answer is not None and call.answer.place is None and call.request.read == STRICT:
+                readers.append((number, *decode_seen(call.answer.results)))
+        for versions in self.writers.values():
+            for version, txid in versions.items():
+                if version > 1 and version - 1 in versions:
+                    graph.edge(versions[version - 1], txid)
+        for reader, seen, ranges in readers:
+            for key in self._keys(seen, ranges):
+                version, versions = seen.get(key, NOTHING[0]), self.writers.get(key, {})
+                for other, before in ((versions.get(version), True), (versions.get(version + 1), False)):
+                    if other is not None and other != reader:
+                        graph.edge(*((other, reader) if before else (reader, other)))
+        self._real_time(graph)
+        cycle = graph.find_cycle()
+        if cycle:
+            names = " < ".join(self._name(step) for step in cycle if not isinstance(step, tuple) or step[0] != "time")
+            self.broken("strictly serializable", names)
+
+    def _real_time(self, graph: "Graph") -> None:
+        moments: list[tuple[float, int, object]] = []
+        for number, call in enumerate(self.calls):
+            who: object = number if call.answer is None or call.answer.place is None else None
+            who = self.commands[call.request.command] if who is None else who
+            if isinstance(who, int) and (call.answer is None or call.request.read != STRICT):
+                continue
+            if not call.again:
+                moments.append((call.began, 0, who))
+            if call.ended is not None and call.answer is not None:
+                moments.append((call.ended, 1, who))
+        moment = 0
+        for _, kind, who in sorted(moments, key=lambda item: item[:2]):
+            if kind == 0:
+                graph.edge(("time", moment), who)
+            else:
+                graph.edge(("time", moment), ("time", moment + 1))
+                moment += 1
+                graph.edge(who, ("time", moment))
+
+    def _name(self, step: object) -> str:
+        if isinstance(step, int):
+            return f"{self.calls[step].request.command} (read)"
+        assert isinstance(step, Txid)
+        return f"{self.first[step].transaction.command} ({step})"
+
+
+class _Stored:
+    """An entry as a link of a chain."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.leader, self.tick, self.prev, self.hash = entry.leader, entry.tick, entry.prev, entry.hash
+        self.label, self.body = entry.label, entry.transaction.body
+
+
+class Graph:
+    """A directed graph that ought to have no cycle."""
+
+    def __init__(self) -> None:
+        self.next: dict[object, list[object]] = defaultdict(list)
+
+    def edge(self, before: object, after: object) -> None:
+        """One comes before another."""
+        self.next[before].append(after)
+
+    def find_cycle(self) -> list[object]:
+        """Return the steps of a cycle, or nothing."""
+        color: dict[object, int] = {}
+        for root in list(self.next):
+            if root in color:
+                continue
+            path: list[object] = [root]
+            work = [iter(self.next[root])]
+            color[root] = 1
+            while work:
+                for step in work[-1]:
+                    if color.get(step, 0) == 1:
+                        return [*path[path.index(step) :], step]
+                    if step not in color:
+                        color[step] = 1
+                        path.append(step)
+                        work.append(iter(self.next.get(step, ())))
+                        break
+                else:
+                    color[path.pop()] = 2
+                    work.pop()
+        return []

@@ -1,0 +1,193 @@
+"""The laws of the database, as observers: most see only what a client, a listener on the wire or a journal reader sees.
+
+Some are watched all the time, because the first moment at which a law is broken explains it; the rest is checked on the
+histories and journals when everything is over.
+"""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from bedrockish.core.effects import Apply
+from bedrockish.core.messages import Begin, Commit, Message
+from bedrockish.core.messages import Outcome as Told
+from bedrockish.requests import STRICT, Answer, Request
+from journal.entry import Entry, peek_label
+from journal.transaction import Txid, decode_transaction
+from tools.sim.clients import Call
+from tools.sim.disk import Write
+from tools.sim.history import Histories
+
+if TYPE_CHECKING:
+    from tools.sim.machine import Machine
+    from tools.sim.world import World
+
+
+class Laws:
+    """All observers of one world."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.calls: list[Call] = []
+        self.requests: dict[str, Request] = {}
+        self.submissions: dict[str, int] = {}
+        self.entries: dict[tuple[str, int], Entry] = {}  # what was ever applied at a place, durable or not
+        self.committed: dict[Txid, Entry] = {}
+        self.last_clock = 0
+        self.rolled_back: dict[Txid, str] = {}
+        self.begun: dict[str, int] = {}  # highest clock that each leader gave
+        self.safe: dict[str, int] = {}  # highest safe time that each node could have told
+        self.published: dict[str, int] = {}
+        self.results: dict[str, bytes] = {}
+
+    def broken(self, law: str, story: str) -> None:
+        """A law is broken."""
+        self.world.broken(law, story)
+
+    # -- while it goes on ------------------------------------------------------------------------------------------
+
+    def submitted(self, request: Request) -> None:
+        """A client begins a command."""
+        self.requests[request.command] = request
+
+    def finished(self, call: Call) -> None:
+        """A client has its answer, or gave up."""
+        self.calls.append(call)
+        if call.answer is not None:
+            self._same_result(call.request.command, call.answer)
+
+    def answered_again(self, call: Call, answer: Answer) -> None:
+        """An answer came to a client that had one already."""
+        self._same_result(call.request.command, answer)
+
+    def _same_result(self, command: str, answer: Answer) -> None:
+        if answer.place is None:
+            return
+        known = self.results.setdefault(command, answer.results)
+        if known != answer.results:
+            self.broken("a command has one result", f"{command} was answered twice, differently")
+
+    def left(self, source: str, message: Message) -> None:
+        """A message leaves a node."""
+        durable = self.world.machines[source].disk.durable
+        match message:
+            case Commit(label):
+                leader, tick, _ = peek_label(label)
+                if leader == source and len(durable.timelines.get(leader, ())) < tick:
+                    self.broken("nothing leaves before it is durable", f"{source} tells of {leader}{tick}")
+            case Begin(body):
+                txid = decode_transaction(body).txid
+                if txid not in durable.votes and txid not in durable.txids and txid.clock > self.safe.get(source, 0):
+                    self.broken("nothing leaves before it is durable", f"{source} begins {txid}")
+                if txid.clock > self.begun.get(txid.leader, 0):
+                    self.begun[txid.leader] = txid.clock
+                    if txid in self.rolled_back:
+                        self.broken("an end is for ever", f"{txid} was rolled back and begins")
+            case Told(txid, False):
+                self.rolled_back.setdefault(txid, source)
+                if txid in self.committed:
+                    place = self.committed[txid].place
+                    self.broken("one outcome", f"{source} tells that {txid} is rolled back, and it is {place}")
+
+    def applied(self, machine: "Machine", entry: Entry, repeat: bool) -> None:
+        """A node puts an entry into its journal; it may be lost again by a crash if it is not durable yet."""
+        txid = entry.txid
+        if not repeat and txid.clock <= self.published.get(machine.name, 0) and txid not in self.committed:
+            self.broken("nothing appears below safe", f"{machine.name} applies {txid} below its safe time")
+
+    def durable(self, name: str, write: Write) -> None:
+        """A write became durable; also one that a crash left on the disk."""
+        if isinstance(write, Apply):
+            self._applied_durably(name, write.entry)
+
+    def _applied_durably(self, name: str, entry: Entry) -> None:
+        known = self.entries.setdefault(entry.place, entry)
+        if known.hash != entry.hash:
+            self.broken("timelines do not fork", f"{entry.leader}{entry.tick} is two things")
+        if entry.txid in self.rolled_back:
+            self.broken("one outcome", f"{entry.txid} commits at {entry.place} and was told to be rolled back")
+        if entry.txid not in self.committed:
+            self.committed[entry.txid] = entry
+            self.last_clock = max(self.last_clock, entry.txid.clock)
+            self.world.counts["adoptions"] += entry.adopted_from is not None
+            for node, safe in self.published.items():
+                if entry.txid.clock <= safe:
+                    self.broken(
+                        "nothing appears below safe", f"{entry.txid} commits at {name} below {node}'s safe time"
+                    )
+
+    def stepped(self, machine: "Machine") -> None:
+        """A core took a step: note a new safe time, which is public once the step is durable."""
+        assert machine.node is not None
+        safe = machine.node.state.safe
+        if safe > self.safe.get(machine.name, 0):
+            self.safe[machine.name] = safe
+            machine.disk.then(lambda: self._publish(machine.name, safe))
+
+    def _publish(self, name: str, safe: int) -> None:
+        self.published[name] = max(safe, self.published.get(name, 0))
+
+    # -- rest ------------------------------------------------------------------------------------------------------
+
+    def at_rest(self) -> bool:
+        """Whether nothing is on its way any more, as far as anybody alive can tell."""
+        return not self.unrest()
+
+    def unrest(self) -> str:
+        """Say what is still going on; empty if nothing is."""
+        for client in self.world.clients:
+            if not client.idle:
+                assert client.call is None or client.call.request is not None
+                what = client.call.request.command if client.call else "its last questions"
+                return f"client {client.name} waits for {what}"
+        machines = [machine for machine in self.world.machines.values() if machine.node is not None]
+        for machine in machines:
+            assert machine.node is not None
+            node, name = machine.node, machine.name
+            state = node.state
+            state_of: dict[str, Collection[object]] = {
+                "tickets": node.leading.tickets,
+                "attempts": node.leading.attempts,
+                "waits": node.leading.queues.waits,
+                "rollbacks": node.leading.rollbacks.rolling,
+                "pending": state.pending.transactions,
+                "rounds": node.recovery.rounds,
+                "parked": node.voting.parked,
+                "recoveries parked": node.recovery.parked,
+                "adoptable": node.recovery.adoptable,
+                "strict reads": node.reading.reads,
+                "waiting entries": [entry for queue in node.ordering.waiting.values() for entry in queue],
+                "gaps": node.ordering.gaps if len(machines) == len(self.world.machines) else (),
+                "votes": state.votes,
+                "outcomes": state.outcomes,
+                "applied set": state.done,
+                "votes on disk": machine.disk.seen.votes,
+            }
+            if state.applied != machines[0].node.state.applied:  # type: ignore[union-attr]  # they run
+                return f"{name} has applied {state.applied}, {machines[0].name} {machines[0].node.state.applied}"  # type: ignore[union-attr]
+            if state.safe < self.last_clock:
+                return f"{name}'s safe time is {self.last_clock - state.safe >> 22} ms below the last commit"
+            for what, things in state_of.items():
+                if things:
+                    return f"{name} still has {what}: {str(list(things))[:200]}"
+        return ""
+
+    def over(self) -> None:
+        """Everything is over: check the histories and the journals."""
+        histories = Histories(self.world, self.calls, self.committed)
+        histories.check()
+        self._strict_errors()
+
+    def _strict_errors(self) -> None:
+        """A client that was told "it did not happen" finds that it did not."""
+        committed = {entry.transaction.command: entry for entry in self.committed.values()}
+        certain = [call for call in self.calls if call.error is not None and not call.unsure]
+        for call in certain:
+            others = [other for other in self.calls if other.request.command == call.request.command]
+            entry = committed.get(call.request.command)
+            if entry is not None and all(other is call or other.error is not None for other in others):
+                self.broken(
+                    "did not happen means that", f"{call.request.command} got {call.error!r} and is {entry.place}"
+                )
+        for call in self.calls:
+            if call.request.read == STRICT and call.ended is not None and call.answer is not None:
+                self.world.counts["strict reads"] += call.answer.place is None

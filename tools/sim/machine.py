@@ -1,0 +1,317 @@
+"""One node with its disk and its clocks: the driver of a real core, to the letter of ``core.effects``.
+
+Events are gathered into batches. The effects of a batch are performed in order on the open batch of the disk; what it
+sends and answers leaves when that, and all before it, is durable.
+"""
+
+import traceback
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from bedrockish.core import effects as do
+from bedrockish.core.events import Answered, Dropped, Event, Executed, Now, Submitted, Woken
+from bedrockish.core.messages import Entries, Message, Outcome, encode
+from bedrockish.core.node import Node
+from bedrockish.core.records import Membership
+from bedrockish.errors import BedrockishError
+from bedrockish.requests import Answer, Request, Token
+from journal.entry import Entry
+from journal.vector import merge
+from tools.sim.database import DivergedError, execute
+from tools.sim.disk import Disk
+
+if TYPE_CHECKING:
+    from tools.sim.world import World
+
+WALL_0 = 1_800_000_000_000  # Unix milliseconds at the start of every world
+WINDOW = 2  # conflict windows that a restart reads back
+
+Answerer = Callable[[Answer | BedrockishError], None]
+
+
+class Machine:
+    """A node.
+
+    Attributes:
+        boot: counts the starts; what was meant for an earlier one is dropped.
+        node: the core while it runs, else None.
+    """
+
+    def __init__(self, world: "World", name: str, membership: Membership) -> None:
+        self.world, self.name = world, name
+        self.luck = Random(f"machine {name} {world.options.seed}")
+        self.disk = Disk(membership)
+        self.disk.on_durable = lambda write: world.laws.durable(name, write)
+        self.node: Node | None = None
+        self.boot = 0
+        self.inbox: deque[Event] = deque()
+        self.waiters: dict[int, tuple[Request, Answerer]] = {}
+        self.tickets = 0
+        self.wall_offset_ms = self.luck.randint(-world.options.skew_ms, world.options.skew_ms)
+        self.seconds_offset = 0.0
+        self.paused_until = 0.0
+        self.slow_until = 0.0
+        self.syncing = False
+        self.turning = False
+        self.wake_at: float | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there (it may be paused)."""
+        return self.node is not None
+
+    def now(self) -> Now:
+        """Read this machine's clocks."""
+        seconds = self.world.now
+        return Now(seconds + self.seconds_offset, WALL_0 + int(seconds * 1000) + self.wall_offset_ms)
+
+    # -- starting and stopping -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the process on what its disk holds."""
+        assert self.node is None
+        self.boot += 1
+        self.seconds_offset = self.luck.uniform(0, 1e5)
+        options = self.world.options
+        window = WINDOW * options.conflict_window_ms << 22
+        recovered = self.disk.seen.recover(self.name, f"store of {self.name}", window)
+        self.node = Node(recovered, options.settings, self.luck.random, self.now(), follows_wall=options.follows_wall)
+        self._guard(lambda node: self._perform(node.start(self.now())))
+        self._let_go()
+        self._set_alarm()
+        self.world.network.connect_all(self.name)
+
+    def crash(self) -> None:
+        """Stop at once. Whatever was not synced may be lost."""
+        if self.node is None:
+            return
+        self.boot += 1
+        self.node = None
+        self.inbox.clear()
+        self.waiters.clear()
+        self.syncing = self.turning = False
+        self.paused_until = 0.0
+        self.wake_at = None
+        self.disk.close_batch()
+        self.disk.crash(self.luck.randint(0, len(self.disk.closed)))
+        for other in self.world.network.machines:
+            if other != self.name:
+                self.world.network.break_link(self.name, other, again=False)
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, answer: Answerer) -> bool:
+        """Take a client's request; False if there is nobody to take it."""
+        if self.node is None:
+            return False
+        self.tickets += 1
+        self.waiters[self.tickets] = (request, answer)
+        self.post(Submitted(self.tickets, request))
+        return True
+
+    def post(self, event: Event, boot: int | None = None) -> None:
+        """Put an event before the core."""
+        if self.node is None or (boot is not None and boot != self.boot):
+            return
+        self.inbox.append(event)
+        self._turn_soon(self.luck.expovariate(1 / 50e-6))
+
+    def _turn_soon(self, delay: float) -> None:
+        if not self.turning:
+            self.turning = True
+            boot = self.boot
+            self.world.after(max(delay, self.paused_until - self.world.now), lambda: self._turn(boot))
+
+    def _turn(self, boot: int) -> None:
+        if boot != self.boot or self.node is None:
+            return
+        self.turning = False
+        if self.paused_until > self.world.now:
+            self._turn_soon(0.0)
+            return
+        for _ in range(len(self.inbox)):
+            event = self.inbox.popleft()
+            self.world.trace(self.name, event)
+            self._guard(lambda node, event=event: self._perform(node.step(event, self.now())))  # type: ignore[misc]
+        if self.node is not None:
+            deadline = self.node.deadline()
+            if deadline is not None and deadline <= self.now().seconds:
+                self._guard(lambda node: self._perform(node.step(Woken(), self.now())))
+            self._let_go()
+            self._set_alarm()
+
+    def _guard(self, action: Callable[[Node], None]) -> None:
+        if self.node is None:
+            return
+        try:
+            action(self.node)
+        except (AssertionError, DivergedError, KeyError, AttributeError, TypeError, ValueError) as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{where.filename.rpartition('/')[2]}:{where.lineno} {where.name}"
+            self.world.broken("no node stops", f"{self.name}: {type(error).__name__} {error} at {place}")
+        if self.node is not None:
+            self.world.laws.stepped(self)
+
+    def _set_alarm(self) -> None:
+        assert self.node is not None
+        deadline = self.node.deadline()
+        if deadline is None:
+            return
+        when = deadline - self.seconds_offset
+        if self.wake_at is None or when < self.wake_at or self.wake_at < self.world.now:
+            self.wake_at, boot = when, self.boot
+            self.world.after(max(1e-5, when - self.world.now), lambda: self._woken(boot, when))
+
+    def _woken(self, boot: int, when: float) -> None:
+        if boot == self.boot and self.node is not None and self.wake_at == when:
+            self.wake_at = None
+            self._turn_soon(0.0)
+
+    def suspect(self) -> None:
+        """Begin to finish some pending transaction, or give up one of our own: suspicion may be wrong at any time."""
+        node = self.node
+        if node is None or self.paused_until > self.world.now or not node.state.is_voter(self.name):
+            return
+        node.state.set_now(self.now())
+        attempts = [attempt for attempt in node.leading.attempts.values() if attempt.counting]
+        pending = [txid for txid in node.state.pending.transactions if txid not in node.recovery.rounds]
+        if attempts and self.luck.random() < 0.3:
+            self._guard(lambda node: node.leading._give_up(self.luck.choice(attempts)))
+        elif pending:
+            transaction = node.state.pending.transactions[self.luck.choice(pending)]
+            self._guard(lambda node: node.recovery.start(transaction))
+        self.post(Woken())
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+
+    def _perform(self, effects: list[do.Effect]) -> None:
+        assert self.node is not None
+        following: deque[Event] = deque()
+        while True:
+            for effect in effects:
+                self._do(effect, following)
+            if not following:
+                return
+            event = following.popleft()
+            self.world.trace(self.name, event)
+            effects = self.node.step(event, self.now())
+
+    def _do(self, effect: do.Effect, following: deque[Event]) -> None:
+        disk, node = self.disk, self.node
+        assert node is not None
+        match effect:
+            case do.Send(peer, message):
+                self._send(peer, message)
+            case do.Persist() | do.Forget() | do.Keep() | do.Apply():
+                disk.write(effect)
+                if isinstance(effect, do.Apply):
+                    self.world.laws.applied(self, effect.entry, effect.repeat)
+            case do.Execute(ticket):
+                self._execute(ticket, following)
+            case do.Reply(ticket, answer):
+                self._reply(ticket, answer)
+            case do.Admit(ticket, request):
+                boot = self.boot
+                self.waiters[ticket] = (request, lambda answer: self.post(Answered(ticket, answer), boot))
+                following.append(Submitted(ticket, request))
+            case do.SendEntries(peer, wants, limit):
+                self._send_entries(peer, dict(wants), limit)
+            case do.SendOutcome(peer, txid):
+                entry = disk.seen.txids.get(txid)
+                leader, tick = entry.place if entry is not None else ("", 0)
+                self._send(peer, Outcome(txid, entry is not None, leader, tick, node.state.clock.value))
+            case do.SetMembers():
+                pass  # every machine of a world is linked with every other
+            case do.Halt(reason):
+                self.world.broken("no node halts", f"{self.name}: {reason}")
+
+    def _execute(self, ticket: int, following: deque[Event]) -> None:
+        waiter = self.waiters.get(ticket)
+        if waiter is None:
+            following.append(Dropped(ticket))
+            return
+        request = waiter[0]
+        entry = self.disk.seen.commands.get(request.command)
+        if entry is not None:
+            self._reply(ticket, answer_of(entry, request.token))
+            following.append(Dropped(ticket))
+            return
+        try:
+            prepared = execute(self.disk.seen.rows, request, self.disk.seen.applied, self.name)
+        except BedrockishError as error:
+            self._reply(ticket, error)
+            following.append(Dropped(ticket))
+            return
+        self.world.counts["executions"] += 1
+        mean = self.world.options.execute_ms / 1000
+        if mean:
+            event, boot = Executed(ticket, prepared), self.boot
+            self.world.after(self.luck.expovariate(1 / mean), lambda: self.post(event, boot))
+        else:
+            following.append(Executed(ticket, prepared))
+
+    def _reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
+        waiter = self.waiters.pop(ticket, None)
+        if waiter is not None:
+            answerer = waiter[1]
+            delay = self.luck.expovariate(1000.0 / max(0.1, self.world.options.delay_ms))
+            boot = self.boot
+            self.disk.then(lambda: self.world.after(delay, lambda: boot == self.boot and answerer(answer)))
+
+    def _send(self, peer: str, message: Message) -> None:
+        data = encode(message)
+        self.disk.then(lambda: self.world.leave(self.name, peer, message, data))
+
+    def _send_entries(self, peer: str, wants: dict[str, int], limit: int) -> None:
+        entries: list[Entry] = []
+        share = max(1, limit // max(1, len(wants)))
+        for leader, first in wants.items():
+            size = 0
+            for entry in self.disk.seen.timelines.get(leader, ())[first - 1 :]:
+                size += len(entry.transaction.body)
+                if size > share and entry.tick > first:
+                    break
+                entries.append(entry)
+        assert self.node is not None
+        packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries)
+        self._send(peer, Entries(packed, self.node.state.clock.value))
+
+    # -- durability ------------------------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        """Close the open batch; sync what is closed, or let go at once what waits for nothing."""
+        disk = self.disk
+        if disk.open.writes or (disk.open.after and not self.syncing):
+            disk.close_batch()
+        if self.syncing:
+            return
+        free = 0
+        for batch in disk.closed:
+            if batch.writes:
+                break
+            free += 1
+        disk.make_durable(free)
+        if disk.must_sync:
+            self.syncing, boot, count = True, self.boot, len(disk.closed)
+            mean = self.world.options.sync_ms / 1000
+            factor = 100.0 if self.slow_until > self.world.now else 1.0
+            took = (0.3 * mean + self.luck.expovariate(1 / (0.7 * mean))) * factor
+            self.world.after(took, lambda: self._synced(boot, count))
+
+    def _synced(self, boot: int, count: int) -> None:
+        if boot != self.boot:
+            return
+        if self.paused_until > self.world.now:  # the process sees it when it runs again
+            self.world.after(self.paused_until - self.world.now, lambda: self._synced(boot, count))
+            return
+        self.syncing = False
+        self.disk.make_durable(count)
+        self._let_go()
+
+
+def answer_of(entry: Entry, token: Token) -> Answer:
+    """Return what a client is told of a command that is in the journal."""
+    vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
+    return Answer(entry.transaction.result, Token(vector, max(entry.txid.clock, token.clock)), entry.place)

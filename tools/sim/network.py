@@ -1,0 +1,191 @@
+"""Links between nodes: in order and whole while they last, like TCP; what is under way when one breaks may be lost.
+
+Each pair of nodes has one link. Both ends are told when it comes up and when it goes down, each in its own time. A
+direction that is blocked holds its messages back until it is free again or the link breaks. Options may make a link
+worse than TCP: messages doubled, overtaken, or silently lost.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from bedrockish.core.events import Event, PeerDown, PeerUp, Received
+from bedrockish.core.messages import decode
+from tools.sim.options import Options
+
+if TYPE_CHECKING:
+    from tools.sim.machine import Machine
+
+
+class Scheduler(Protocol):
+    """What a network needs of its world."""
+
+    now: float
+    counts: Counter[str]
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        """Do something later."""
+
+
+@dataclass
+class Way:
+    """One direction of a link."""
+
+    sent: int = 0
+    arrived: int = 0
+    last: float = 0.0  # when the last message arrives
+    cut: int | None = None  # messages from this one on are lost
+    stalled: list[tuple[int, bytes]] = field(default_factory=list)
+    open: bool = False  # the sending end knows that the link is up
+
+
+class Link:
+    """The link of one pair of nodes, while it lasts."""
+
+    def __init__(self) -> None:
+        self.ways: dict[str, Way] = {}  # by sender
+        self.broken = False
+
+
+class Network:
+    """All links."""
+
+    def __init__(self, world: Scheduler, options: Options, luck: Random) -> None:
+        self.world = world
+        self.options = options
+        self.luck = luck
+        self.machines: dict[str, Machine] = {}
+        self.links: dict[frozenset[str], Link] = {}
+        self.quiet_until: dict[tuple[str, str], float] = {}  # (of, to): no earlier than that is it told "up" again
+        self.blocked: set[tuple[str, str]] = set()
+        self.slow: dict[tuple[str, str], float] = {}  # factor
+        self.faulty = True
+
+    def add(self, machine: "Machine") -> None:
+        """Connect a machine to all others, as far as they run."""
+        self.machines[machine.name] = machine
+
+    def delay(self, source: str, target: str) -> float:
+        """Draw the delay of a message."""
+        mean = self.options.delay_ms / 1000
+        drawn = 0.2 * mean + self.luck.expovariate(1.0) * 0.8 * mean
+        if self.luck.random() < 0.01:
+            drawn *= 10
+        return drawn * self.slow.get((source, target), 1.0)
+
+    # -- links -----------------------------------------------------------------------------------------------------
+
+    def can_connect(self, one: str, two: str) -> bool:
+        """Whether a link between two nodes could come up."""
+        free = (one, two) not in self.blocked and (two, one) not in self.blocked
+        return free and self.machines[one].running and self.machines[two].running
+
+    def connect_all(self, name: str | None = None) -> None:
+        """Try to bring up every link (of a node) that is down."""
+        for one in sorted(self.machines):
+            for two in sorted(self.machines):
+                if one < two and name in (None, one, two) and frozenset((one, two)) not in self.links:
+                    self.retry(one, two)
+
+    def retry(self, one: str, two: str) -> None:
+        """Try to connect soon, and again until it works or one of them stops."""
+        self.world.after(self.luck.uniform(0.001, 0.3), lambda: self._connect(one, two))
+
+    def _connect(self, one: str, two: str) -> None:
+        pair = frozenset((one, two))
+        if pair in self.links or not self.can_connect(one, two):
+            return  # whoever restarts or heals tries again
+        link = self.links[pair] = Link()
+        for me, other in ((one, two), (two, one)):
+            told = max(self.world.now + self.delay(other, me), self.quiet_until.get((me, other), 0.0))
+            link.ways[other] = Way(last=told)
+            self.world.after(told - self.world.now, lambda me=me, other=other: self._up(link, me, other))  # type: ignore[misc]
+
+    def _up(self, link: Link, me: str, other: str) -> None:
+        if link.broken:
+            return
+        link.ways[me].open = True
+        self.machines[me].post(PeerUp(other))
+
+    def break_link(self, one: str, two: str, *, again: bool = True) -> None:
+        """Break a link. Of what is under way, a random last part is lost in each direction."""
+        link = self.links.pop(frozenset((one, two)), None)
+        if link is None:
+            return
+        link.broken = True
+        for me, other in ((one, two), (two, one)):
+            inbound = link.ways[other]
+            inbound.cut = self.luck.randint(inbound.arrived, inbound.sent)
+            if inbound.stalled:
+                inbound.cut = min(inbound.cut, inbound.stalled[0][0])
+            # The end of the stream comes after whatever still arrives.
+            told = max(self.world.now + self.luck.uniform(0.0, 0.05), inbound.last + 1e-6)
+            told = min(told, self.world.now + 1.0) if not inbound.cut > inbound.arrived else told
+            self.quiet_until[(me, other)] = told + 1e-6
+            if link.ways[me].open:
+                self._later(me, told, PeerDown(other))
+        if again:
+            self.retry(one, two)
+
+    def _later(self, name: str, when: float, event: Event) -> None:
+        machine, boot = self.machines[name], self.machines[name].boot
+        self.world.after(max(0.0, when - self.world.now), lambda: machine.post(event, boot))
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def send(self, source: str, target: str, data: bytes) -> None:
+        """Carry a message, if the link is up as far as the sender knows."""
+        link = self.links.get(frozenset((source, target)))
+        if link is None or not link.ways[source].open:
+            return
+        way = link.ways[source]
+        if self.faulty and self.luck.random() < self.options.lose:
+            self.world.counts["lost"] += 1
+            return
+        number, way.sent = way.sent, way.sent + 1
+        if (source, target) in self.blocked:
+            way.stalled.append((number, data))
+            return
+        self._carry(link, source, target, number, data)
+
+    def _carry(self, link: Link, source: str, target: str, number: int, data: bytes) -> None:
+        way = link.ways[source]
+        arrives = self.world.now + self.delay(source, target)
+        if self.options.ordered or not self.faulty:
+            arrives = max(arrives, way.last)
+            way.last = arrives
+        else:
+            arrives = max(arrives, self.world.now + 1e-6)
+        boot = self.machines[target].boot
+        self.world.after(arrives - self.world.now, lambda: self._arrive(link, source, target, number, data, boot))
+        if self.faulty and self.luck.random() < self.options.duplicate:
+            self.world.counts["doubled"] += 1
+            late = arrives - self.world.now + self.luck.uniform(0.0, 3.0)
+            self.world.after(late, lambda: self._arrive(link, source, target, number, data, boot))
+
+    def _arrive(self, link: Link, source: str, target: str, number: int, data: bytes, boot: int) -> None:
+        way = link.ways[source]
+        if way.cut is not None and number >= way.cut:
+            return
+        way.arrived = max(way.arrived, number + 1)
+        self.machines[target].post(Received(source, decode(data)), boot)
+
+    # -- partitions ------------------------------------------------------------------------------------------------
+
+    def block(self, source: str, target: str) -> None:
+        """Hold back what one sends another; the link may break of it."""
+        self.blocked.add((source, target))
+
+    def unblock(self, source: str, target: str) -> None:
+        """Let it through again."""
+        self.blocked.discard((source, target))
+        link = self.links.get(frozenset((source, target)))
+        if link is None:
+            self.retry(*sorted((source, target)))
+            return
+        way = link.ways[source]
+        stalled, way.stalled = way.stalled, []
+        for number, data in stalled:
+            self._carry(link, source, target, number, data)

@@ -1,0 +1,175 @@
+"""What a seed stands for: the size of the cluster, its timings, its load and its faults.
+
+Everything is drawn here and printed, so that a shrunk failure can be written down as a seed and a few overrides.
+"""
+
+from dataclasses import dataclass, fields, replace
+from random import Random
+
+from bedrockish.core.settings import Settings
+
+FAULTS = (
+    "crash",
+    "kill",
+    "crash_all",
+    "partition",
+    "one_way",
+    "reset",
+    "pause",
+    "slow_disk",
+    "slow_link",
+    "jump",
+    "leap",
+)
+VOTERS = (1, 3, 3, 3, 4, 5, 5, 6, 7, 7)
+
+
+@dataclass(frozen=True)
+class Options:
+    """One world. Times without a unit in their name are seconds.
+
+    Attributes:
+        seed: where all luck comes from.
+        voters, learners: how many nodes of each.
+        clients: how many clients, each sequential.
+        load_s: for how long clients begin new commands, and faults happen.
+        think_ms: mean pause of a client between commands.
+        keys: how many accounts there are; fewer keys, more conflicts.
+        hot: the chance that a command goes for one of two hot keys.
+        delay_ms: mean one-way delay of a message.
+        sync_ms: mean time of a disk's sync.
+        execute_ms: mean time of an execution; 0 runs it between two events, as the real driver does.
+        duplicate, lose: chance that a message comes twice, or silently not at all.
+        ordered: links keep their order, as TCP does.
+        faults: kinds of faults that happen.
+        fault_every_s: mean pause between two faults.
+        suspect_every_s: mean pause between two needless recoveries or give-ups; 0 for none.
+        skew_ms: how far wall clocks are apart at the start.
+        follows_wall: False for a purely logical cluster clock.
+        timeout_s: what clients give a command.
+        dead: how many voters stay dead until everybody else has come to rest.
+        power_cut: at the end all nodes stop at once and start again.
+    """
+
+    seed: int
+    voters: int = 3
+    learners: int = 0
+    clients: int = 4
+    load_s: float = 8.0
+    think_ms: float = 60.0
+    keys: int = 8
+    hot: float = 0.2
+    delay_ms: float = 2.0
+    sync_ms: float = 1.0
+    execute_ms: float = 0.0
+    duplicate: float = 0.0
+    lose: float = 0.0
+    ordered: bool = True
+    faults: tuple[str, ...] = ()
+    fault_every_s: float = 1.0
+    suspect_every_s: float = 0.0
+    skew_ms: int = 0
+    follows_wall: bool = True
+    timeout_s: float = 5.0
+    dead: int = 0
+    power_cut: bool = False
+    heartbeat_ms: int = 100
+    suspicion_ms: int = 1_000
+    closing_lag_ms: int = 500
+    conflict_window_ms: int = 60_000
+    fetch_bytes: int = 4_000_000
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of every node."""
+        return Settings(
+            heartbeat_ms=self.heartbeat_ms,
+            suspicion_ms=self.suspicion_ms,
+            closing_lag_ms=self.closing_lag_ms,
+            conflict_window_ms=self.conflict_window_ms,
+            fetch_bytes=self.fetch_bytes,
+        )
+
+    def with_(self, **changes: object) -> "Options":
+        """Return these options with some changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]  # names and types are the caller's
+
+    def __str__(self) -> str:
+        defaults = Options(self.seed)
+        shown = (field.name for field in fields(self) if field.name != "seed")
+        return " ".join(
+            f"{name}={getattr(self, name)!r}".replace("'", "").replace(" ", "")
+            for name in shown
+            if getattr(self, name) != getattr(defaults, name)
+        )
+
+
+def draw_options(seed: int) -> Options:
+    """Return the world of a seed."""
+    luck = Random(f"options {seed}")
+    voters = luck.choice(VOTERS)
+    calm = luck.random() < 0.1
+    kinds = tuple(kind for kind in FAULTS if luck.random() < 0.5 and (kind != "leap" or luck.random() < 0.2))
+    suspicion = luck.choice((200, 400, 1_000))
+    return Options(
+        seed,
+        voters=voters,
+        learners=luck.choice((0, 0, 0, 1, 2)),
+        clients=luck.choice((1, 2, 3, 4, 6, 10)),
+        load_s=luck.choice((1.0, 2.0, 3.0, 6.0)),
+        think_ms=luck.choice((5.0, 30.0, 100.0)),
+        keys=luck.choice((3, 6, 12, 40)),
+        hot=luck.choice((0.0, 0.1, 0.5, 0.9)),
+        delay_ms=luck.choice((0.2, 1.0, 5.0, 40.0)),
+        sync_ms=luck.choice((0.1, 1.0, 8.0)),
+        execute_ms=luck.choice((0.0, 0.0, 1.0, 20.0)),
+        duplicate=0.0 if calm else luck.choice((0.0, 0.0, 0.01, 0.2)),
+        lose=0.0 if calm else luck.choice((0.0, 0.0, 0.0, 0.01, 0.1)),
+        ordered=calm or luck.random() < 0.7,
+        faults=() if calm else kinds,
+        fault_every_s=luck.choice((0.1, 0.3, 1.0, 3.0)),
+        skew_ms=luck.choice((0, 5, 200, 2_000)),
+        follows_wall=luck.random() < 0.9,
+        timeout_s=luck.choice((0.5, 2.0, 5.0, 20.0)),
+        dead=0 if luck.random() < 0.4 else luck.randint(0, (voters - 1) // 2),
+        power_cut=luck.random() < 0.3,
+        heartbeat_ms=luck.choice((20, 100)),
+        suspicion_ms=suspicion,
+        closing_lag_ms=luck.choice((50, 500)),
+        conflict_window_ms=luck.choice((1_500, 5_000, 60_000)),
+        fetch_bytes=luck.choice((500, 20_000, 4_000_000)),
+    )
+
+
+def draw_hard_options(seed: int) -> Options:
+    """Return a small, hot world full of needless recoveries and restarts: where most faults of a protocol show."""
+    luck = Random(f"hard options {seed}")
+    voters = luck.choice((3, 3, 4, 5, 5, 7))
+    kinds = ("crash", "crash", "kill", "partition", "one_way", "reset", "pause", "slow_disk", "slow_link")
+    return Options(
+        seed,
+        voters=voters,
+        clients=6,
+        load_s=1.0,
+        think_ms=2.0,
+        keys=luck.choice((3, 6, 12)),
+        hot=luck.choice((0.0, 0.5)),
+        delay_ms=luck.choice((1.0, 5.0, 20.0)),
+        sync_ms=luck.choice((0.5, 5.0, 20.0)),
+        execute_ms=luck.choice((0.0, 5.0)),
+        duplicate=luck.choice((0.0, 0.1)),
+        lose=luck.choice((0.0, 0.05, 0.2)),
+        ordered=luck.random() < 0.5,
+        faults=tuple(kind for kind in kinds if luck.random() < 0.6),
+        fault_every_s=luck.choice((0.03, 0.1, 0.3)),
+        suspect_every_s=luck.choice((0.0, 0.005, 0.02)),
+        skew_ms=luck.choice((0, 50)),
+        timeout_s=luck.choice((0.3, 2.0)),
+        dead=luck.randint(0, (voters - 1) // 2),
+        power_cut=luck.random() < 0.2,
+        heartbeat_ms=luck.choice((20, 50)),
+        suspicion_ms=luck.choice((20, 50, 200)),
+        closing_lag_ms=luck.choice((20, 100)),
+        conflict_window_ms=luck.choice((1_000, 60_000)),
+        fetch_bytes=luck.choice((500, 4_000_000)),
+    )

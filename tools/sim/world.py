@@ -1,0 +1,235 @@
+"""The world of one seed: its events in the order of time, its parts, and the story from first load to last rest."""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+from bedrockish.core.events import Received
+from bedrockish.core.messages import Message
+from bedrockish.core.records import Member, Membership
+from bedrockish.core.settings import approvals_needed
+from tools.sim.clients import Client
+from tools.sim.faults import Faults
+from tools.sim.laws import Laws
+from tools.sim.machine import Machine
+from tools.sim.network import Network
+from tools.sim.options import Options
+
+NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+SETTLE_S = 60.0  # by then a cluster without faults must have come to rest
+EVENTS_MAX = 3_000_000
+
+
+class LawBrokenError(Exception):
+    """Raised when a law of the database is broken."""
+
+    def __init__(self, law: str, story: str) -> None:
+        super().__init__(f"{law}: {story}")
+        self.law, self.story = law, story
+
+
+class World:
+    """Everything that a seed makes happen.
+
+    Attributes:
+        now: seconds since the world began.
+        closing: clients begin nothing new.
+    """
+
+    def __init__(self, options: Options, tell: Callable[[str], None] | None = None) -> None:
+        self.options = options
+        self.tell = tell
+        self.now = 0.0
+        self.heap: list[tuple[float, int, Callable[[], Any]]] = []
+        self.order = 0
+        self.counts: Counter[str] = Counter()
+        self.digest = blake2b(digest_size=16)
+        self.closing = False
+        self.laws = Laws(self)
+        self.network = Network(self, options, Random(f"network {options.seed}"))
+        names = NAMES[: options.voters + options.learners]
+        members = {
+            name: Member(name, f"{name.lower()}:4100", place < options.voters) for place, name in enumerate(names)
+        }
+        self.voters = list(names[: options.voters])
+        self.machines = {name: Machine(self, name, Membership(0, members)) for name in names}
+        for machine in self.machines.values():
+            self.network.add(machine)
+        self.clients = [Client(self, f"c{number}") for number in range(options.clients)]
+        self.faults = Faults(self)
+
+    @property
+    def short_handed(self) -> bool:
+        """Whether too few voters run for new commits: what is in flight can be ended then, and no more."""
+        alive = sum(self.machines[name].running for name in self.voters)
+        return alive < approvals_needed(len(self.voters))
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def after(self, delay: float, action: Callable[[], Any]) -> None:
+        """Do something later."""
+        self.order += 1
+        heapq.heappush(self.heap, (self.now + delay, self.order, action))
+
+    def run_until(self, end: float, done: Callable[[], bool] | None = None) -> bool:
+        """Let time pass until ``end``, or until ``done`` when that is looked at; whether it was done."""
+        look = self.now
+        while self.heap and self.heap[0][0] <= end:
+            self.now, _, action = heapq.heappop(self.heap)
+            action()
+            self.counts["events"] += 1
+            if self.counts["events"] > EVENTS_MAX:
+                self.broken("the cluster comes to rest", f"{EVENTS_MAX} events and no end")
+            if done is not None and self.now >= look:
+                if done():
+                    return True
+                look = self.now + 0.05
+        self.now = end
+        return done is not None and done()
+
+    # -- the story -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Live through it.
+
+        Raises:
+            LawBrokenError: a law was broken.
+        """
+        for machine in self.machines.values():
+            machine.start()
+        for client in self.clients:
+            client.start()
+        self.faults.start()
+        self.run_until(self.options.load_s)
+        self.faults.stop()
+        self._heal()
+        if self.options.dead:
+            self._rest("with some voters dead")
+            self._mend_links()
+            self._start_all()
+        self._rest("with everybody back")
+        if self.options.power_cut:
+            for machine in self.machines.values():
+                machine.crash()
+            self._start_all()
+            self._rest("after a power cut")
+        self._last_reads()
+        self._rest("after the last reads")
+        self.laws.over()
+
+    def _heal(self) -> None:
+        """End all faults; as many voters as the options say stay dead."""
+        luck = Random(f"heal {self.options.seed}")
+        dead = luck.sample(self.voters, self.options.dead)
+        for name in dead:
+            self.machines[name].crash()
+        for machine in self.machines.values():
+            machine.paused_until = min(machine.paused_until, self.now)
+            machine.slow_until = self.now
+            if not machine.running and machine.name not in dead:
+                machine.start()
+            elif machine.running and machine.turning:
+                machine.turning = False
+                machine._turn_soon(0.0)
+        self.network.faulty = False
+        self._mend_links()
+        self.closing = True
+
+    def _mend_links(self) -> None:
+        network = self.network
+        network.slow.clear()
+        for one, two in sorted(network.blocked):
+            network.unblock(one, two)
+        if self.options.lose or not self.options.ordered:  # what was lost in silence is said again on a new link
+            for pair in sorted(sorted(pair) for pair in network.links):
+                network.break_link(pair[0], pair[1])
+        network.connect_all()
+
+    def _start_all(self) -> None:
+        for machine in self.machines.values():
+            if not machine.running:
+                machine.start()
+
+    def _rest(self, when: str) -> None:
+        self.trace("world", "settle", when)
+        began = self.now
+        if not self.run_until(self.now + SETTLE_S, self.laws.at_rest):
+            self.broken("the cluster comes to rest", f"{when}, not after {SETTLE_S:g} s: {self.laws.unrest()}")
+        self.counts["settle_ms"] += int((self.now - began) * 1000)
+
+    def _last_reads(self) -> None:
+        """Every client asks what became of what it is unsure of, and reads everything strictly."""
+        for client in self.clients:
+            client.finish()
+
+    # -- telling ---------------------------------------------------------------------------------------------------
+
+    def alive_names(self) -> list[str]:
+        """Names of the machines that run."""
+        return [name for name, machine in self.machines.items() if machine.running]
+
+    def leave(self, source: str, target: str, message: Message, data: bytes) -> None:
+        """A message leaves a node."""
+        self.counts["messages"] += 1
+        self.laws.left(source, message)
+        self.digest.update(data)
+        if self.tell is not None:
+            self.tell(f"{self.now:10.6f} {source} -> {target} {short(message)}")
+        self.network.send(source, target, data)
+
+    def trace(self, who: str, *what: object) -> None:
+        """Note an event."""
+        event = what[0]
+        if isinstance(event, Received):
+            self.digest.update(b"r%d" % int(self.now * 1e6))
+            if self.tell is None:
+                return
+            what = ("<-", event.peer, short(event.message))
+        text = f"{self.now:10.6f} {who} " + " ".join(map(short, what))
+        self.digest.update(text.encode())
+        if self.tell is not None:
+            self.tell(text)
+
+    def broken(self, law: str, story: str) -> None:
+        """A law is broken: end this world."""
+        raise LawBrokenError(law, f"at {self.now:.3f} s: {story}")
+
+
+def short(value: object) -> str:
+    """Print a value in one line, without the bytes."""
+    from bedrockish.core import messages as says
+    from journal.entry import peek_label
+    from journal.transaction import Txid, decode_transaction
+
+    if isinstance(value, str):
+        return value
+    match value:
+        case says.Begin(body) | says.Recover(body) | says.Accept(body):
+            transaction = decode_transaction(body)
+            text = f"{transaction.txid} {transaction.command} base={dict(transaction.base)}"
+            if transaction.rollbacks:
+                text += " rollbacks=" + ",".join(map(str, transaction.rollbacks))
+            more = [f"b={value.ballot}"] if not isinstance(value, says.Begin) else []
+            more += [f"commit={value.commit}"] if isinstance(value, says.Accept) else []
+            return " ".join([type(value).__name__, text, *more])
+        case says.Commit(label, body):
+            leader, tick, txid = peek_label(label)
+            return f"Commit {leader}{tick} {txid}{' with body' if body else ''}"
+        case says.Entries(entries):
+            places = [peek_label(label) for _, label, _ in entries]
+            return "Entries " + " ".join(f"{leader}{tick}" for leader, tick, _ in places)
+        case says.Promise():
+            blockers = ",".join(str(decode_transaction(body).txid) for body in value.blockers)
+            return (
+                f"Promise {value.txid} b={value.ballot} {says.Standing(value.standing).name} accepted={value.accepted} "
+                f"blockers=[{blockers}] ended=[{','.join(map(str, value.ended))}]"
+            )
+    fields = getattr(value, "__dataclass_fields__", None)
+    if fields is None:
+        return str(value) if isinstance(value, Txid) else repr(value)[:100]
+    return f"{type(value).__name__} " + " ".join(
+        f"{name}={short(getattr(value, name))}" for name in fields if name not in ("store", "footprint", "statements")
+    )

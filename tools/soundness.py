@@ -1,0 +1,303 @@
+"""Does what the analysis says a statement reads and writes decide what the statement does?
+
+Makes random schemas, rows, statements and changes. A change whose keys do not meet the footprint of a statement must
+leave the statement's rows, its own changes and its error as they were. With ``--mutate`` the analysis is broken on
+purpose, to show that such a fault would be found.
+
+    python -m tools.soundness --examples 2000 --seed 1
+"""
+
+import argparse
+import contextlib
+import random
+import sys
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.readset import ReadPlan, analyse
+from bedrockish.engine.schema import Schema, read_schema
+from bedrockish.engine.writeset import WriteKeys
+from journal.footprint import Footprint, conflict
+from tools.soundness_cases import Case, Source, make_case
+from tools.soundness_faults import FAULTS, broken
+
+RawChange = tuple[str, int | None, int | None, tuple[Any, ...] | None, tuple[Any, ...] | None]
+
+
+class UnsoundError(Exception):
+    """Raised for a change that was declared irrelevant and was not."""
+
+
+@dataclass
+class Outcome:
+    """What a statement did, on a database that was put back afterwards.
+
+    Attributes:
+        blurred: tables of whose changes only the net effect is known.
+    """
+
+    visible: str
+    failed: bool
+    changes: list[RawChange]
+    blurred: list[str]
+
+
+@dataclass
+class Tally:
+    """How often what happened."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+
+    def lines(self) -> list[str]:
+        """Return the tally as text."""
+        lines = [f"{count:9} {name}" for name, count in sorted(self.counts.items())]
+        return lines + [f"{count:9} fallback: {name}" for name, count in self.fallbacks.most_common()]
+
+
+class Bench:
+    """One database of a case, with the analysis of its schema."""
+
+    def __init__(self, case: Case) -> None:
+        self.db = apsw.Connection(":memory:")
+        self.db.create_collation("backwards", lambda a, b: (a[::-1] > b[::-1]) - (a[::-1] < b[::-1]))
+        self.db.config(apsw.SQLITE_DBCONFIG_ENABLE_FKEY, 1)
+        self._log: list[RawChange] = []
+        self._blind: set[str] = set()
+        self._unseen: Counter[str] = Counter()  # changes of tables whose rows the hook cannot show
+        self.db.preupdate_hook(self._hook)
+        for sql in case.ddl:
+            self.db.execute(sql)
+        self.schema: Schema = read_schema(self.db)
+        self._blind = {
+            table.name for table in self.schema.tables.values() if any(column.place is None for column in table.columns)
+        }
+        self.keys = WriteKeys(self.schema)
+        for sql, params in case.rows:
+            try:
+                self.db.execute(sql, params).fetchall()
+            except apsw.Error:
+                continue
+        self._log.clear()
+
+    def _hook(self, update: apsw.PreUpdate) -> None:
+        name = update.table_name
+        if name not in self.schema.tables:
+            return
+        if name in self._blind:
+            self._unseen[name] += 1
+            return
+        old = None if update.op == "INSERT" else update.old
+        new = None if update.op == "DELETE" else update.new
+        if self.schema.tables[name].key is not None:
+            self._log.append((name, None, None, old, new))
+        else:
+            self._log.append((name, update.rowid, update.rowid_new, old, new))
+
+    def _rows_of_blind(self) -> dict[tuple[str, Any], tuple[Any, ...]]:
+        """Rows of tables that the hook cannot show, by what tells one from another."""
+        found: dict[tuple[str, Any], tuple[Any, ...]] = {}
+        for name in self._blind:
+            table = self.schema.tables[name]
+            columns = ", ".join(f'"{column.name}"' for column in table.columns if column.place is not None)
+            rowid = "NULL" if table.key else "_rowid_"
+            for row in self.db.execute(f"SELECT {rowid}, {columns} FROM {name}").fetchall():
+                place = row[0] if table.key is None else repr([row[1 + column] for column in table.key.columns])
+                found[name, place] = row
+        return found
+
+    def run(self, sql: str, params: tuple[Any, ...], autoid: bool, keep: bool = False) -> Outcome:
+        """Run a statement; put everything back unless told to keep it."""
+        self.db.execute("SAVEPOINT one")
+        self._log.clear()
+        self._unseen.clear()
+        before = self._rows_of_blind()
+        try:
+            rows = self.db.execute(sql, params).fetchall()
+            after = self._rows_of_blind()
+            self._note_blind(before, after)
+            changes = list(self._log)
+            blurred = [name for name, count in self._unseen.items() if count != len(_of(changes, name))]
+            visible, failed = repr((rows, [_shown(one, self.schema, autoid) for one in changes])), False
+        except apsw.Error as error:
+            visible, failed, changes = f"{type(error).__name__}: {error}", True, []
+            blurred = []
+        if failed or not keep:
+            self.db.execute("ROLLBACK TO one")
+        self.db.execute("RELEASE one")
+        return Outcome(visible, failed, changes, blurred)
+
+    def _note_blind(
+        self, before: dict[tuple[str, Any], tuple[Any, ...]], after: dict[tuple[str, Any], tuple[Any, ...]]
+    ) -> None:
+        for key in sorted(before.keys() | after.keys(), key=repr):
+            old, new = before.get(key), after.get(key)
+            if old != new:
+                rowid = (old or new or (None,))[0]
+                self._log.append((key[0], rowid, rowid, old and old[1:], new and new[1:]))
+
+    def footprint(self, outcome: Outcome, reads: tuple[list[bytes], list[tuple[bytes, bytes]]]) -> Footprint:
+        """Return the footprint of reads and of what a statement did together."""
+        points, ranges = set(reads[0]), list(reads[1])
+        write_points: set[bytes] = set()
+        write_ranges: set[tuple[bytes, bytes]] = set()
+        for change in outcome.changes:
+            more_points, more_ranges = self.keys.keys(*change)
+            write_points.update(more_points)
+            write_ranges.update(more_ranges)
+            more_points, more_ranges = self.keys.reads(*change)
+            points.update(more_points)
+            ranges += more_ranges
+        for name in outcome.blurred:
+            write_ranges.update(self.keys.whole(name))
+        return Footprint(frozenset(points), tuple(ranges), frozenset(write_points), tuple(write_ranges))
+
+
+def _of(changes: list[RawChange], table: str) -> list[RawChange]:
+    return [change for change in changes if change[0] == table]
+
+
+def _shown(change: RawChange, schema: Schema, autoid: bool) -> Any:
+    """Return a change without the id that SQLite chose, which differs with what others inserted and may."""
+    name, _, _, old, new = change
+    table = schema.tables[name]
+    if old is not None or new is None or not autoid or table.key is not None:
+        return change
+    if table.rowid_column is not None:
+        place = table.columns[table.rowid_column].place
+        assert place is not None
+        new = (*new[:place], None, *new[place + 1 :])
+    return (name, None, None, old, new)
+
+
+def examine(case: Case, tally: Tally) -> None:
+    """Check one case.
+
+    Raises:
+        UnsoundError: a change that was declared irrelevant changed what a statement does.
+    """
+    bench = Bench(case)
+    bench.db.execute("BEGIN")
+    for sql, params in case.queries:
+        try:
+            plan = analyse(bench.db, bench.schema, sql, len(params))
+        except apsw.SQLError:
+            tally.counts["statements SQLite refuses"] += 1
+            continue
+        tally.counts["statements"] += 1
+        tally.fallbacks.update(reason for reason, _ in plan.fallbacks)
+        _examine_statement(bench, case, sql, params, plan, tally)
+    bench.db.execute("ROLLBACK")
+    bench.db.close()
+
+
+def _examine_statement(
+    bench: Bench, case: Case, sql: str, params: tuple[Any, ...], plan: ReadPlan, tally: Tally
+) -> None:
+    before = bench.run(sql, params, True)
+    reads = plan.bind_failed(params) if before.failed else plan.bind(params)
+    mine = bench.footprint(before, reads)
+    for change_sql, change_params in case.changes:
+        bench.db.execute("SAVEPOINT other")
+        other = bench.run(change_sql, change_params, False, keep=True)
+        if other.changes:
+            theirs = bench.footprint(other, ([], []))
+            meets = conflict(theirs, mine)
+            after = bench.run(sql, params, True)
+            same = after.visible == before.visible
+            precise = "" if plan.fallbacks else ", plan without fallback"
+            tally.counts[f"{'conflict' if meets else 'no conflict'}, {'same' if same else 'changed'}{precise}"] += 1
+            if meets is None and not same:
+                raise UnsoundError(
+                    _report(bench, case, (sql, params), (change_sql, change_params), (before, after), mine, theirs)
+                )
+        bench.db.execute("ROLLBACK TO other")
+        bench.db.execute("RELEASE other")
+
+
+def _report(
+    bench: Bench,
+    case: Case,
+    query: tuple[str, tuple[Any, ...]],
+    change: tuple[str, tuple[Any, ...]],
+    outcomes: tuple[Outcome, Outcome],
+    mine: Footprint,
+    theirs: Footprint,
+) -> str:
+    lines = ["UNSOUND: a change that no key of the statement meets changed what the statement does", *case.ddl]
+    lines += [f"  {sql} {params!r}" for sql, params in case.rows]
+    lines += [f"statement: {query[0]} {query[1]!r}", f"change:    {change[0]} {change[1]!r}"]
+    lines += [f"before: {outcomes[0].visible}", f"after:  {outcomes[1].visible}"]
+    lines += [f"statement's footprint: {mine}", f"change's footprint:    {theirs}"]
+    for row in bench.db.execute("EXPLAIN " + query[0], (None,) * len(query[1])).fetchall():
+        lines.append("  " + " ".join(str(part) for part in row[:7]))
+    return "\n".join(lines)
+
+
+def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> str | None:
+    """Try many cases; return the report of an unsound one, made small, or None."""
+    for number in range(examples):
+        luck = random.Random(f"{start}:{number}")
+        case = make_case(Source(luck.randrange))
+        report = _unsound(case, tally)
+        if report is not None:
+            return (_unsound(_smallest(case), Tally()) or report) if shrink else report
+    return None
+
+
+def _unsound(case: Case, tally: Tally) -> str | None:
+    try:
+        examine(case, tally)
+    except UnsoundError as error:
+        return str(error)
+    return None
+
+
+def _smallest(case: Case) -> Case:
+    """Leave out whatever the case does not need to be unsound."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for part in ("queries", "changes", "rows", "ddl"):
+            for place in reversed(range(len(getattr(case, part)))):
+                items = getattr(case, part)
+                less = replace(case, **{part: items[:place] + items[place + 1 :]})
+                with contextlib.suppress(apsw.Error):  # without that table nothing else works
+                    if _unsound(less, Tally()) is not None:
+                        case, smaller = less, True
+    return case
+
+
+def main() -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mutate", choices=sorted(FAULTS), help="break the analysis in this way")
+    parser.add_argument("--list", action="store_true", help="list the deliberate faults and stop")
+    options = parser.parse_args()
+    if options.list:
+        for name, fault in FAULTS.items():
+            print(f"{name:18} {fault.__doc__}")
+        return 0
+    tally = Tally()
+    try:
+        with broken(options.mutate):
+            report = search(options.examples, options.seed, tally)
+    except Exception:
+        traceback.print_exc()
+        return 2
+    print("\n".join(tally.lines()))
+    if report is not None:
+        print(report)
+        return 1
+    print(f"sound in {options.examples} cases")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,351 @@
+"""Random schemas, rows, statements and changes for the test of the read-set analysis.
+
+Everything is chosen through a ``Source`` from a few values and columns that a case prefers, so that its rows,
+statements and changes have much to do with each other.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+VALUES: tuple[Any, ...] = (
+    1, 2, 3, None, 0, 4, 5, 6, "a", "b", "1", 2.0, 1.5, 3.5, -1, "A", "B", "2", "3.0", "a ", "ab", "abc", "", b"", b"a",
+    b"1", 10**17 + 1, 10**17, 1e17, "é", "x\0y", "X\0Y", "x\0z", -2.5, "5 ", 9007199254740993, 9007199254740992.0,
+    -9223372036854775808, 9223372036854775807, 1e300,
+)  # fmt: skip
+THEMES: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("", ("a", "b")),
+    ("text collate nocase", ("a", "A", "b", "B")),
+    ("text collate rtrim", ("a", "a ", "ab")),
+    ("text", (2, "2", 2.0)),
+    ("int", (2, "2", "2.0")),
+    ("", (2, "2", b"2")),
+    ("real", (10**17, 10**17 + 1, 1e17)),
+    ("text collate nocase", ("x\0y", "X\0Z", "x")),
+)
+"""A type for the columns of interest, and values that are equal under it and not under others, or the reverse."""
+TYPES = ("", "int", "text", "text collate nocase", "text collate rtrim", "real", "numeric", "blob", "integer")
+STRICT_TYPES = ("any", "int", "text", "real", "blob", "text collate nocase", "any collate rtrim")
+COLUMNS = ("c0", "c1", "c2")
+
+
+class Source:
+    """Choices, made by drawing small whole numbers.
+
+    Attributes:
+        pool: the values of this case: few, so that rows, parameters and changes often have the same ones.
+        hot: the columns that this case likes to index and to ask for.
+        type: the type that they mostly have.
+    """
+
+    def __init__(self, draw: Callable[[int], int]) -> None:
+        self._draw = draw
+        self.type, alike = self.choice(THEMES)
+        self.pool: tuple[Any, ...] = (1, 2, *alike, *(self.choice(VALUES) for _ in range(self.below(4))))
+        self.hot: tuple[str, ...] = (self.choice((*COLUMNS, "id")), self.choice((*COLUMNS, "id")))
+
+    def below(self, count: int) -> int:
+        return self._draw(count)
+
+    def choice(self, options: Sequence[T]) -> T:
+        return options[self._draw(len(options))]
+
+    def chance(self, percent: int) -> bool:
+        return self._draw(100) >= 100 - percent
+
+    def value(self) -> Any:
+        return self.choice(self.pool)
+
+    def column(self) -> str:
+        return self.choice(self.hot) if self.chance(75) else self.choice((*COLUMNS, "id"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A database and what to try on it."""
+
+    ddl: list[str]
+    rows: list[tuple[str, tuple[Any, ...]]]
+    queries: list[tuple[str, tuple[Any, ...]]]
+    changes: list[tuple[str, tuple[Any, ...]]]
+
+
+def make_case(source: Source) -> Case:
+    """Draw a whole case."""
+    ddl = _schema(source)
+    rows = [_insert_t(source, "insert or ignore") for _ in range(2 + source.below(10))]
+    rows += [_insert_u(source, number) for number in range(5 - source.below(5))]
+    rows += [("insert or ignore into log(k, n) values (?, 0)", (source.value(),)) for _ in range(source.below(4))]
+    queries = [_query(source, ddl) for _ in range(4 - source.below(4))]
+    changes = [_change(source) for _ in range(8 - source.below(8))]
+    return Case(ddl, rows, queries, changes)
+
+
+def _schema(source: Source) -> list[str]:
+    strict = source.chance(12)
+    types = STRICT_TYPES if strict else TYPES
+    columns = ", ".join(
+        f"{name} {source.type if name in source.hot and not strict and source.chance(70) else source.choice(types)}"
+        for name in COLUMNS
+    )
+    suffix = " strict" if strict else ""
+    kind = source.choice(("rowid", "rowid", "text", "none", "without", "composite"))
+    if kind == "rowid":
+        keyed = f"id integer primary key, {columns}"
+    elif kind == "text":
+        keyed = f"id {source.choice(types[2:])} primary key, {columns}"
+    elif kind == "none":
+        keyed = f"{columns}, id {source.choice(types)} unique"
+    elif kind == "without":
+        order = source.choice(("", " desc", " collate nocase"))
+        keyed = f"id {source.choice(types)} not null, {columns}, primary key(id{order})"
+    else:
+        keyed = f"{columns}, id {source.choice(types)}, primary key(id, c1 desc)"
+    if kind in ("without", "composite"):
+        suffix = " without rowid" + (", strict" if strict else "")
+    generated = ""
+    if source.chance(20):
+        form = source.choice(("stored", "virtual"))
+        generated = f", g {'any' if strict else ''} as ({source.choice(('c0', 'c1 || c0', 'coalesce(c2, 0)'))}) {form}"
+    keyed = (
+        keyed.replace(", primary key(", f"{generated}, primary key(")
+        if ", primary key(" in keyed
+        else keyed + generated
+    )
+    ddl = [f"create table t({keyed}){suffix}"]
+    reference = ""
+    if kind != "composite" and source.chance(45):
+        action = source.choice(
+            ("", " on delete cascade", " on delete set null on update cascade", " on delete restrict")
+        )
+        reference = f" references t(id){action}{source.choice(('', '', ' deferrable initially deferred'))}"
+    ddl.append(f"create table u(id integer primary key, t_id {source.choice(('', 'int', 'text'))}{reference}, z text)")
+    ddl.append(source.choice(("create table log(k, n)", "create table log(k primary key, n) without rowid")))
+    ddl += ["create index ut on u(t_id)"] if source.chance(50) else []
+    ddl += ["create index uz on u(z)"] if source.chance(50) else []
+    ddl += [_index(source, number, bool(generated)) for number in range(4 - source.below(4))]
+    ddl += [_trigger(source, number) for number in range(2 if source.chance(40) else 0)]
+    return ddl
+
+
+def _index(source: Source, number: int, generated: bool) -> str:
+    unique = "unique " if source.chance(30) else ""
+    parts = []
+    for _ in range(1 + source.below(3)):
+        name = "g" if generated and source.chance(20) else source.column()
+        order = source.choice(("", "", "", " desc", " collate nocase", " collate rtrim", " collate backwards"))
+        parts.append(name + order)
+    if source.chance(15):
+        parts[0] = source.choice(("abs(c0)", "lower(c1)", "c0 || 'x'"))
+    where = source.choice((" where c0 > 2", " where c1 is not null")) if source.chance(25) else ""
+    return f"create {unique}index i{number} on t({', '.join(parts)}){where}"
+
+
+def _trigger(source: Source, number: int) -> str:
+    table = source.choice(("t", "u"))
+    event = source.choice(("insert", "update", "delete"))
+    row = "old" if event == "delete" else "new"
+    value = f"{row}.{'c0' if table == 't' else 'z'}"
+    body = source.choice(
+        (
+            f"insert into log(k, n) values ({value}, 1) on conflict do nothing",
+            f"update log set n = n + 1 where k = {value}",
+            f"insert or ignore into log(k, n) select z, (select count(*) from u) from u where t_id = {value}",
+            f"update u set z = {value} where t_id = {value}",
+            f"select raise(ignore) where exists (select 1 from log where k = {value})",
+        )
+    )
+    return f"create trigger r{number} {source.choice(('after', 'before'))} {event} on {table} begin {body}; end"
+
+
+# ---------------------------------------------------------------------- statements
+
+
+class _Writer:
+    """Writes expressions, collecting the parameters in order."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.params: list[Any] = []
+
+    def value(self) -> str:
+        value = self.source.value()
+        if (
+            self.source.chance(70)
+            or isinstance(value, bytes)
+            or value is None
+            or (isinstance(value, str) and "\0" in value)
+        ):
+            self.params.append(value)
+            return "?"
+        return repr(value)
+
+    def predicate(self, prefix: str = "") -> str:
+        source = self.source
+        column = prefix + source.column()
+        form = source.below(16) - 2
+        if form < 4:
+            return f"{column} {source.choice(('=', '=', 'is', '<>'))} {self.value()}"
+        if form < 6:
+            return f"{column} {source.choice(('<', '<=', '>', '>='))} {self.value()}"
+        if form < 7:
+            return f"{column} between {self.value()} and {self.value()}"
+        if form < 9:
+            return f"{column} in ({self.value()}, {self.value()}, {self.value()})"
+        if form < 10:
+            return f"{column} {source.choice(('like', 'glob'))} '{source.choice(('a%', 'A%', '1%', 'a*', 'A*'))}'"
+        if form < 11:
+            return f"{column} is {source.choice(('not null', 'null'))}"
+        if form < 12:
+            collation = source.choice(("nocase", "binary", "rtrim"))
+            return f"{column} {source.choice(('=', '>'))} {self.value()} collate {collation}"
+        if form < 13:
+            return f"({column}, {prefix}c1) {source.choice(('=', '>', '<='))} ({self.value()}, {self.value()})"
+        return f"{source.choice(('abs', 'lower'))}({column}) = {self.value()}"
+
+    def where(self, prefix: str = "") -> str:
+        text = self.predicate(prefix)
+        for _ in range(self.source.below(3)):
+            text = f"{text} {self.source.choice(('and', 'and', 'or'))} {self.predicate(prefix)}"
+        return text
+
+
+_ORDERS = (
+    "", "", " order by c0", " order by id desc", " order by c1 desc, c2", " order by c0 limit 2", " limit 1",
+    " order by c0 collate nocase limit 1 offset 1",
+)  # fmt: skip
+
+# W stands for a condition on t, X for one on t when joined, O for an order, S for an assignment, V for a value.
+_READS = (
+    "select * from t where W O",
+    "select * from t where W O",
+    "select * from t where W O",
+    "select c0, c1 from t where W",
+    "select count(*) from t where W",
+    "select max(id), min(c0) from t where W",
+    "select max(id) from t",
+    "select min(c0) from t",
+    "select count(*) from t",
+    "select c0, count(*), group_concat(c1) from t where W group by c0",
+    "select distinct c1 from t where W",
+    "select u.id, t.* from u join t on t.id = u.t_id where X",
+    "select * from t left join u on u.t_id = t.id where X",
+    "select * from u left join t on u.t_id = t.id and X",
+    "select a.id, b.c0 from t a join t b on a.c0 = b.c1 order by 1, 2",
+    "select * from t where exists (select 1 from u where u.t_id = t.id) and W",
+    "select * from u where t_id in (select id from t where W)",
+    "select * from u where t_id not in (select id from t where id is not null)",
+    "select * from t where id = (select t_id from u where id = 2)",
+    "select * from (select c0, id from t where W limit 3) union select z, id from u where z = 'a'",
+    "select id from t where W intersect select t_id from u",
+    "with recursive w(x) as (select 1 union select id from t, w where c0 = w.x limit 9) select * from w",
+    "with q as materialized (select * from t where W) select * from q a, q b",
+    "select id, row_number() over (order by c0, id), sum(c1) over (partition by c2 order by id) from t where W",
+    "select * from t, json_each('[1, 2]') j where t.id = j.value",
+    "select (select z from u where u.id = t.id), c0 from t where W",
+)
+_WRITES = (
+    "update t set S where W",
+    "update t set S where W returning *",
+    "update or ignore t set S where W",
+    "update or replace t set S where W",
+    "delete from t where W",
+    "delete from t where W returning c0",
+    "delete from t",
+    "update t set c0 = u.z from u where u.t_id = t.id",
+    "insert into log(k, n) select z, 1 from u where t_id in (select id from t where W)",
+    "insert or ignore into log(k, n) select c0, id from t where W",
+    "insert into u(t_id, z) select id, c0 from t where W",
+    "delete from u where id = 1",
+    "update u set t_id = 2 where id in (1, 2)",
+    "update u set z = 'a' where t_id = 1",
+    "insert into u values (7, V, 'b')",
+    "insert into u values (8, V, 'a')",
+    "update u set t_id = V where id = 2",
+    "insert or ignore into u values (2, 1, 'c')",
+)
+_SETS = ("c0 = 1", "c1 = c0", "c0 = c2", "id = 3", "c2 = coalesce(c2, 0)")
+_CONFLICTS = ("", "or ignore ", "or replace ")
+_UPSERTS = (
+    " on conflict do update set c2 = excluded.c2",
+    " on conflict do nothing",
+    " on conflict(id) do update set c0 = t.c0",
+)
+
+
+def _query(source: Source, ddl: list[str]) -> tuple[str, tuple[Any, ...]]:
+    form = source.below(10)
+    if form < 2:
+        sql, params = _insert_t(source, "insert " + source.choice(_CONFLICTS))
+        sql += source.choice(("", " returning c0"))
+        return sql, params
+    if form < 3 and "composite" not in ddl[0]:
+        sql, params = _insert_t(source, "insert")
+        return sql + source.choice(_UPSERTS), params
+    template = source.choice(_READS if form < 7 else _WRITES)
+    writer = _Writer(source)
+    sql = ""
+    for part in _split(template):
+        if part in ("W", "X"):
+            sql += writer.where("t." if part == "X" else "")
+        elif part == "O":
+            sql += source.choice(_ORDERS)
+        elif part == "V":
+            sql += writer.value()
+        elif part == "S":
+            sql += source.choice(_SETS)
+        else:
+            sql += part
+    return sql, tuple(writer.params)
+
+
+def _split(template: str) -> list[str]:
+    parts = [""]
+    for word in template.split(" "):
+        if word.rstrip("),") in ("W", "X", "O", "S", "V"):
+            parts += [word[0], word[1:] + " "]
+        else:
+            parts[-1] += word + " "
+    return parts
+
+
+def _insert_t(source: Source, verb: str) -> tuple[str, tuple[Any, ...]]:
+    return f"{verb} into t(id, c0, c1, c2) values (?, ?, ?, ?)", tuple(source.value() for _ in range(4))
+
+
+def _insert_u(source: Source, number: int) -> tuple[str, tuple[Any, ...]]:
+    return "insert or ignore into u values (?, ?, ?)", (number, source.value(), source.choice(("a", "b", "c")))
+
+
+def _change(source: Source) -> tuple[str, tuple[Any, ...]]:
+    form = source.below(12)
+    if form < 3:
+        return _insert_t(source, f"insert or {source.choice(('ignore', 'replace'))}")
+    if form < 5:
+        column = source.column()
+        asked = source.choice(("id", "id", *COLUMNS))
+        return f"update or {source.choice(('ignore', 'replace'))} t set {column} = ? where {asked} = ?", (
+            source.value(),
+            source.value(),
+        )
+    if form < 6:
+        return f"update or ignore t set {source.choice(COLUMNS)} = ? where c0 = ?", (source.value(), source.value())
+    if form < 7:
+        return "delete from t where id = ?", (source.value(),)
+    if form < 8:
+        return "delete from t where c1 = ?", (source.value(),)
+    if form < 9:
+        return "insert or replace into u values (?, ?, ?)", (
+            source.below(7),
+            source.value(),
+            source.choice(("a", "b", "c")),
+        )
+    if form < 10:
+        return "update u set t_id = ? where id = ?", (source.value(), source.below(7))
+    if form < 11:
+        return "delete from u where id = ?", (source.below(7),)
+    return source.choice(("insert or ignore into log(k, n) values (?, 5)", "delete from log where k = ?")), (
+        source.value(),
+    )

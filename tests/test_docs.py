@@ -1,0 +1,65 @@
+"""The documentation holds together: titles, links, and the parts that are generated from the code."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_tidy import ROOT, name, tracked
+from tools.docs import GENERATED
+
+PAGES = [path for path in tracked() if path.suffix == ".md"]
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def prose(text: str) -> str:
+    """Return the text without its code blocks, in which ``#`` is a comment and brackets are not links."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    heads = re.findall(r"^#+ (.+)$", prose(text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def test_every_page_has_one_title() -> None:
+    """One ``#`` heading, at the top."""
+    wrong = [
+        name(page)
+        for page in PAGES
+        if not page.read_text().startswith("# ") or len(re.findall(r"^# ", prose(page.read_text()), re.MULTILINE)) != 1
+    ]
+    assert not wrong
+
+
+def test_relative_links_resolve() -> None:
+    """A link to a file leads to a file that is in the tree, and its anchor to a heading."""
+    files, wrong = set(tracked()), []
+    for page in PAGES:
+        for target in LINK.findall(prose(page.read_text())):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            there = (page.parent / path).resolve() if path else page
+            exists = there in files or (there.is_dir() and any(there in f.parents for f in files))
+            if not exists or (anchor and anchor not in anchors(there.read_text())):
+                wrong.append(f"{name(page)} -> {target}")
+    assert not wrong
+
+
+def test_every_page_is_in_the_index() -> None:
+    """A page of the documentation can be found from its index."""
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES if name(page).startswith("docs/")]
+    assert not [page for page in pages if page != "README.md" and f"({page}" not in index]
+
+
+@pytest.mark.parametrize("page", sorted(GENERATED))
+def test_generated_pages_are_current(page: str) -> None:
+    """Run ``python -m tools.docs`` after changing the command line or an error class."""
+    # In a process of its own: click keeps what a command's help was like when another test first asked for it.
+    command = [sys.executable, "-c", f"from tools.docs import render; print(render({page!r}), end='')"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert (ROOT / page).read_text() == done.stdout

@@ -1,0 +1,128 @@
+"""What the README tells people to type works: commands, configuration and example are taken from it and run."""
+
+import contextlib
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.test_tidy import ROOT
+from tools.cluster import LocalCluster, local_cluster
+
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Return the commands of the shell blocks, without their comments, and those quoted in the text."""
+    typed = [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    quoted = re.findall(r"`((?:tools/|bedrockish )[^`]*)`", README)
+    return list(dict.fromkeys(line for line in [*typed, *quoted] if line))
+
+
+# How each command of the README is tried. A new one must be put here, or the test below fails.
+HELP = {
+    "tools/test": ["tools/test", "--help"],
+    "tools/demo": [sys.executable, "-m", "tools.demo_cluster", "--help"],
+    "tools/demo your.sqlite": [sys.executable, "-m", "tools.demo_cluster", "--help"],
+    "tools/bench": [sys.executable, "-m", "tools.bench", "--help"],
+    "bedrockish serve --config A.toml": [sys.executable, "-m", "bedrockish.cli.main", "serve", "--help"],
+    "bedrockish import old.db": [sys.executable, "-m", "bedrockish.cli.main", "import", "--help"],
+    "bedrockish journal": [sys.executable, "-m", "bedrockish.cli.main", "journal", "--help"],
+    "bedrockish audit": [sys.executable, "-m", "bedrockish.cli.main", "audit", "--help"],
+}
+
+
+def run(*command: str, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit_s)
+
+
+def test_every_command_of_the_readme_is_tried() -> None:
+    """The table above and the README name the same commands."""
+    assert sorted(commands()) == sorted(HELP)
+
+
+@pytest.mark.parametrize("command", sorted(HELP))
+def test_command_exists_and_explains_itself(command: str) -> None:
+    """Each command of the README can be started, and says how it is used."""
+    done = run(*HELP[command])
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout.lower()
+
+
+@pytest.mark.parametrize("program", ["test", "demo", "bench"])
+def test_programs_say_which_python_is_missing(program: str, tmp_path: Path) -> None:
+    """With no Python that is new enough, one line says which was found and which is needed."""
+    old = tmp_path / "python3"
+    old.write_text('#!/bin/sh\ncase "$2" in *print*) echo 3.9;; *) exit 1;; esac\n')
+    old.chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", ROOT / "tools" / program],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "BEDROCKISH_PYTHON": str(old)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "Python 3.11 or newer" in done.stderr
+    assert f"{old} is 3.9" in done.stderr
+
+
+@pytest.mark.cluster
+def test_configuration_and_example_work(tmp_path: Path) -> None:
+    """Three nodes with the README's configuration run the README's example."""
+    (toml,), (example,) = blocks("toml"), blocks("python")
+    with local_cluster(tmp_path / "nodes") as cluster:
+        ports = {str(7401 + index): str(node.port) for index, node in enumerate(cluster.nodes)}
+        assert sorted(set(re.findall(r"\d{4,}", toml + example))) == sorted(ports)
+        replaced = re.sub(r"\b74\d\d\b", lambda match: ports[match[0]], toml)
+        written = {key.strip() for key in re.findall(r"^(\w+ =|\[\w+\])", replaced, flags=re.MULTILINE)}
+        ours = cluster.nodes[0].config.read_text()
+        assert written == {key.strip() for key in re.findall(r"^(\w+ =|\[\w+\])", ours, flags=re.MULTILINE)}
+        assert sorted(line for line in replaced.splitlines()[1:] if line) == sorted(filter(None, ours.splitlines()))
+        trio.run(wait_all, cluster)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(re.sub(r"\b74\d\d\b", lambda match: ports[match[0]], example), {})
+    assert said.getvalue() == "1 70\n2 30\n"
+
+
+async def wait_all(cluster: LocalCluster) -> None:
+    for index in range(len(cluster.nodes)):
+        await cluster.wait_ready(index)
+
+
+@pytest.mark.cluster
+def test_demo_in_short(tmp_path: Path) -> None:
+    """The demo keeps every promise, with a node killed and started again, in a few seconds and without Spark."""
+    place = str(tmp_path / "demo")
+    done = run(sys.executable, "-m", "tools.demo_cluster", "--seconds", "5", "--no-audit", "--dir", place, limit_s=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "promises kept" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.spark
+def test_demo_in_full(tmp_path: Path) -> None:
+    """The demo as people see it, with the audit in Spark."""
+    done = run(sys.executable, "-m", "tools.demo_cluster", "--dir", str(tmp_path / "demo"), limit_s=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "promises kept" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_bench_in_short() -> None:
+    """The benchmark measures every kind of work, and what it counted is in the tables."""
+    done = run(sys.executable, "-m", "tools.bench", "--seconds", "0.5", "--clients", "1,6", "--json", limit_s=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count('"commits"') == 4 * 3

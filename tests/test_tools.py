@@ -1,0 +1,212 @@
+"""The project's own tools: the lock, the search for Java, the data, and the judge of the demo, who must see a lie."""
+
+import random
+import re
+import sqlite3
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bedrockish.client.load import BATCH_ROWS, batches, read_plan
+from bedrockish.errors import UsageError
+from tests.test_tidy import ROOT
+from tools.bench import WORKS, Draw, measure_sqlite, quantile
+from tools.bootstrap import read_lock
+from tools.cluster import DemoError, LocalCluster
+from tools.demo_check import Check, check_file
+from tools.demo_cluster import DATABASE
+from tools.demo_work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE, SCHEMA, TAKE, Tally, Transfer, draw
+from tools.java import find_java
+from tools.make_demo_data import degrees
+
+
+def test_lock_pins_everything_that_is_declared() -> None:
+    """Each dependency of each extra is in the lock, with one exact version."""
+    groups = read_lock()
+    assert list(groups) == ["runtime", "spark", "dev"]
+    pins = [line for lines in groups.values() for line in lines]
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9.-]*==[\w.]+", line) for line in pins)
+    names = [line.partition("==")[0] for line in pins]
+    assert len(names) == len(set(names))
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = declared["optional-dependencies"]
+    wanted = [*declared["dependencies"], *(line for lines in extras.values() for line in lines)]
+    assert {re.split(r"[\[<>=~! ]", line)[0].replace("_", "-") for line in wanted} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("said", "good"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', True),
+        ('openjdk version "21" 2023-09-19', True),
+        ('java version "1.8.0_202"', False),
+        ('openjdk version "11.0.2" 2019-01-15', False),
+        ("nothing of the kind", False),
+    ],
+)
+def test_java_is_judged_by_its_version(said: str, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java 17 and newer will do; what is not good is named."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    path, found = find_java()
+    assert (path is not None) is good
+    assert str(java) in found
+
+
+def test_positions_are_read() -> None:
+    """Degrees and minutes, with or without seconds, north and south."""
+    assert degrees("+4230+00131") == (42.5, 1.516667)
+    assert degrees("-7750+16636") == (-77.833333, 166.6)
+    assert degrees("+404251-0740023") == (40.714167, -74.006389)
+
+
+def test_demo_data_is_sound() -> None:
+    """The database that comes with the demo holds together, is small, and is what its page says."""
+    assert DATABASE.stat().st_size < 1_000_000
+    page = (DATABASE.parent / "README.md").read_text()
+    with closing(sqlite3.connect(DATABASE)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert db.execute("PRAGMA foreign_key_check").fetchall() == []
+        for table in ("country", "zone", "zone_country", "clock_change"):
+            count = db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            assert f"| `{table}` | {count} |" in page
+        berlin = "SELECT at, offset_before, offset_after FROM clock_change WHERE zone = 'Europe/Berlin' LIMIT 1"
+        assert db.execute(berlin).fetchone() == ("2020-03-29T01:00:00Z", 3600, 7200)
+
+
+def test_loading_puts_parents_first_and_rows_in_batches(tmp_path: Path) -> None:
+    """A child table comes after the table that it refers to; every row is in one batch; generated columns are not."""
+    with closing(sqlite3.connect(tmp_path / "x.sqlite")) as db:
+        db.executescript(
+            "CREATE TABLE child(id INTEGER PRIMARY KEY, up REFERENCES Parent(id), twice AS (up * 2));"
+            "CREATE TABLE parent(id INTEGER PRIMARY KEY, again REFERENCES child(id));"
+            "CREATE INDEX child_up ON child(up);"
+        )
+        db.executemany("INSERT INTO child(id, up) VALUES (?, ?)", ((i, None) for i in range(1000)))
+        plan = read_plan(db, tmp_path)
+        assert [name for name, _ in plan.tables] == ["parent", "child"]
+        assert [name for _, name, _ in plan.rest] == ["child_up"]
+        with closing(sqlite3.connect(":memory:")) as copy:
+            for _, sql in plan.tables:
+                copy.execute(sql)
+            done = []
+            for rows, statements in batches(db, "child"):
+                done.append(rows)
+                for sql, params in statements:
+                    assert isinstance(params, list)
+                    copy.execute(sql, params)
+            assert done == [BATCH_ROWS, 2 * BATCH_ROWS, 3 * BATCH_ROWS, 1000]
+            assert copy.execute("SELECT * FROM child").fetchall() == db.execute("SELECT * FROM child").fetchall()
+
+
+def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    """A file that is no database, and a virtual table, are refused before anything is loaded."""
+    text = tmp_path / "x.txt"
+    text.write_text("no database, but long enough to look at" * 50)
+    with closing(sqlite3.connect(text)) as db, pytest.raises(UsageError, match=r"x\.txt cannot be read"):
+        read_plan(db, text)
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute("CREATE VIRTUAL TABLE words USING fts5(word)")
+        with pytest.raises(UsageError, match="virtual table 'words'"):
+            read_plan(db, text)
+
+
+def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    """The demo removes what an earlier demo left, and nothing else."""
+    cluster = LocalCluster(tmp_path)
+    cluster.write_files()
+    cluster.nodes[0].database.write_text("old")
+    cluster.write_files()
+    assert not cluster.nodes[0].database.exists()
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(DemoError, match=r"thesis\.txt"):
+        cluster.write_files()
+    assert (tmp_path / "A.toml").exists()
+
+
+@pytest.fixture
+def books() -> Iterator[tuple[sqlite3.Connection, Tally]]:
+    """A file as a node would leave it after twenty transfers, and what the clients were told."""
+    db, tally, luck = sqlite3.connect(":memory:"), Tally(), random.Random(5)
+    for sql in (*SCHEMA, "CREATE TABLE bedrockish_journal(command TEXT, repeat INTEGER)"):
+        db.execute(sql)
+    db.executemany(OPEN, ((i, "Alice", OPENING_BALANCE) for i in range(1, ACCOUNTS + 1)))
+    for number in range(20):
+        transfer = draw(f"t{number}", luck)
+        perform(db, transfer)
+        tally.promised[transfer.id] = transfer
+    yield db, tally
+    db.close()
+
+
+def perform(db: sqlite3.Connection, transfer: Transfer) -> None:
+    db.execute(TAKE, (transfer.amount, transfer.payer))
+    db.execute(GIVE, (transfer.amount, transfer.payee))
+    db.execute(NOTE, (transfer.id, transfer.payer, transfer.payee, transfer.amount))
+    db.execute("INSERT INTO bedrockish_journal VALUES (?, 0)", (transfer.id,))
+
+
+def broken(checks: list[Check]) -> set[str]:
+    return {check.promise for check in checks if not check.kept}
+
+
+def test_the_judge_finds_nothing_wrong_with_true_books(books: tuple[sqlite3.Connection, Tally]) -> None:
+    """Every promise is kept when every promise is kept; a transfer whose answer never came may be there or not."""
+    db, tally = books
+    assert broken(check_file("A", db, tally)) == set()
+    for number in (20, 21):
+        tally.unknown[f"t{number}"] = draw(f"t{number}", random.Random(number))
+    perform(db, tally.unknown["t20"])
+    assert broken(check_file("A", db, tally)) == set()
+
+
+@pytest.mark.parametrize(
+    ("lie", "found"),
+    [
+        ("DELETE FROM demo_transfer WHERE id = 't3'", "every promised transfer is there"),
+        ("UPDATE demo_account SET balance = balance + 1 WHERE id = 7", "no money was made or lost"),
+        ("UPDATE demo_account SET balance = balance + 1 WHERE id = 7", "the balances follow from the ledger"),
+        ("INSERT INTO demo_transfer VALUES ('t99', 1, 2, 3)", "no refused or unasked transfer is there"),
+        ("UPDATE demo_transfer SET amount = amount + 1 WHERE id = 't3'", "no refused or unasked transfer is there"),
+        ("INSERT INTO bedrockish_journal VALUES ('t3', 0)", "the journal has each promise once"),
+        ("DELETE FROM bedrockish_journal WHERE command = 't3'", "the journal has each promise once"),
+    ],
+)
+def test_the_judge_sees_a_lie(books: tuple[sqlite3.Connection, Tally], lie: str, found: str) -> None:
+    """A lost, doubled, altered or invented transfer, and money from nowhere, are all found."""
+    db, tally = books
+    db.execute(lie)
+    assert found in broken(check_file("A", db, tally))
+
+
+def test_quantiles() -> None:
+    """The value that a share of all does not exceed."""
+    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.0
+    assert quantile([4.0, 1.0, 3.0, 2.0], 0.99) == 4.0
+    assert quantile([], 0.5) != quantile([], 0.5)
+
+
+def test_clients_of_the_benchmark_do_not_meet_where_they_should_not() -> None:
+    """Inserted ids and own rows are different for every client, transfers name two rows that exist."""
+    clients = [Draw("insert", number, 64) for number in range(64)]
+    ids = [each()[0][1][0] for each in clients for _ in range(50)]
+    assert len(set(ids)) == len(ids)
+    rows = [{Draw("update", number, 16)()[0][1][1] for _ in range(50)} for number in range(16)]
+    assert sum(map(len, rows)) == len(set[int]().union(*rows))
+    one, other = Draw("transfer", 0, 1)()
+    assert one[1][1] != other[1][1]
+    assert one[1][0] + other[1][0] == 0
+
+
+@pytest.mark.parametrize("work", list(WORKS))
+def test_plain_sqlite_is_measured(work: str, tmp_path: Path) -> None:
+    """Each kind of work commits on plain SQLite."""
+    measured = measure_sqlite(tmp_path / "plain.sqlite", work, 0.05, warm_up_s=0.0)
+    assert measured.commits > 0
+    assert 0 < measured.p50_ms <= measured.p99_ms

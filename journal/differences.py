@@ -1,7 +1,7 @@
 """Which rows of two databases differ, by table and key: where a digest only says that some do."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import apsw
 
@@ -68,21 +68,28 @@ def _rows(db: apsw.Connection, table: Table) -> Iterator[Difference]:
     same = " AND ".join(f"b.{key} IS a.{key}" for key in keys)
     order = ", ".join(f"a.{key}" for key in keys)
     shown = [quote(name) for name in table.primary] or keys
-    label = " || ', ' || ".join(f"quote(a.{key})" for key in shown)
+    # As blobs: who edits a file can put any bytes into a text, and they are to be shown, not to be tripped over.
+    shown_key = "CAST(" + " || ', ' || ".join(f"quote(a.{key})" for key in shown) + " AS BLOB)"
     # quote() tells an integer from a real and a text from a blob, which = does not.
-    ours, theirs = (", ".join(f"quote({side}.{quote(name)})" for name in table.columns) for side in "ab")
-    name = quote(table.name)
-    query = f"""SELECT {label}, b.{keys[0]} IS NULL, {ours}, {theirs} FROM main.{name} AS a
+    ours, theirs = (", ".join(f"CAST(quote({side}.{quote(name)}) AS BLOB)" for name in table.columns) for side in "ab")
+    name, encoding = quote(table.name), str(db.pragma("encoding"))
+    query = f"""SELECT {shown_key}, b.{keys[0]} IS NULL, {ours}, {theirs} FROM main.{name} AS a
         LEFT JOIN journaled.{name} AS b ON {same} WHERE ({ours}) IS NOT ({theirs}) ORDER BY {order}"""
-    for key, extra, *values in db.execute(query):
-        yield Difference(table.name, str(key), _sentence(table, str(key), bool(extra), values))
-    query = f"""SELECT {label} FROM journaled.{name} AS a LEFT JOIN main.{name} AS b ON {same}
+    for label, extra, *values in db.execute(query):
+        key, *texts = (_text(value, encoding) for value in (label, *values))
+        yield Difference(table.name, key, _sentence(table, key, bool(extra), texts))
+    query = f"""SELECT {shown_key} FROM journaled.{name} AS a LEFT JOIN main.{name} AS b ON {same}
         WHERE b.{keys[0]} IS NULL ORDER BY {order}"""
-    for (key,) in db.execute(query):
-        yield Difference(table.name, str(key), f"the row {key} of {table.name} is missing")
+    for (label,) in db.execute(query):
+        key = _text(label, encoding)
+        yield Difference(table.name, key, f"the row {key} of {table.name} is missing")
 
 
-def _sentence(table: Table, key: str, extra: bool, values: list[Any]) -> str:
+def _text(raw: bytes | None, encoding: str) -> str:
+    return "" if raw is None else raw.decode(encoding, "backslashreplace")
+
+
+def _sentence(table: Table, key: str, extra: bool, values: list[str]) -> str:
     if extra:
         return f"the row {key} of {table.name} is not from the journal"
     half = len(values) // 2

@@ -26,6 +26,11 @@ CASES = [
     ),
     ("UPDATE log SET line = 'zwei' WHERE rowid = 2", [("log", "2", "line is 'zwei' and should be 'two'")]),
     ("INSERT INTO log VALUES ('three')", [("log", "3", "the row 3 of log is not from the journal")]),
+    (
+        "UPDATE log SET line = CAST(x'6fff' AS TEXT) WHERE rowid = 2",
+        [("log", "2", r"line is 'o\xff' and should be 'two'")],
+    ),
+    ("INSERT INTO tag VALUES (CAST(x'ff' AS TEXT), 9, 1)", [("tag", r"'\xff', 9", "is not from the journal")]),
     ("CREATE INDEX i ON log(line)", [("i", None, "i is not from the journal")]),
     ("ALTER TABLE log ADD COLUMN more", [("log", None, "log is defined differently")]),
     ("INSERT INTO bedrockish_meta VALUES ('node', 'A')", []),

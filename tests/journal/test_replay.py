@@ -164,6 +164,21 @@ def test_a_digest_sees_rows_and_definitions(more: str) -> None:
     assert digest(database(*make)) != digest(database(*make, more))
 
 
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le"])
+def test_a_digest_sees_text_that_no_node_would_have_written(encoding: str) -> None:
+    """Whoever edits a file can put any bytes into a text: the digest differs, and other rows count as they did."""
+    digests = set()
+    for text in ("x'41ff'", "x'41fe'", "x'00d8'", "x'4142'", "NULL"):
+        db = apsw.Connection(":memory:")
+        db.execute(f"PRAGMA encoding = '{encoding}'")
+        db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a, b)")
+        db.execute(f"INSERT INTO t VALUES (1, 'é', 1.0), (2, CAST({text} AS TEXT), 2), (3, NULL, x'ff')")
+        digests.add(digest(db))
+        db.execute("UPDATE t SET b = 3 WHERE id = 3")
+        digests.add(digest(db))
+    assert len(digests) == 10
+
+
 def test_values_cannot_slip_from_one_column_or_row_into_another() -> None:
     one = database("CREATE TABLE t(a, b)", "INSERT INTO t VALUES ('x', 'yz')")
     two = database("CREATE TABLE t(a, b)", "INSERT INTO t VALUES ('xy', 'z')")

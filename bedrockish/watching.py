@@ -19,7 +19,7 @@ from bedrockish.core.describe import Printer, log_line
 from bedrockish.core.state import State
 from bedrockish.core.tickets import readable
 from bedrockish.engine.keytext import key_text
-from journal.entry import Entry, peek_label
+from journal.entry import Entry, decode_label
 from journal.errors import EntryMalformedError
 from journal.footprint import object_of
 from journal.transaction import Txid, decode_transaction
@@ -155,7 +155,7 @@ def subject(message: say.Message) -> Txid | None:
         case say.Begin(body) | say.Recover(body) | say.Accept(body):
             return decode_transaction(body).txid
         case say.Commit(label):
-            return peek_label(label)[2]
+            return decode_label(label).txid
         case say.Approve(txid) | say.Reject(txid) | say.Rollback(txid) | say.Promise(txid) | say.Accepted(txid):
             return txid
         case say.Refused(txid) | say.Outcome(txid) | say.Ask(txid):

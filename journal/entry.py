@@ -6,6 +6,7 @@ SQL (``sha2(concat(prev, label, body), 256)``) without knowing how anything is e
 
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import NamedTuple
 
 import cbor2
 
@@ -77,49 +78,56 @@ def entry_hash(prev: bytes, label: bytes, body: bytes) -> bytes:
     return digest.digest()
 
 
+class Label(NamedTuple):
+    """What an entry adds to its transaction: its place, and who approved."""
+
+    leader: str
+    tick: int
+    txid: Txid
+    quorum: Vector
+    adopted_from: str | None
+    packed: bytes  # as it is stored, sent and hashed
+
+
+def decode_label(packed: bytes) -> Label:
+    """Read the canonical bytes of a label. Fields that a newer version appended are ignored.
+
+    Raises:
+        EntryMalformedError: it is not a label.
+    """
+    try:
+        fields = cbor2.loads(packed)
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise EntryMalformedError(f"these {len(packed)} bytes are not a label: {error}") from error
+    if not isinstance(fields, list) or len(fields) < 7:
+        raise EntryMalformedError("a label should be a list of 7 fields")
+    version, leader, tick, clock, origin, quorum, adopted_from = fields[:7]
+    if type(version) is not int or type(leader) is not str or type(tick) is not int or tick < 1:
+        raise EntryMalformedError(f"a label cannot be at {leader!r} {tick!r}")
+    if type(clock) is not int or type(origin) is not str:
+        raise EntryMalformedError(f"a label should name a transaction, not {clock!r} of {origin!r}")
+    if adopted_from is not None and type(adopted_from) is not str:
+        raise EntryMalformedError(f"a commit cannot be adopted from {adopted_from!r}")
+    return Label(leader, tick, Txid(clock, origin), check(quorum, zeros=True), adopted_from, bytes(packed))
+
+
 def decode_entry(prev: bytes, label: bytes, body: bytes) -> Entry:
     """Put an entry together from the three byte strings that are stored, sent and hashed.
 
     Raises:
         EntryMalformedError: they are not an entry, or the label is of another transaction than the body.
     """
-    return label_entry(prev, label, decode_transaction(body))
+    return label_entry(prev, decode_label(label), decode_transaction(body))
 
 
-def label_entry(prev: bytes, label: bytes, transaction: Transaction) -> Entry:
-    """Put an entry together from its label and a transaction that is at hand already.
+def label_entry(prev: bytes, label: Label, transaction: Transaction) -> Entry:
+    """Put an entry together from its label and its transaction.
 
     Raises:
-        EntryMalformedError: the label is malformed, or of another transaction.
+        EntryMalformedError: the label is of another transaction, or what it continues is no hash.
     """
-    try:
-        packed = cbor2.loads(label)
-    except (cbor2.CBORError, ValueError, TypeError) as error:
-        raise EntryMalformedError(f"these {len(label)} bytes are not a label: {error}") from error
-    if not isinstance(packed, list) or len(packed) < 7:
-        raise EntryMalformedError("a label should be a list of 7 fields")
-    version, leader, tick, clock, origin, quorum, adopted_from = packed[:7]
-    if type(version) is not int or not isinstance(leader, str) or type(tick) is not int or tick < 1:
-        raise EntryMalformedError(f"a label cannot be at {leader!r} {tick!r}")
-    if adopted_from is not None and not isinstance(adopted_from, str):
-        raise EntryMalformedError(f"a commit cannot be adopted from {adopted_from!r}")
-    if (clock, origin) != transaction.txid:
-        raise EntryMalformedError(f"the label {leader}{tick} is of {origin}-{clock}, not of {transaction.txid}")
+    if label.txid != transaction.txid:
+        raise EntryMalformedError(f"the label {label.leader}{label.tick} is of {label.txid}, not of {transaction.txid}")
     if type(prev) is not bytes or len(prev) != 32:
         raise EntryMalformedError("prev should be a hash of 32 bytes")
-    return Entry(leader, tick, check(quorum, zeros=True), transaction, adopted_from, prev, bytes(label))
-
-
-def peek_label(label: bytes) -> tuple[str, int, Txid]:
-    """Return leader, tick and txid of a label without looking at the rest.
-
-    Raises:
-        EntryMalformedError: it is not a label.
-    """
-    try:
-        _, leader, tick, clock, origin = cbor2.loads(label)[:5]
-    except (cbor2.CBORError, ValueError, TypeError) as error:
-        raise EntryMalformedError(f"these {len(label)} bytes are not a label: {error}") from error
-    if not (isinstance(leader, str) and isinstance(origin, str) and type(tick) is int and type(clock) is int):
-        raise EntryMalformedError("a label should name leader, tick and transaction")
-    return leader, tick, Txid(clock, origin)
+    return Entry(label.leader, label.tick, label.quorum, transaction, label.adopted_from, prev, label.packed)

@@ -41,6 +41,11 @@ class Footprint:
     write_points: frozenset[bytes] = frozenset()
     write_ranges: tuple[Range, ...] = ()
 
+    @property
+    def has_ranges(self) -> bool:
+        """Whether anything was read or written that is more than single keys."""
+        return bool(self.read_ranges or self.write_ranges)
+
     def pack(self) -> list[Any]:
         """Return the canonical form, ready for CBOR."""
         return [

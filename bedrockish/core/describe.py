@@ -16,7 +16,7 @@ from bedrockish.core.records import Vote
 from bedrockish.core.state import ENDED
 from bedrockish.errors import BedrockishError
 from bedrockish.requests import Answer
-from journal.entry import GENESIS, Entry, label_entry, peek_label
+from journal.entry import GENESIS, Entry, decode_label, label_entry
 from journal.errors import EntryMalformedError
 from journal.footprint import Footprint
 from journal.transaction import ROWS, Transaction, Txid, decode_transaction
@@ -133,8 +133,8 @@ class Printer:
 
     def _commit(self, message: say.Commit) -> str:
         try:
-            txid = peek_label(message.label)[2]
-            return self._committed(label_entry(GENESIS, message.label, _nameless(txid)))
+            label = decode_label(message.label)
+            return self._committed(label_entry(GENESIS, label, _nameless(label.txid)))
         except EntryMalformedError as error:
             return f"COMMIT of nothing ({error})"
 
@@ -157,7 +157,7 @@ class Printer:
 
     def _place(self, label: bytes) -> str:
         try:
-            leader, tick, txid = peek_label(label)
+            leader, tick, txid = decode_label(label)[:3]
         except EntryMalformedError:
             return "what is no entry"
         return f"{leader}{tick} {self.name(txid)}"

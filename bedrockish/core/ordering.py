@@ -12,7 +12,7 @@ from bedrockish.core.effects import Apply, Forget, Halt, SendEntries, SetMembers
 from bedrockish.core.messages import Commit, Entries, Fetch, Outcome
 from bedrockish.core.records import Membership, decode_membership
 from bedrockish.core.state import State
-from journal.entry import GENESIS, Entry, decode_entry, label_entry, peek_label
+from journal.entry import GENESIS, Entry, Label, decode_entry, decode_label, label_entry
 from journal.errors import EntryMalformedError
 from journal.transaction import MEMBERS, Transaction, Txid, decode_transaction
 from journal.vector import Vector, covers
@@ -59,10 +59,11 @@ class Ordering:
     def on_commit(self, peer: str, message: Commit) -> None:
         """Take a COMMIT, and those that waited behind it, if it is the next of its timeline."""
         try:
-            leader, tick, _ = peek_label(message.label)
+            label = decode_label(message.label)
         except EntryMalformedError as error:
             self.state.emit(Halt(f"{peer} sent a COMMIT that is none: {error}"))
             return
+        leader, tick = label.leader, label.tick
         taken = self.state.taken.get(leader, 0)
         if tick <= taken:
             return
@@ -72,22 +73,29 @@ class Ordering:
                 early[tick] = message
             self.want({leader: tick})
             return
-        following: Commit | None = message
-        while following is not None and self._take_commit(peer, following):
-            following = early.pop(self.state.taken[leader] + 1, None)
+        if self._take_commit(peer, message, label):
+            self._take_early(peer, leader)
 
-    def _take_commit(self, peer: str, message: Commit) -> bool:
-        leader, tick, txid = peek_label(message.label)
-        vote = self.state.votes.get(txid)
+    def _take_early(self, peer: str, leader: str) -> None:
+        """Take the COMMITs that waited for the one before them."""
+        early = self.early.get(leader, {})
+        while (following := early.pop(self.state.taken.get(leader, 0) + 1, None)) is not None:
+            if not self._take_commit(peer, following, decode_label(following.label)):
+                return
+
+    def _take_commit(self, peer: str, message: Commit, label: Label) -> bool:
+        leader, tick = label.leader, label.tick
+        vote = self.state.votes.get(label.txid)
+        voted = vote.transaction if vote is not None else None
         try:
-            if message.body is not None:
+            if voted is not None and message.body in (None, voted.body):
+                transaction = voted
+            elif message.body is not None:
                 transaction = decode_transaction(message.body)
-            elif vote is not None and vote.transaction is not None:
-                transaction = vote.transaction
             else:
                 self.want({leader: tick})
                 return False
-            entry = label_entry(self.state.heads.get(leader, GENESIS), message.label, transaction)
+            entry = label_entry(self.state.heads.get(leader, GENESIS), label, transaction)
         except EntryMalformedError as error:
             self.state.emit(Halt(f"{peer} sent the commit {leader}{tick}, which is none: {error}"))
             return False
@@ -103,7 +111,7 @@ class Ordering:
         """Take fetched entries as far as they are the next of their timelines."""
         for prev, label, body in message.entries:
             try:
-                leader, tick, _ = peek_label(label)
+                leader, tick = decode_label(label)[:2]
                 if tick != self.state.taken.get(leader, 0) + 1:
                     continue
                 entry = decode_entry(prev, label, body)
@@ -119,10 +127,8 @@ class Ordering:
         for gap in self.gaps.values():
             if gap.peer == peer:
                 gap.asked = 0.0
-        for leader, early in self.early.items():
-            while (following := early.pop(self.state.taken.get(leader, 0) + 1, None)) is not None:
-                if not self._take_commit(peer, following):
-                    break
+        for leader in self.early:
+            self._take_early(peer, leader)
         self.settle()
         self.fetch_missing()
 

@@ -13,7 +13,7 @@ from bedrockish.core.records import Prepared
 from bedrockish.core.state import State
 from bedrockish.core.tickets import Ticket
 from journal.errors import EntryMalformedError
-from journal.footprint import Footprint, meeting
+from journal.footprint import Footprint
 from journal.transaction import Txid
 from journal.vector import Vector
 
@@ -58,14 +58,9 @@ class Reading:
 
     def _in_the_way(self, base: Vector, footprint: Footprint) -> list[Txid]:
         state = self.state
-        others = [
-            transaction.txid
-            for transaction in state.recent.outside(base)
-            if meeting(transaction.footprint, footprint) is not None
-        ]
         reads_only = Footprint(footprint.read_points, footprint.read_ranges)
-        others.extend(found.other for found in state.pending.conflicts(reads_only))
-        return others
+        found = (*state.recent.conflicts(reads_only, base), *state.pending.conflicts(reads_only))
+        return [each.other for each in found]
 
     def on_check(self, peer: str, message: Check) -> None:
         """Answer somebody's strict read."""

@@ -153,7 +153,7 @@ FAULTS: dict[str, Fault] = {
             _Ordering,
             "on_commit",
             "self.want({leader: tick})\n",
-            "self.want({leader: tick})\n        self.state.end(peek_label(message.label)[2], commit=True)\n",
+            "self.want({leader: tick})\n        self.state.end(label.txid, commit=True)\n",
         ),
     ),
     "repeat rewrites rows": _fault(

@@ -11,7 +11,7 @@ from bedrockish.core.effects import Apply
 from bedrockish.core.messages import Begin, Commit, Message
 from bedrockish.core.messages import Outcome as Told
 from bedrockish.requests import STRICT, Answer, Request
-from journal.entry import Entry, peek_label
+from journal.entry import Entry, decode_label
 from journal.transaction import Txid, decode_transaction
 from tools.sim.clients import Call
 from tools.sim.disk import Write
@@ -71,7 +71,7 @@ class Laws:
         durable = self.world.machines[source].disk.durable
         match message:
             case Commit(label):
-                leader, tick, _ = peek_label(label)
+                leader, tick = decode_label(label)[:2]
                 if leader == source and len(durable.timelines.get(leader, ())) < tick:
                     self.broken("nothing leaves before it is durable", f"{source} tells of {leader}{tick}")
             case Begin(body):

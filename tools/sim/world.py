@@ -201,7 +201,7 @@ class World:
 def short(value: object) -> str:
     """Print a value in one line, without the bytes."""
     from bedrockish.core import messages as says
-    from journal.entry import peek_label
+    from journal.entry import decode_label
     from journal.transaction import Txid, decode_transaction
 
     if isinstance(value, str):
@@ -216,10 +216,10 @@ def short(value: object) -> str:
             more += [f"commit={value.commit}"] if isinstance(value, says.Accept) else []
             return " ".join([type(value).__name__, text, *more])
         case says.Commit(label, body):
-            leader, tick, txid = peek_label(label)
+            leader, tick, txid = decode_label(label)[:3]
             return f"Commit {leader}{tick} {txid}{' with body' if body else ''}"
         case says.Entries(entries):
-            places = [peek_label(label) for _, label, _ in entries]
+            places = [decode_label(label)[:3] for _, label, _ in entries]
             return "Entries " + " ".join(f"{leader}{tick}" for leader, tick, _ in places)
         case says.Promise():
             blockers = ",".join(str(decode_transaction(body).txid) for body in value.blockers)

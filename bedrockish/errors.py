@@ -83,6 +83,15 @@ class MembershipError(UsageError):
     code = "membership"
 
 
+class PrunedError(UsageError):
+    """Raised when what a reader asks for was removed from the journal to make room. Nothing was skipped.
+
+    Ask a node that still has it, or copy the tables with ``bedrockish export`` and go on from the cursor it prints.
+    """
+
+    code = "pruned"
+
+
 class ClientClosedError(UsageError):
     """Raised when a client is used after it was closed."""
 

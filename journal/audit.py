@@ -5,7 +5,7 @@ of entries is walked through without holding it.
 """
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import cbor2
@@ -70,22 +70,51 @@ def decode_membership(data: bytes) -> tuple[int, dict[str, bool]]:
     return version, voters
 
 
+class Removed(Protocol):
+    """Where a timeline begins whose first entries were removed (``journal.pruning.Mark``)."""
+
+    @property
+    def tick(self) -> int:
+        """The last tick that was removed."""
+
+    @property
+    def hash(self) -> bytes:
+        """Its hash."""
+
+    @property
+    def clock(self) -> int:
+        """The greatest clock that was removed."""
+
+    @property
+    def changed(self) -> tuple[tuple[int, bytes], ...]:
+        """The memberships that were removed, with their ticks."""
+
+
 class Audit:
     """The walk through one node's journal in the order in which it was applied."""
 
-    def __init__(self, node: str, founding: bytes | None, original: Callable[[int, str], bytes | None]) -> None:
-        """Begin at an empty database.
+    def __init__(
+        self,
+        node: str,
+        founding: bytes | None,
+        original: Callable[[int, str], bytes | None],
+        removed: Mapping[str, Removed] | None = None,
+    ) -> None:
+        """Begin at an empty database, or where the file's journal begins.
 
         Args:
             node: whose journal it is.
             founding: the membership that the cluster was founded with, encoded; None if the file does not say.
             original: looks up the body under which (clock, origin) was first applied, for second labels.
+            removed: where the timelines begin of which something was removed.
         """
         self.node, self.original = node, original
         self.chains = Chains(node)
         self.applied: dict[str, int] = {}
         self.entries = self.repeats = self.adopted = 0
         self._clocks: dict[str, array[int]] = {}  # for each tick the highest clock up to it
+        self._before: dict[str, int] = {}  # the tick before the first of those; 0 for a whole timeline
+        self._removed = dict(removed or {})
         self._members: dict[int, dict[str, bool]] = {}
         self._changed: list[tuple[str, int, int]] = []  # leader, tick and version of each membership change
         self._founding = founding
@@ -110,6 +139,22 @@ class Audit:
         else:
             self._members[version] = members
             self._founded = version
+        for leader, mark in self._removed.items():
+            yield from self._begin_at(leader, mark)
+
+    def _begin_at(self, leader: str, mark: Removed) -> Iterator[Finding]:
+        self.chains.heads[leader] = mark.tick, mark.hash
+        self.applied[leader] = mark.tick
+        self._clocks[leader], self._before[leader] = array("Q", [mark.clock]), mark.tick - 1
+        for tick, changes in mark.changed:
+            try:
+                version, members = decode_membership(changes)
+            except EntryMalformedError as error:
+                text = f"the membership of {leader}{tick}, which was removed, cannot be read: {error}"
+                yield Finding("members", self.node, leader, tick, text=text)
+            else:
+                self._members[version] = members
+                self._changed.append((leader, tick, version))
 
     def check(self, row: Row) -> Iterator[Finding]:
         """Yield what is wrong with the next entry."""
@@ -143,10 +188,11 @@ class Audit:
         highest = clocks[-1] if clocks else 0
         # A clock that could not be read must not make every later entry look wrong as well.
         highest = highest if clock == _CLOCK_MAX else max(highest, clock)
-        if tick == len(clocks) + 1:
+        ahead = tick - self._before.get(leader, 0) - len(clocks)
+        if ahead == 1:
             clocks.append(highest)
-        elif 0 < tick - len(clocks) <= _GAP_MAX:  # entries are missing: told already, nothing is known of their clocks
-            clocks.extend([highest] * (tick - len(clocks)))
+        elif 0 < ahead <= _GAP_MAX:  # entries are missing: told already, nothing is known of their clocks
+            clocks.extend([highest] * ahead)
         self.applied[leader] = max(tick, self.applied.get(leader, 0))
 
     def _columns(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
@@ -187,11 +233,16 @@ class Audit:
 
     def _latest(self, node: str, tick: int) -> int:
         clocks = self._clocks[node]
-        return clocks[min(tick, len(clocks)) - 1] if clocks else 0
+        place = tick - self._before.get(node, 0)
+        return clocks[min(place, len(clocks)) - 1] if clocks and place > 0 else 0
 
     def _once(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
         first = self.original(entry.txid.clock, entry.txid.leader) if row.repeat else None
-        if row.repeat and first is None:
+        if (
+            row.repeat
+            and first is None
+            and entry.txid.clock > max((m.clock for m in self._removed.values()), default=0)
+        ):
             yield say("txid", f"is said to repeat {entry.txid}, which was never applied: its changes are missing here")
         elif first is not None and first != entry.transaction.body:
             yield say("txid", f"repeats {entry.txid} with another content")

@@ -94,11 +94,10 @@ class JournalPrunedError(JournalFileError):
         first: the first tick that the file holds.
     """
 
-    def __init__(self, path: str, leader: str, tick: int, first: int) -> None:
+    def __init__(self, path: str, leader: str, tick: int, first: int, hint: str = "") -> None:
+        hint = hint or "read a file that has it, or begin anew with the option starting=oldest and a new checkpoint"
         super().__init__(
-            path,
-            f"{path} no longer holds {leader}{tick}: its timeline {leader} begins at {leader}{first}; read a file that "
-            "has it, or begin anew with the option starting=oldest and a new checkpoint",
+            path, f"{path} no longer holds {leader}{tick}: its timeline {leader} begins at {leader}{first}; {hint}"
         )
         self.leader, self.tick, self.first = leader, tick, first
 

@@ -5,7 +5,7 @@ last transaction it has seen can go on at any node, and misses and repeats nothi
 SQL, and reads the answer.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,16 +17,31 @@ from journal.transaction import ROWS, SCHEMA, Transaction, decode_transaction
 COUNTER_BITS = 22  # of a clock, below the Unix milliseconds
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+# The first row tells how far the journal was pruned and what safe time is; the others are the page. One statement, so
+# that all of it is true of the same moment.
 PAGE = """
-SELECT clock, origin, leader, tick, body FROM bedrockish_journal
-WHERE repeat = 0 AND (clock, origin) > (?, ?)
-  AND clock <= coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)
-ORDER BY clock, origin LIMIT ?
+WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)),
+  removed AS (SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1),
+  page AS (SELECT clock, origin, leader, tick, body FROM bedrockish_journal
+    WHERE repeat = 0 AND (clock, origin) > (?1, ?2) AND clock <= (SELECT clock FROM safe)
+    ORDER BY clock, origin LIMIT ?3)
+SELECT 0, coalesce((SELECT clock FROM removed), 0), coalesce((SELECT origin FROM removed), ''), '',
+  (SELECT clock FROM safe), x''
+UNION ALL SELECT 1, clock, origin, leader, tick, body FROM page
+ORDER BY 1, 2, 3
 """
 
 
 class CursorError(JournalError):
     """Raised when a text is not the cursor of a change feed. Nothing was read; pass what a feed gave, or none."""
+
+
+class FeedPrunedError(JournalError):
+    """Raised when the node no longer has what comes after a cursor: the beginning of its journal was removed.
+
+    Nothing was skipped. Go on at a node that still has it, or copy the tables and follow from there: ``bedrockish
+    export`` prints the cursor of its copy. Who must not be left behind asks for that with ``bedrockish journal hold``.
+    """
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -97,30 +112,52 @@ class Feed:
     Args:
         after: where to go on; None for the beginning.
         tables: leave out the changes of other tables, and transactions of which then nothing is left.
+
+    Attributes:
+        cursor: the place after the last transaction that was read, left out or not.
+        safe: up to which clock the node said that nothing can appear any more.
+        is_last: whether the last page was the last one for now.
     """
 
     def __init__(self, after: str | None = None, tables: Collection[str] | None = None) -> None:
         self.cursor = parse_cursor(after)
+        self.safe = 0
+        self.is_last = False
+        self._limit = 0
         self._tables = None if tables is None else {table.lower() for table in tables}
 
     def question(self, limit: int) -> tuple[str, tuple[Any, ...]]:
         """Return the statement and parameters that ask a node for the next transactions, ``limit`` at most."""
+        self._limit = limit
         return PAGE, (self.cursor.clock, self.cursor.leader, limit)
 
-    def take(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[Committed]:
+    def take(self, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
         """Read a page; the feed moves on with every transaction, also with those that are left out.
 
         Raises:
+            FeedPrunedError: some of what comes next is no longer there; the feed stays where it is.
             EntryMalformedError: a node's journal cannot be read.
         """
-        for clock, origin, leader, tick, body in rows:
+        _, clock, leader, _, self.safe, _ = rows[0]
+        removed = Cursor(clock, leader)
+        if self.cursor < removed:
+            raise FeedPrunedError(
+                f"the journal of this node begins after {removed}, and the feed would go on after "
+                f"{self.cursor if self.cursor.clock else 'the beginning'}: what is between was removed to make room; "
+                "ask a node that still has it, or copy the tables with 'bedrockish export' and go on from the cursor "
+                "that it prints"
+            )
+        self.is_last = len(rows) - 1 < self._limit
+        taken = []
+        for _, clock, origin, leader, tick, body in rows[1:]:
             transaction = decode_transaction(body)
             cursor = Cursor(clock, origin)
             assert cursor > self.cursor, "a feed goes forward"
             self.cursor = cursor
             found = self._filter(_committed(cursor, (leader, tick), transaction))
             if found is not None:
-                yield found
+                taken.append(found)
+        return taken
 
     def _filter(self, found: Committed) -> Committed | None:
         if self._tables is None or found.kind != ROWS:

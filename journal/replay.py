@@ -16,8 +16,9 @@ import cbor2
 
 from journal.changes import decode_changes, decode_statements
 from journal.entry import GENESIS, Entry
-from journal.errors import ChainBrokenError, ForkError, ReplayMismatchError, TargetExistsError
+from journal.errors import ChainBrokenError, ForkError, JournalPrunedError, ReplayMismatchError, TargetExistsError
 from journal.order import draws, interleave, may_apply
+from journal.pruning import marks
 from journal.store import applied, open_database, open_readonly, scan, scan_timeline
 from journal.tables import ROWID_NAMES, Applier, RowMismatchError, find_table, is_hidden, print_key, quote, user_tables
 from journal.transaction import ROWS, SCHEMA, Txid
@@ -92,6 +93,7 @@ def replay(
 
     Raises:
         JournalFileError: a file is not one that has a journal, or the target exists.
+        JournalPrunedError: the beginning of a timeline was removed in all of them.
         EntryMalformedError, ChainBrokenError, ForkError: the journals are not what was written.
         ReplayBlockedError: entries are missing.
         ReplayMismatchError: an entry does not fit the database that those before it made.
@@ -107,6 +109,7 @@ def replay(
         for path in paths:
             sources.append((os.fspath(path), open_readonly(path)))
             sources[-1][1].execute("BEGIN")
+        _check_whole(sources if order == RANDOM else sources[:1])
         entries = _journal_order(sources) if order == JOURNAL else interleave(_timelines(sources, {}), draws(seed))
         report = _rebuild(entries, sources, name, order, seed, progress)
         done = True
@@ -116,6 +119,22 @@ def replay(
         if not done and os.path.exists(name):
             os.unlink(name)
     return report
+
+
+def _check_whole(sources: list[tuple[str, apsw.Connection]]) -> None:
+    begins: dict[str, int] = {}  # timeline -> the least that was removed of it in any of the files
+    for place, (_, db) in enumerate(sources):
+        removed = {leader: mark.tick for leader, mark in marks(db).items()}
+        if place == 0:
+            begins = removed
+        begins = {leader: min(tick, removed.get(leader, 0)) for leader, tick in begins.items()}
+    for leader, tick in sorted(begins.items()):
+        if tick:
+            hint = (
+                "a database can be built from a whole journal only: put a file first that has all of it, such as a "
+                "backup made before, or copy the tables with 'bedrockish export'"
+            )
+            raise JournalPrunedError(sources[0][0], leader, 1, tick + 1, hint)
 
 
 def _journal_order(sources: list[tuple[str, apsw.Connection]]) -> Iterator[Sourced]:

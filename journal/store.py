@@ -45,6 +45,15 @@ CREATE UNIQUE INDEX bedrockish_journal_command ON bedrockish_journal(command) WH
 CREATE UNIQUE INDEX bedrockish_journal_txid ON bedrockish_journal(clock, origin) WHERE repeat = 0;
 CREATE INDEX bedrockish_journal_repeat ON bedrockish_journal(clock, origin) WHERE repeat = 1;
 """
+PRUNED_DDL = """
+CREATE TABLE IF NOT EXISTS bedrockish_pruned(
+  leader TEXT PRIMARY KEY,            -- a timeline whose beginning was removed (see journal.pruning)
+  tick INTEGER NOT NULL,              -- the last tick that was removed
+  hash BLOB NOT NULL,                 -- the hash of that entry: the prev of the first one that is left
+  clock INTEGER NOT NULL,             -- the greatest (clock, origin) that was removed
+  origin TEXT NOT NULL
+) WITHOUT ROWID;
+"""
 
 CLOCK_LIMIT = 1 << 63  # SQLite's integers are signed; a hybrid clock reaches this in September 2039
 BUSY_MS = 5_000  # how long a reader waits for another one that is recovering the WAL
@@ -105,8 +114,13 @@ class Stored(NamedTuple):
 
 def create(db: apsw.Connection) -> None:
     """Create the journal's table and indexes in a file that has none."""
-    for _ in db.execute(DDL):
+    for _ in db.execute(DDL + PRUNED_DDL):
         raise AssertionError("DDL returns no rows")
+
+
+def complete(db: apsw.Connection) -> None:
+    """Create what the journal of an earlier version does not have yet."""
+    db.execute(PRUNED_DDL).fetchall()
 
 
 def append(db: apsw.Connection, entry: Entry, *, repeat: bool, applied_ms: int) -> None:

@@ -16,6 +16,7 @@ import apsw
 from journal.audit import Audit, decode_membership
 from journal.chain import Finding
 from journal.errors import EntryMalformedError
+from journal.pruning import Mark, marks
 from journal.store import Stored, applied, heads, open_readonly, scan_stored
 from journal.ticks import Ticks
 
@@ -36,6 +37,7 @@ class Counts:
         adopted: how many were committed by another than the leader who began them.
         applied: the vector of the whole.
         nodes: every node that leads a timeline or ever was a member.
+        removed: the last tick of each timeline that was removed to make room; what is left is verified from there.
     """
 
     node: str
@@ -45,6 +47,7 @@ class Counts:
     adopted: int
     applied: dict[str, int]
     nodes: list[str]
+    removed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def verify(sources: Sequence[Source], progress: Progress | None = None) -> Verif
         for (node, db), source in zip(opened, sources, strict=True):
             path = db.filename if isinstance(source, apsw.Connection) else os.fspath(source)
             counts.append(_verify_one(node, path, db, findings, progress))
-        lacks = _compare(opened, findings)
+        lacks = _compare(opened, counts, findings)
         _verify_own_tails(opened, counts, findings)
     return Verification(findings, counts, lacks)
 
@@ -147,7 +150,8 @@ def _verify_one(
         row = db.execute(query, (clock, origin)).fetchone() if clock < 1 << 63 else None
         return None if row is None else row[0]
 
-    audit = Audit(node, founding if isinstance(founding, bytes) else None, original)
+    removed = _removed(node, db, findings)
+    audit = Audit(node, founding if isinstance(founding, bytes) else None, original, removed)
     findings.extend(audit.begin())
     for row in scan_stored(db):
         if _well_typed(row):
@@ -160,9 +164,17 @@ def _verify_one(
     findings.extend(_twice(node, db))
     if progress is not None:
         progress(node, audit.entries)
-    return Counts(
-        node, path, audit.entries, audit.repeats, audit.adopted, dict(sorted(audit.applied.items())), audit.nodes
-    )
+    applied_here = dict(sorted(audit.applied.items()))
+    begins = {leader: mark.tick for leader, mark in sorted(removed.items())}
+    return Counts(node, path, audit.entries, audit.repeats, audit.adopted, applied_here, audit.nodes, begins)
+
+
+def _removed(node: str, db: apsw.Connection, findings: list[Finding]) -> dict[str, Mark]:
+    try:
+        return marks(db)
+    except EntryMalformedError as error:
+        findings.append(Finding("bytes", node, text=str(error)))
+        return {}
 
 
 def _well_typed(row: Stored) -> bool:
@@ -194,10 +206,11 @@ def _twice(node: str, db: apsw.Connection) -> Iterator[Finding]:
 
 
 def _compare(
-    opened: list[tuple[str, apsw.Connection]], findings: list[Finding]
+    opened: list[tuple[str, apsw.Connection]], counts: list[Counts], findings: list[Finding]
 ) -> dict[str, list[tuple[str, int, int]]]:
-    """Walk all journals side by side; report forks, and return what each node lacks."""
+    """Walk all journals side by side; report forks, and return what each node lacks and has not removed itself."""
     everybody = {node for node, _ in opened}
+    removed = {count.node: count.removed for count in counts}
     lacks: dict[tuple[str, str], Ticks] = {}
     if len(opened) < 2:
         return {}
@@ -211,7 +224,8 @@ def _compare(
             text = f"{leader}{tick} is not the same everywhere: {versions}"
             findings.append(Finding("fork", min(hashes.values(), key=len)[0], leader, tick, text=text))
         for node in everybody.difference(*hashes.values()) if tick > 0 else ():
-            lacks.setdefault((node, leader), Ticks()).add(tick)
+            if tick > removed[node].get(leader, 0):
+                lacks.setdefault((node, leader), Ticks()).add(tick)
     found: dict[str, list[tuple[str, int, int]]] = {}
     for (node, leader), ticks in sorted(lacks.items(), key=lambda item: item[0]):
         found.setdefault(node, []).extend((leader, first, last) for first, last in ticks)

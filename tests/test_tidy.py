@@ -16,7 +16,9 @@ FILE_LINES_MAX, FUNCTION_LINES_MAX = 400, 70
 # Who may import whom: the row of the longest matching path holds. A name allows itself and all below it; ``!name``
 # takes that away again. The standard library is allowed except where a row says otherwise.
 IO = "!asyncio !logging !os !pathlib !random !secrets !select !socket !sqlite3 !subprocess !tempfile !threading !time"
-JOURNAL_PURE = "journal !journal.differences !journal.store !journal.replay !journal.spark !journal.verify"
+JOURNAL_PURE = (
+    "journal !journal.differences !journal.pruning !journal.store !journal.replay !journal.spark !journal.verify"
+)
 MAY_IMPORT = {
     "net": f"net cbor2 {IO}",
     "net/handshake.py": "net trio",
@@ -26,6 +28,7 @@ MAY_IMPORT = {
     "journal": f"{JOURNAL_PURE} cbor2 sortedcontainers {IO}",
     "journal/store.py": "journal !journal.spark apsw cbor2",
     "journal/differences.py": "journal !journal.spark apsw",
+    "journal/pruning.py": "journal !journal.spark apsw cbor2",
     "journal/tables.py": "journal !journal.spark apsw cbor2",
     "journal/replay.py": "journal !journal.spark apsw cbor2",
     "journal/verify.py": "journal !journal.spark apsw cbor2",

@@ -185,6 +185,10 @@ def _print_report(report: Verification) -> None:
         cells = (counts.entries, counts.adopted, counts.repeats, format_vector(vector, nodes))
         table.add_row(escape(counts.node), escape(counts.path), *(escape(str(cell)) for cell in cells))
     console.print(table)
+    for counts in report.counts:
+        if counts.removed:
+            begins = ", ".join(f"{who}{tick}" for who, tick in counts.removed.items())
+            console.print(f"{counts.node} has removed up to {begins}", markup=False, highlight=False)
     for node, spans in report.lacks.items():
         behind = ", ".join(f"{who}{first}" + (f" to {who}{last}" if last > first else "") for who, first, last in spans)
         console.print(f"{node} lacks {behind}", markup=False, highlight=False)

@@ -2,16 +2,16 @@
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import trio
 
 from bedrockish.client.aio import Client
 from bedrockish.client.blocking import Connection
-from bedrockish.errors import UnavailableError, UsageError
+from bedrockish.errors import PrunedError, UnavailableError, UsageError
 from bedrockish.requests import STALE
-from journal.feed import Committed, CursorError, Feed
+from journal.feed import Committed, CursorError, Feed, FeedPrunedError
 
 PAGE_ROWS = 200
 POLL_S = 0.1
@@ -22,6 +22,13 @@ def _feed(after: str | None, tables: Collection[str] | None) -> Feed:
         return Feed(after, tables)
     except CursorError as error:
         raise UsageError(str(error)) from error
+
+
+def _take(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
+    try:
+        return feed.take(rows)
+    except FeedPrunedError as error:
+        raise PrunedError(str(error)) from error
 
 
 class Changes:
@@ -39,6 +46,7 @@ class Changes:
 
     Raises:
         UsageError: ``after`` is not a cursor.
+        PrunedError: what comes after it was removed from the journal.
         UnavailableError: no node can be reached (only without ``follow``).
     """
 
@@ -48,7 +56,7 @@ class Changes:
         self._client, self._follow = client, follow
         self._feed = _feed(after, tables)
         self._page: deque[Committed] = deque()
-        self._is_last = False
+        self._wait = False
 
     def __aiter__(self) -> "Changes":
         return self
@@ -56,7 +64,7 @@ class Changes:
     async def __anext__(self) -> Committed:
         """Return the next transaction; wait for it with ``follow``."""
         while not self._page:
-            if self._is_last:
+            if self._wait:
                 if not self._follow:
                     raise StopAsyncIteration
                 await trio.sleep(POLL_S)
@@ -70,9 +78,10 @@ class Changes:
         except UnavailableError:
             if not self._follow:
                 raise
-            rows = []
-        self._page.extend(self._feed.take(rows))
-        self._is_last = len(rows) < PAGE_ROWS
+            self._wait = True
+            return
+        self._page.extend(_take(self._feed, rows))
+        self._wait = self._feed.is_last
 
 
 def blocking_changes(
@@ -81,15 +90,16 @@ def blocking_changes(
     """Yield what ``Changes`` gives, for a blocking connection."""
     feed = _feed(after, tables)
     while True:
-        rows = None
         sql, params = feed.question(PAGE_ROWS)
-        if follow:
-            with suppress(UnavailableError):
-                rows = connection.execute(sql, params, read=STALE).rows
-        else:
+        try:
             rows = connection.execute(sql, params, read=STALE).rows
-        yield from feed.take(rows or ())
-        if rows is None or len(rows) < PAGE_ROWS:
+        except UnavailableError:
+            if not follow:
+                raise
+        else:
+            yield from _take(feed, rows)
+            if not feed.is_last:
+                continue
             if not follow:
                 return
-            time.sleep(POLL_S)
+        time.sleep(POLL_S)

@@ -171,4 +171,5 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         node = system.get_meta(db, "node")
         if founding is not None and founding.node != node:
             raise ConfigError(f"{path} is the file of node {node}, not of {founding.node}; give each node its own file")
+        store.complete(db)
     db.execute("COMMIT")

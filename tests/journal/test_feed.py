@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 from journal.changes import INSERT, Change, encode_changes
-from journal.feed import Cursor, CursorError, Feed, parse_cursor
+from journal.feed import Cursor, CursorError, Feed, FeedPrunedError, parse_cursor
 from journal.footprint import Footprint
 from journal.transaction import Transaction, Txid
 
@@ -22,6 +22,7 @@ def row(clock: int, leader: str, *tables: str) -> tuple[int, str, str, int, byte
 def journal() -> sqlite3.Connection:
     db = sqlite3.connect(":memory:")
     db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value)")
+    db.execute("CREATE TABLE bedrockish_pruned(leader, tick, hash, clock, origin)")
     db.execute("CREATE TABLE bedrockish_journal(clock, origin, leader, tick, body, repeat INTEGER DEFAULT 0)")
     rows = [row(30, "B", "t"), row(10, "A", "t", "u"), row(20, "B", "u"), row(20, "A", "t"), row(40, "A", "t")]
     db.executemany("INSERT INTO bedrockish_journal(clock, origin, leader, tick, body) VALUES (?,?,?,?,?)", rows)
@@ -65,6 +66,28 @@ def test_a_filter_leaves_changes_out_and_moves_on_past_them(journal: sqlite3.Con
         ("20.B", ["u"]),
     ]
     assert str(feed.cursor) == "30.B"
+
+
+def test_a_reader_behind_what_was_removed_is_told_and_one_exactly_there_misses_nothing(
+    journal: sqlite3.Connection,
+) -> None:
+    journal.execute("DELETE FROM bedrockish_journal WHERE clock <= 20")
+    journal.execute("INSERT INTO bedrockish_pruned VALUES ('A', 2, x'', 20, 'A'), ('B', 1, x'', 20, 'B')")
+    assert read(journal, Feed("20.B")) == ["30.B"]
+    for cursor in (None, "10.A", "20.A"):
+        feed = Feed(cursor)
+        with pytest.raises(FeedPrunedError, match=r"begins after 20\.B.*export"):
+            read(journal, feed)
+        assert feed.cursor == parse_cursor(cursor)
+
+
+def test_the_last_page_is_known_as_the_last(journal: sqlite3.Connection) -> None:
+    feed = Feed()
+    assert len(read(journal, feed, 4)) == 4
+    assert not feed.is_last
+    assert read(journal, feed, 4) == []
+    assert feed.is_last
+    assert feed.safe == 30
 
 
 @pytest.mark.parametrize("text", ["x", "1", "1-A", "-1.A", "1.5.A.", f"{1 << 63}.A", "1." + "A" * 65, "١x.A"])

@@ -126,6 +126,7 @@ class World:
         self.names = nodes
         self.clock = 1 << 40
         self.commands = 0
+        self.config = 0  # the membership under which transactions begin
         self.last: dict[str, tuple[str, int]] = {}  # which commit last touched a row
 
     def transaction(self, leader: str, kind: str, changes: bytes, command: str | None = None) -> Transaction:
@@ -137,7 +138,7 @@ class World:
             dict(node.applied),
             0,
             0,
-            0,
+            self.config,
             command or f"command-{self.commands}",
             "serializable",
             kind,

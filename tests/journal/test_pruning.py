@@ -1,0 +1,163 @@
+"""Journals whose beginning was removed: what is left is verified from the mark, and nobody reads over a gap."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from journal import store
+from journal.errors import EntryMalformedError, JournalPrunedError
+from journal.feed import Feed
+from journal.pruning import clock_at, horizon, marks, plan, remove, size
+from journal.replay import RANDOM, digest, replay
+from journal.verify import verify
+from tests.journal.world import NODES, World
+
+
+@pytest.fixture(params=range(3))
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    world = World(tmp_path, request.param).run(40)
+    world.members("A", 1, NODES[:3])
+    world.settle()
+    world.config = 1
+    for _ in range(40):
+        world.step()
+    world.settle()
+    yield world
+    world.close()
+
+
+def clocks(db: apsw.Connection) -> list[int]:
+    return [row[0] for row in db.execute("SELECT clock FROM bedrockish_journal WHERE repeat = 0 ORDER BY clock")]
+
+
+def prune(world: World, node: str, share: float) -> dict[str, int]:
+    db = world.nodes[node].db
+    with db:
+        upto = plan(db, clock_at(db, share))
+        remove(db, upto)
+    return upto
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])
+def test_what_is_left_holds_and_says_where_it_begins(world: World, share: float) -> None:
+    upto = prune(world, "B", share)
+    report = verify(world.paths)
+    assert report.findings == []
+    assert [count.removed for count in report.counts] == [{}, upto, {}]
+    assert report.lacks == {}
+
+
+def test_the_whole_rest_is_verified_when_all_nodes_have_removed_something(world: World) -> None:
+    for node, share in (("A", 0.3), ("B", 0.6), ("C", 0.9)):
+        prune(world, node, share)
+    assert verify(world.paths).findings == []
+
+
+def test_removing_goes_on_from_an_earlier_mark_in_slices(world: World) -> None:
+    db = world.nodes["A"].db
+    prune(world, "A", 0.3)
+    before = store.applied(db)
+    upto = plan(db, clock_at(db, 0.7))
+    slices = 0
+    with db:
+        while remove(db, upto, 3):
+            slices += 1
+    assert slices > 3
+    assert {leader: mark.tick for leader, mark in marks(db).items() if leader in upto} == upto
+    assert store.applied(db) == before
+    assert verify(world.paths).findings == []
+
+
+def test_the_last_entry_of_a_timeline_stays_and_so_does_what_others_need(world: World) -> None:
+    db = world.nodes["A"].db
+    assert plan(db, 0) == {}
+    assert plan(db, clocks(db)[-1], {}) == {}
+    assert all(tick <= 2 for tick in plan(db, clocks(db)[-1], dict.fromkeys(NODES, 2)).values())
+    everything = plan(db, 1 << 62)
+    assert everything == {leader: tick - 1 for leader, tick in store.applied(db).items()}
+
+
+def test_only_what_is_old_enough_is_removed(world: World) -> None:
+    db = world.nodes["C"].db
+    bound = clocks(db)[len(clocks(db)) // 2]
+    later = [clock for clock in clocks(db) if clock > bound]
+    with db:
+        remove(db, plan(db, bound))
+    assert [clock for clock in clocks(db) if clock > bound] == later
+    assert horizon(db)[0] <= bound
+    missing = {leader: mark.tick for leader, mark in marks(db).items()}
+    assert missing
+
+
+def test_a_feed_sees_every_transaction_or_an_error(world: World) -> None:
+    whole = world.nodes["A"].db
+    whole.execute("INSERT INTO bedrockish_meta VALUES ('safe', ?)", (1 << 60,))
+    feed = Feed()
+    everything = feed.take(whole.execute(*feed.question(10_000)).fetchall())
+    prune(world, "B", 0.5)
+    part = world.nodes["B"].db
+    part.execute("INSERT INTO bedrockish_meta VALUES ('safe', ?)", (1 << 60,))
+    removed = horizon(part)
+    for place, one in enumerate(everything):
+        feed = Feed(str(one.cursor))
+        rows = part.execute(*feed.question(10_000)).fetchall()
+        if (one.clock, one.leader) < removed:
+            with pytest.raises(Exception, match="was removed to make room"):
+                feed.take(rows)
+        else:
+            assert [each.cursor for each in feed.take(rows)] == [each.cursor for each in everything[place + 1 :]]
+
+
+def test_a_mark_that_was_altered_is_found(world: World) -> None:
+    prune(world, "A", 0.5)
+    db = world.nodes["A"].db
+    leader = random.Random(1).choice(sorted(marks(db)))
+    db.execute("UPDATE bedrockish_pruned SET hash = zeroblob(32) WHERE leader = ?", (leader,))
+    assert "link" in {finding.check for finding in verify(world.paths[:1]).findings}
+    db.execute("UPDATE bedrockish_pruned SET tick = tick + 1, hash = zeroblob(32) WHERE leader = ?", (leader,))
+    assert "density" in {finding.check for finding in verify(world.paths[:1]).findings}
+    db.execute("UPDATE bedrockish_pruned SET hash = 'x'")
+    with pytest.raises(EntryMalformedError, match="fill this node again"):
+        marks(db)
+    assert "bytes" in {finding.check for finding in verify(world.paths[:1]).findings}
+
+
+def test_a_database_is_rebuilt_from_a_whole_journal_only(world: World, tmp_path: Path) -> None:
+    prune(world, "A", 0.5)
+    with pytest.raises(JournalPrunedError, match=r"bedrockish export"):
+        replay(world.paths, tmp_path / "again.db")
+    assert not (tmp_path / "again.db").exists()
+    report = replay([world.paths[1], world.paths[0]], tmp_path / "again.db")
+    assert report.digest == digest(world.nodes["A"].db)
+    assert replay(world.paths, tmp_path / "drawn.db", order=RANDOM).digest == report.digest
+    prune(world, "B", 0.5)
+    prune(world, "C", 0.5)
+    with pytest.raises(JournalPrunedError):
+        replay(world.paths, tmp_path / "no.db", order=RANDOM)
+
+
+def test_the_size_is_about_right(world: World) -> None:
+    db = world.nodes["A"].db
+    entries, about, oldest = size(db)
+    assert entries == len(list(store.scan(db)))
+    true = sum(len(e.label) + len(e.transaction.body) + len(e.transaction.command) + 220 for e in store.scan(db))
+    assert 0.5 * true < about < 2 * true
+    assert oldest == clocks(db)[0]
+    prune(world, "A", 0.9)
+    assert size(db)[1] < 0.5 * about
+
+
+def test_a_file_of_an_earlier_version_has_no_marks() -> None:
+    db = apsw.Connection(":memory:")
+    db.execute(store.DDL).fetchall()
+    assert marks(db) == {}
+    assert horizon(db) == (0, "")
+    assert size(db) == (0, 0, 0)
+    assert clock_at(db, 0.5) == 0
+    store.complete(db)
+    store.complete(db)
+    assert marks(db) == {}
+    db.close()

@@ -12,6 +12,7 @@ from bedrockish.errors import (
     DeadlineError,
     OutcomeUnknownError,
     ProtocolMismatchError,
+    ResultLostError,
     SqlError,
     TooLargeError,
     UnavailableError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from bedrockish.client.blocking import Connection, connect
     from bedrockish.client.held import BlockingTransaction
     from bedrockish.client.rows import Rows
+    from bedrockish.client.streaming import RowStream
     from bedrockish.client.transaction import Transaction
 
 __version__ = "0.1.0"
@@ -41,6 +43,8 @@ __all__ = [
     "DeadlineError",
     "OutcomeUnknownError",
     "ProtocolMismatchError",
+    "ResultLostError",
+    "RowStream",
     "Rows",
     "SqlError",
     "TooLargeError",
@@ -59,6 +63,7 @@ _HOMES = {
     "Connection": "bedrockish.client.blocking",
     "connect": "bedrockish.client.blocking",
     "Rows": "bedrockish.client.rows",
+    "RowStream": "bedrockish.client.streaming",
     "Transaction": "bedrockish.client.transaction",
     "BlockingTransaction": "bedrockish.client.held",
 }

@@ -35,6 +35,9 @@ class Bounds:
         open_transactions_max: interactive transactions that are open at the same time.
         idle_transaction_ms: how long one may be idle before it is rolled back, in milliseconds; at most the conflict
             window.
+        streams_max: streamed results that are open at the same time.
+        idle_stream_ms: how long nobody may read from one before it is ended, in milliseconds.
+        stream_ms_max: how long one may be read, in milliseconds; the write-ahead log cannot begin anew meanwhile.
     """
 
     result_bytes_max: int = 32 << 20
@@ -43,6 +46,9 @@ class Bounds:
     in_flight_max: int = 128
     open_transactions_max: int = 500
     idle_transaction_ms: int = 60_000
+    streams_max: int = 64
+    idle_stream_ms: int = 60_000
+    stream_ms_max: int = 600_000
 
 
 @dataclass(frozen=True, slots=True)

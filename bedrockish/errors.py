@@ -122,6 +122,15 @@ class DeadlineError(UnavailableError):
     code = "deadline"
 
 
+class ResultLostError(UnavailableError):
+    """Raised when a streamed result ends before its last row. Reading changes nothing: reading it again is safe.
+
+    ``details["rows"]`` is how many rows had come; ``details["reason"]`` is the code of what ended it.
+    """
+
+    code = "result_lost"
+
+
 class OutcomeUnknownError(BedrockishError):
     """Raised when the answer was lost and cannot be had now: the command may have happened, or may yet.
 

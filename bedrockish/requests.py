@@ -160,9 +160,11 @@ class Answer:
         token: what the session has seen now.
         place: timeline and tick of the commit; None for a request that only read.
         attempts: how often the node ran the request; above 1, it met conflicts.
+        more: of a stream: there may be more rows, and they can be fetched.
     """
 
     results: bytes
     token: Token
     place: tuple[str, int] | None = None
     attempts: int = 1
+    more: bool = False

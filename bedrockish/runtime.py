@@ -141,7 +141,7 @@ class Runtime:
             self._clocks.now(),
             self.started,
         )
-        return {**told, "open_transactions": len(self.transactions)}
+        return {**told, "open_transactions": len(self.transactions), "open_streams": len(self.transactions.streams)}
 
     def events(self, after: int) -> dict[str, Any]:
         """Return what was lately said and heard."""

@@ -31,7 +31,9 @@ from bedrockish.errors import (
 )
 from bedrockish.requests import NOTHING, SERIALIZABLE, SESSION, STRICT, Answer, Request, Result, Statement, Token
 from bedrockish.requests import encode_results as encode
-from bedrockish.wire import BEGIN, ROLLBACK, SETTLE, STATEMENTS
+from bedrockish.snapshots import Snapshots
+from bedrockish.streams import Streams
+from bedrockish.wire import BEGIN, ROLLBACK, SETTLE, STATEMENTS, STREAM_STEPS
 from journal.changes import encode_changes
 from journal.footprint import Footprint
 from journal.transaction import ROWS
@@ -95,6 +97,8 @@ class Transactions:
         self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
         self._bounds = bounds
         self._interactive = Interactive(engine, lambda footprint, base: overtaken(core.state, footprint, base))
+        self._snapshots = Snapshots(engine, self._interactive.readers, durable)
+        self.streams = Streams(self._interactive, core, submit, self._snapshots, bounds, self._damaged)
         self._open: dict[str, Open] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
         self._waiting: list[tuple[Session, trio.Event]] = []  # for a snapshot
@@ -113,6 +117,7 @@ class Transactions:
         """
         if self._damage is not None:
             raise self._damage
+        self._snapshots.at_boundary()
         waiting, self._waiting = self._waiting, []
         for session, taken in waiting:
             try:
@@ -125,7 +130,8 @@ class Transactions:
         """End what was idle, or has lasted, too long; until cancelled."""
         idle_s, life_s = self._times()
         while True:
-            await trio.sleep(min(1.0, idle_s / 4))
+            await trio.sleep(min(1.0, idle_s / 4, self._bounds.idle_stream_ms / 4000))
+            self.streams.end_late()
             now = time.monotonic()
             for one in list(self._open.values()):
                 if not one.busy and now - one.touched > idle_s:
@@ -138,15 +144,20 @@ class Transactions:
         return min(self._bounds.idle_transaction_ms, window_ms) / 1000, window_ms / 1000
 
     def end_owner(self, owner: object) -> None:
-        """A client has gone: its transactions go with it."""
+        """A client has gone: its transactions and streams go with it."""
+        self.streams.end_owner(owner)
         for one in [one for one in self._open.values() if one.owner is owner]:
             self._end(one, UnavailableError("the client has gone; it did not happen"))
 
     def close(self) -> None:
         """End all of them: the node leaves."""
+        self.streams.close()
         for one in list(self._open.values()):
             self._end(one, UnavailableError("the node is leaving; it did not happen"))
         self._interactive.close()
+
+    def _damaged(self, error: DamagedError) -> None:
+        self._damage = error
 
     # -- what clients do -------------------------------------------------------------------------------------------
 
@@ -155,7 +166,7 @@ class Transactions:
 
         Args:
             owner: the client's link.
-            op: ``begin``, ``statements``, ``commit``, ``rollback`` or ``settle``.
+            op: ``begin``, ``statements``, ``commit``, ``rollback`` or ``settle``; or one of a streamed result.
             request: names the transaction by its command, and brings the statements.
 
         Raises:
@@ -163,6 +174,8 @@ class Transactions:
                 say ``ended``.
         """
         match op:
+            case _ if op in STREAM_STEPS:
+                return await self.streams.handle(owner, op, request)
             case _ if op == BEGIN:
                 return await self._begin(owner, request)
             case _ if op == SETTLE:

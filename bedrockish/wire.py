@@ -8,6 +8,7 @@ call's: a reply with it is about the link itself. Unknown fields are ignored, un
     {"id": 7, "op": "member", "command": "c0…", "change": {"action": "add", "node": "D", "address": "host:port", …},
      "token": bytes | null, "timeout": 10.0}
     {"id": 7, "op": "begin" | "statements" | "commit" | "rollback" | "settle", …}             like "execute"
+    {"id": 7, "op": "stream" | "fetch" | "close", …}      like "execute"; the reply to a stream has "more": true | false
     {"id": 7, "op": "outcome", "command": "c0…"}          {"id": 7, "op": "status" | "nodes" | "ping"}
     {"id": 7, "op": "join" | "snapshot"}                  {"id": 7, "op": "chunk", "offset": 0}
     {"id": 7, "op": "events", "after": 0}                 {"id": 7, "op": "explain", "statement": ["SELECT 1", null]}
@@ -38,14 +39,12 @@ from bedrockish.requests import (
 )
 
 EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
-JOIN, SNAPSHOT, CHUNK, EVENTS = "join", "snapshot", "chunk", "events"
-EXPLAIN = "explain"
+JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN = "join", "snapshot", "chunk", "events", "explain"
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
+STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
 QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN)
-OPS = (EXECUTE, *STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
-LINK_ID = 0
-STATEMENTS_MAX = 10_000
-COMMAND_CHARACTERS_MAX = 200
+OPS = (EXECUTE, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
+LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX = 0, 10_000, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,8 @@ class Step:
     """One step of an interactive transaction, named by the command that its COMMIT is. The reply is an answer.
 
     ``settle`` makes sure that the command has happened or never will; the results are empty if it never will.
+
+    Or one of a streamed result: ``stream`` opens it (columns, no rows), ``fetch`` takes rows, ``close`` gives it up.
     """
 
     id: int
@@ -78,10 +79,8 @@ class AskOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask something of the node: ``status``, ``nodes``, ``ping``; ``join``: what a new node has to know; ``snapshot``:
-    make a copy of the database, whose size and SHA-256 are the reply; ``events``: what was said after number ``after``;
-    ``explain``: what a statement would read and write.
-    """
+    """Ask ``status``, ``nodes``, ``ping``; ``join``: what a new node has to know; ``snapshot``: make a copy of the file
+    and reply its size and SHA-256; ``events``: what was said; ``explain``: what a statement would read and write."""
 
     id: int
     op: str
@@ -204,8 +203,8 @@ def decode_call(payload: bytes) -> Call:
     try:
         if op == EXECUTE:
             return Execute(number, _decode_request(packed))
-        if op in STEPS:
-            return Step(number, _decode_request(packed, least=int(op == STATEMENTS)), op)
+        if op in STEPS or op in STREAM_STEPS:
+            return Step(number, _decode_request(packed, least=int(op in (STATEMENTS, STREAM))), op)
         if op == MEMBER:
             return Execute(number, _decode_change(packed))
         if op == OUTCOME:
@@ -345,6 +344,7 @@ def encode_reply(reply: Reply) -> bytes:
                 "token": answer.token.encode(),
                 "place": answer.place,
                 "attempts": answer.attempts,
+                **({"more": True} if answer.more else {}),
             }
         case Told(number, value):
             packed = {"id": number, "ok": True, "value": value}
@@ -379,7 +379,7 @@ def decode_reply(payload: bytes) -> Reply:
         token = decode_token(packed["token"])
     except UsageError as error:
         raise ProtocolMismatchError(f"the node sent an answer whose token is none: {error}") from error
-    return Answered(number, Answer(results, token, _place(packed.get("place")), attempts))
+    return Answered(number, Answer(results, token, _place(packed.get("place")), attempts, packed.get("more") is True))
 
 
 def _decode_error(packed: object) -> BedrockishError:

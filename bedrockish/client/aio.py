@@ -11,13 +11,9 @@ import trio
 from bedrockish.addresses import Target, parse_url
 from bedrockish.client.driving import Driver
 from bedrockish.client.rows import Rows, rows_of
+from bedrockish.client.streaming import RowStream, streaming
 from bedrockish.client.transaction import Options, Transaction, run_transaction, transaction
-from bedrockish.errors import (
-    ConfigError,
-    ProtocolMismatchError,
-    UnavailableError,
-    UsageError,
-)
+from bedrockish.errors import ConfigError, ProtocolMismatchError, UnavailableError, UsageError
 from bedrockish.requests import (
     ISOLATIONS,
     READ_LEVELS,
@@ -128,6 +124,36 @@ class Client(Driver):
         reply = await self._call(request, timeout_s)
         assert isinstance(reply, Answered)
         return rows_of(reply.answer, len(request.statements))
+
+    def stream(
+        self,
+        sql: str,
+        params: Params = None,
+        *,
+        timeout: float | None = None,
+        read: str | None = None,
+    ) -> AbstractAsyncContextManager[RowStream]:
+        """Open a result of any size for the block: ``async with client.stream(sql) as rows: async for row in rows``.
+
+        The rows are those of one moment, and come a batch at a time, at the pace of whoever reads them.
+
+        Args:
+            sql: one statement that reads.
+            params: see ``execute``.
+            timeout: seconds for opening it, and for each batch.
+            read: see ``execute``.
+
+        Raises:
+            ResultLostError: the node was lost, or nobody read for too long; ``details["rows"]`` had come by then.
+                Nothing was changed: reading all of it again is safe.
+            BedrockishError: it cannot be read; the type says why.
+        """
+        return streaming(self.new_stream(sql, params, timeout, read))
+
+    def new_stream(self, sql: str, params: Params, timeout_s: float | None, read: str | None) -> RowStream:
+        """Return what ``stream`` opens, for the caller to ``open`` and close."""
+        read, seconds = read or self.target.read, self._seconds(timeout_s)
+        return RowStream(self, make_request(uuid.uuid4().hex, [(sql, params)], read, SERIALIZABLE, seconds))
 
     async def change_members(
         self,

@@ -19,8 +19,9 @@ from bedrockish.client.aio import Client, Statements, open_client, target_of
 from bedrockish.client.held import BlockingTransaction, held
 from bedrockish.client.retry import Backoff
 from bedrockish.client.rows import Rows
+from bedrockish.client.streaming import BlockingRowStream, held_stream
 from bedrockish.control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
-from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
+from bedrockish.errors import BedrockishError, ClientClosedError, UnsupportedError, UsageError
 from bedrockish.requests import SERIALIZABLE, Params
 from bedrockish.wire import check_timeout
 
@@ -158,6 +159,18 @@ class Connection:
         return self._loop.call(
             self._client.transact, statements, timeout=timeout, read=read, isolation=isolation, command=command
         )
+
+    def stream(
+        self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None
+    ) -> AbstractContextManager[BlockingRowStream]:
+        """Open a result of any size: ``with connection.stream(sql) as rows: for row in rows``. See ``Client.stream``.
+
+        Raises:
+            UnsupportedError: BEGIN has opened a transaction, whose own changes a stream would not see.
+        """
+        if self._current is not None:
+            raise UnsupportedError("a stream does not see what the open transaction has changed; COMMIT it first")
+        return held_stream(BlockingRowStream(self._loop.call, self._client.new_stream(sql, params, timeout, read)))
 
     @property
     def in_transaction(self) -> bool:

@@ -16,7 +16,7 @@ from typing import assert_never
 from bedrockish.addresses import Address, Target
 from bedrockish.client.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.retry import Backoff, Verdict, judge, only_reads, out_of_time
-from bedrockish.client.steps import What, ends, gone, is_harmless, judged, name_of, settling
+from bedrockish.client.steps import What, begins, ends, gone, is_harmless, judged, name_of, settling
 from bedrockish.errors import (
     BedrockishError,
     ClientClosedError,
@@ -28,10 +28,11 @@ from bedrockish.errors import (
 )
 from bedrockish.requests import STRICT, Request, Token
 from bedrockish.wire import (
-    BEGIN,
+    CLOSE,
     COMMIT,
     LINK_ID,
     SETTLE,
+    STREAM,
     Answered,
     Ask,
     AskOutcome,
@@ -107,7 +108,11 @@ class ClientCore:
 
     def cancel(self, call: int, now: float) -> list[Effect]:
         """Forget a call: nobody waits for it any longer. What was sent may still happen."""
+        one = self._calls.get(call)
         self._forget(call)
+        if one is not None and one.link is not None and isinstance(one.what, Step) and one.what.op == STREAM:
+            self._homes[one.what.request.command] = one.link  # it may be open there by now; nobody waits for the answer
+            return self.call(replace(one.what, op=CLOSE), DIAL_TIMEOUT_S, now)[1]
         return self._pump(now)
 
     def see(self, token: Token) -> None:
@@ -130,8 +135,7 @@ class ClientCore:
 
     def deadline(self) -> float:
         """Return when to call ``woken`` if nothing else happens; infinity for never."""
-        times = [math.inf]
-        ready = False
+        times, ready = [math.inf], False
         for call in self._calls.values():
             times.append(call.deadline)
             if call.link is None:
@@ -190,7 +194,7 @@ class ClientCore:
             return
         if not isinstance(reply, Failed):
             self._forget(reply.id)
-            if isinstance(call.what, Step) and call.what.op == BEGIN:
+            if begins(call.what, reply):
                 self._homes[call.what.request.command] = link
             elif ends(call.what, reply):
                 self._homes.pop(call.what.request.command, None)
@@ -253,8 +257,7 @@ class ClientCore:
             return
         self._link_error = error
         if number == self._current:
-            self._current = None
-            self._turn += 1
+            self._current, self._turn = None, self._turn + 1
         if not link.is_open:
             self._failures += 1
             rounds, rest = divmod(self._failures, len(self._target.addresses))
@@ -264,7 +267,7 @@ class ClientCore:
         for lost in link.calls:
             call = self._calls[lost]
             call.lost += 1
-            call.error = error if name_of(call.what) is None else gone(str(link.address), error)
+            call.error = error if name_of(call.what) is None else gone(call.what, str(link.address), error)
             self._again(lost, call, now)
 
     def _hopeless_at(self, call: _Call) -> float:
@@ -305,7 +308,7 @@ class ClientCore:
                 self._send(self._homes[name], self._links[self._homes[name]], number, now, effects)
             else:
                 self._forget(number)
-                effects.append(Finish(number, call.error or gone("another node", self._link_error)))
+                effects.append(Finish(number, call.error or gone(call.what, "another node", self._link_error)))
         return ready
 
     def _dial(self, now: float, effects: list[Effect]) -> None:

@@ -38,23 +38,41 @@ class Driver:
         self._is_closed = False
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
+        return await self._wait(self._begin(what, timeout_s))
+
+    def _begin(self, what: What, timeout_s: float) -> int:
+        """Begin a call; ``_wait`` for the number that is returned, or ``_cancel`` it."""
         if self._is_closed:
             raise ClientClosedError("this client is closed; open another")
         number, effects = self._core.call(what, timeout_s, trio.current_time())
-        answered = self._waiting[number] = trio.Event()
+        self._waiting[number] = trio.Event()
         self._perform(effects)
+        return number
+
+    async def _wait(self, number: int) -> Answered | Told:
         try:
-            await answered.wait()
+            await self._waiting[number].wait()
             outcome = self._outcomes.pop(number)
         except trio.Cancelled:
-            self._perform(self._core.cancel(number, trio.current_time()))
+            self._cancel(number)
             raise
         finally:
-            del self._waiting[number]
+            self._waiting.pop(number, None)
             self._outcomes.pop(number, None)
         if isinstance(outcome, BedrockishError):
             raise outcome
         return outcome
+
+    def _cancel(self, number: int) -> None:
+        """Forget a call."""
+        del self._waiting[number]
+        self._outcomes.pop(number, None)
+        self._perform(self._core.cancel(number, trio.current_time()))
+
+    def _tell(self, what: What, timeout_s: float) -> None:
+        """Make a call whose answer nobody wants."""
+        if not self._is_closed:
+            self._perform(self._core.call(what, timeout_s, trio.current_time())[1])
 
     # --- the driver ---
 

@@ -3,6 +3,8 @@
 A transaction lives at the node where it began and dies with the link that it began on. So its statements are never sent
 again; when they are lost, it did not happen. A COMMIT that is lost may have happened. It is *settled*, at whatever
 node: either it is found there, or an empty transaction takes its place for good.
+
+A streamed result lives at one node in the same way, from its opening to its last row, and leaves nothing behind.
 """
 
 from dataclasses import replace
@@ -10,22 +12,45 @@ from typing import TypeGuard
 
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 from bedrockish.requests import NOTHING, Request
-from bedrockish.wire import BEGIN, COMMIT, ROLLBACK, SETTLE, Answered, Ask, AskOutcome, Failed, Reply, Step
+from bedrockish.wire import (
+    BEGIN,
+    CLOSE,
+    COMMIT,
+    ROLLBACK,
+    SETTLE,
+    STREAM,
+    STREAM_STEPS,
+    Answered,
+    Ask,
+    AskOutcome,
+    Failed,
+    Reply,
+    Step,
+)
 
 What = Request | AskOutcome | Ask | Step
 
 
 def name_of(what: What) -> str | None:
     """Return the transaction whose link a call must go on; None for a call that any node can answer."""
-    if isinstance(what, Step) and what.op not in (BEGIN, SETTLE):
+    if isinstance(what, Step) and what.op not in (BEGIN, SETTLE, STREAM):
         return what.request.command
     return None
 
 
+def begins(what: What, reply: Reply) -> TypeGuard[Step]:
+    """Whether a transaction or a stream is open with this reply, at its node."""
+    if not isinstance(what, Step) or not isinstance(reply, Answered):
+        return False
+    return what.op == BEGIN or (what.op == STREAM and reply.answer.more)
+
+
 def ends(what: What, reply: Reply) -> TypeGuard[Step]:
-    """Whether the transaction of a call is over with this reply, at its node."""
+    """Whether the transaction or the stream of a call is over with this reply, at its node."""
     if not isinstance(what, Step):
         return False
+    if what.op in STREAM_STEPS:
+        return what.op == CLOSE or not (isinstance(reply, Answered) and reply.answer.more)
     if isinstance(reply, Failed):
         return what.op == ROLLBACK or not isinstance(reply.error, UsageError)
     return what.op in (COMMIT, ROLLBACK)
@@ -41,9 +66,11 @@ def settling(what: Step) -> Step:
     return replace(what, op=SETTLE)
 
 
-def gone(where: str, why: BedrockishError | None) -> UnavailableError:
-    """Return the error for a transaction whose node cannot be reached any more."""
+def gone(what: What, where: str, why: BedrockishError | None) -> UnavailableError:
+    """Return the error for a transaction or a stream whose node cannot be reached any more."""
     reason = f": {why.message}" if why is not None else ""
+    if isinstance(what, Step) and what.op in STREAM_STEPS:
+        return UnavailableError(f"the result was read at {where}, which is gone{reason}")
     return UnavailableError(
         f"the transaction was open at {where}, which is gone{reason}; it did not happen, and can be run again"
     )

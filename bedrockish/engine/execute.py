@@ -19,6 +19,7 @@ from bedrockish.engine.footprints import Analysis, Gatherer
 from bedrockish.engine.guard import EMPTY, READ, SCHEMA, WRITE, Guard, Piece
 from bedrockish.engine.inserts import Rewritten, rewrite
 from bedrockish.engine.limits import Limits
+from bedrockish.engine.readers import WAY_OUT
 from bedrockish.engine.tables import Tables
 from bedrockish.engine.values import Binder
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, TooLargeError, UnsupportedError
@@ -186,7 +187,7 @@ class Executor:
                 size += row_bytes(row)
                 if size > room:
                     raise TooLargeError(
-                        f"the results take more than {self._limits.result_bytes} bytes; select less, or use LIMIT",
+                        f"the results take more than {self._limits.result_bytes} bytes; {WAY_OUT}",
                         limit=self._limits.result_bytes,
                     )
         finally:

@@ -41,11 +41,11 @@ class Interactive:
     """Runs the statements of all open transactions of a node."""
 
     def __init__(self, engine: Engine, overtaken: Overtaken) -> None:
-        self._engine, self._overtaken = engine, overtaken
+        self.engine, self._overtaken = engine, overtaken
         self._inside: Session | None = None
-        parts = self._parts = engine.lend(self.leave)
+        parts = self.parts = engine.lend(self.leave)
         self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture
-        self._readers = Readers(parts.reader, parts.limits)
+        self.readers = Readers(parts.reader, parts.limits)
 
     # -- what a session does ---------------------------------------------------------------------------------------
 
@@ -91,9 +91,9 @@ class Interactive:
         Raises:
             UnavailableError: the machine has no room for another connection.
         """
-        assert not self._engine.dirty
+        assert not self.engine.dirty
         if session.base is None:
-            session.snapshot = self._readers.take()
+            session.snapshot = self.readers.take()
             self._start(session)
 
     def run(self, session: Session, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
@@ -141,7 +141,7 @@ class Interactive:
                 sql=statement.sql,
             )
         self._check_schema(session)
-        self._engine.execute(replace(request, statements=(*session.ddl, statement)))
+        self.engine.execute(replace(request, statements=(*session.ddl, statement)))
         session.ddl.append(statement)
 
     def finish_schema(self, session: Session, request: Request) -> Prepared:
@@ -151,7 +151,7 @@ class Interactive:
             ConflictError: what it has read has changed.
             BedrockishError: as for a request.
         """
-        prepared = self._engine.execute(replace(request, statements=tuple(session.ddl)))
+        prepared = self.engine.execute(replace(request, statements=tuple(session.ddl)))
         if session.sets is None or session.base is None:
             return prepared
         self._check_schema(session)
@@ -210,7 +210,7 @@ class Interactive:
         if self._inside is session:
             self.leave()
         if session.snapshot is not None:
-            self._readers.give_back(session.snapshot)
+            self.readers.give_back(session.snapshot)
             session.snapshot = None
 
     def leave(self) -> None:
@@ -226,16 +226,16 @@ class Interactive:
     def close(self) -> None:
         """Close what is open. Every session must have ended."""
         self.leave()
-        self._readers.close()
+        self.readers.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _start(self, session: Session) -> None:
-        session.base, session.schema = dict(self._engine.applied), self._engine.schema_version
+        session.base, session.schema = dict(self.engine.applied), self.engine.schema_version
         session.sets = Growing(self._executor._analysis, serializable=session.serializable)
 
     def _check_schema(self, session: Session) -> None:
-        if session.base is not None and session.schema != self._engine.schema_version:
+        if session.base is not None and session.schema != self.engine.schema_version:
             raise ConflictError(
                 "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
             )
@@ -250,7 +250,7 @@ class Interactive:
             return
         assert session.sets is not None
         assert session.base is not None
-        engine = self._engine
+        engine = self.engine
         if session.base != engine.applied:
             error = self._overtaken(session.sets.footprint(), session.base)
             if error is not None:
@@ -258,16 +258,16 @@ class Interactive:
             if session.serializable:
                 session.base = dict(engine.applied)
         if session.serializable and session.snapshot is not None:
-            self._readers.give_back(session.snapshot)
+            self.readers.give_back(session.snapshot)
             session.snapshot = None
         self.leave()
         self._db.execute("SAVEPOINT interactive")
         self._inside = session
-        failure = self._parts.applier.redo(session.changes)
+        failure = self.parts.applier.redo(session.changes)
         if failure:
             self.leave()
             raise ConflictError(f"the transaction's rows do not fit any more: {failure}; run it again")
-        self._parts.applier.loud()
+        self.parts.applier.loud()
         self._db.set_last_insert_rowid(session.lastrowid)
 
     def _read(
@@ -312,9 +312,9 @@ class Interactive:
             session.unsure = session.unsure or self._broken_keys()
             db.execute("ROLLBACK TO statement")
             changes += capture.net_changes(capture.read_rows(touched), after)
-            failure = self._parts.applier.redo(changes)
+            failure = self.parts.applier.redo(changes)
             assert not failure, failure
-            self._parts.applier.loud()
+            self.parts.applier.loud()
             db.set_last_insert_rowid(session.lastrowid)
             size = capture.size
         db.execute("RELEASE statement")
@@ -349,7 +349,7 @@ class Interactive:
             return False
         self._capture.deafen()
         self._inside = None
-        self._parts.redo()
+        self.parts.redo()
         return True
 
     # -- deferred foreign keys -------------------------------------------------------------------------------------

@@ -18,15 +18,21 @@ from bedrockish.errors import SqlError, TooLargeError, UnavailableError
 IDLE_MAX = 64  # connections that are kept for the next one
 CACHE_KIB = 1 << 10
 STEPS = 20_000  # SQLite's own steps between two looks at the clock
+WAY_OUT = "stream them, select less, or use LIMIT"
 
 
 class Snapshot:
-    """One reading connection; open until ``Readers.give_back``."""
+    """One reading connection; open until ``Readers.give_back``. To be used by one thread at a time.
+
+    Attributes:
+        limits: what a statement may cost.
+        until: when the statement that runs is interrupted, on the clock of the limits.
+    """
 
     def __init__(self, db: apsw.Connection, limits: Limits) -> None:
-        self._db, self._limits = db, limits
-        self._until = float("inf")
-        db.set_progress_handler(lambda: limits.seconds() > self._until, STEPS)
+        self._db, self.limits = db, limits
+        self.until = float("inf")
+        db.set_progress_handler(lambda: limits.seconds() > self.until, STEPS)
 
     def begin(self) -> None:
         """Take the snapshot."""
@@ -41,6 +47,14 @@ class Snapshot:
         """Close the connection."""
         self._db.close()
 
+    def cursor(self) -> apsw.Cursor:
+        """Return a cursor; it must be closed before the snapshot is given back."""
+        return self._db.cursor()
+
+    def interrupt(self) -> None:
+        """Interrupt what runs in another thread."""
+        self._db.interrupt()
+
     def run(self, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[list[tuple[Any, ...]], int]:
         """Run a statement that reads; return its rows and about how many bytes they take.
 
@@ -48,7 +62,7 @@ class Snapshot:
             SqlError: SQLite does not accept a value.
             TooLargeError: the rows take more than ``room`` bytes, or it runs too long.
         """
-        self._until = self._limits.seconds() + self._limits.statement_s
+        self.until = self.limits.seconds() + self.limits.statement_s
         rows: list[tuple[Any, ...]] = []
         size = 0
         cursor = self._db.cursor()
@@ -57,17 +71,17 @@ class Snapshot:
                 rows.append(row)
                 size += row_bytes(row)
                 if size > room:
-                    limit = self._limits.result_bytes
-                    raise TooLargeError(f"the results take more than {limit} bytes; select less, or use LIMIT")
+                    limit = self.limits.result_bytes
+                    raise TooLargeError(f"the results take more than {limit} bytes; {WAY_OUT}")
         except apsw.InterruptError:
-            seconds = self._limits.statement_s
+            seconds = self.limits.statement_s
             raise TooLargeError(f"a statement ran longer than {seconds:g} s; add an index, or ask for less") from None
         except apsw.Error as error:
             raise translate(error, piece.sql) from error
         except UnicodeDecodeError:
             raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
         finally:
-            self._until = float("inf")
+            self.until = float("inf")
             cursor.close(True)
         return rows, size
 

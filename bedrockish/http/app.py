@@ -23,6 +23,7 @@ from bedrockish.http.health import reasons
 from bedrockish.http.metrics import CONTENT_TYPE, metrics_text
 from bedrockish.http.openapi import document
 from bedrockish.http.replies import JSON, error_reply, json_reply, raw_reply
+from bedrockish.http.streamed import streamed
 from bedrockish.requests import Answer, decode_token
 from bedrockish.requests import Request as Command
 from bedrockish.runtime import Runtime
@@ -64,6 +65,7 @@ def make_app(node: Runtime, token: str, hosts: frozenset[str]) -> Starlette:
         Route("/favicon.ico", _nothing),
         Route("/db/execute", handlers.execute, methods=["POST"]),
         Route("/db/query", handlers.query, methods=["POST"]),
+        Route("/db/stream", handlers.stream, methods=["POST"]),
         Route("/db/transaction", handlers.transaction, methods=["POST"]),
         Route("/status", handlers.status),
         Route("/nodes", handlers.nodes),
@@ -124,6 +126,10 @@ class Handlers:
     async def query(self, request: Request) -> Response:
         """Run statements that only read."""
         return await self._one(request, read_only=True)
+
+    async def stream(self, request: Request) -> Response:
+        """Run one statement that only reads, and write its rows as they come."""
+        return await streamed(self._node.transactions.streams, await _command(request, read_only=True))
 
     async def transaction(self, request: Request) -> Response:
         """Run statements as one transaction."""

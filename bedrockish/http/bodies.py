@@ -29,6 +29,7 @@ from bedrockish.requests import (
     Request,
     Result,
     Statement,
+    Token,
     decode_results,
     decode_token,
 )
@@ -199,14 +200,24 @@ def pack_answer(answer: Answer) -> dict[str, Any]:
         "results": [_result(result) for result in decode_results(answer.results)],
         "place": None if answer.place is None else list(answer.place),
         "attempts": answer.attempts,
-        "token": base64.urlsafe_b64encode(answer.token.encode()).decode().rstrip("="),
+        "token": pack_token(answer.token),
     }
+
+
+def pack_token(token: Token) -> str:
+    """Return a token as a text."""
+    return base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+
+
+def pack_row(row: Sequence[Any]) -> list[Any]:
+    """Return a row as plain values."""
+    return [_value(value) for value in row]
 
 
 def _result(result: Result) -> dict[str, Any]:
     return {
         "columns": list(result.columns),
-        "rows": [[_value(value) for value in row] for row in result.rows],
+        "rows": [pack_row(row) for row in result.rows],
         "rowcount": result.rowcount,
         "lastrowid": result.lastrowid,
     }

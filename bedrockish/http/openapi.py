@@ -207,6 +207,16 @@ def _responses(schema: str, *errors: str, kind: str = "application/json") -> Sch
     return {"200": good, **failures}
 
 
+def _stream_path() -> Schema:
+    path = _sql_path("Run one statement that only reads, and get a line for each row, however many there are")
+    path["post"]["responses"]["200"] = {
+        "description": "Lines of JSON: an object with columns, token and command; an array for each row; at last an "
+        "object with rows, how many there were, and error if it broke off. Without it the result is not whole.",
+        "content": {"application/x-ndjson": {"schema": TEXT}},
+    }
+    return path
+
+
 def _sql_path(summary: str) -> Schema:
     return {
         "post": {
@@ -251,6 +261,7 @@ def document() -> Schema:
         "paths": {
             "/db/execute": _sql_path("Run statements one after the other, each a transaction of its own"),
             "/db/query": _sql_path("Run statements that only read, all on the same state"),
+            "/db/stream": _stream_path(),
             "/db/transaction": _sql_path("Run statements as one transaction: all or none"),
             "/status": _get_path("What the node says about itself", "Status"),
             "/nodes": _get_path("The members, as this node knows them", "Nodes"),

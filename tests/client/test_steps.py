@@ -12,7 +12,23 @@ from bedrockish.errors import (
     UnavailableError,
 )
 from bedrockish.requests import NOTHING, Answer, Request, Result, Statement, Token, encode_results
-from bedrockish.wire import BEGIN, COMMIT, ROLLBACK, SETTLE, STATEMENTS, Answered, Failed, Step
+from bedrockish.wire import (
+    BEGIN,
+    CLOSE,
+    COMMIT,
+    FETCH,
+    ROLLBACK,
+    SETTLE,
+    STATEMENTS,
+    STREAM,
+    Answered,
+    Failed,
+    Step,
+    decode_call,
+    decode_reply,
+    encode_call,
+    encode_reply,
+)
 from tests.client.test_core import Wire, wire
 
 DONE = Answer(encode_results([Result((), [])]), Token({"A": 1}, 5), ("A", 1))
@@ -20,7 +36,7 @@ EMPTY = Answer(NOTHING, Token({"B": 1}, 6), ("B", 1))
 
 
 def step(w: Wire, op: str, timeout_s: float = 10.0) -> int:
-    statements = (Statement("SELECT 1"),) if op == STATEMENTS else ()
+    statements = (Statement("SELECT 1"),) if op in (STATEMENTS, STREAM) else ()
     number, effects = w.core.call(Step(0, Request("tx", statements), op), timeout_s, w.now)
     w.do(effects)
     return number
@@ -155,3 +171,80 @@ def test_errors_tell_what_they_are() -> None:
     error = w.finished[number]
     assert isinstance(error, BedrockishError)
     assert error.details["leader"] == "A"
+
+
+MORE = Answer(encode_results([Result(("x",), [])]), Token({"A": 1}, 5), more=True)
+LAST = Answer(encode_results([Result(("x",), [(1,)])]), Token())
+
+
+def streamed(w: Wire) -> int:
+    number = step(w, STREAM)
+    link = w.open()
+    w.reply(Answered(number, MORE))
+    return link
+
+
+def steps_of(w: Wire) -> list[tuple[int, str]]:
+    return [(at, call.op) for at, call in w.sent if isinstance(call, Step)]
+
+
+def test_a_stream_stays_on_its_link_until_its_last_row() -> None:
+    """And the link is kept as long, though everything else goes to another node."""
+    w = wire()
+    link = streamed(w)
+    w.reply(Failed(w.call(), UnavailableError("no quorum")), link)
+    w.open()
+    number = step(w, FETCH)
+    w.reply(Answered(number, MORE), link)
+    assert link not in w.hung_up
+    number = step(w, FETCH)
+    assert steps_of(w)[-1] == (link, FETCH)
+    w.reply(Answered(number, LAST), link)
+    assert isinstance(w.finished[number], Answered)
+    assert link in w.hung_up
+
+
+def test_a_stream_is_opened_elsewhere_and_read_nowhere_else() -> None:
+    """A lost opening is done again at the next node; a lost batch is an error."""
+    w = wire()
+    number = step(w, STREAM)
+    w.close(w.open())
+    link = w.open()
+    assert [op for _, op in steps_of(w)] == [STREAM, STREAM]
+    w.reply(Answered(number, MORE), link)
+    number = step(w, FETCH)
+    w.close(link)
+    error = w.finished[number]
+    assert isinstance(error, UnavailableError)
+    assert "the result was read at" in error.message
+    number = step(w, FETCH)
+    assert isinstance(w.finished[number], UnavailableError)
+
+
+def test_an_opening_that_is_cancelled_is_closed_at_its_node() -> None:
+    """Nobody would read from it, and nobody else close it."""
+    w = wire()
+    number = step(w, STREAM)
+    link = w.open()
+    w.do(w.core.cancel(number, w.now))
+    assert steps_of(w) == [(link, STREAM), (link, CLOSE)]
+
+
+def test_a_failed_batch_ends_the_stream() -> None:
+    """The link is free for other things."""
+    w = wire()
+    link = streamed(w)
+    w.reply(Failed(w.call(), UnavailableError("no quorum")), link)
+    w.open()
+    number = step(w, FETCH)
+    w.reply(Failed(number, ConstraintError("no row")), link)
+    assert isinstance(w.finished[number], ConstraintError)
+    assert link in w.hung_up
+
+
+def test_streams_travel() -> None:
+    """Calls and replies come out as they went in."""
+    asked = Step(3, Request("s", (Statement("SELECT 1"),)), STREAM)
+    assert decode_call(encode_call(asked)) == Step(3, Request("s", (Statement("SELECT 1", None),)), STREAM)
+    for reply in (Answered(3, MORE), Answered(3, LAST)):
+        assert decode_reply(encode_reply(reply)) == reply

@@ -307,7 +307,7 @@ def test_it_stays_swapped_in_until_somebody_needs_the_writer(desk: Desk, monkeyp
     """A thousand inserts in a row are done once each, not again and again."""
     plain(desk)
     redone: list[int] = []
-    applier = desk.interactive._parts.applier
+    applier = desk.interactive.parts.applier
     redo = applier.redo
 
     def count(changes: list[Any]) -> str:

@@ -37,7 +37,8 @@ def test_the_commands_work(three: LocalCluster) -> None:
         assert done.returncode == 0, (command, done.stderr, done.stdout)
         answers.append(done.stdout)
     assert json.loads(answers[2])["results"][0]["rows"] == [[1, "Alice", 100], [2, "Bob", 0]]
-    first, again = json.loads(answers[3]), json.loads(answers[4])
+    assert answers[3].splitlines()[1:] == ['[1,"Alice"]', '[2,"Bob"]', '{"rows":2}']
+    first, again = json.loads(answers[4]), json.loads(answers[5])
     assert first["place"] == again["place"]
     assert first["results"][0]["rowcount"] == again["results"][0]["rowcount"] == 2
     assert any(answer.startswith("# HELP bedrockish_commits_total") for answer in answers)

@@ -3,6 +3,7 @@
 import base64
 import json
 import socket
+import time
 
 import pytest
 
@@ -195,3 +196,45 @@ def test_text_that_is_no_unicode_is_still_json(node: Asker) -> None:
     reply = node.sql("SELECT CAST(x'ff41' AS TEXT)")
     assert reply.status in (200, 400)
     json.loads(reply.body)
+
+
+def lines(body: bytes) -> list[object]:
+    return [json.loads(line) for line in body.splitlines()]
+
+
+def test_a_stream_has_a_line_for_each_row(node: Asker) -> None:
+    """The last line says that it is whole, or why not; what cannot begin is an error like any other."""
+    many = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT ?) SELECT i, x'00', printf('%0500d', i)"
+    )
+    reply = node.sql([f"{many} FROM n", 5000], to="stream")
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    first, *rows, last = lines(reply.body)
+    assert isinstance(first, dict)
+    assert first["columns"][0] == "i"
+    assert first["token"]
+    assert rows == [[i, {"base64": "AA=="}, f"{i:0500}"] for i in range(1, 5001)]
+    assert last == {"rows": 5000}
+    assert lines(node.sql("SELECT 1 WHERE 0", to="stream").body)[1:] == [{"rows": 0}]
+    *_, last = lines(node.sql("SELECT abs(column1) FROM (VALUES (1), (-9223372036854775808))", to="stream").body)
+    assert isinstance(last, dict)
+    assert (last["rows"], last["error"]["code"]) == (0, "sql")
+    for wrong in (["SELEC"], ["DELETE FROM t"], ["SELECT 1", "SELECT 2"]):
+        reply = node.sql(*wrong, to="stream")
+        assert (reply.status, reply.json["code"] in ("sql", "unsupported", "usage")) == (400, True)
+    assert node("/status").json["open_streams"] == 0
+
+
+def test_a_caller_that_leaves_a_stream_costs_nothing_for_long(node: Asker) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+    body = json.dumps([endless]).encode()
+    with socket.create_connection(("127.0.0.1", node.port), timeout=60) as caller:
+        head = f"POST /db/stream HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        caller.sendall(head.encode() + b"\r\n\r\n" + body)
+        assert caller.recv(100).startswith(b"HTTP/1.1 200")
+        assert node("/status").json["open_streams"] == 1
+    deadline = time.monotonic() + 60
+    while node("/status").json["open_streams"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

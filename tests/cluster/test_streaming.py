@@ -1,0 +1,238 @@
+"""Results of any size over real nodes: bounded memory, slow readers, lost nodes, cancelled readers."""
+
+import collections
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish import RowStream, connect, open_client
+from bedrockish.errors import (
+    ClientClosedError,
+    ResultLostError,
+    SqlError,
+    TooLargeError,
+    UnsupportedError,
+    UsageError,
+)
+from tests.cluster.story import ready, send_signal, status_of, until
+from tools.cluster import LocalCluster, LocalNode
+
+pytestmark = pytest.mark.cluster
+
+ROW_BYTES = 10_000
+MANY = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT ?) SELECT i, zeroblob({ROW_BYTES}) FROM n"
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+
+
+@contextmanager
+def one_node(directory: Path, **limits: int) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(directory, ("A",), {"limits": limits})
+    cluster.write_files()
+    try:
+        cluster.nodes[0].start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[LocalCluster]:
+    """One node with room for two streams."""
+    with one_node(tmp_path / "alone", streams_max=2) as cluster:
+        yield cluster
+
+
+def memory(node: LocalNode, what: str) -> int:
+    """Return a figure that the kernel keeps of a node's memory, in bytes."""
+    assert node.process is not None
+    for line in Path(f"/proc/{node.process.pid}/status").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == what:
+            return int(rest.split()[0]) << 10
+    raise AssertionError(f"the kernel says nothing of {what}")
+
+
+async def rest(rows: RowStream) -> None:
+    """Read to the end."""
+    while await rows.batch():
+        pass
+
+
+async def no_streams(cluster: LocalCluster, node: int) -> None:
+    async def none() -> bool:
+        return not (await status_of(cluster, node))["open_streams"]
+
+    await until("all streams over", none)
+
+
+async def test_a_result_larger_than_the_memory_of_the_node(cluster: LocalCluster) -> None:
+    """A node that may take 160 MiB more gives 400 MB, and is still there; asked for all at once, it names the way."""
+    await ready(cluster)
+    node, count = cluster.nodes[0], 40_000
+    async with open_client(cluster.url(0, only=True)) as client:
+        assert node.process is not None
+        limit = memory(node, "VmSize") + (160 << 20)
+        resource.prlimit(node.process.pid, resource.RLIMIT_AS, (limit, limit))
+        with pytest.raises(TooLargeError, match="stream"):
+            await client.execute(MANY, [count])
+        before = memory(node, "VmHWM")
+        async with client.stream(MANY, [count]) as rows:
+            assert rows.columns == ("i", f"zeroblob({ROW_BYTES})")
+            expected = 0
+            async for number, blob in rows:
+                expected += 1
+                assert number == expected
+                assert len(blob) == ROW_BYTES
+        assert expected == rows.count == count
+        assert memory(node, "VmHWM") - before < 64 << 20
+        assert (await client.execute("SELECT 1")).value() == 1
+
+
+async def test_a_node_killed_in_the_middle_of_a_result(cluster: LocalCluster) -> None:
+    """The error says how many rows came; the same client reads again, at another node, and misses nothing."""
+    await ready(cluster)
+    async with open_client(cluster.url(0)) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+        await client.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 2000) INSERT INTO t SELECT i FROM n"
+        )
+        async with client.stream("SELECT a.id FROM t a, t b") as rows:
+            for _ in range(100):
+                await anext(rows)
+            cluster.nodes[0].kill()
+            with pytest.raises(ResultLostError, match="read it again") as caught:
+                await rest(rows)
+        assert 100 <= caught.value.details["rows"] == rows.count < 4_000_000
+        assert caught.value.retry
+        async with client.stream("SELECT id FROM t ORDER BY id") as rows:
+            assert [row[0] async for row in rows] == [*range(1, 2001)]
+
+
+async def test_rows_of_one_moment_at_the_readers_pace(cluster: LocalCluster) -> None:
+    """What others commit meanwhile is not in it, the reader of the writes sees them, and a new stream has them."""
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n, filling)")
+        await client.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 3000) "
+            "INSERT INTO t SELECT i, 0, zeroblob(1000) FROM n"
+        )
+        other.token = client.token
+        async with client.stream("SELECT n, filling FROM t ORDER BY id") as rows:
+            await rows.batch()
+            await other.execute("UPDATE t SET n = 1 WHERE id > 2990")
+            await client.execute("DELETE FROM t WHERE id > 2995")
+            left = [row[0] async for row in rows]
+            assert len(left) > 1000
+            assert not any(left)
+        client.token = other.token
+        for read in ("session", "strict"):
+            async with client.stream("SELECT sum(n), count(*) FROM t", read=read) as rows:
+                assert [row async for row in rows] == [(5, 2995)]
+
+
+async def test_whoever_is_cancelled_or_leaves_early_goes_on_with_the_connection(alone: LocalCluster) -> None:
+    """Endless results: given up in the middle, cancelled before and while a batch is awaited, and one too many."""
+    await ready(alone)
+    async with open_client(alone.url()) as client:
+        async with client.stream(ENDLESS) as rows:
+            async for row in rows:
+                if row[0] == 5:
+                    break
+        assert rows.count == 5
+        with pytest.raises(ClientClosedError):
+            await rows.batch()
+        await no_streams(alone, 0)
+        with trio.CancelScope() as scope:
+            async with client.stream(ENDLESS) as rows:
+                scope.cancel()
+                await rows.batch()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            async with client.stream(ENDLESS) as rows:
+                await rows.batch()
+        with trio.move_on_after(0.3) as scope:
+            async with client.stream(f"SELECT max(i) FROM ({ENDLESS})") as rows:
+                await rows.batch()
+        assert scope.cancelled_caught
+        await no_streams(alone, 0)
+        assert (await client.execute("SELECT 1")).value() == 1
+        for wrong, why in (
+            ("INSERT INTO t VALUES (1)", SqlError),
+            ("CREATE TABLE t(a)", UnsupportedError),
+            ("SELECT 1; SELECT 2", UnsupportedError),
+            ("PRAGMA defer_foreign_keys = ON", UnsupportedError),
+            ("", UsageError),
+        ):
+            with pytest.raises(why):
+                async with client.stream(wrong):
+                    pass
+        async with client.stream("SELECT abs(column1) FROM (VALUES (1), (2), (-9223372036854775808))") as rows:
+            with pytest.raises(SqlError, match="after") as caught:
+                await rest(rows)
+        assert caught.value.details["rows"] == rows.count
+        async with client.stream(ENDLESS), client.stream(ENDLESS), trio.open_nursery() as nursery:
+            nursery.start_soon(_one_too_many, alone)
+
+
+async def _one_too_many(cluster: LocalCluster) -> None:
+    async with open_client(cluster.url(options="/?timeout=2")) as client:
+        with pytest.raises(Exception, match="2 open streams"):
+            async with client.stream(ENDLESS):
+                pass
+
+
+async def test_a_client_that_stops_reading(tmp_path: Path) -> None:
+    """It costs the node nothing but a snapshot, and that for a while."""
+    with one_node(tmp_path / "brief", idle_stream_ms=1500) as brief:
+        await ready(brief)
+        async with open_client(brief.url()) as client:
+            await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+            async with client.stream(ENDLESS) as rows:
+                await no_streams(brief, 0)
+                await client.execute("INSERT INTO t VALUES (1)")
+                with pytest.raises(ResultLostError, match="idle_stream_ms") as caught:
+                    await rest(rows)
+                assert caught.value.details["rows"] == rows.count
+
+
+async def test_a_node_that_stands_still(alone: LocalCluster) -> None:
+    """A batch that does not come in time is an error; the node forgets the stream when it is back."""
+    await ready(alone)
+    async with open_client(alone.url()) as client, client.stream(ENDLESS, timeout=3) as rows:
+        send_signal(alone.nodes[0], signal.SIGSTOP)
+        try:
+            with pytest.raises(ResultLostError):
+                await rest(rows)
+        finally:
+            send_signal(alone.nodes[0], signal.SIGCONT)
+    await no_streams(alone, 0)
+
+
+def test_the_blocking_client_streams(alone: LocalCluster) -> None:
+    """An iterator; leaving it early, closing the connection under it, and an open transaction."""
+    trio.run(ready, alone)
+    db = connect(alone.url())
+    with db.stream(MANY, [100]) as rows:
+        assert rows.columns[0] == "i"
+        assert [next(rows)[0], next(rows)[0], rows.count] == [1, 2, 2]
+        batch = rows.batch()
+        assert [row[0] for row in batch] == [*range(3, 3 + len(batch))]
+        assert 2 + len(batch) + len(list(rows)) == rows.count == 100
+    with db.stream(ENDLESS) as rows:
+        assert next(iter(rows)) == (1,)
+    assert db.execute("SELECT 1").value() == 1
+    db.execute("BEGIN")
+    with pytest.raises(UnsupportedError, match="COMMIT"):
+        db.stream("SELECT 1")
+    db.execute("ROLLBACK")
+    with db.stream(ENDLESS) as rows:
+        next(rows)
+        db.close()
+        with pytest.raises(ClientClosedError):
+            collections.deque(rows, 0)

@@ -1,0 +1,75 @@
+"""Batches of a long result: bounded, in order, and ended by whoever wants that."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from bedrockish.engine.streaming import BATCH_BYTES, Batches, compile_read, footprint_of
+from bedrockish.errors import SqlError, TooLargeError, UnavailableError
+from bedrockish.requests import Statement, decode_results
+from tests.engine.test_interactive import Desk
+
+MANY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT ?) SELECT i, zeroblob(?) FROM n"
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    desk = Desk(tmp_path / "A.db")
+    desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    desk.node.engine.flush()
+    return desk
+
+
+def batches(desk: Desk, sql: str, *params: object) -> Batches:
+    interactive = desk.interactive
+    return Batches(interactive.readers.take(), *compile_read(interactive.parts, Statement(sql, params)))
+
+
+def test_all_rows_in_order_and_no_batch_much_longer_than_its_bound(desk: Desk) -> None:
+    """A batch is over when it has enough bytes, however long the last row is."""
+    for count, size in ((1000, 1000), (10, BATCH_BYTES * 3), (1, 0), (0, 0)):
+        rows, more, taken = [], True, batches(desk, MANY + " LIMIT ?", max(count, 1), size, count)
+        while more:
+            encoded, number, more = taken.take()
+            assert len(encoded) < 2 * BATCH_BYTES + size
+            found = decode_results(encoded)[0].rows
+            assert len(found) == number
+            rows += found
+        taken.close()
+        assert [row[0] for row in rows] == [*range(1, count + 1)]
+
+
+def test_a_row_that_cannot_be_had(desk: Desk) -> None:
+    """SQLite's error, ours for a text that is none, and for a row that takes too long."""
+    with pytest.raises(SqlError, match="overflow"):
+        batches(desk, "SELECT abs(-9223372036854775808)").take()
+    with pytest.raises(SqlError, match="UTF-8"):
+        batches(desk, "SELECT CAST(x'ff' AS TEXT)").take()
+    hurried = Desk(desk.node.path.parent / "B.db", statement_s=0.05)
+    with pytest.raises(TooLargeError, match="no further row"):
+        batches(hurried, f"SELECT max(i) FROM ({ENDLESS})").take()
+
+
+def test_a_reading_is_stopped_from_another_thread(desk: Desk) -> None:
+    """Before it begins, and while it looks for a row."""
+    stopped = batches(desk, ENDLESS)
+    stopped.stop()
+    with pytest.raises(UnavailableError):
+        stopped.take()
+    endless = batches(desk, f"SELECT max(i) FROM ({ENDLESS})")
+    timer = threading.Timer(0.1, endless.stop)
+    timer.start()
+    with pytest.raises(UnavailableError):
+        endless.take()
+    timer.join()
+
+
+def test_what_a_stream_reads_is_known(desk: Desk) -> None:
+    """For a strict one, a majority is asked about it."""
+    parts = desk.interactive.parts
+    footprint = footprint_of(parts, *compile_read(parts, Statement("SELECT v FROM t WHERE id = ?", (7,))))
+    assert footprint.read_points
+    assert not footprint.read_ranges
+    assert not footprint.write_points

@@ -1,13 +1,13 @@
-"""Addresses and client URLs: the one place that reads ``host:port`` and ``bedrockish://host:port,host:port/?read=…``.
+"""Addresses and client URLs: the one place that reads ``host:port`` and ``bedrockish://user:password@host,host/?read=…``.
 
 Pure, and strict: what is not understood is refused with a text that says what to write instead, because an ignored
 misspelling of ``timeout`` is found out at the worst moment.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from bedrockish.errors import ConfigError
 from bedrockish.requests import READ_LEVELS, SESSION
@@ -15,6 +15,9 @@ from bedrockish.requests import READ_LEVELS, SESSION
 SCHEME = "bedrockish"
 DEFAULT_PORT = 7373
 URL_EXAMPLE = "bedrockish://localhost:7373/?read=session&timeout=10"
+FIRST, NEAREST, RANDOM = CHOICES = ("first", "nearest", "random")
+SYSTEM = "system"
+OPTIONS = ("read", "timeout", "connect_timeout", "cluster", "choice", "discover", "ca", "cert", "key")
 
 
 class Address(NamedTuple):
@@ -70,6 +73,13 @@ class Target:
         timeout_s: default time for a call, in seconds.
         connect_timeout_s: after how many seconds without any node in reach a call gives up.
         cluster: the cluster that a node must belong to; None if any will do.
+        choice: which node is asked: ``first`` of the list that answers, the ``nearest``, or a ``random`` one.
+        discover: also ask nodes that are not in the URL but are members of the cluster.
+        user: name of the user; None for none.
+        password: of that user.
+        ca: file with the certificates that sign those of the nodes, or ``system``; None for no TLS.
+        cert: file with the client's own certificate.
+        key: file with its private key.
     """
 
     addresses: tuple[Address, ...]
@@ -77,9 +87,25 @@ class Target:
     timeout_s: float = 30.0
     connect_timeout_s: float = 5.0
     cluster: str | None = None
+    choice: str = FIRST
+    discover: bool = True
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
 
     def __str__(self) -> str:
         return f"{SCHEME}://" + ",".join(str(address) for address in self.addresses)
+
+
+def hide_password(url: str) -> str:
+    """Return a URL as it may be printed."""
+    scheme, separator, rest = url.strip().partition("://")
+    before, slash, after = rest.partition("/")
+    login, at, hosts = before.rpartition("@")
+    user, colon, _ = login.partition(":")
+    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{hosts}{slash}{after}"
 
 
 def parse_url(url: str) -> Target:
@@ -88,19 +114,25 @@ def parse_url(url: str) -> Target:
     Raises:
         ConfigError: it is not one, or has an option that does not exist.
     """
+    shown = hide_password(url)
     scheme, separator, rest = url.strip().partition("://")
     if not separator or scheme.lower() != SCHEME:
-        raise ConfigError(f"{url!r} is not a bedrockish URL; write {URL_EXAMPLE}")
-    if "@" in rest.partition("?")[0]:
-        raise ConfigError(f"{url!r} names a user, but nodes know no users; leave out what is before the @")
+        raise ConfigError(f"{shown!r} is not a bedrockish URL; write {URL_EXAMPLE}")
     before, _, query = rest.partition("?")
     hosts, slash, tail = before.partition("/")
+    login, at, hosts = hosts.rpartition("@")
+    if "@" in tail:
+        raise ConfigError("a / in the user or password of a URL must be written %2F, and a ? %3F")
     if tail:
-        raise ConfigError(f"{url!r} has the path {slash + tail!r}, but a node serves one database; leave it out")
+        raise ConfigError(f"{shown!r} has the path {slash + tail!r}, but a node serves one database; leave it out")
     addresses = tuple(
-        dict.fromkeys(parse_address(part, where=f"the URL {url!r}") for part in _without_brackets(hosts).split(","))
+        dict.fromkeys(parse_address(part, where=f"the URL {shown!r}") for part in _without_brackets(hosts).split(","))
     )
-    return _with_options(url, Target(addresses), query)
+    user, colon, password = login.partition(":")
+    if at and not user:
+        raise ConfigError(f"{shown!r} has an @ but no user before it; write user:password@")
+    target = Target(addresses, user=unquote(user) if at else None, password=unquote(password) if colon else None)
+    return _with_options(shown, target, query)
 
 
 def _without_brackets(hosts: str) -> str:
@@ -121,19 +153,32 @@ def _with_options(url: str, target: Target, query: str) -> Target:
         if name in options:
             raise ConfigError(f"{url!r} has the option {name!r} twice; leave one out")
         options[name] = value
-    known = ("read", "timeout", "connect_timeout", "cluster")
     for name in options:
-        if name not in known:
-            raise ConfigError(f"{url!r} has the unknown option {name!r}; {suggest(name, known)}")
+        if name not in OPTIONS:
+            raise ConfigError(f"{url!r} has the unknown option {name!r}; {suggest(name, OPTIONS)}")
     read = options.get("read", target.read)
     if read not in READ_LEVELS:
         raise ConfigError(f"{url!r}: read={read!r} is no read level; {suggest(read, READ_LEVELS)}")
-    return Target(
-        target.addresses,
-        read,
-        _seconds(url, "timeout", options, target.timeout_s),
-        _seconds(url, "connect_timeout", options, target.connect_timeout_s),
-        options.get("cluster"),
+    choice = options.get("choice", FIRST)
+    if choice not in CHOICES:
+        raise ConfigError(f"{url!r}: choice={choice!r} is none; {suggest(choice, CHOICES)}")
+    discover = options.get("discover", "yes")
+    if discover not in ("yes", "no"):
+        raise ConfigError(f"{url!r}: discover={discover!r} is neither yes nor no")
+    ca, cert, key = (options.get(name) for name in ("ca", "cert", "key"))
+    if (cert is None) != (key is None) or (cert is not None and ca is None):
+        raise ConfigError(f"{url!r}: a certificate needs ca, cert and key, three files; for a password, ca is enough")
+    return replace(
+        target,
+        read=read,
+        timeout_s=_seconds(url, "timeout", options, target.timeout_s),
+        connect_timeout_s=_seconds(url, "connect_timeout", options, target.connect_timeout_s),
+        cluster=options.get("cluster"),
+        choice=choice,
+        discover=discover == "yes",
+        ca=ca,
+        cert=cert,
+        key=key,
     )
 
 

@@ -16,10 +16,11 @@ from bedrockish.addresses import DEFAULT_PORT, Address, parse_address, suggest
 from bedrockish.core.membership import NAME
 from bedrockish.core.settings import Settings
 from bedrockish.errors import ConfigError
+from bedrockish.security import Security, Users, check_security, read_users
 
 LEVELS = ("debug", "info", "warning", "error")
 PREFIX = "BEDROCKISH_"
-OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY"})  # read elsewhere
+OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY", "PASSWORD"})  # read elsewhere
 NUMBER_MAX = 1 << 40
 
 
@@ -78,9 +79,11 @@ class Config:
             thread. Nothing is promised before it is on the disk either way; this is slower.
         http: where HTTP is served and the dashboard is, host:port; None: nowhere.
         http_token: what a caller must send as a bearer token; empty: nothing.
+        users: names of those who may use the database, and the hashes of their passwords; empty: everybody may.
         timings: durations in milliseconds.
         limits: what a node takes on at most.
         log: what is logged.
+        security: who may come.
     """
 
     node: str
@@ -91,13 +94,15 @@ class Config:
     full_sync: bool = False
     http: Address | None = None
     http_token: str = field(default="", repr=False)
+    users: Users = field(default_factory=dict, repr=False)
     timings: Settings = field(default_factory=Settings)
     limits: Bounds = field(default_factory=Bounds)
     log: Log = field(default_factory=Log)
+    security: Security = field(default_factory=Security)
 
 
-SECTIONS: Mapping[str, type] = {"timings": Settings, "limits": Bounds, "log": Log}
-TOP = ("node", "database", "listen", "cluster", "full_sync", "http", "http_token", "peers")
+SECTIONS: Mapping[str, type] = {"timings": Settings, "limits": Bounds, "log": Log, "security": Security}
+TOP = ("node", "database", "listen", "cluster", "full_sync", "http", "http_token", "users", "peers")
 
 
 def keys() -> dict[str, str]:
@@ -151,7 +156,7 @@ def build(
     listen = _address(listen_given, any_port=True)
     sections = {name: _section(name, cls, given) for name, cls in SECTIONS.items()}
     _check_together(sections["timings"], sections["log"], given)
-    return Config(
+    config = Config(
         node=node,
         database=database.value,
         listen=listen,
@@ -160,10 +165,14 @@ def build(
         full_sync=_scalar(given["full_sync"], False) if "full_sync" in given else False,
         http=_address(given["http"], any_port=True) if "http" in given else None,
         http_token=_http_token(given["http_token"]) if "http_token" in given else "",
+        users=read_users(given["users"].value, given["users"].where) if "users" in given else {},
         timings=sections["timings"],
         limits=sections["limits"],
         log=sections["log"],
+        security=sections["security"],
     )
+    check_security(config)
+    return config
 
 
 # --- where values come from ---

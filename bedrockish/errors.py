@@ -98,6 +98,14 @@ class ClientClosedError(UsageError):
     code = "closed"
 
 
+class AuthenticationError(UsageError):
+    """Raised when a node does not let the caller in: a wrong user or password, none at all, or a certificate or secret
+    that is not the cluster's. Nothing happened.
+    """
+
+    code = "authentication"
+
+
 class ConflictError(BedrockishError):
     """Raised when a transaction lost against others until its patience was over. It did not happen; run it again.
 

@@ -17,13 +17,16 @@ from typing import Any
 
 import trio
 
-from bedrockish.addresses import Address, Target, parse_url
+from bedrockish.addresses import Address, Target, hide_password, parse_url
 from bedrockish.client.aio import open_client
+from bedrockish.client.driving import explain_end
+from bedrockish.client.entry import Entry, entry_of
 from bedrockish.config import Config
 from bedrockish.core.records import Joining, decode_membership, encode_joining
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.relabel import make_plain, put_in_place, relabel
 from bedrockish.errors import (
+    AuthenticationError,
     BedrockishError,
     ConfigError,
     MembershipError,
@@ -32,13 +35,14 @@ from bedrockish.errors import (
     UnavailableError,
     UsageError,
 )
+from bedrockish.gate import Credentials
 from bedrockish.requests import ADD, PROMOTE, MemberChange
 from bedrockish.wire import JOIN, SNAPSHOT, Ask, AskChunk, Failed, Told, decode_reply, encode_call
 from journal.errors import EntryMalformedError
 from journal.vector import check
 from net.errors import NetError
 from net.events import Hello
-from net.stream import Link
+from net.limits import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +52,18 @@ WAIT_FOR = ("behind", "silent", "quorum")  # reasons that pass by themselves
 
 
 @asynccontextmanager
-async def calls(address: Address, hello: Hello) -> AsyncIterator[Callable[[Ask | AskChunk], Awaitable[Any]]]:
+async def calls(
+    address: Address, hello: Hello, entry: Entry
+) -> AsyncIterator[Callable[[Ask | AskChunk], Awaitable[Any]]]:
     """Open a link to a node on which one call after the other can be made.
 
     Raises:
+        AuthenticationError: the node does not let us in.
         UnavailableError: there is no link, or no longer.
         BedrockishError: what the node answers.
     """
     try:
-        link = await Link.dial(address.host, address.port, hello)
+        link = await entry.dial(address, hello, Limits().hello_seconds, Limits())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)
 
@@ -72,7 +79,8 @@ async def calls(address: Address, hello: Hello) -> AsyncIterator[Callable[[Ask |
             yield call
             nursery.cancel_scope.cancel()
     except* NetError as errors:
-        raise UnavailableError(f"{address}: {_first(errors)}") from errors
+        found = explain_end(_first(errors))
+        raise found if isinstance(found, AuthenticationError) else UnavailableError(f"{address}: {found}") from errors
     except* BedrockishError as errors:
         raise _first(errors) from errors
 
@@ -98,14 +106,14 @@ async def join(config: Config, url: str, *, replay: bool) -> None:
     target, path, address = parse_url(url), _place(config), config.peers[config.node]
     if address.host in ("0.0.0.0", "::") or not address.port:
         raise ConfigError(f"the others cannot reach {config.node} at {address}; add its address to [peers]")
-    store = secrets.token_hex(8)
-    async with open_client(url) as client:
+    store, entry = secrets.token_hex(8), Credentials(config).entry(target)
+    async with open_client(url, entry=entry) as client:
         await _insist(client.change_members, MemberChange(ADD, config.node, str(address), store=store))
     logger.info("%s is a learner of the cluster now", config.node)
-    last: BedrockishError = UnavailableError(f"no node can be asked at {url}")
+    last: BedrockishError = UnavailableError(f"no node can be asked at {hide_password(url)}")
     for donor in _turns(config, target):
         try:
-            async with calls(donor, Hello(f"join-{config.node}", config.cluster, "client")) as call:
+            async with calls(donor, Hello(f"join-{config.node}", config.cluster, "client"), entry) as call:
                 told, bootstrap, replayable = await _facts(call, config.node, store)
                 if replay and not replayable:
                     raise UsageError(
@@ -217,13 +225,14 @@ async def back_up(url: str, path: Path) -> int:
         BedrockishError: no node gave a copy.
     """
     target = parse_url(url)
+    entry = entry_of(target)
     if await trio.Path(path).exists():
         raise ConfigError(f"{path} is there already; give another name")
     unfinished = path.with_name(path.name + ".part")
-    last = UnavailableError(f"no node can be asked at {url}")
+    last = UnavailableError(f"no node can be asked at {hide_password(url)}")
     for address in target.addresses:
         try:
-            async with calls(address, Hello(f"backup-{os.getpid()}", target.cluster, "client")) as call:
+            async with calls(address, Hello(f"backup-{os.getpid()}", target.cluster, "client"), entry) as call:
                 size = await _download(call, unfinished)
         except UnavailableError as error:
             last = error
@@ -234,17 +243,17 @@ async def back_up(url: str, path: Path) -> int:
     raise last
 
 
-async def promote_when_ready(url: str, node: str) -> None:
-    """Have a learner promoted as soon as it has caught up.
+async def promote_when_ready(url: str, config: Config) -> None:
+    """Have a learner, this node, promoted as soon as it has caught up.
 
     Raises:
         BedrockishError: the cluster refuses, for a reason that does not pass by itself.
     """
-    async with open_client(url) as client:
+    async with open_client(url, entry=Credentials(config).entry(parse_url(url))) as client:
         while True:
             try:
-                await _insist(client.change_members, MemberChange(PROMOTE, node))
-                logger.info("%s is a voter now", node)
+                await _insist(client.change_members, MemberChange(PROMOTE, config.node))
+                logger.info("%s is a voter now", config.node)
                 return
             except MembershipError as error:
                 if error.details.get("reason") not in WAIT_FOR:

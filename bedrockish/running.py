@@ -13,8 +13,10 @@ from bedrockish.core.records import Member, Membership
 from bedrockish.donating import Donor
 from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish.errors import ConfigError
+from bedrockish.gate import Credentials, Gate
 from bedrockish.members import addresses
 from bedrockish.runtime import Runtime
+from bedrockish.security import warnings
 from bedrockish.server import serve_client
 from net import mesh as net
 from net.events import Hello
@@ -30,6 +32,9 @@ async def serve(config: Config) -> None:
         ConfigError: the file, the address or the configuration cannot be used.
         DamagedError: the node had to stop.
     """
+    credentials = Credentials(config)
+    for warning in warnings(config):
+        logger.warning("%s", warning)
     members = {node: Member(node, str(address)) for node, address in config.peers.items()}
     founding = Founding(config.node, Membership(0, members), secrets.token_hex(8))
     limits = Limits(
@@ -42,12 +47,13 @@ async def serve(config: Config) -> None:
         runtime = Runtime(engine, config)
         gc.freeze()  # what is here now stays; looking through it for garbage again and again would cost a tenth
         gc.set_threshold(50_000, 20, 50)
-        await _serve(runtime, config)
+        await _serve(runtime, config, credentials)
     finally:
         engine.close()
 
 
-async def _serve(runtime: Runtime, config: Config) -> None:
+async def _serve(runtime: Runtime, config: Config, credentials: Credentials) -> None:
+    gate = Gate(config, credentials)
     state = runtime.core.state
     hello = Hello(config.node, config.cluster, info=runtime.info)  # which is read again for each link
     donor = Donor(runtime.core, runtime.engine, config.database, runtime.durable)
@@ -68,6 +74,10 @@ async def _serve(runtime: Runtime, config: Config) -> None:
         host=config.listen.host,
         port=config.listen.port,
         on_log=logger.warning,
+        dial_context=credentials.dial_context,
+        listen_context=credentials.listen_context,
+        secret=credentials.secret,
+        admit=gate.admit,
     )
     async with trio.open_nursery() as nursery:
         bound = await nursery.start(mesh.run)
@@ -76,7 +86,7 @@ async def _serve(runtime: Runtime, config: Config) -> None:
         members = " ".join(state.membership.nodes)
         logger.info("node %s of %s (%s) serves %s on %s", config.node, config.cluster, members, config.database, where)
         if config.http is not None:
-            await nursery.start(load_http(), runtime, config)
+            await nursery.start(load_http(), runtime, config, gate, credentials.entry())
         try:
             await runtime.run()
         finally:

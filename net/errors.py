@@ -23,6 +23,7 @@ class Code(StrEnum):
     REFUSED = "refused"  # the accepter does not want this one
     UNKNOWN_MEMBER = "unknown_member"  # a peer that is not of the cluster
     CERTIFICATE = "certificate"  # the certificate is of another node
+    AUTHENTICATION = "authentication"  # a wrong password, or another cluster secret, or none
     TIMEOUT = "timeout"  # too slow, or silent
     OVERFLOW = "overflow"  # the outbox is full
     REPLACED = "replaced"  # a newer link of the same node took over
@@ -129,6 +130,12 @@ class LinkClosedError(NetError):
 
 class DialError(NetError):
     """Raised when no link could be opened: nobody listens there, the name is unknown, or nothing answered in time."""
+
+
+class TlsError(DialError):
+    """Raised when the other end answers, but TLS with it cannot be had: a certificate is missing, unknown or of another
+    name, or only one end speaks TLS.
+    """
 
 
 class RefusedError(NetError):

@@ -23,8 +23,9 @@ class Hello:
     role: Role = "peer"
     to: str | None = None
     """Name of the node that the dialler means, None for whoever answers."""
-    info: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else that the two programs want to know of each other, as plain CBOR data."""
+    info: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Anything else that the two programs want to know of each other, as plain CBOR data. A password may be in it, so
+    it is never printed."""
 
 
 @dataclass(frozen=True, slots=True)

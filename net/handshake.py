@@ -4,25 +4,46 @@ Whatever goes wrong here, the stream is closed and the other end was told why, i
 """
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import trio
 
 from net.connection import Connection, Side
-from net.errors import Code, DialError, LinkClosedError, LocalProtocolError, RefusedError, RemoteProtocolError
+from net.errors import (
+    Code,
+    DialError,
+    LinkClosedError,
+    LocalProtocolError,
+    RefusedError,
+    RemoteProtocolError,
+    TlsError,
+)
 from net.events import Event, Goodbye, Hello
 from net.limits import Limits
+from net.secret import Secret
 from net.tls import check_certificate
 
 READ_BYTES = 256 * 1024
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, OSError, ssl.SSLError)
 
 
+Admits = Callable[[trio.abc.Stream, Hello], Awaitable[None]]
+
+
 async def dial(
-    host: str, port: int, hello: Hello, seconds: float, limits: Limits, ssl_context: ssl.SSLContext | None
+    host: str,
+    port: int,
+    hello: Hello,
+    seconds: float,
+    limits: Limits,
+    ssl_context: ssl.SSLContext | None,
+    secret: Secret | None = None,
 ) -> tuple[trio.abc.Stream, Connection]:
-    """Connect, say HELLO and wait for the answer. Raises what ``Link.dial`` says."""
+    """Connect, say HELLO and wait for the answer. Raises what ``Link.dial`` says.
+
+    With ``secret``, both ends must prove that they know it.
+    """
     where = address_text(host, port)
     with trio.move_on_after(seconds):
         try:
@@ -32,9 +53,11 @@ async def dial(
         if ssl_context is not None:
             stream = trio.SSLStream(stream, ssl_context, server_hostname=hello.to or host)
         try:
-            return stream, await dial_on(stream, hello, limits)
+            return stream, await dial_on(stream, hello, limits, secret)
         except BROKEN as error:
             await trio.aclose_forcefully(stream)
+            if isinstance(error.__cause__ or error, ssl.SSLError):
+                raise TlsError(f"no TLS with {where}: {error_text(error)}") from error
             raise DialError(f"{where} hung up before it said HELLO: {error_text(error)}") from error
         except BaseException:
             await trio.aclose_forcefully(stream)
@@ -42,14 +65,16 @@ async def dial(
     raise DialError(f"{where} did not answer within {seconds:g} s")
 
 
-async def dial_on(stream: trio.abc.Stream, hello: Hello, limits: Limits) -> Connection:
+async def dial_on(stream: trio.abc.Stream, hello: Hello, limits: Limits, secret: Secret | None = None) -> Connection:
     """Say HELLO on a stream that is open, and wait for the answer; on an error, closing it is the caller's.
 
     Raises:
-        RefusedError: the answer was a GOODBYE, or came with the certificate of another node.
+        RefusedError: the answer was a GOODBYE, or came with the certificate of another node, or without the secret.
         RemoteProtocolError: the answer was nonsense, or of someone else; it was told so.
         trio.BrokenResourceError: the stream ended.
     """
+    if secret is not None:
+        hello = secret.prove(hello)
     connection = Connection(Side.DIALLER, hello, limits)
     await stream.send_all(connection.send(hello))
     try:
@@ -63,6 +88,8 @@ async def dial_on(stream: trio.abc.Stream, hello: Hello, limits: Limits) -> Conn
         raise trio.BrokenResourceError("the stream ended")
     try:
         check_certificate(stream, event)
+        if secret is not None:
+            secret.check(event, hello)
     except RefusedError as error:
         await hang_up(stream, connection.send(Goodbye(error.code, str(error))), limits.goodbye_seconds)
         raise
@@ -75,8 +102,13 @@ async def accept(
     welcome: Callable[[Hello], Hello],
     limits: Limits,
     ssl_context: ssl.SSLContext | None,
+    secret: Secret | None = None,
+    admit: Admits | None = None,
 ) -> tuple[trio.abc.Stream, Connection]:
-    """Wait for a HELLO and answer it. Raises what ``Link.accept`` says."""
+    """Wait for a HELLO and answer it. Raises what ``Link.accept`` says.
+
+    A peer must know ``secret``. ``admit`` is shown everyone's HELLO, may take its time, and raises RefusedError.
+    """
     if ssl_context is not None:
         stream = trio.SSLStream(stream, ssl_context, server_side=True)
     connection = Connection(Side.ACCEPTER, local, limits)
@@ -84,7 +116,7 @@ async def accept(
     done = False
     try:
         with trio.move_on_after(limits.hello_seconds) as scope:
-            await _accept_on(stream, connection, welcome)
+            await _accept_on(stream, connection, welcome, secret, admit)
         if scope.cancelled_caught:
             raise RefusedError(Code.TIMEOUT, f"no HELLO within {limits.hello_seconds:g} s")
         done = True
@@ -103,14 +135,25 @@ async def accept(
     return stream, connection
 
 
-async def _accept_on(stream: trio.abc.Stream, connection: Connection, welcome: Callable[[Hello], Hello]) -> None:
+async def _accept_on(
+    stream: trio.abc.Stream,
+    connection: Connection,
+    welcome: Callable[[Hello], Hello],
+    secret: Secret | None,
+    admit: Admits | None,
+) -> None:
     event = await _next_event(stream, connection)
     if isinstance(event, Goodbye):
         raise RefusedError(event.code, f"the dialler said goodbye: {event.message or event.code}")
     if not isinstance(event, Hello):
         raise trio.BrokenResourceError("the stream ended")
     check_certificate(stream, event)
-    await stream.send_all(connection.send(welcome(event)))
+    if secret is not None and event.role == "peer":
+        secret.check(event)
+    if admit is not None:
+        await admit(stream, event)
+    answer = welcome(event)
+    await stream.send_all(connection.send(answer if secret is None else secret.prove(answer, event)))
 
 
 async def _next_event(stream: trio.abc.Stream, connection: Connection) -> Event:

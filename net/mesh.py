@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 
 import trio
 
+from net import handshake
 from net.errors import Code, LinkClosedError, ListenError, NetError, RefusedError
 from net.events import Hello
-from net.handshake import address_text
+from net.handshake import Admits, address_text
 from net.limits import Limits
+from net.secret import Secret
 from net.stream import Link
 
 RETRY_SECONDS_MIN = 0.05
@@ -96,6 +98,8 @@ class Mesh:
         strangers_max: how many accepted streams may be without HELLO; above it the oldest is closed.
         dial_context: TLS for links that we dial.
         listen_context: TLS for links that we accept.
+        secret: what all peers must know.
+        admit: shown the stream and the HELLO of each who comes; raises RefusedError to turn it away.
     """
 
     def __init__(
@@ -114,6 +118,8 @@ class Mesh:
         strangers_max: int = STRANGERS_MAX,
         dial_context: ssl.SSLContext | None = None,
         listen_context: ssl.SSLContext | None = None,
+        secret: Secret | None = None,
+        admit: Admits | None = None,
     ) -> None:
         self.hello = hello
         self.addresses: list[Address] = []
@@ -131,6 +137,7 @@ class Mesh:
         self._stranger_count = 0
         self._dial_context = dial_context
         self._listen_context = listen_context
+        self._secret, self._admit_caller = secret, admit
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -249,8 +256,9 @@ class Mesh:
     async def _dial(self, node: str, peer: _Peer) -> Link | None:
         host, port = peer.address
         try:
-            link = await Link.dial(
-                host, port, replace(self.hello, to=node), limits=self._limits, ssl_context=self._dial_context
+            hello, limits = replace(self.hello, to=node), self._limits
+            shaken = await handshake.dial(
+                host, port, hello, limits.hello_seconds, limits, self._dial_context, self._secret
             )
         except NetError as error:
             trouble = f"no link to {node}: {error}"
@@ -261,7 +269,7 @@ class Mesh:
                     self._on_event(TurnedAway(node, error.code, error.message))
             return None
         peer.trouble = ""
-        return link
+        return Link(*shaken, limits)
 
     async def _hold(self, node: str, peer: _Peer, link: Link) -> None:
         """Offer an open link for sending until it is over."""
@@ -285,13 +293,16 @@ class Mesh:
         with trio.CancelScope() as scope:
             number = self._admit(scope)
             try:
-                link = await Link.accept(
+                shaken = await handshake.accept(
                     stream,
                     self.hello,
-                    welcome=self._judge,
-                    limits=self._limits,
-                    ssl_context=self._listen_context,
+                    self._judge,
+                    self._limits,
+                    self._listen_context,
+                    self._secret,
+                    self._admit_caller,
                 )
+                link = Link(*shaken, self._limits)
             except NetError as error:
                 self._on_log(f"refused {caller}: {error}")
             finally:

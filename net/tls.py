@@ -1,7 +1,8 @@
-"""TLS between nodes, both ends showing a certificate.
+"""TLS: between nodes, both ends show a certificate; a client may do without one if it has a password instead.
 
 A certificate stands for a node, not for an address: it must carry the node's name, as a DNS name among its subject
 alternative names or as its common name. So a node may move to another machine, and a stolen address is worth nothing.
+A client knows no names of nodes; it looks for the name or address that it has dialled, as a browser does.
 """
 
 import ssl
@@ -34,18 +35,58 @@ def dial_context(ca: str, cert: str, key: str) -> ssl.SSLContext:
     return _loaded(context, ca, cert, key)
 
 
-def listen_context(ca: str, cert: str, key: str) -> ssl.SSLContext:
-    """Return the context for links that we accept; same arguments and errors as ``dial_context``."""
-    return _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ca, cert, key)
+def listen_context(ca: str, cert: str, key: str, *, optional: bool = False) -> ssl.SSLContext:
+    """Return the context for links that we accept; same arguments and errors as ``dial_context``.
+
+    With ``optional``, a client may come without a certificate; a peer never may, see ``check_certificate``.
+    """
+    context = _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ca, cert, key)
+    if optional:
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext:
+    """Return the context for a client's links: the node must have a certificate for the name that was dialled.
+
+    Args:
+        ca: path of the certificates that sign the nodes'; None for those that this machine trusts.
+        cert: path of a certificate of the client, None for none.
+        key: path of its private key.
+
+    Raises:
+        CertificateError: a file is missing or not what it should be.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if cert is not None and key is not None:
+        _load_chain(context, cert, key)
+    return _trusting(context, ca)
+
+
+def has_certificate(stream: trio.abc.Stream) -> bool:
+    """Whether the other end of a TLS stream has shown a certificate; it is a valid one then."""
+    return isinstance(stream, trio.SSLStream) and bool(stream.getpeercert())
 
 
 def _loaded(context: ssl.SSLContext, ca: str, cert: str, key: str) -> ssl.SSLContext:
+    _load_chain(_trusting(context, ca), cert, key)
+    return context
+
+
+def _trusting(context: ssl.SSLContext, ca: str | None) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
+    if ca is None:
+        context.load_default_certs()
+        return context
     try:
         context.load_verify_locations(ca)
     except (OSError, ssl.SSLError) as error:
         raise CertificateError(f"cannot read certificates from {ca}: {error}") from error
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, cert: str, key: str) -> None:
     try:
         context.load_cert_chain(cert, key, password=lambda: b"")
     except (OSError, ssl.SSLError, ValueError) as error:
@@ -53,7 +94,6 @@ def _loaded(context: ssl.SSLContext, ca: str, cert: str, key: str) -> ssl.SSLCon
             f"cannot use certificate {cert} with key {key}: {error}; "
             "both should be PEM files, the key of that certificate and without a password"
         ) from error
-    return context
 
 
 def certificate_names(certificate: Mapping[str, Any]) -> frozenset[str]:
@@ -65,7 +105,7 @@ def certificate_names(certificate: Mapping[str, Any]) -> frozenset[str]:
 
 
 def check_certificate(stream: trio.abc.Stream, remote: Hello) -> None:
-    """Make sure that a peer on a TLS stream is who it says. Clients need a valid certificate, whatever its name.
+    """Make sure that a peer on a TLS stream is who it says. A client's certificate may have any name.
 
     Raises:
         RefusedError: the certificate is of another node.

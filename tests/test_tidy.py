@@ -58,6 +58,7 @@ MAY_IMPORT = {
     ),
     "bedrockish/sqlalchemy": "bedrockish.addresses bedrockish.errors bedrockish.sqlalchemy sqlalchemy",
     "examples/shop": "examples.shop sqlalchemy",
+    "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
     "bedrockish/cli": "bedrockish journal net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
         "bedrockish examples journal net tools tests alembic apsw cbor2 click hypothesis pexpect prometheus_client "

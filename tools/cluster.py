@@ -117,6 +117,8 @@ class LocalCluster:
         directory = directory.absolute()
         self.directory = directory
         self.settings = settings or {}  # section of the configuration -> key -> value
+        self.login = ""  # what stands before the hosts in URLs: user:password@
+        self.options = ""  # and behind them, such as ca=ca.pem
         self.nodes = [
             LocalNode(name, port, directory) for name, port in zip(names, free_ports(len(names)), strict=True)
         ]
@@ -131,7 +133,9 @@ class LocalCluster:
     def url(self, first: int | None = None, *, only: bool = False, options: str = "") -> str:
         """Return the URL of the cluster, beginning with one of its nodes, or of that node alone."""
         order = self.nodes if first is None else [*self.nodes[first:], *self.nodes[:first]]
-        return "bedrockish://" + ",".join(f"127.0.0.1:{n.port}" for n in (order[:1] if only else order)) + options
+        hosts = ",".join(f"127.0.0.1:{n.port}" for n in (order[:1] if only else order))
+        given = [*filter(None, [options.removeprefix("/?"), self.options])]
+        return f"bedrockish://{self.login}{hosts}" + (f"/?{'&'.join(given)}" if given else "")
 
     def peer_address(self, node: LocalNode, peer: LocalNode) -> str:
         """Return where a node finds a peer; another kind of cluster may put something in between."""

@@ -37,7 +37,7 @@ def join(url: str, config: Path | None, settings: tuple[str, ...], replay: bool,
             return
         async with trio.open_nursery() as nursery:
             if voter:
-                nursery.start_soon(promote_when_ready, url, config.node)
+                nursery.start_soon(promote_when_ready, url, config)
             await serve(config)
 
     trio.run(run_until_signal, run, built)

@@ -30,6 +30,8 @@ COMMANDS = {
     "import": ("bedrockish.cli.database", "import_database"),
     "export": ("bedrockish.cli.database", "export_database"),
     "member": ("bedrockish.cli.member", "member"),
+    "password": ("bedrockish.cli.secure", "password"),
+    "tls": ("bedrockish.cli.secure", "tls"),
     "changes": ("bedrockish.cli.changes", "changes"),
     "journal": ("bedrockish.cli.journal", "journal"),
     "export-journal": ("bedrockish.cli.export", "export_journal"),

@@ -10,6 +10,7 @@ import trio
 
 from bedrockish.addresses import Target, parse_url
 from bedrockish.client.driving import Driver
+from bedrockish.client.entry import Entry, entry_of
 from bedrockish.client.rows import Rows, rows_of
 from bedrockish.client.streaming import RowStream, streaming
 from bedrockish.client.transaction import Options, Transaction, run_transaction, transaction
@@ -320,23 +321,28 @@ class Client(Driver):
 
 
 @asynccontextmanager
-async def open_client(url: str | None = None, *, token: bytes | None = None) -> AsyncIterator[Client]:
+async def open_client(
+    url: str | None = None, *, token: bytes | None = None, entry: Entry | None = None
+) -> AsyncIterator[Client]:
     """Open a session with a cluster and close it at the end of the block.
 
     Args:
         url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
             variable BEDROCKISH_URL.
         token: what another session has seen, from its ``token``.
+        entry: how to come in; by default with the password and the TLS that the URL says.
 
     Raises:
-        ConfigError: the URL cannot be understood.
+        ConfigError: the URL cannot be understood, or a file that it names cannot be used.
+        AuthenticationError: the nodes do not let us in.
         UnavailableError: no node can be reached.
         ProtocolMismatchError: what answers is no node, or of another version or cluster.
     """
     target = target_of(url)
+    entry = entry or entry_of(target)
     body: BaseException | None = None
     async with trio.open_nursery() as nursery:
-        client = Client(target, token, nursery)
+        client = Client(target, token, nursery, entry)
         nursery.start_soon(client._watch)
         try:
             await client.ping()

@@ -278,7 +278,8 @@ def connect(url: str | None = None, *, token: bytes | None = None) -> Connection
         token: what another session has seen, from its ``token``.
 
     Raises:
-        ConfigError: the URL cannot be understood.
+        ConfigError: the URL cannot be understood, or a file that it names cannot be used.
+        AuthenticationError: the nodes do not let us in.
         UnavailableError: no node can be reached.
         ProtocolMismatchError: what answers is no node, or of another version or cluster.
     """

@@ -16,6 +16,7 @@ from typing import assert_never
 from bedrockish.addresses import Address, Target
 from bedrockish.client.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.retry import Backoff, Verdict, judge, only_reads, out_of_time
+from bedrockish.client.route import Route
 from bedrockish.client.steps import What, begins, ends, gone, is_harmless, judged, name_of, settling
 from bedrockish.errors import (
     BedrockishError,
@@ -24,7 +25,6 @@ from bedrockish.errors import (
     OutcomeUnknownError,
     ProtocolMismatchError,
     TooLargeError,
-    UnavailableError,
 )
 from bedrockish.requests import STRICT, Request, Token
 from bedrockish.wire import (
@@ -82,19 +82,15 @@ class ClientCore:
         self, target: Target, draw: Callable[[], float], token: Token | None = None, backoff: Backoff | None = None
     ) -> None:
         self.token = token or Token()
+        self.route = Route(target, backoff or Backoff(), draw)
         self._target = target
         self._draw = draw
         self._backoff = backoff or Backoff()
-        self._turn = 0  # index of the address to dial next
         self._links: dict[int, _Link] = {}
         self._current: int | None = None
         self._calls: dict[int, _Call] = {}
         self._homes: dict[str, int] = {}  # the links of open transactions, which live and die with them
         self._numbers = 0
-        self._failures = 0  # dials that failed since a link was last opened
-        self._redial_at = -math.inf
-        self._unreachable_since: float | None = None
-        self._link_error: BedrockishError | None = None
 
     # --- what the caller does ---
 
@@ -143,10 +139,10 @@ class ClientCore:
                     times.append(call.retry_at)
                 else:
                     ready = True
-                if self._unreachable_since is not None and not call.lost:
-                    times.append(self._hopeless_at(call))
+                if not call.lost:
+                    times.append(self.route.hopeless_at(call.started))
         if ready and self._current is None:
-            times.append(self._redial_at)
+            times.append(self.route.redial_at)
         return min(times)
 
     # --- what the world does ---
@@ -155,8 +151,7 @@ class ClientCore:
         """A dialled link stands and both sides have said HELLO."""
         if link in self._links:
             self._links[link].is_open = True
-            self._failures = 0
-            self._unreachable_since = None
+            self.route.opened(self._links[link].address)
         return self._pump(now)
 
     def closed(self, link: int, error: BedrockishError, now: float) -> list[Effect]:
@@ -235,14 +230,14 @@ class ClientCore:
             self._links[call.link].calls.discard(number)
         call.link = None
         call.tries += 1
-        rounds, rest = divmod(call.tries, len(self._target.addresses))
+        rounds, rest = divmod(call.tries, len(self.route))
         # The first time round, the next node is asked at once; after that, everybody was asked and needs a pause.
         call.retry_at = now if rest and not rounds else now + self._backoff.pause_s(max(rounds, 1), self._draw)
 
     def _leave(self, link: int) -> None:
-        if link == self._current and len(self._target.addresses) > 1:
+        if link == self._current and len(self.route) > 1:
             self._current = None
-            self._turn += 1
+            self.route.leave()
 
     def _forget(self, number: int) -> None:
         call = self._calls.pop(number, None)
@@ -255,24 +250,19 @@ class ClientCore:
         link = self._links.pop(number, None)
         if link is None:
             return
-        self._link_error = error
         if number == self._current:
-            self._current, self._turn = None, self._turn + 1
+            self._current = None
+            self.route.leave()
         if not link.is_open:
-            self._failures += 1
-            rounds, rest = divmod(self._failures, len(self._target.addresses))
-            self._redial_at = now if rest else now + self._backoff.pause_s(rounds, self._draw)
+            self.route.failed(link.address, error, now)
             return
+        self.route.lost(error)
         self._homes = {name: home for name, home in self._homes.items() if home != number}
         for lost in link.calls:
             call = self._calls[lost]
             call.lost += 1
             call.error = error if name_of(call.what) is None else gone(call.what, str(link.address), error)
             self._again(lost, call, now)
-
-    def _hopeless_at(self, call: _Call) -> float:
-        assert self._unreachable_since is not None
-        return max(self._unreachable_since, call.started) + self._target.connect_timeout_s
 
     # --- the pump: everything that follows from the state and the time ---
 
@@ -308,15 +298,13 @@ class ClientCore:
                 self._send(self._homes[name], self._links[self._homes[name]], number, now, effects)
             else:
                 self._forget(number)
-                effects.append(Finish(number, call.error or gone(call.what, "another node", self._link_error)))
+                effects.append(Finish(number, call.error or gone(call.what, "another node", self.route.error)))
         return ready
 
     def _dial(self, now: float, effects: list[Effect]) -> None:
-        if self._current is not None or now < self._redial_at:
+        if self._current is not None or now < self.route.redial_at:
             return
-        if self._unreachable_since is None:
-            self._unreachable_since = now
-        address = self._target.addresses[self._turn % len(self._target.addresses)]
+        address = self.route.next(now)
         self._current = self._number()
         self._links[self._current] = _Link(address)
         effects.append(Dial(self._current, address, min(DIAL_TIMEOUT_S, self._target.connect_timeout_s)))
@@ -356,9 +344,7 @@ class ClientCore:
         left = call.deadline - now
         timeout_s = left - min(left / 4, 2.0)
         call.hurried = (
-            name_of(call.what) is None
-            and len(self._target.addresses) > 1
-            and timeout_s > PATIENCE_S * 2.0 ** min(call.tries, 30)
+            name_of(call.what) is None and len(self.route) > 1 and timeout_s > PATIENCE_S * 2.0 ** min(call.tries, 30)
         )
         if call.hurried:
             timeout_s = PATIENCE_S * 2.0 ** min(call.tries, 30)
@@ -372,28 +358,16 @@ class ClientCore:
 
     def _expire(self, now: float, effects: list[Effect]) -> None:
         for number, call in list(self._calls.items()):
-            hopeless = (
-                call.link is None
-                and not call.lost
-                and self._unreachable_since is not None
-                and now >= self._hopeless_at(call)
-            )
+            hopeless = call.link is None and not call.lost and now >= self.route.hopeless_at(call.started)
             if now < call.deadline and not hopeless:
                 continue
             uncertain = not call.harmless and (call.lost > 0 or call.link is not None)
-            if self._unreachable_since is not None and call.error is None:
-                error = self._unreachable()
+            if self.route.unreachable_since is not None and call.error is None:
+                error = self.route.unreachable()
             else:
                 error = out_of_time(call.what, uncertain=uncertain, waited_s=now - call.started, last=call.error)
             self._forget(number)
             effects.append(Finish(number, error))
-
-    def _unreachable(self) -> BedrockishError:
-        if isinstance(self._link_error, ProtocolMismatchError):
-            return self._link_error
-        where = ", ".join(str(address) for address in self._target.addresses)
-        reason = f": {self._link_error.message}" if self._link_error is not None else ""
-        return UnavailableError(f"no node can be reached at {where}{reason}")
 
     def _number(self) -> int:
         self._numbers += 1

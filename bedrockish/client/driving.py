@@ -9,11 +9,18 @@ import trio
 from bedrockish.addresses import Target
 from bedrockish.client.core import ClientCore
 from bedrockish.client.effects import Dial, Effect, Finish, HangUp, Send
+from bedrockish.client.entry import Entry
 from bedrockish.client.steps import What
-from bedrockish.errors import BedrockishError, ClientClosedError, ProtocolMismatchError, UnavailableError
+from bedrockish.errors import (
+    AuthenticationError,
+    BedrockishError,
+    ClientClosedError,
+    ProtocolMismatchError,
+    UnavailableError,
+)
 from bedrockish.requests import decode_token
 from bedrockish.wire import Answered, Told
-from net.errors import LinkClosedError, NetError, RefusedError, RemoteProtocolError
+from net.errors import Code, LinkClosedError, NetError, RefusedError, RemoteProtocolError, TlsError
 from net.events import Hello
 from net.limits import Limits
 from net.stream import Link
@@ -26,8 +33,9 @@ FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # another node
 class Driver:
     """All links and calls of one client."""
 
-    def __init__(self, target: Target, token: bytes | None, nursery: trio.Nursery) -> None:
+    def __init__(self, target: Target, token: bytes | None, nursery: trio.Nursery, entry: Entry) -> None:
         self.target = target
+        self._entry = entry
         self._core = ClientCore(target, random.random, decode_token(token))
         self._nursery = nursery
         self._links: dict[int, Link] = {}
@@ -104,10 +112,9 @@ class Driver:
         with trio.CancelScope() as scope:
             self._scopes[dial.link] = scope
             try:
-                host, port = dial.address
-                link = await Link.dial(host, port, hello, timeout=dial.timeout_s, limits=LIMITS)
+                link = await self._entry.dial(dial.address, hello, dial.timeout_s, LIMITS)
             except (NetError, OSError) as error:
-                self._perform(self._core.closed(dial.link, _explain(error), trio.current_time()))
+                self._perform(self._core.closed(dial.link, explain_end(error), trio.current_time()))
                 return
             finally:
                 self._scopes.pop(dial.link, None)
@@ -123,7 +130,7 @@ class Driver:
                     for payload in await link.receive_many():
                         self._perform(self._core.received(dial.link, payload, trio.current_time()))
             except LinkClosedError as error:
-                self._perform(self._core.closed(dial.link, _explain(error), trio.current_time()))
+                self._perform(self._core.closed(dial.link, explain_end(error), trio.current_time()))
             finally:
                 del self._links[dial.link], self._scopes[dial.link]
                 nursery.cancel_scope.cancel()
@@ -142,8 +149,12 @@ class Driver:
         self._perform(self._core.close())
 
 
-def _explain(error: Exception) -> BedrockishError:
+def explain_end(error: Exception) -> BedrockishError:
     """Say what a link's end means to a caller."""
+    if isinstance(error, RefusedError) and error.code in (Code.AUTHENTICATION, Code.CERTIFICATE):
+        return AuthenticationError(error.message.removeprefix("the other end refused: "))
+    if isinstance(error, TlsError):
+        return AuthenticationError(str(error))
     if isinstance(error, RefusedError | LinkClosedError | RemoteProtocolError) and error.code in FOREIGN_CODES:
         return ProtocolMismatchError(str(error))
     if isinstance(error, RemoteProtocolError):

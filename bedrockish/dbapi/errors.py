@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bedrockish.errors import (
+    AuthenticationError,
     BedrockishError,
     ClientClosedError,
     ConfigError,
@@ -75,6 +76,7 @@ class NotSupportedError(DatabaseError):
 # The first class that fits is taken, so a class comes before its base.
 _STANDS_FOR: tuple[tuple[type[BedrockishError], type[Error]], ...] = (
     (ClientClosedError, InterfaceError),
+    (AuthenticationError, OperationalError),
     (ConfigError, InterfaceError),
     (ConstraintError, IntegrityError),
     (SqlError, ProgrammingError),

@@ -15,7 +15,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from bedrockish.client.entry import Entry
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
+from bedrockish.gate import Gate
 from bedrockish.http.bodies import pack_answer, read_request, read_statements, write_json
 from bedrockish.http.cluster import whole_cluster
 from bedrockish.http.guard import Guard
@@ -42,15 +44,17 @@ PAGE = {
 KEY = "idempotency-key"
 
 
-def make_app(node: Runtime, token: str, hosts: frozenset[str]) -> Starlette:
+def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate, entry: Entry) -> Starlette:
     """Return the application of a node.
 
     Args:
         node: what answers.
         token: what callers must send; empty: nothing.
-        hosts: names under which the node may be called when there is no token.
+        hosts: names under which the node may be called when nobody has to show who they are.
+        gate: knows the users.
+        entry: how the node comes in at its peers.
     """
-    handlers = Handlers(node)
+    handlers = Handlers(node, entry)
     page = _page_files()
 
     async def show(request: Request) -> Response:
@@ -82,7 +86,8 @@ def make_app(node: Runtime, token: str, hosts: frozenset[str]) -> Starlette:
         ClientDisconnect: _on_gone,
         Exception: _on_bug,
     }
-    return Starlette(routes=routes, exception_handlers=errors, middleware=[Middleware(Guard, token=token, hosts=hosts)])
+    guard = Middleware(Guard, token=token, hosts=hosts, gate=gate)
+    return Starlette(routes=routes, exception_handlers=errors, middleware=[guard])
 
 
 def _page_files() -> dict[str, bytes]:
@@ -120,8 +125,8 @@ async def _on_bug(_request: Request, _error: Exception) -> Response:
 class Handlers:
     """What stands behind the paths."""
 
-    def __init__(self, node: Runtime) -> None:
-        self._node = node
+    def __init__(self, node: Runtime, entry: Entry) -> None:
+        self._node, self._entry = node, entry
 
     async def query(self, request: Request) -> Response:
         """Run statements that only read."""
@@ -181,7 +186,7 @@ class Handlers:
             if not colon:
                 raise UsageError(f"{part!r} should be a node and a number, such as A:17")
             after[name] = _number(number)
-        return json_reply(await whole_cluster(self._node, after))
+        return json_reply(await whole_cluster(self._node, after, self._entry))
 
     async def alive(self, _request: Request) -> Response:
         """Say that the loop runs."""

@@ -1,17 +1,20 @@
-"""Who may ask: the bearer token, and the names under which a node without one lets itself be called.
+"""Who may ask: the bearer token, users and passwords, and by which names a node without them lets itself be called.
 
 A web page that somebody looks at elsewhere can make a browser send requests to any address, and can let its own name
 point to this machine. JSON as content type stops the first (a browser asks before it sends that), the check of the
 name the second.
 """
 
+import base64
+import binascii
 import hmac
 import ipaddress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bedrockish.errors import UsageError
+from bedrockish.errors import AuthenticationError, UsageError
+from bedrockish.gate import Gate
 from bedrockish.http.replies import error_reply
 
 OPEN = ("/livez", "/", "/favicon.ico")  # and the page's files, in which no data is
@@ -23,19 +26,18 @@ HEADERS = [
 ]
 
 
-class UnauthorizedError(UsageError):
-    """Raised when a request lacks the token that the node's configuration asks for. Nothing happened."""
-
-    code = "unauthorized"
-
-
 class Guard:
     """Lets through who may ask, and puts the page's safety headers on every answer."""
 
-    def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str]) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str], gate: Gate) -> None:
+        self._app, self._gate = app, gate
         self._token = token.encode()
         self._hosts = hosts
+        schemes = [
+            *(["Bearer"] if token else []),
+            *(['Basic realm="bedrockish", charset="UTF-8"'] if gate.users else []),
+        ]
+        self._challenge = {"www-authenticate": ", ".join(schemes)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -50,26 +52,48 @@ class Guard:
                 message = {**message, "headers": [*headers, *HEADERS]}
             await send(message)
 
-        error = self._refuse(scope["path"], Headers(scope=scope))
+        caller = scope.get("client")
+        error = await self._refuse(scope["path"], Headers(scope=scope), caller[0] if caller else "")
         if error is not None:
-            status = 401 if isinstance(error, UnauthorizedError) else 400
-            reply = error_reply(error, status, {"www-authenticate": "Bearer"} if status == 401 else None)
+            status = 401 if isinstance(error, AuthenticationError) else 400
+            reply = error_reply(error, status, self._challenge if status == 401 else None)
             await reply(scope, receive, send_safely)  # type: ignore[arg-type]
             return
         await self._app(scope, receive, send_safely)  # type: ignore[arg-type]
 
-    def _refuse(self, path: str, headers: Headers) -> UsageError | None:
-        host = headers.get("host", "")
-        if not self._token and not is_near(host, self._hosts):
+    async def _refuse(self, path: str, headers: Headers, address: str) -> UsageError | None:
+        if not self._token and not self._gate.users:
+            host = headers.get("host", "")
+            if is_near(host, self._hosts):
+                return None
             return UsageError(f"this node is not called {host!r}; ask by its IP address, or give it an http_token")
-        if not self._token:
-            return None
         if path in OPEN or path.startswith(OPEN_BELOW):
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._token):
+        given = given.strip()
+        if self._token and scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), self._token):
             return None
-        return UnauthorizedError("send the header 'Authorization: Bearer …' with the http_token of the node")
+        if self._gate.users and scheme.lower() == "basic":
+            why = await self._gate.judge(*_login(given), address)
+            return AuthenticationError(why) if why else None
+        ways = [
+            *(["'Authorization: Bearer …' with the http_token of the node"] if self._token else []),
+            *(
+                ["'Authorization: Basic …' with a user and a password (curl -u user:password)"]
+                if self._gate.users
+                else []
+            ),
+        ]
+        return AuthenticationError(f"send the header {' or '.join(ways)}")
+
+
+def _login(given: str) -> tuple[str, str]:
+    """Read what Basic authentication sends (RFC 7617); nonsense is nobody."""
+    try:
+        user, _, password = base64.b64decode(given, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return "", ""
+    return user, password
 
 
 def is_near(host: str, known: frozenset[str]) -> bool:

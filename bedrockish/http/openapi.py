@@ -162,7 +162,7 @@ SCHEMAS: dict[str, Schema] = {
 
 MEANINGS = {
     "400": "The request is wrong, or the data forbids it. Nothing happened.",
-    "401": "The token is missing or wrong.",
+    "401": "The token or the password is missing or wrong.",
     "405": "Another method is wanted.",
     "409": "Others were faster until the time was over. It did not happen; send it again.",
     "413": "The request or its result is over a limit. Nothing happened.",
@@ -232,6 +232,9 @@ def _get_path(summary: str, schema: str, *parameters: Schema) -> Schema:
     return {"get": {"summary": summary, "parameters": list(parameters), "responses": _responses(schema)}}
 
 
+LOGINS = {"token": {"type": "http", "scheme": "bearer"}, "password": {"type": "http", "scheme": "basic"}}
+
+
 def document() -> Schema:
     """Return the document."""
     number = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
@@ -257,7 +260,7 @@ def document() -> Schema:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "security": [{"token": []}, {}],
+        "security": [{"token": []}, {"password": []}, {}],
         "paths": {
             "/db/execute": _sql_path("Run statements one after the other, each a transaction of its own"),
             "/db/query": _sql_path("Run statements that only read, all on the same state"),
@@ -291,5 +294,5 @@ def document() -> Schema:
                 }
             },
         },
-        "components": {"schemas": SCHEMAS, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": SCHEMAS, "securitySchemes": LOGINS},
     }

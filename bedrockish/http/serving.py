@@ -9,8 +9,10 @@ from hypercorn.config import Config as Settings
 from hypercorn.trio import serve
 
 from bedrockish.addresses import Address
+from bedrockish.client.entry import Entry
 from bedrockish.config import Config
 from bedrockish.errors import ConfigError
+from bedrockish.gate import Gate
 from bedrockish.http.app import make_app
 from bedrockish.runtime import Runtime
 
@@ -21,7 +23,12 @@ IDLE_S = 75.0
 
 
 async def serve_http(
-    node: Runtime, config: Config, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    node: Runtime,
+    config: Config,
+    gate: Gate,
+    entry: Entry,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled. If the server itself fails, the node goes on without it and says so.
 
@@ -36,12 +43,13 @@ async def serve_http(
     settings.errorlog = logging.getLogger("hypercorn")
     settings.errorlog.setLevel(logging.WARNING)  # what it says of its own start is said here
     settings.keep_alive_timeout = IDLE_S
+    if config.security.tls:
+        settings.certfile, settings.keyfile = config.security.tls_certificate, config.security.tls_key
     settings.include_server_header = False
     settings.graceful_timeout = 0.0  # whoever is still waiting asks another node with the same command id
-    app = make_app(node, config.http_token, frozenset({config.http.host, str(host)}))
-    logger.info("HTTP and the dashboard are on http://%s", Address(str(host), port))
-    if not config.http_token and not _is_loopback(str(host)):
-        logger.warning("HTTP on %s has no http_token: whoever reaches it may read and write everything", host)
+    app = make_app(node, config.http_token, frozenset({config.http.host, str(host)}), gate, entry)
+    scheme = "https" if config.security.tls else "http"
+    logger.info("HTTP and the dashboard are on %s://%s", scheme, Address(str(host), port))
     task_status.started()
     try:
         # Both sides mean ASGI, each in types of its own.
@@ -67,7 +75,3 @@ async def _listen(address: Address) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"http: {address} cannot be used: {error.strerror}; choose another address") from error
     return listener
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "::1" or host.startswith("127.")

@@ -39,9 +39,15 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
 
     def create_connect_args(self, url: URL) -> Any:
         """Return what ``bedrockish.dbapi.connect`` is called with."""
-        options = {name: last_of(value) for name, value in url.query.items()}
+        given = dict(url.query)
+        hosts = given.pop("host", ())
+        options = {name: last_of(value) for name, value in given.items()}
         extra = {name: options.pop(name) for name in ("isolation",) if name in options}
-        return [client_url(url, options)], {**extra, "autocommit": False, "schema_commits": True}
+        return [client_url(url, options, [hosts] if isinstance(hosts, str) else hosts)], {
+            **extra,
+            "autocommit": False,
+            "schema_commits": True,
+        }
 
     def on_connect(self) -> Any:
         """Return nothing: functions of this program do not exist on the nodes."""

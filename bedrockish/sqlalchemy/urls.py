@@ -1,11 +1,13 @@
 """From SQLAlchemy's URLs to ours.
 
-SQLAlchemy reads one host and one number as its port, so several nodes with ports need brackets around them, as in
-``bedrockish://[host1:7373,host2:7373]/``; the client reads that as well. ``make_url`` takes a URL without brackets.
+SQLAlchemy reads one host and one number as its port, before any dialect is asked: ``host1:7373,host2:7373`` fails there
+with a ValueError. So several nodes with ports need brackets around them, as in ``bedrockish://[host1:7373,host2:7373]/``,
+or are options, ``bedrockish:///?host=host1:7373&host=host2:7373``, as for psycopg. The client reads brackets as well.
+``make_url`` takes a URL as the client does.
 """
 
 from collections.abc import Sequence
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from sqlalchemy.engine import URL
 
@@ -21,25 +23,28 @@ def make_url(url: str) -> URL:
     """
     target = parse_url(url)
     query = dict(parse_qsl(url.partition("?")[2]))
-    return URL.create(SCHEME, host=",".join(map(str, target.addresses)), query=query)
+    host = ",".join(map(str, target.addresses))
+    return URL.create(SCHEME, username=target.user, password=target.password, host=host, query=query)
 
 
-def client_url(url: URL, options: dict[str, str]) -> str:
-    """Return the client's URL for one of SQLAlchemy's.
+def client_url(url: URL, options: dict[str, str], hosts: Sequence[str] = ()) -> str:
+    """Return the client's URL for one of SQLAlchemy's; ``hosts`` are further nodes, which it had among its options.
 
     Raises:
         ConfigError: it says something that a client's URL cannot.
     """
-    if url.username or url.password:
-        raise ConfigError(f"{url!r} names a user, but nodes know no users; leave out what is before the @")
     if url.database:
         raise ConfigError(f"{url!r} names the database {url.database!r}, but a node serves one; leave it out")
-    hosts = url.host or ""
+    host = url.host or ""
     if url.port is not None:
-        hosts = f"[{hosts}]:{url.port}" if ":" in hosts else f"{hosts}:{url.port}"
-    elif ":" in hosts and "," not in hosts and hosts.count(":") > 1:
-        hosts = f"[{hosts}]"  # one IPv6 address, without a port
-    return f"{SCHEME}://{hosts}/" + (f"?{urlencode(options)}" if options else "")
+        host = f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}"
+    elif ":" in host and "," not in host and host.count(":") > 1:
+        host = f"[{host}]"  # one IPv6 address, without a port
+    login = "" if url.username is None else quote(url.username, safe="")
+    if url.password is not None:
+        login += ":" + quote(str(url.password), safe="")
+    every = ",".join(filter(None, [host, *hosts]))
+    return f"{SCHEME}://{login}{'@' if login else ''}{every}/" + (f"?{urlencode(options)}" if options else "")
 
 
 def last_of(value: str | Sequence[str]) -> str:

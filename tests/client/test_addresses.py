@@ -2,7 +2,7 @@
 
 import pytest
 
-from bedrockish.addresses import Address, parse_url
+from bedrockish.addresses import Address, hide_password, parse_url
 from bedrockish.errors import ConfigError
 
 
@@ -13,6 +13,23 @@ def test_url_in_full() -> None:
     assert str(target) == "bedrockish://a:1,[::1]:2,b:7373"
     assert parse_url(" bedrockish://a:1,a:1 ").addresses == (Address("a", 1),)
     assert parse_url("bedrockish://a?read=stale").read == "stale"
+
+
+def test_users_and_certificates() -> None:
+    target = parse_url("bedrockish://ann:s%2Fe%40c:r:et@a:1,b:2/?ca=ca.pem&choice=nearest&discover=no")
+    assert (target.user, target.password, target.ca) == ("ann", "s/e@c:r:et", "ca.pem")
+    assert (target.choice, target.discover) == ("nearest", False)
+    assert str(target) == "bedrockish://a:1,b:2"
+    assert "r:et" not in repr(target)
+    assert parse_url("bedrockish://ann@a").password is None
+
+
+def test_no_mistake_prints_a_password() -> None:
+    assert hide_password("bedrockish://ann:secret@a:1/?read=x") == "bedrockish://ann:***@a:1/?read=x"
+    for url in ("bedrokish://ann:secret@a", "bedrockish://ann:secret@a:x", "bedrockish://ann:secret@a/?x=1"):
+        with pytest.raises(ConfigError) as caught:
+            parse_url(url)
+        assert "secret" not in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -40,7 +57,11 @@ def test_a_list_of_nodes_may_have_brackets_for_those_who_read_urls_first(hosts: 
         ("bedrockish://[::1", "is not an address"),
         ("bedrockish://a:0", "is not a port"),
         ("bedrockish://a:", "is not a port"),
-        ("bedrockish://me@a", "nodes know no users"),
+        ("bedrockish://@a", "has an @ but no user before it"),
+        ("bedrockish://me:s/e@a", "must be written %2F"),
+        ("bedrockish://a/?choice=near", "did you mean 'nearest'?"),
+        ("bedrockish://a/?discover=1", "is neither yes nor no"),
+        ("bedrockish://a/?cert=x", "a certificate needs ca, cert and key"),
         ("bedrockish://a/shop", "has the path '/shop'"),
         ("bedrockish://a/?raed=session", "did you mean 'read'?"),
         ("bedrockish://a/?read=strong", "is no read level"),

@@ -7,6 +7,8 @@ import pytest
 from bedrockish.addresses import Address
 from bedrockish.config import Config, build, keys
 from bedrockish.errors import ConfigError
+from bedrockish.passwords import hash_password
+from bedrockish.security import warnings
 
 MINIMAL = 'node = "A"\ndatabase = "a.db"\n'
 THREE = MINIMAL + '[peers]\nA = "host1:1"\nB = "host2:2"\nC = "[::1]:3"\n'
@@ -33,7 +35,8 @@ def test_flags_beat_environment_beats_file() -> None:
 
 
 def test_no_file_is_needed() -> None:
-    found = build(flags={"node": "A", "database": "a.db", "listen": "0.0.0.0:1", "peers": "A=h:1, B=h:2"})
+    flags = {"node": "A", "database": "a.db", "listen": "0.0.0.0:1", "insecure": "yes", "peers": "A=h:1, B=h:2"}
+    found = build(flags=flags)
     assert isinstance(found, Config)
     assert found.peers == {"A": Address("h", 1), "B": Address("h", 2)}
 
@@ -78,6 +81,47 @@ def test_this_node_is_always_among_its_peers() -> None:
 )
 def test_mistakes_in_the_file(text: str, says: str) -> None:
     assert says in wrong(text)
+
+
+HASH = str(hash_password("x", bytes(16)))
+OUTSIDE = MINIMAL + "listen = 'host1:1'\n"
+SECRET = "cluster_secret = 'ABCDEFGHIJKLMNOP'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (OUTSIDE, "listen: host1:1 can be reached from other machines, but nothing keeps strangers out"),
+        (OUTSIDE + f"[users]\nann = '{HASH}'", "(nodes: set cluster_secret or TLS)"),
+        (OUTSIDE + f"[security]\n{SECRET}", "(clients: add users or TLS)"),
+        (MINIMAL + "http = '0.0.0.0:1'", "http: 0.0.0.0:1 can be reached from other machines"),
+        (MINIMAL + "[users]\nann = 'hunter2'", "f.toml: users.ann: this is not the hash of a password"),
+        (MINIMAL + "[users]\nann = 7", "f.toml: users.ann: this is not the hash of a password"),
+        (MINIMAL + f"[users]\n'a b' = '{HASH}'", "'a b' is no user's name"),
+        (MINIMAL + "users = 7", "write a section [users]"),
+        (MINIMAL + "[security]\ncluster_secret = 'short'", "write at least 16 visible ASCII characters"),
+        (MINIMAL + "[security]\ntls_ca = 'ca.pem'", "tls_certificate and tls_key is missing"),
+        (MINIMAL + "[security]\ninsecur = true", "did you mean 'insecure'?"),
+    ],
+)
+def test_mistakes_in_security(text: str, says: str) -> None:
+    said = wrong(text)
+    assert says in said
+    assert "hunter2" not in said
+
+
+def test_what_keeps_strangers_out_is_enough_to_listen_everywhere() -> None:
+    users = f"[users]\nann = '{HASH}'\n"
+    found = build(text=OUTSIDE + "http = '0.0.0.0:2'\n" + users + "[security]\n" + SECRET)
+    assert str(found.users["ann"]) == HASH
+    assert "ABCDEFGHIJKLMNOP" not in repr(found)
+    assert "there is no TLS" in warnings(found)[0]
+    tls = "[security]\ntls_ca = 'a'\ntls_certificate = 'b'\ntls_key = 'c'"
+    assert warnings(build(text=OUTSIDE + tls)) == []
+    assert "insecure is set" in warnings(build(text=OUTSIDE + "[security]\ninsecure = true"))[0]
+    assert warnings(build(text=MINIMAL + "http = '[::1]:1'")) == []
+    environment = {"BEDROCKISH_USERS": f"ann={HASH}, bob={HASH}"}
+    assert list(build(text=MINIMAL, environment=environment).users) == ["ann", "bob"]
 
 
 def test_mistakes_elsewhere() -> None:

@@ -122,7 +122,7 @@ def test_a_token_is_asked_for_everywhere_but_at_livez(tmp_path: Path) -> None:
         assert ask("/").status == 200  # the page has no data in it: it asks for the token itself
         for path in ("/status", "/nodes", "/readyz", "/metrics", "/events", "/cluster", "/openapi.json", "/nothing"):
             refused = ask(path)
-            assert (refused.status, refused.json["code"]) == (401, "unauthorized"), path
+            assert (refused.status, refused.json["code"]) == (401, "authentication"), path
             assert refused.headers["www-authenticate"] == "Bearer"
             assert ask(path, Authorization="Bearer wrong").status == 401
             assert ask(path, Authorization="Bearer se/cret").status == (404 if path == "/nothing" else 200)

@@ -15,15 +15,16 @@ const nameOf = (txid) => places.get(txid) ?? shortName(txid);  // who has commit
 
 async function ask() {
   const after = [...seen].map(([node, one]) => `${node}:${one.last}`).join(",");
-  const token = sessionStorage.getItem("token");
+  const login = sessionStorage.getItem("login");
   const answer = await fetch("/cluster?after=" + after, {
-    headers: token ? { authorization: "Bearer " + token } : {},
+    headers: login ? { authorization: login } : {},
+    credentials: "omit",  // the page asks by itself; the browser shall not
     signal: AbortSignal.timeout(PATIENCE_MS),
   });
   if (answer.status === 401) {
     $("login").hidden = false;
     $("main").hidden = true;
-    throw new Error(token ? "that token is not the node's" : "a token is needed");
+    throw new Error(login ? (await answer.json()).message : "a login is needed");
   }
   if (!answer.ok) throw new Error((await answer.json()).message);
   $("login").hidden = true;
@@ -329,7 +330,8 @@ $("pause").addEventListener("click", () => pause(!paused));
 for (const id of ["show", "count"]) $(id).addEventListener("change", () => { chosen = null; pinned = false; if (cluster) showDiagram(); });
 $("login").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem("token", $("token").value);
+  const utf8 = String.fromCharCode(...new TextEncoder().encode($("user").value + ":" + $("token").value));
+  sessionStorage.setItem("login", $("user").value ? "Basic " + btoa(utf8) : "Bearer " + $("token").value);
   $("token").value = "";
   poll();
 });

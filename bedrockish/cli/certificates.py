@@ -1,0 +1,154 @@
+"""A small certificate authority for one cluster: what ``bedrockish tls`` makes, with the cryptography package."""
+
+import datetime
+import ipaddress
+import os
+import re
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from bedrockish.errors import ConfigError
+
+AUTHORITY_DAYS = 7300
+EARLIER = datetime.timedelta(hours=1)  # clocks differ
+CA, CA_KEY = "ca.pem", "ca-key.pem"
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class Authority:
+    """Who signs the certificates of a cluster."""
+
+    def __init__(self, directory: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self._directory, self._certificate, self._key = directory, certificate, key
+
+    @classmethod
+    def at(cls, directory: Path, days: int) -> "Authority":
+        """Return the authority whose files are in a directory; make it if there is none.
+
+        Raises:
+            ConfigError: the files cannot be read or written.
+        """
+        ca, ca_key = directory / CA, directory / CA_KEY
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if ca.exists() != ca_key.exists():
+                raise ConfigError(f"{directory} has only one of {CA} and {CA_KEY}; bring the other one, or use another")
+            if not ca.exists():
+                cls._make(ca, ca_key, max(days, AUTHORITY_DAYS))
+            key = load_pem_private_key(ca_key.read_bytes(), None)
+            certificate = x509.load_pem_x509_certificate(ca.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{error.filename}: {error.strerror}") from error
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{ca} and {ca_key} are not a certificate and its key without a password") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ConfigError(f"{ca_key} is not a key that 'bedrockish tls' has made")
+        return cls(directory, certificate, key)
+
+    @staticmethod
+    def _make(ca: Path, ca_key: Path, days: int) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bedrockish cluster authority")])
+        usage = x509.KeyUsage(
+            digital_signature=False,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=True,
+            crl_sign=True,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        certificate = (
+            _builder(name, name, key, days)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        _write(ca_key, _pem(key), 0o600)
+        _write(ca, certificate.public_bytes(Encoding.PEM), 0o644)
+
+    def issue(self, name: str, hosts: list[str], days: int, *, for_node: bool) -> str:
+        """Make a certificate and its key, and return which files they are.
+
+        Args:
+            name: of the node or client, and of the files.
+            hosts: names and addresses that it is for.
+            days: how long it is valid.
+            for_node: whether others connect to it as well; else it can only come as a client.
+
+        Raises:
+            ConfigError: the name cannot be that of a file, or the files are there already.
+        """
+        if not FILE_NAME.fullmatch(name) or f"{name}.pem" in (CA, CA_KEY):
+            raise ConfigError(f"{name!r} cannot be the name of a file; use letters, digits and _.-")
+        cert_file, key_file = self._directory / f"{name}.pem", self._directory / f"{name}-key.pem"
+        key = ec.generate_private_key(ec.SECP256R1())
+        # No node can have a colon in its name, so a client's certificate never passes for a node's.
+        common_name = name if for_node else f"client:{name}"
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if for_node else [])]
+        builder = _builder(subject, self._certificate.subject, key, days)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        if for_node:
+            builder = builder.add_extension(x509.SubjectAlternativeName([_general(host) for host in hosts]), False)
+        authority_key = self._key.public_key()
+        builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key), False)
+        certificate = builder.sign(self._key, hashes.SHA256())
+        try:
+            _write(key_file, _pem(key), 0o600)
+            _write(cert_file, certificate.public_bytes(Encoding.PEM), 0o644)
+        except FileExistsError as error:
+            raise ConfigError(f"{error.filename} is there already; move it away first") from error
+        except OSError as error:
+            raise ConfigError(f"{error.filename}: {error.strerror}") from error
+        return f"{cert_file} {key_file}"
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise ConfigError(f"{host!r} is neither a name nor an address of a machine") from error
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Write a new file, which nobody but its owner can read before it has its mode."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)

@@ -1,0 +1,56 @@
+"""``bedrockish password`` and ``bedrockish tls``: what a node needs in order to keep strangers out."""
+
+import secrets
+import sys
+from pathlib import Path
+
+import click
+
+from bedrockish.errors import ConfigError, UsageError
+from bedrockish.passwords import SALT_BYTES, USER, hash_password
+
+
+@click.command()
+@click.argument("user")
+def password(user: str) -> None:
+    """Ask for the password of USER and print the line for the section [users] of each node's configuration.
+
+    In a pipe, the password is the first line of standard input. Only its hash is printed.
+    """
+    if not USER.fullmatch(user):
+        raise UsageError(f"{user!r} is no user's name; write a letter and then up to 63 letters, digits or one of _.-")
+    if sys.stdin.isatty():
+        given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        given = sys.stdin.readline().rstrip("\r\n")
+    click.echo(f'{user if "." not in user else repr(user)} = "{hash_password(given, secrets.token_bytes(SALT_BYTES))}"')
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("nodes", metavar="NODE=HOST[,HOST]...", nargs=-1)
+@click.option("--client", "clients", metavar="NAME", multiple=True, help="Also make a certificate for a client.")
+@click.option("--days", default=1825, show_default=True, type=click.IntRange(1, 36500), help="How long they are valid.")
+def tls(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days: int) -> None:
+    """Make certificates for nodes, and for clients, in DIRECTORY.
+
+    For each node its name and every name or address by which others and clients reach it. The first time this also
+    makes the cluster's own authority, ca.pem; keep ca-key.pem where no node is. Needs pip install 'bedrockish[tls]'.
+    """
+    try:
+        from bedrockish.cli.certificates import Authority
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the package {error.name} is missing; pip install 'bedrockish[tls]'") from error
+    wanted = {}
+    for node in nodes:
+        name, equals, hosts = node.partition("=")
+        if not equals or not hosts.strip(","):
+            raise UsageError(f"{node!r} should be NODE=HOST, such as A=host1 or A=host1,10.0.0.1")
+        wanted[name] = [host for host in hosts.split(",") if host]
+    if not wanted and not clients:
+        raise UsageError("name at least one node or client, such as A=host1")
+    authority = Authority.at(directory, days)
+    for node, reached in wanted.items():
+        click.echo(authority.issue(node, [node, *reached], days, for_node=True))
+    for name in clients:
+        click.echo(authority.issue(name, [], days, for_node=False))

@@ -1,0 +1,74 @@
+"""Passwords and the gate: who is let in, how often one may be wrong, and that nothing of it is printed."""
+
+import logging
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from bedrockish.config import Config, build
+from bedrockish.errors import UsageError
+from bedrockish.gate import TRIES_MAX, WINDOW_S, Credentials, Gate
+from bedrockish.passwords import hash_password, read_hash
+
+CHEAP = str(hash_password("right", bytes(16)))
+
+
+def config(**users: str) -> Config:
+    return build(
+        flags={"node": "A", "database": "a", "users": ",".join(f"{name}={text}" for name, text in users.items())}
+    )
+
+
+def gate(**users: str) -> Gate:
+    made = config(**users)
+    return Gate(made, Credentials(made))
+
+
+def test_a_hash_is_read_back_and_fits_its_password_only() -> None:
+    made = hash_password("pässword", b"s" * 16)
+    found = read_hash(str(made))
+    assert found == made
+    assert found.fits("pässword")
+    assert found.fits("pa\u0308ssword")  # the same word, typed on another keyboard
+    assert not found.fits("passwort")
+    assert not found.fits("\ud800")
+    assert "scrypt" not in repr(made)
+    for nonsense in ("", "hunter2", "scrypt:14:8:1:x:y", str(made).replace(":14:", ":40:"), str(made) + "x"):
+        assert read_hash(nonsense) is None
+    with pytest.raises(UsageError, match="1 to 1000 characters"):
+        hash_password("", bytes(16))
+
+
+async def test_right_and_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    this = gate(ann=CHEAP)
+    with caplog.at_level(logging.DEBUG):
+        assert await this.judge("ann", "right", "10.0.0.1") == ""
+        assert await this.judge("ann", "wrong", "10.0.0.1") == "wrong user or password"
+        assert await this.judge("bob", "right", "10.0.0.1") == "wrong user or password"
+        assert await this.judge("nobody", "nobody", "10.0.0.1") == "wrong user or password"
+        assert await this.judge("ann", "x" * 5000, "10.0.0.1") == "wrong user or password"
+    assert "wrong user or password from 10.0.0.1" in caplog.text
+    assert "right" not in caplog.text
+
+
+async def test_too_many_wrong_ones_have_to_wait_but_not_who_was_right_before() -> None:
+    this, old = gate(ann=CHEAP), gate(ann=CHEAP)
+    assert await this.judge("ann", "right", "10.0.0.1") == ""
+    async with trio.open_nursery() as nursery:  # at once they are not more than one after the other
+        for number in range(TRIES_MAX):
+            nursery.start_soon(this.judge, "ann", f"wrong {number}", "10.0.0.1")
+    assert "too many wrong passwords from 10.0.0.1" in await this.judge("ann", "wrong", "10.0.0.1")
+    assert "too many" in await this.judge("bob", "right", "10.0.0.1")
+    assert await this.judge("ann", "right", "10.0.0.1") == ""
+    assert await this.judge("ann", "wrong", "10.0.0.2") == "wrong user or password"
+    assert await old.judge("ann", "right", "10.0.0.1") == ""
+
+
+async def test_the_wait_ends(autojump_clock: MockClock) -> None:
+    this = gate(ann=CHEAP)
+    for _ in range(TRIES_MAX):
+        await this.judge("ann", "wrong", "10.0.0.1")
+    assert "too many" in await this.judge("ann", "right", "10.0.0.1")
+    await trio.sleep(WINDOW_S + 1)
+    assert await this.judge("ann", "right", "10.0.0.1") == ""

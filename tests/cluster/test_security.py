@@ -1,0 +1,228 @@
+"""Three real nodes that let only friends in: over TLS, with users, with a secret; and what strangers are told."""
+
+import base64
+import json
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+import trio
+
+import bedrockish.dbapi
+from bedrockish import connect
+from bedrockish.errors import AuthenticationError, BedrockishError
+from bedrockish.passwords import hash_password
+from net.errors import RefusedError
+from net.events import Hello
+from net.stream import Link
+from tests.cluster.story import ready, status_of
+from tools.cluster import LocalCluster, clean_environment
+
+pytestmark = pytest.mark.cluster
+
+USERS = {"ann": str(hash_password("s/e@cret", bytes(16)))}
+LOGIN = "ann:s%2Fe%40cret@"
+SECRET = "one two three four".replace(" ", "-")
+
+
+def program(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
+    return subprocess.run(
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**clean_environment(), **environment},
+    )
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates, made by our own command."""
+    path = tmp_path_factory.mktemp("tls") / "certs"
+    done = program("tls", str(path), "A=127.0.0.1", "B=127.0.0.1,localhost", "C=127.0.0.1", "--client", "app")
+    assert done.returncode == 0, done.stderr
+    assert (path / "ca-key.pem").stat().st_mode & 0o077 == 0
+    return path
+
+
+def start(cluster: LocalCluster) -> None:
+    for node in cluster.nodes:
+        node.start()
+    trio.run(ready, cluster)
+
+
+@pytest.fixture(scope="module")
+def tls(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes with certificates and one user."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("tls") / "three", settings={"users": USERS})
+    cluster.add_http()
+    cluster.write_files()
+    for node in cluster.nodes:
+        lines = {"tls_ca": "ca.pem", "tls_certificate": f"{node.name}.pem", "tls_key": f"{node.name}-key.pem"}
+        section = "".join(f'{key} = "{certs / file}"\n' for key, file in lines.items())
+        node.config.write_text(node.config.read_text() + "\n[security]\n" + section)
+    cluster.login, cluster.options = LOGIN, f"ca={certs / 'ca.pem'}"
+    try:
+        start(cluster)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes with a secret and one user, without TLS."""
+    settings = {"users": USERS, "security": {"cluster_secret": SECRET}}
+    cluster = LocalCluster(tmp_path_factory.mktemp("secret") / "three", settings=settings)
+    cluster.add_http()
+    cluster.write_files()
+    cluster.login = LOGIN
+    try:
+        start(cluster)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def refused(url: str) -> str:
+    with pytest.raises(AuthenticationError) as caught:
+        connect(url)
+    assert "s/e@cret" not in caught.value.message
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_tls_and_a_password(tls: LocalCluster, certs: Path) -> None:
+    """Friends come in with a password or a certificate; strangers are told in one line what is missing."""
+    hosts = ",".join(f"127.0.0.1:{node.port}" for node in tls.nodes)
+    ca = f"ca={certs / 'ca.pem'}"
+    with connect(tls.url()) as db:
+        db.execute("CREATE TABLE t(a)")
+        db.execute("INSERT INTO t VALUES (?)", (b"x" * 1_000_000,))
+    own = f"cert={certs / 'app.pem'}&key={certs / 'app-key.pem'}"
+    with connect(f"bedrockish://{hosts}/?{ca}&{own}") as db:
+        assert db.execute("SELECT length(a) FROM t").value() == 1_000_000
+    assert refused(f"bedrockish://ann:no@{hosts}/?{ca}") == "wrong user or password"
+    assert "asks for a user and a password" in refused(f"bedrockish://{hosts}/?{ca}")
+    other = certs.parent / "other"
+    assert program("tls", str(other), "--client", "eve").returncode == 0
+    assert "certificate verify failed" in refused(f"bedrockish://{LOGIN}{hosts}/?ca={other / 'ca.pem'}")
+    name = f"bedrockish://{LOGIN}localhost:{tls.nodes[0].port}/?{ca}&discover=no"
+    assert "certificate is not valid for 'localhost'" in refused(name)
+    with pytest.raises(BedrockishError, match=r"127\.0\.0\.1"):
+        connect(f"bedrockish://{LOGIN}{hosts}/?connect_timeout=0.5")  # without TLS
+
+
+async def test_a_client_cannot_pass_for_a_peer(tls: LocalCluster, certs: Path) -> None:
+    from net.tls import dial_context
+
+    context = dial_context(*(str(certs / name) for name in ("ca.pem", "app.pem", "app-key.pem")))
+    node = tls.nodes[0]
+    with pytest.raises(RefusedError, match="showed a certificate of client:app"):
+        await Link.dial("127.0.0.1", node.port, Hello("B", "bedrockish", to="A"), ssl_context=context)
+
+
+def test_https_with_a_password(tls: LocalCluster, certs: Path) -> None:
+    """HTTP speaks TLS as well, and shows the other nodes, which ask this one for its certificate."""
+    context = ssl.create_default_context(cafile=str(certs / "ca.pem"))
+    login = "Basic " + base64.b64encode(b"ann:s/e@cret").decode()
+
+    def ask(path: str, authorization: str) -> tuple[int, str]:
+        url = f"https://127.0.0.1:{tls.nodes[0].http_port}{path}"
+        request = urllib.request.Request(url, headers={"Authorization": authorization})
+        try:
+            with urllib.request.urlopen(request, context=context, timeout=60) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers["www-authenticate"] + error.read().decode()
+
+    status, body = ask("/cluster", login)
+    assert status == 200
+    assert [name for name, one in json.loads(body)["nodes"].items() if "status" in one] == ["A", "B", "C"]
+    status, body = ask("/status", "Basic " + base64.b64encode(b"ann:no").decode())
+    assert status == 401
+    assert body.startswith('Basic realm="bedrockish"')
+    assert "wrong user or password" in body
+    for nonsense in ("Basic !!!", "Basic ", "Bearer x", "Basic " + base64.b64encode(b"\xff:\xff").decode()):
+        assert ask("/status", nonsense)[0] == 401
+    assert ask("/livez", "")[0] == 200
+
+
+def test_a_secret_between_nodes(plain: LocalCluster) -> None:
+    """Nodes that know it find each other, and one's page shows the others; a node without it is turned away."""
+    port = plain.nodes[0].http_port
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/cluster")
+    request.add_header("Authorization", "Basic " + base64.b64encode(b"ann:s/e@cret").decode())
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        assert all("status" in one for one in json.load(reply)["nodes"].values())
+
+    async def stranger() -> None:
+        with pytest.raises(RefusedError, match="'B' has no cluster secret"):
+            await Link.dial("127.0.0.1", plain.nodes[0].port, Hello("B", "bedrockish", to="A"))
+
+    trio.run(stranger)
+    assert all(one["up"] for one in trio.run(status_of, plain, 0)["nodes"].values())
+    for node in plain.nodes:
+        assert SECRET not in node.log.read_text()
+        assert "s/e@cret" not in node.log.read_text()
+
+
+def test_a_new_node_joins_with_the_secret_alone(plain: LocalCluster, tmp_path: Path) -> None:
+    config = tmp_path / "D.toml"
+    config.write_text(f'node = "D"\ndatabase = "{tmp_path / "D.sqlite"}"\nlisten = "127.0.0.1:7999"\n')
+    url = plain.url().replace(LOGIN, "")
+    done = program("join", url, "--config", str(config), "--no-serve")
+    assert (done.returncode, done.stderr.count("error:")) == (2, 1)
+    assert "asks for a user and a password" in done.stderr
+    config.write_text(config.read_text() + f'[security]\ncluster_secret = "{SECRET}"\n')
+    done = program("join", url, "--config", str(config), "--no-serve")
+    assert done.returncode == 0, done.stderr
+    assert program("member", "remove", plain.url(), "D").returncode == 0
+    backup = tmp_path / "backup.db"
+    assert program("backup", plain.url(), str(backup)).returncode == 0
+    assert backup.stat().st_size > 0
+
+
+def test_a_wrong_password_is_one_line_at_every_face(plain: LocalCluster) -> None:
+    wrong = plain.url().replace(LOGIN, "ann:no@")
+    assert refused(wrong) == "wrong user or password"
+    with pytest.raises(bedrockish.dbapi.OperationalError, match=r"^wrong user or password$") as caught:
+        bedrockish.dbapi.connect(wrong)
+    assert (caught.value.code, caught.value.retry) == ("authentication", False)
+    host, port = f"[127.0.0.1:{plain.nodes[0].port}]", plain.nodes[0].port
+    engine = sqlalchemy.create_engine(f"bedrockish://ann:no@{host}/")
+    with pytest.raises(sqlalchemy.exc.OperationalError, match="wrong user or password"):
+        engine.connect()
+    assert "ann:no" not in str(engine.url)
+    engine = sqlalchemy.create_engine(f"bedrockish://{LOGIN}{host}/")
+    with engine.connect() as connection:
+        assert connection.execute(sqlalchemy.text("SELECT 1")).scalar() == 1
+    engine.dispose()
+    for arguments in (["sql", wrong, "SELECT 1"], ["status", wrong], ["export", wrong, "x.db"]):
+        done = program(*arguments)
+        assert (done.returncode, done.stderr) == (2, "error: wrong user or password\n"), arguments
+    nameless = f"bedrockish://ann@127.0.0.1:{port}/"
+    done = program("sql", nameless, "SELECT 1")
+    assert done.returncode == 2
+    assert done.stderr == "error: the URL names the user 'ann' but no password; set BEDROCKISH_PASSWORD\n"
+    done = program("sql", nameless, "SELECT 1", BEDROCKISH_PASSWORD="s/e@cret")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_line_for_a_new_user() -> None:
+    done = program("password", "ann", stdin="hunter2\n")
+    assert done.returncode == 0
+    assert done.stdout.startswith('ann = "scrypt:14:8:1:')
+    assert "hunter2" not in done.stdout + done.stderr
+    done = program("password", "an n")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)

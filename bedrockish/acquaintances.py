@@ -15,7 +15,7 @@ from bedrockish.core.records import Membership
 
 AMNESIA = "amnesia"  # the code of the refusal
 PREFIX = "seen:"
-STEP = 100  # batches by which the memory on disk may lag behind the one that counts while this process lives
+STEP = 100
 
 
 class Acquaintances:
@@ -24,13 +24,15 @@ class Acquaintances:
     Args:
         kept: what was kept before: name -> value.
         keep: keeps a value under a name, durably before anything leaves that rests on it.
+        step: batches by which what is kept may lag behind what is known.
 
     Attributes:
         refused: nodes that were turned away, and why.
     """
 
-    def __init__(self, kept: Mapping[str, Any], keep: Callable[[str, Any], None]) -> None:
+    def __init__(self, kept: Mapping[str, Any], keep: Callable[[str, Any], None], *, step: int = STEP) -> None:
         self._keep = keep
+        self._step = step
         self._seen: dict[str, tuple[str, int]] = {}
         self._durable: dict[str, tuple[str, int]] = {}
         self.refused: dict[str, str] = {}
@@ -78,8 +80,8 @@ class Acquaintances:
         if store == seen_store and batches <= seen_batches:
             return
         self._seen[node] = (store, batches)
-        durable_store, durable_batches = self._durable.get(node, ("", -STEP))
-        if store != durable_store or batches >= durable_batches + STEP:
+        durable_store, durable_batches = self._durable.get(node, ("", -self._step))
+        if store != durable_store or batches >= durable_batches + self._step:
             self._write(node)
 
     def forget(self, membership: Membership) -> None:

@@ -171,6 +171,7 @@ class Ordering:
         repeat = txid in state.done or txid.clock <= state.safe
         state.applied[entry.leader] = entry.tick
         state.done.add(txid)
+        state.late = state.late or txid.clock <= state.safe
         state.progress = True
         state.emit(Apply(entry, repeat))
         if state.votes.pop(txid, None) is not None:

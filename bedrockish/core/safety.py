@@ -69,10 +69,11 @@ class Safety:
             state.cut = cut
             self._cut_at = state.now.seconds
             state.emit(Keep("cut", cut))
-        safe = self._reached("cut")
-        if safe > state.safe:
+        safe, before = self._reached("cut"), state.safe
+        if safe > before:
             state.safe = safe
             state.emit(Keep("safe", safe))
+        if safe > before or state.late:
             self._forget()
 
     def _worth_a_sync(self) -> bool:
@@ -124,6 +125,7 @@ class Safety:
     def _forget(self) -> None:
         """Drop what safe time decides: up to it, the journal is the whole truth."""
         state, safe = self.state, self.state.safe
+        state.late = False
         for txid in [txid for txid in state.votes if txid.clock <= safe]:
             if txid in state.pending:
                 # Pending here, and yet below safe: not in the journal, so it can never be committed.

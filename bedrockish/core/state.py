@@ -103,6 +103,7 @@ class State:
         self.ended: list[Txid] = []  # whose outcome became known in this step
         self.released: list[Txid] = []  # no longer pending in this step, because their rollback was accepted
         self.progress = False  # something was applied in this step
+        self.late = False  # a second label turned up below safe time: what was noted of it can be forgotten at once
         self._timers: list[tuple[float, int, str, object]] = []
         self._timer_count = 0
         self.set_peers()

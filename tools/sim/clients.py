@@ -9,8 +9,19 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UnavailableError
-from bedrockish.requests import SESSION, STALE, STRICT, Answer, Request, Statement, Token
+from bedrockish.requests import (
+    SERIALIZABLE,
+    SESSION,
+    SNAPSHOT,
+    STALE,
+    STRICT,
+    Answer,
+    Request,
+    Statement,
+    Token,
+)
 from journal.vector import merge
+from tools.sim.dialogs import Dialog
 
 if TYPE_CHECKING:
     from tools.sim.world import World
@@ -57,6 +68,7 @@ class Client:
     call: Call | None = None
     last: deque[Request] = field(default_factory=deque)
     asked: set[str] = field(default_factory=set)
+    talks: set[str] = field(default_factory=set)  # commands that are interactive transactions
 
     def __post_init__(self) -> None:
         self.luck = Random(f"client {self.name} {self.world.options.seed}")
@@ -91,11 +103,14 @@ class Client:
     def ask(self, statements: tuple[Statement, ...], level: str) -> None:
         """Begin a command."""
         self.count += 1
+        options, command = self.world.options, f"{self.name}-{self.count}"
+        isolation = SNAPSHOT if self.luck.random() < options.snapshots else SERIALIZABLE
+        if self.luck.random() < options.talks:
+            self.talks.add(command)
+        if level == STALE and (isolation == SNAPSHOT or command in self.talks):
+            level = SESSION
         token = self.token if level != STALE else Token()
-        request = Request(
-            f"{self.name}-{self.count}", statements, level, token=token, timeout_s=self.world.options.timeout_s
-        )
-        self._begin(request)
+        self._begin(Request(command, statements, level, isolation, token, options.timeout_s))
 
     def _begin(self, request: Request) -> None:
         again = request.command in self.asked
@@ -103,6 +118,13 @@ class Client:
         self.call = Call(self.name, request, self.world.now, request.token, again=again)
         self.calls.append(self.call)
         self.world.laws.submitted(request)
+        if request.command in self.talks:
+            dialog = Dialog(self, self.call)
+            if again:
+                dialog.settle()
+            else:
+                dialog.begin(self._pick())
+            return
         self._send(self.call, self._pick())
 
     def _pick(self) -> str:
@@ -140,7 +162,7 @@ class Client:
         self.generation += 1
         world = self.world
         if world.short_handed if world.closing else call.sent >= TRIES_MAX:
-            self._done(call)
+            self.done(call)
             return
         node = self.luck.choice(self.world.alive_names() or [self.home])
         self.world.after(self.luck.uniform(0.01, 0.3), lambda: self._send(call, node))
@@ -155,7 +177,7 @@ class Client:
             if call.request.read != STALE or answer.place is not None:
                 vector = merge(self.token.vector, answer.token.vector)
                 self.token = Token(vector, max(self.token.clock, answer.token.clock))
-            self._done(call)
+            self.done(call)
         elif isinstance(answer, OutcomeUnknownError):
             call.unsure = True
             self._again(call)
@@ -163,9 +185,10 @@ class Client:
             self._again(call)
         else:
             call.error = answer
-            self._done(call)
+            self.done(call)
 
-    def _done(self, call: Call) -> None:
+    def done(self, call: Call) -> None:
+        """A command is over, as far as this client will ever know."""
         self.generation += 1
         call.ended = self.world.now
         self.call = None

@@ -13,7 +13,7 @@ import cbor2
 
 from bedrockish.core.records import Prepared
 from bedrockish.errors import ConstraintError
-from bedrockish.requests import Request, Statement
+from bedrockish.requests import SNAPSHOT, Request, Statement
 from journal.footprint import Footprint
 from journal.transaction import ROWS, Transaction
 from journal.vector import Vector
@@ -137,7 +137,10 @@ def execute(rows: Mapping[str, Row], request: Request, base: Vector, where: str)
     readonly = not outcome.changes
     result = cbor2.dumps([outcome.told, outcome.reads, [list(pair) for pair in outcome.ranges]])
     changes = b"" if readonly else cbor2.dumps(outcome.changes)
-    return Prepared(dict(base), 0, readonly, ROWS, outcome.footprint, changes, result)
+    footprint = outcome.footprint
+    if request.isolation == SNAPSHOT and not readonly:  # what was only read is not certified
+        footprint = Footprint(footprint.read_points & footprint.write_points, (), footprint.write_points)
+    return Prepared(dict(base), 0, readonly, ROWS, footprint, changes, result)
 
 
 def apply(rows: dict[str, Row], transaction: Transaction) -> None:

@@ -7,14 +7,34 @@ the second in order, when a sync that began after they were closed has ended.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+from bedrockish.acquaintances import PREFIX
 from bedrockish.core.effects import Apply, Forget, Keep, Persist
-from bedrockish.core.records import Membership, Recovered, Vote, decode_membership
+from bedrockish.core.records import (
+    Joining,
+    Membership,
+    Recovered,
+    Vote,
+    decode_joining,
+    decode_membership,
+    encode_joining,
+)
 from journal.entry import Entry
 from journal.transaction import MEMBERS, Txid
+from journal.vector import Vector
 from tools.sim.database import Row, apply
 
-Write = Persist | Forget | Keep | Apply
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Keep something that the driver, not the core, remembers; None forgets it."""
+
+    name: str
+    value: Any
+
+
+Write = Persist | Forget | Keep | Apply | Note
 
 
 @dataclass
@@ -23,7 +43,7 @@ class Image:
 
     membership: Membership
     votes: dict[Txid, Vote] = field(default_factory=dict)
-    meta: dict[str, int] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
     order: list[tuple[Entry, bool]] = field(default_factory=list)  # as applied, and whether a repeat
     timelines: dict[str, list[Entry]] = field(default_factory=dict)
     commands: dict[str, Entry] = field(default_factory=dict)
@@ -39,6 +59,10 @@ class Image:
             case Forget(txid):
                 self.votes.pop(txid, None)
             case Keep(name, value):
+                self.meta[name] = value
+            case Note(name, None):
+                self.meta.pop(name, None)
+            case Note(name, value):
                 self.meta[name] = value
             case Apply(entry, repeat):
                 self._apply(entry, repeat)
@@ -93,7 +117,30 @@ class Image:
             cut=self.meta.get("cut", 0),
             batches=self.batches,
             safe=safe,
+            joining=decode_joining(self.meta["joining"]) if self.meta.get("joining") else None,
         )
+
+    def read_entries(self, wants: Vector, limit: int) -> list[Entry]:
+        """Return the timelines from these ticks on, as far as that many bytes go."""
+        entries: list[Entry] = []
+        share = max(1, limit // max(1, len(wants)))
+        for leader, first in wants.items():
+            size = 0
+            for entry in self.timelines.get(leader, [])[first - 1 :]:
+                size += len(entry.transaction.body)
+                if size > share and entry.tick > first:
+                    break
+                entries.append(entry)
+        return entries
+
+    def lent_to(self, node: str, joining: Joining) -> "Image":
+        """Return this file as that of a new node: what its old owner promised, and its name, stay behind."""
+        lent = self.copy()
+        lent.votes.clear()
+        lent.meta.pop(PREFIX + node, None)
+        lent.meta["joining"] = encode_joining(joining)
+        lent.batches = 0
+        return lent
 
 
 def copy_vote(vote: Vote) -> Vote:
@@ -112,9 +159,9 @@ class Batch:
 class Disk:
     """One node's file."""
 
-    def __init__(self, membership: Membership) -> None:
-        self.seen = Image(membership)  # by its owner
-        self.durable = Image(membership)
+    def __init__(self, image: Image) -> None:
+        self.seen = image  # by its owner
+        self.durable = image.copy()
         self.open = Batch()
         self.closed: deque[Batch] = deque()
         self.on_durable: Callable[[Write], None] = lambda _: None
@@ -158,7 +205,10 @@ class Disk:
         self.durable.batches += bool(batch.writes)
 
     def crash(self, survivors: int) -> None:
-        """Lose what is not synced, but for the first few batches, which happened to reach the disk."""
+        """Lose what is not synced, but for the first few batches, which happened to reach the disk.
+
+        A batch that reached it in part counts as lost: the checksums of a write-ahead log tell, and it ends there.
+        """
         for batch in list(self.closed)[:survivors]:
             self._keep(batch)
         self.closed.clear()

@@ -3,6 +3,8 @@
 from random import Random
 from typing import TYPE_CHECKING
 
+from tools.sim.disk import Image
+
 if TYPE_CHECKING:
     from tools.sim.machine import Machine
     from tools.sim.world import World
@@ -15,6 +17,7 @@ class Faults:
         self.world = world
         self.luck = Random(f"faults {world.options.seed}")
         self.stopped = False
+        self.backups: dict[str, Image] = {}
 
     def start(self) -> None:
         """Begin."""
@@ -47,11 +50,14 @@ class Faults:
         getattr(self, f"_{kind}")()
         self._wait()
 
+    def _names(self) -> list[str]:
+        return sorted(name for name, machine in self.world.machines.items() if not machine.retired)
+
     def _machine(self) -> "Machine":
-        return self.world.machines[self.luck.choice(sorted(self.world.machines))]
+        return self.world.machines[self.luck.choice(self._names())]
 
     def _pair(self) -> tuple[str, str]:
-        names = sorted(self.world.machines)
+        names = self._names()
         if len(names) == 1:
             return names[0], names[0]
         one, two = self.luck.sample(names, 2)
@@ -68,22 +74,51 @@ class Faults:
         self.world.after(self._down_s(), lambda: self._restart(machine))
 
     def _restart(self, machine: "Machine") -> None:
-        if not self.stopped and not machine.running:
+        if not self.stopped and not machine.running and not machine.retired:
             machine.start()
 
     def _kill(self) -> None:
         """Let a voter stay dead until all faults end, but never more than the cluster can bear."""
         voters = self.world.voters
-        if len([name for name in voters if not self.world.machines[name].running]) < (len(voters) - 1) // 2:
+        if self.world.can_spare(lambda machine: not machine.running or machine.forgot):
             self.world.machines[self.luck.choice(voters)].crash()
+
+    def _wipe(self) -> None:
+        """Let a voter lose its disk, and come back on an empty one."""
+        self._forget(None)
+
+    def _restore(self) -> None:
+        """Let a voter come back on an older state of its file; at first, make a copy for that."""
+        machine = self._machine()
+        if machine.name in self.backups:
+            self._forget(self.backups[machine.name])
+        elif machine.node is not None and machine.node.state.joining is None:
+            self.backups[machine.name] = machine.disk.durable.copy()
+
+    def _forget(self, backup: Image | None) -> None:
+        """Put another file in the place of a voter's, if the cluster can bear that, and all others can notice it.
+
+        What nobody can notice is not repaired by any protocol: a file that is older by less than the others remember.
+        """
+        world = self.world
+        owners = [name for name in world.voters if self.backups.get(name) is backup or backup is None]
+        if not owners or world.operator.shrinks or not world.can_spare(lambda machine: machine.forgot):
+            return
+        machine = world.machines[self.luck.choice(owners)]
+        if machine.forgot or not world.knows_file(machine, backup):
+            return
+        machine.crash()
+        machine.lose(Image(world.founded) if backup is None else backup.copy(), machine.store + "'" * (backup is None))
+        world.counts["files lost" if backup is None else "files put back"] += 1
+        world.after(self._down_s(), lambda: self._restart(machine))
 
     def _crash_all(self) -> None:
         if self.luck.random() < 0.3:
-            for name in sorted(self.world.machines):
+            for name in self._names():
                 self._crash(self.world.machines[name])
 
     def _partition(self) -> None:
-        names = sorted(self.world.machines)
+        names = self._names()
         side = {name for name in names if self.luck.random() < 0.5}
         for one in names:
             for two in names:

@@ -90,7 +90,7 @@ FAULTS: dict[str, Fault] = {
         "the client is answered when the commit is durable",
         (
             machine.Machine,
-            "_reply",
+            "_reply_to",
             "self.disk.then(lambda: self.world.after(delay, lambda: boot == self.boot and answerer(answer)))",
             "self.world.after(delay, lambda: answerer(answer))",
         ),

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 import cbor2
 
-from bedrockish.requests import STALE, STRICT
+from bedrockish.requests import SNAPSHOT, STALE, STRICT
 from journal.chain import check_run
 from journal.entry import Entry
 from journal.order import draws, replay_order
-from journal.transaction import ROWS, Txid
+from journal.transaction import ROWS, Transaction, Txid
 from journal.vector import covers
 from tools.sim.clients import Call
-from tools.sim.database import NOTHING, DivergedError, Row, apply, run_program
+from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, run_program
+from tools.sim.graph import Graph
+from tools.sim.talks import NOTHING as EMPTY
 
 if TYPE_CHECKING:
     from tools.sim.world import World
@@ -42,6 +44,7 @@ class Histories:
         self.first: dict[Txid, Entry] = {}
         self.places: dict[Txid, list[tuple[str, int]]] = defaultdict(list)
         self.writers: dict[str, dict[int, Txid]] = defaultdict(dict)  # key -> version -> who
+        self.values: dict[tuple[str, int], object] = {}  # (key, version) -> value
 
     def broken(self, law: str, story: str) -> None:
         """A law is broken."""
@@ -57,6 +60,7 @@ class Histories:
         self._acknowledged()
         self._sessions()
         self._order()
+        self._feeds()
 
     def _timelines(self) -> None:
         """Timelines are dense and hash-linked, the same on all nodes; a command and a transaction happen once."""
@@ -75,6 +79,7 @@ class Histories:
                 self.broken("a command happens once", f"{entry.transaction.command} is two transactions")
             if entry.transaction.kind == ROWS:
                 for key, _, after in cbor2.loads(entry.transaction.changes):
+                    self.values[key, after[0]] = after[1]
                     if self.writers[key].setdefault(after[0], entry.txid) != entry.txid:
                         self.broken("conflicting commits are ordered", f"two commits write {key} version {after[0]}")
         self.commands = commands
@@ -83,13 +88,16 @@ class Histories:
 
     def _bases(self) -> None:
         """What a transaction has seen has a smaller clock than it."""
+        latest: dict[tuple[str, int], Txid] = {}  # up to each place of a timeline
+        for (leader, tick), entry in sorted(self.entries.items()):
+            latest[leader, tick] = max(entry.txid, latest.get((leader, tick - 1), entry.txid))
         for entry in self.entries.values():
             for leader, tick in entry.after.items():
-                seen = self.entries.get((leader, tick))
+                seen = latest.get((leader, tick))
                 if seen is None:
                     self.broken("causes come first", f"{entry.place} comes after {leader}{tick}, which nobody has")
-                elif seen.txid.clock >= entry.txid.clock:
-                    self.broken("clocks follow causes", f"{entry.txid} has seen {seen.txid}")
+                elif seen.clock >= entry.txid.clock:
+                    self.broken("clocks follow causes", f"{entry.txid} has seen {seen}")
 
     def _replays(self) -> dict[str, Row]:
         """All valid orders of the journal give the same rows."""
@@ -110,27 +118,45 @@ class Histories:
         return results[0]
 
     def _nodes(self, rows: dict[str, Row]) -> None:
-        for name, machine in self.world.machines.items():
-            found = machine.disk.seen.rows
+        for machine in self.world.here():
+            name, found = machine.name, machine.disk.seen.rows
             if found != rows:
                 wrong = [key for key in {*rows, *found} if rows.get(key) != found.get(key)]
                 self.broken("databases are equal", f"{name} differs from the journal in {sorted(wrong)}")
 
     def _executions(self) -> None:
-        """Run one after the other in the order of their clocks, all programs do what the journal says they did."""
+        """Run one after the other in the order of their clocks, all programs do what the journal says they did.
+
+        Those with isolation ``snapshot`` do it on what they read; what they overwrite has to be the newest.
+        """
         rows: dict[str, Row] = {}
         for txid in sorted(self.first):
             transaction = self.first[txid].transaction
-            if transaction.kind != ROWS:
+            if transaction.kind != ROWS or transaction.result == EMPTY:
                 continue
-            request = self.world.laws.requests[transaction.command]
-            outcome = run_program(rows, request.statements, txid.leader)
+            alone = transaction.isolation == SNAPSHOT
+            law = "snapshots are as they were" if alone else "serializable"
+            outcome = self._run_again(transaction, self._view(transaction) if alone else rows)
             if cbor2.loads(transaction.result)[0] != outcome.told:
                 told = cbor2.loads(transaction.result)[0]
-                self.broken("serializable", f"{txid} {transaction.command} told {told}, in order {outcome.told}")
+                self.broken(law, f"{txid} {transaction.command} told {told}, in order {outcome.told}")
             if sorted(cbor2.loads(transaction.changes)) != sorted(outcome.changes):
-                self.broken("serializable", f"{txid} {transaction.command} changed what in order it would not")
-            apply(rows, transaction)
+                self.broken(law, f"{txid} {transaction.command} changed what in order it would not")
+            try:
+                apply(rows, transaction)
+            except DivergedError as error:
+                self.broken("no update is lost", f"{txid} {transaction.command}: {error}")
+
+    def _run_again(self, transaction: Transaction, rows: dict[str, Row]) -> Outcome:
+        return run_program(rows, self.world.laws.requests[transaction.command].statements, transaction.txid.leader)
+
+    def _view(self, transaction: Transaction) -> dict[str, Row]:
+        """Return the rows as a transaction saw them: what it overwrote, and the versions that it read."""
+        rows: dict[str, Row] = {
+            key: (before[0], before[1]) for key, before, _ in cbor2.loads(transaction.changes) if before[0]
+        }
+        seen, _ = decode_seen(transaction.result)
+        return rows | {key: (version, self.values.get((key, version))) for key, version in seen.items() if version}
 
     def _acknowledged(self) -> None:
         """What a client was told is committed is there, as it was told."""
@@ -158,7 +184,7 @@ class Histories:
             if call.answer is None:
                 continue
             seen, ranges = decode_seen(call.answer.results)
-            if call.answer.place is None:
+            if call.answer.place is None or call.request.isolation == SNAPSHOT:
                 self._snapshot(call, seen, ranges, past)
             if call.request.read == STALE and call.answer.place is None:
                 continue
@@ -229,7 +255,7 @@ class Histories:
         graph = Graph()
         readers: list[tuple[object, Seen, Iterable[tuple[str, str]]]] = []
         for txid, entry in self.first.items():
-            if entry.transaction.kind == ROWS:
+            if entry.transaction.kind == ROWS and entry.transaction.isolation != SNAPSHOT:
                 readers.append((txid, *decode_seen(entry.transaction.result)))
         for number, call in enumerate(self.calls):
             if call.answer is not None and call.answer.place is None and call.request.read == STRICT:
@@ -270,6 +296,14 @@ class Histories:
                 moment += 1
                 graph.edge(who, ("time", moment))
 
+    def _feeds(self) -> None:
+        """Whoever follows the feed has seen each transaction once, in order, up to where it is."""
+        order = sorted(self.first)
+        for reader in self.world.readers:
+            if reader.seen != order[: len(reader.seen)]:
+                wrong = next(pair for pair in zip(reader.seen, order, strict=False) if pair[0] != pair[1])
+                self.broken("the feed has each once, in order", f"{reader.name} was told {wrong[0]}, not {wrong[1]}")
+
     def _name(self, step: object) -> str:
         if isinstance(step, int):
             return f"{self.calls[step].request.command} (read)"
@@ -283,37 +317,3 @@ class _Stored:
     def __init__(self, entry: Entry) -> None:
         self.leader, self.tick, self.prev, self.hash = entry.leader, entry.tick, entry.prev, entry.hash
         self.label, self.body = entry.label, entry.transaction.body
-
-
-class Graph:
-    """A directed graph that ought to have no cycle."""
-
-    def __init__(self) -> None:
-        self.next: dict[object, list[object]] = defaultdict(list)
-
-    def edge(self, before: object, after: object) -> None:
-        """One comes before another."""
-        self.next[before].append(after)
-
-    def find_cycle(self) -> list[object]:
-        """Return the steps of a cycle, or nothing."""
-        color: dict[object, int] = {}
-        for root in list(self.next):
-            if root in color:
-                continue
-            path: list[object] = [root]
-            work = [iter(self.next[root])]
-            color[root] = 1
-            while work:
-                for step in work[-1]:
-                    if color.get(step, 0) == 1:
-                        return [*path[path.index(step) :], step]
-                    if step not in color:
-                        color[step] = 1
-                        path.append(step)
-                        work.append(iter(self.next.get(step, ())))
-                        break
-                else:
-                    color[path.pop()] = 2
-                    work.pop()
-        return []

@@ -8,18 +8,24 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from bedrockish.core.effects import Apply
-from bedrockish.core.messages import Begin, Commit, Message
+from bedrockish.core.messages import Accepted, Approve, Begin, Commit, Gossip, Message, Promise
 from bedrockish.core.messages import Outcome as Told
+from bedrockish.core.records import decode_membership
+from bedrockish.core.settings import approvals_needed
 from bedrockish.requests import STRICT, Answer, Request
 from journal.entry import Entry, decode_label
-from journal.transaction import Txid, decode_transaction
+from journal.transaction import MEMBERS, Txid, decode_transaction
 from tools.sim.clients import Call
 from tools.sim.disk import Write
 from tools.sim.history import Histories
+from tools.sim.talks import NOTHING
 
 if TYPE_CHECKING:
     from tools.sim.machine import Machine
     from tools.sim.world import World
+
+
+LONG_GONE_S = 5.0  # far longer than a silent node is taken for alive
 
 
 class Laws:
@@ -34,7 +40,11 @@ class Laws:
         self.committed: dict[Txid, Entry] = {}
         self.last_clock = 0
         self.rolled_back: dict[Txid, str] = {}
+        self.beginnings: dict[Txid, float] = {}  # when its BEGIN was first heard
         self.begun: dict[str, int] = {}  # highest clock that each leader gave
+        self.clocks: dict[str, int] = {}  # highest that each node told
+        self.settled: dict[str, Answer] = {}  # commands of which a client was told that they never happen
+        self.changes: list[tuple[Request, Answer]] = []
         self.safe: dict[str, int] = {}  # highest safe time that each node could have told
         self.published: dict[str, int] = {}
         self.results: dict[str, bytes] = {}
@@ -54,6 +64,14 @@ class Laws:
         self.calls.append(call)
         if call.answer is not None:
             self._same_result(call.request.command, call.answer)
+
+    def changed(self, request: Request, answer: Answer) -> None:
+        """Whoever runs the cluster was told that the membership is changed."""
+        self.changes.append((request, answer))
+
+    def stopped(self, machine: "Machine") -> None:
+        """A machine stopped: what it said it had may be lost, what it was heard to say stays said."""
+        self.safe[machine.name] = self.published.get(machine.name, 0)
 
     def answered_again(self, call: Call, answer: Answer) -> None:
         """An answer came to a client that had one already."""
@@ -78,10 +96,19 @@ class Laws:
                 txid = decode_transaction(body).txid
                 if txid not in durable.votes and txid not in durable.txids and txid.clock > self.safe.get(source, 0):
                     self.broken("nothing leaves before it is durable", f"{source} begins {txid}")
-                if txid.clock > self.begun.get(txid.leader, 0):
+                if txid not in self.beginnings:
+                    self.beginnings[txid] = self.world.now
+                    if txid.clock <= self.begun.get(txid.leader, 0):
+                        self.broken("clocks never go back", f"{source} begins {txid} after a later one")
                     self.begun[txid.leader] = txid.clock
                     if txid in self.rolled_back:
                         self.broken("an end is for ever", f"{txid} was rolled back and begins")
+            case Gossip():
+                if message.clock < self.clocks.get(source, 0) and not self.world.machines[source].forgot:
+                    self.broken("clocks never go back", f"{source} tells {message.clock:x} after a later one")
+                self.clocks[source] = message.clock
+            case Approve() | Promise() | Accepted() if self.world.machines[source].forgot:
+                self.broken("who forgot does not vote", f"{source} says {message}")
             case Told(txid, False):
                 self.rolled_back.setdefault(txid, source)
                 if txid in self.committed:
@@ -100,7 +127,11 @@ class Laws:
             self._applied_durably(name, write.entry)
 
     def _applied_durably(self, name: str, entry: Entry) -> None:
-        known = self.entries.setdefault(entry.place, entry)
+        known = self.entries.get(entry.place)
+        if known is None:
+            known = self.entries[entry.place] = entry
+            if name != entry.leader:
+                self.broken("a timeline has one writer", f"{name} has {entry.place} before its leader")
         if known.hash != entry.hash:
             self.broken("timelines do not fork", f"{entry.leader}{entry.tick} is two things")
         if entry.txid in self.rolled_back:
@@ -108,12 +139,32 @@ class Laws:
         if entry.txid not in self.committed:
             self.committed[entry.txid] = entry
             self.last_clock = max(self.last_clock, entry.txid.clock)
+            if entry.transaction.kind == MEMBERS:
+                self._changed_durably(entry)
             self.world.counts["adoptions"] += entry.adopted_from is not None
             for node, safe in self.published.items():
                 if entry.txid.clock <= safe:
                     self.broken(
                         "nothing appears below safe", f"{entry.txid} commits at {name} below {node}'s safe time"
                     )
+
+    def _changed_durably(self, entry: Entry) -> None:
+        """A change of the membership is committed: it follows the last one, and leaves voters enough."""
+        world, old = self.world, self.world.membership
+        new = decode_membership(entry.transaction.changes)
+        if new.version != old.version + 1:
+            self.broken("memberships follow each other", f"{entry.place} makes {new.version} after {old.version}")
+        if len(set(old.voters) ^ set(new.voters)) > 1:
+            self.broken("one voter at a time", f"{entry.place} makes {new.voters} of {old.voters}")
+        world.membership = new
+        world.counts["membership changes"] += 1
+        if new.voters == old.voters:
+            return
+        at = self.beginnings.get(entry.txid, world.now) - LONG_GONE_S
+        machines = [(node, world.machines.get(node)) for node in new.voters]
+        gone = [node for node, one in machines if one is None or (not one.running and one.down_since < at)]
+        if len(new.voters) - len(gone) < approvals_needed(len(new.voters)):
+            self.broken("a change leaves a quorum", f"{entry.place} makes {new.voters}, and {gone} are long gone")
 
     def stepped(self, machine: "Machine") -> None:
         """A core took a step: note a new safe time, which is public once the step is durable."""
@@ -139,7 +190,10 @@ class Laws:
                 assert client.call is None or client.call.request is not None
                 what = client.call.request.command if client.call else "its last questions"
                 return f"client {client.name} waits for {what}"
-        machines = [machine for machine in self.world.machines.values() if machine.node is not None]
+        if not self.world.operator.idle:
+            return "the membership is being changed"
+        members = self.world.membership.nodes
+        machines = self.world.here()
         for machine in machines:
             assert machine.node is not None
             node, name = machine.node, machine.name
@@ -156,7 +210,7 @@ class Laws:
                 "adoptable": node.recovery.adoptable,
                 "strict reads": node.reading.reads,
                 "waiting entries": [entry for queue in node.ordering.waiting.values() for entry in queue],
-                "gaps": node.ordering.gaps if len(machines) == len(self.world.machines) else (),
+                "gaps": node.ordering.gaps if len(machines) == len(members) else (),
                 "votes": state.votes,
                 "outcomes": state.outcomes,
                 "applied set": state.done,
@@ -184,10 +238,19 @@ class Laws:
         for call in certain:
             others = [other for other in self.calls if other.request.command == call.request.command]
             entry = committed.get(call.request.command)
+            if entry is not None and entry.transaction.result == NOTHING:
+                continue  # an empty one has taken its place
             if entry is not None and all(other is call or other.error is not None for other in others):
                 self.broken(
                     "did not happen means that", f"{call.request.command} got {call.error!r} and is {entry.place}"
                 )
+        for request, answer in self.changes:
+            entry = self.entries.get(answer.place) if answer.place is not None else None
+            if entry is None or entry.transaction.command != request.command:
+                self.broken("acknowledged is for ever", f"{request.command} was told {answer.place}: {entry}")
+        for command in self.settled:
+            if command not in committed or committed[command].transaction.result != NOTHING:
+                self.broken("settled is for ever", f"{command} is {committed.get(command)}")
         for call in self.calls:
             if call.request.read == STRICT and call.ended is not None and call.answer is not None:
                 self.world.counts["strict reads"] += call.answer.place is None

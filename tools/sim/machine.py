@@ -10,17 +10,22 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from bedrockish.acquaintances import PREFIX, Acquaintances
 from bedrockish.core import effects as do
-from bedrockish.core.events import Answered, Dropped, Event, Executed, Now, Submitted, Woken
-from bedrockish.core.messages import Entries, Message, Outcome, encode
+from bedrockish.core.events import Accused, Answered, Dropped, Event, Executed, Now, Received, Submitted, Woken
+from bedrockish.core.membership import change_members
+from bedrockish.core.messages import Entries, Gossip, Message, Outcome, encode
 from bedrockish.core.node import Node
-from bedrockish.core.records import Membership
+from bedrockish.core.records import Joining, Prepared, encode_membership
 from bedrockish.errors import BedrockishError
-from bedrockish.requests import Answer, Request, Token
-from journal.entry import Entry
-from journal.vector import merge
+from bedrockish.members import facts
+from bedrockish.requests import Answer, Request
+from journal.footprint import Footprint
+from journal.transaction import MEMBERS
 from tools.sim.database import DivergedError, execute
-from tools.sim.disk import Disk
+from tools.sim.disk import Disk, Image, Note
+from tools.sim.talks import NOTHING, Talks
+from tools.sim.waiting import Answerer, Waiter, answer_of
 
 if TYPE_CHECKING:
     from tools.sim.world import World
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 WALL_0 = 1_800_000_000_000  # Unix milliseconds at the start of every world
 WINDOW = 2  # conflict windows that a restart reads back
 
-Answerer = Callable[[Answer | BedrockishError], None]
+MEMORY_STEP = 16  # so that a short life is enough for the others to know a file; or all notes would call for others
 
 
 class Machine:
@@ -37,17 +42,26 @@ class Machine:
     Attributes:
         boot: counts the starts; what was meant for an earlier one is dropped.
         node: the core while it runs, else None.
+        store: random id of its file.
+        known: what it remembers of the others' files.
+        forgot: its file was lost, or put back from a backup: it has promised what it does not know.
+        retired: it never starts again.
+        down_since: seconds at which it stopped.
     """
 
-    def __init__(self, world: "World", name: str, membership: Membership) -> None:
+    def __init__(self, world: "World", name: str, image: Image, store: str) -> None:
         self.world, self.name = world, name
         self.luck = Random(f"machine {name} {world.options.seed}")
-        self.disk = Disk(membership)
-        self.disk.on_durable = lambda write: world.laws.durable(name, write)
+        self.store = store
+        self.disk = self._new_disk(image)
+        self.known = Acquaintances({}, self._remember)
+        self.talks = Talks(self)
         self.node: Node | None = None
+        self.forgot = self.retired = False
+        self.down_since = 0.0
         self.boot = 0
         self.inbox: deque[Event] = deque()
-        self.waiters: dict[int, tuple[Request, Answerer]] = {}
+        self.waiters: dict[int, Waiter] = {}
         self.tickets = 0
         self.wall_offset_ms = self.luck.randint(-world.options.skew_ms, world.options.skew_ms)
         self.seconds_offset = 0.0
@@ -56,6 +70,12 @@ class Machine:
         self.syncing = False
         self.turning = False
         self.wake_at: float | None = None
+        self._encoded: tuple[Message | None, bytes] = (None, b"")
+
+    def _new_disk(self, image: Image) -> Disk:
+        disk = Disk(image)
+        disk.on_durable = lambda write: self.world.laws.durable(self.name, write)
+        return disk
 
     @property
     def running(self) -> bool:
@@ -76,7 +96,9 @@ class Machine:
         self.seconds_offset = self.luck.uniform(0, 1e5)
         options = self.world.options
         window = WINDOW * options.conflict_window_ms << 22
-        recovered = self.disk.seen.recover(self.name, f"store of {self.name}", window)
+        recovered = self.disk.seen.recover(self.name, self.store, window)
+        kept = {name: value for name, value in self.disk.seen.meta.items() if name.startswith(PREFIX)}
+        self.known = Acquaintances(kept, self._remember, step=MEMORY_STEP)
         self.node = Node(recovered, options.settings, self.luck.random, self.now(), follows_wall=options.follows_wall)
         self._guard(lambda node: self._perform(node.start(self.now())))
         self._let_go()
@@ -87,10 +109,14 @@ class Machine:
         """Stop at once. Whatever was not synced may be lost."""
         if self.node is None:
             return
+        self.world.counts["recoveries"] += self.node.recovery.counts["started"]
+        self.world.laws.stopped(self)
         self.boot += 1
         self.node = None
+        self.down_since = self.world.now
         self.inbox.clear()
         self.waiters.clear()
+        self.talks = Talks(self)
         self.syncing = self.turning = False
         self.paused_until = 0.0
         self.wake_at = None
@@ -100,21 +126,60 @@ class Machine:
             if other != self.name:
                 self.world.network.break_link(self.name, other, again=False)
 
+    def lose(self, image: Image, store: str) -> None:
+        """While it is down, its file becomes another one: an empty one, or an older state of itself."""
+        assert self.node is None
+        self.disk, self.store, self.forgot = self._new_disk(image), store, True
+
+    def _remember(self, name: str, value: object) -> None:
+        self.disk.write(Note(name, value))
+        self._turn_soon(0.0)
+
+    # -- other nodes -----------------------------------------------------------------------------------------------
+
+    def turns_away(self, other: "Machine") -> str:
+        """Look at another machine's file when it comes; why it is turned away, or nothing."""
+        assert self.node is not None
+        return self.known.judge(other.name, other.store, other.disk.durable.batches, self.node.state.membership)
+
+    def accused(self, peer: str, reason: str) -> None:
+        """A peer has turned us away."""
+        if self.node is not None and self.node.state.joining is None:
+            self.post(Accused(peer, reason))
+
+    def lend(self, done: Callable[[Image, Joining], None]) -> bool:
+        """Give a copy of the file and what a new node is to be told, once that is durable here."""
+        if self.node is None or self.node.state.trouble:
+            return False
+        image, told = self.disk.seen.copy(), Joining(self.node.state.membership, dict(self.node.state.applied))
+        self.disk.then(lambda: done(image, told))
+        self._turn_soon(0.0)
+        return True
+
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, answer: Answerer) -> bool:
+    def submit(
+        self, request: Request, answer: Answerer, prepare: Callable[[], Prepared] | None = None, *, once: bool = False
+    ) -> bool:
         """Take a client's request; False if there is nobody to take it."""
         if self.node is None:
             return False
         self.tickets += 1
-        self.waiters[self.tickets] = (request, answer)
-        self.post(Submitted(self.tickets, request))
+        self.waiters[self.tickets] = Waiter(request, answer, prepare)
+        self.post(Submitted(self.tickets, request, once))
         return True
+
+    def answer_when_durable(self, answerer: Answerer, answer: Answer | BedrockishError) -> None:
+        """Give an answer that rests on nothing but what is written by now."""
+        self._reply_to(answerer, answer)
+        self._turn_soon(0.0)
 
     def post(self, event: Event, boot: int | None = None) -> None:
         """Put an event before the core."""
         if self.node is None or (boot is not None and boot != self.boot):
             return
+        if event.__class__ is Received and event.message.__class__ is Gossip:
+            self.known.learn(event.peer, event.message.store, event.message.batches)
         self.inbox.append(event)
         self._turn_soon(self.luck.expovariate(1 / 50e-6))
 
@@ -128,6 +193,7 @@ class Machine:
         if boot != self.boot or self.node is None:
             return
         self.turning = False
+        self.node.state.batches = self.disk.seen.batches
         if self.paused_until > self.world.now:
             self._turn_soon(0.0)
             return
@@ -214,7 +280,7 @@ class Machine:
                 self._reply(ticket, answer)
             case do.Admit(ticket, request):
                 boot = self.boot
-                self.waiters[ticket] = (request, lambda answer: self.post(Answered(ticket, answer), boot))
+                self.waiters[ticket] = Waiter(request, lambda answer: self.post(Answered(ticket, answer), boot))
                 following.append(Submitted(ticket, request))
             case do.SendEntries(peer, wants, limit):
                 self._send_entries(peer, dict(wants), limit)
@@ -223,7 +289,8 @@ class Machine:
                 leader, tick = entry.place if entry is not None else ("", 0)
                 self._send(peer, Outcome(txid, entry is not None, leader, tick, node.state.clock.value))
             case do.SetMembers():
-                pass  # every machine of a world is linked with every other
+                self.known.forget(node.state.links())
+                self.world.network.members_changed(self.name)
             case do.Halt(reason):
                 self.world.broken("no node halts", f"{self.name}: {reason}")
 
@@ -232,14 +299,14 @@ class Machine:
         if waiter is None:
             following.append(Dropped(ticket))
             return
-        request = waiter[0]
+        request = waiter.request
         entry = self.disk.seen.commands.get(request.command)
         if entry is not None:
             self._reply(ticket, answer_of(entry, request.token))
             following.append(Dropped(ticket))
             return
         try:
-            prepared = execute(self.disk.seen.rows, request, self.disk.seen.applied, self.name)
+            prepared = self._prepare(waiter)
         except BedrockishError as error:
             self._reply(ticket, error)
             following.append(Dropped(ticket))
@@ -252,28 +319,35 @@ class Machine:
         else:
             following.append(Executed(ticket, prepared))
 
+    def _prepare(self, waiter: Waiter) -> Prepared:
+        node, request, image = self.node, waiter.request, self.disk.seen
+        assert node is not None
+        if waiter.prepare is not None:
+            return waiter.prepare()
+        if request.change is None:
+            return execute(image.rows, request, image.applied, self.name)
+        known = facts(node, self.known.stores, self.now())
+        changes = encode_membership(change_members(node.state.membership, request.change, known))
+        return Prepared(dict(image.applied), 0, False, MEMBERS, Footprint(), changes, NOTHING)
+
     def _reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
         waiter = self.waiters.pop(ticket, None)
         if waiter is not None:
-            answerer = waiter[1]
-            delay = self.luck.expovariate(1000.0 / max(0.1, self.world.options.delay_ms))
-            boot = self.boot
-            self.disk.then(lambda: self.world.after(delay, lambda: boot == self.boot and answerer(answer)))
+            self._reply_to(waiter.answer, answer)
+
+    def _reply_to(self, answerer: Answerer, answer: Answer | BedrockishError) -> None:
+        delay = self.luck.expovariate(1000.0 / max(0.1, self.world.options.delay_ms))
+        boot = self.boot
+        self.disk.then(lambda: self.world.after(delay, lambda: boot == self.boot and answerer(answer)))
 
     def _send(self, peer: str, message: Message) -> None:
-        data = encode(message)
+        if self._encoded[0] is not message:  # the same message to several peers is encoded once
+            self._encoded = (message, encode(message))
+        data = self._encoded[1]
         self.disk.then(lambda: self.world.leave(self.name, peer, message, data))
 
     def _send_entries(self, peer: str, wants: dict[str, int], limit: int) -> None:
-        entries: list[Entry] = []
-        share = max(1, limit // max(1, len(wants)))
-        for leader, first in wants.items():
-            size = 0
-            for entry in self.disk.seen.timelines.get(leader, ())[first - 1 :]:
-                size += len(entry.transaction.body)
-                if size > share and entry.tick > first:
-                    break
-                entries.append(entry)
+        entries = self.disk.seen.read_entries(wants, limit)
         assert self.node is not None
         packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries)
         self._send(peer, Entries(packed, self.node.state.clock.value))
@@ -309,9 +383,3 @@ class Machine:
         self.syncing = False
         self.disk.make_durable(count)
         self._let_go()
-
-
-def answer_of(entry: Entry, token: Token) -> Answer:
-    """Return what a client is told of a command that is in the journal."""
-    vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
-    return Answer(entry.transaction.result, Token(vector, max(entry.txid.clock, token.clock)), entry.place)

@@ -12,11 +12,15 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from bedrockish.core.events import Event, PeerDown, PeerUp, Received
-from bedrockish.core.messages import decode
+from bedrockish.core.messages import Message, decode
 from tools.sim.options import Options
 
 if TYPE_CHECKING:
     from tools.sim.machine import Machine
+
+
+DECODED_MAX = 500
+FAREWELL_S = 0.5  # how long a link to a node that left is kept, so that it hears of that
 
 
 class Scheduler(Protocol):
@@ -62,6 +66,7 @@ class Network:
         self.blocked: set[tuple[str, str]] = set()
         self.slow: dict[tuple[str, str], float] = {}  # factor
         self.faulty = True
+        self._decoded: dict[bytes, Message] = {}
 
     def add(self, machine: "Machine") -> None:
         """Connect a machine to all others, as far as they run."""
@@ -78,9 +83,37 @@ class Network:
     # -- links -----------------------------------------------------------------------------------------------------
 
     def can_connect(self, one: str, two: str) -> bool:
-        """Whether a link between two nodes could come up."""
-        free = (one, two) not in self.blocked and (two, one) not in self.blocked
-        return free and self.machines[one].running and self.machines[two].running
+        """Whether a link between two nodes could come up: both run, and each takes the other for a member."""
+        if (one, two) in self.blocked or (two, one) in self.blocked:
+            return False
+        nodes = self.machines[one].node, self.machines[two].node
+        if nodes[0] is None or nodes[1] is None:
+            return False
+        return two in nodes[0].state.peers and one in nodes[1].state.peers
+
+    def _let_in(self, one: str, two: str) -> bool:
+        """Whether neither turns the other away for its file; who is turned away is told."""
+        welcome = True
+        for me, other in ((one, two), (two, one)):
+            reason = self.machines[me].turns_away(self.machines[other])
+            if reason:
+                welcome = False
+                self.world.counts["turned away"] += 1
+                self.machines[other].accused(me, reason)
+        return welcome
+
+    def members_changed(self, name: str) -> None:
+        """A node knows of other members now: links to new ones come up; those to old ones last a moment longer."""
+        self.connect_all(name)
+        self.world.after(FAREWELL_S, lambda: self._part(name))
+
+    def _part(self, name: str) -> None:
+        node = self.machines[name].node
+        if node is None:
+            return
+        for other in sorted(self.machines):
+            if other not in node.state.peers and frozenset((name, other)) in self.links:
+                self.break_link(name, other, again=False)
 
     def connect_all(self, name: str | None = None) -> None:
         """Try to bring up every link (of a node) that is down."""
@@ -95,8 +128,8 @@ class Network:
 
     def _connect(self, one: str, two: str) -> None:
         pair = frozenset((one, two))
-        if pair in self.links or not self.can_connect(one, two):
-            return  # whoever restarts or heals tries again
+        if pair in self.links or not self.can_connect(one, two) or not self._let_in(one, two):
+            return  # whoever restarts, heals or hears of other members tries again
         link = self.links[pair] = Link()
         for me, other in ((one, two), (two, one)):
             told = max(self.world.now + self.delay(other, me), self.quiet_until.get((me, other), 0.0))
@@ -170,7 +203,16 @@ class Network:
         if way.cut is not None and number >= way.cut:
             return
         way.arrived = max(way.arrived, number + 1)
-        self.machines[target].post(Received(source, decode(data)), boot)
+        self.machines[target].post(Received(source, self._read(data)), boot)
+
+    def _read(self, data: bytes) -> Message:
+        """Decode a message; one that goes to several nodes only once: it is a plain value."""
+        message = self._decoded.get(data)
+        if message is None:
+            if len(self._decoded) >= DECODED_MAX:
+                self._decoded.clear()
+            message = self._decoded[data] = decode(data)
+        return message
 
     # -- partitions ------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ FAULTS = (
     "slow_link",
     "jump",
     "leap",
+    "wipe",
+    "restore",
 )
 VOTERS = (1, 3, 3, 3, 4, 5, 5, 6, 7, 7)
 
@@ -49,6 +51,11 @@ class Options:
         timeout_s: what clients give a command.
         dead: how many voters stay dead until everybody else has come to rest.
         power_cut: at the end all nodes stop at once and start again.
+        changes_every_s: mean pause between two changes of the membership; 0 for none.
+        snapshots: the chance that a command asks for isolation ``snapshot``.
+        talks: the chance that a command is an interactive transaction.
+        readers: how many programs follow the change feed.
+        forwarding: whether nodes send commands to where what they met is led.
     """
 
     seed: int
@@ -78,6 +85,11 @@ class Options:
     closing_lag_ms: int = 500
     conflict_window_ms: int = 60_000
     fetch_bytes: int = 4_000_000
+    changes_every_s: float = 0.0
+    snapshots: float = 0.0
+    talks: float = 0.0
+    readers: int = 1
+    forwarding: bool = True
 
     @property
     def settings(self) -> Settings:
@@ -88,6 +100,7 @@ class Options:
             closing_lag_ms=self.closing_lag_ms,
             conflict_window_ms=self.conflict_window_ms,
             fetch_bytes=self.fetch_bytes,
+            forwarding=self.forwarding,
         )
 
     def with_(self, **changes: object) -> "Options":
@@ -109,14 +122,14 @@ def draw_options(seed: int) -> Options:
     luck = Random(f"options {seed}")
     voters = luck.choice(VOTERS)
     calm = luck.random() < 0.1
-    kinds = tuple(kind for kind in FAULTS if luck.random() < 0.5 and (kind != "leap" or luck.random() < 0.2))
+    kinds = tuple(kind for kind in FAULTS if luck.random() < 0.5 and (kind != "leap" or luck.random() < 0.4))
     suspicion = luck.choice((200, 400, 1_000))
     return Options(
         seed,
         voters=voters,
         learners=luck.choice((0, 0, 0, 1, 2)),
         clients=luck.choice((1, 2, 3, 4, 6, 10)),
-        load_s=luck.choice((1.0, 2.0, 3.0, 6.0)),
+        load_s=luck.choice((0.5, 1.0, 2.0, 4.0)),
         think_ms=luck.choice((5.0, 30.0, 100.0)),
         keys=luck.choice((3, 6, 12, 40)),
         hot=luck.choice((0.0, 0.1, 0.5, 0.9)),
@@ -133,11 +146,16 @@ def draw_options(seed: int) -> Options:
         timeout_s=luck.choice((0.5, 2.0, 5.0, 20.0)),
         dead=0 if luck.random() < 0.4 else luck.randint(0, (voters - 1) // 2),
         power_cut=luck.random() < 0.3,
-        heartbeat_ms=luck.choice((20, 100)),
+        heartbeat_ms=luck.choice((30, 100, 100)),
         suspicion_ms=suspicion,
         closing_lag_ms=luck.choice((50, 500)),
         conflict_window_ms=luck.choice((1_500, 5_000, 60_000)),
         fetch_bytes=luck.choice((500, 20_000, 4_000_000)),
+        changes_every_s=luck.choice((0.0, 0.0, 0.1, 0.5)),
+        snapshots=luck.choice((0.0, 0.0, 0.3)),
+        talks=luck.choice((0.0, 0.0, 0.2, 0.5)),
+        readers=luck.choice((0, 1, 2)),
+        forwarding=luck.random() < 0.7,
     )
 
 
@@ -172,4 +190,9 @@ def draw_hard_options(seed: int) -> Options:
         closing_lag_ms=luck.choice((20, 100)),
         conflict_window_ms=luck.choice((1_000, 60_000)),
         fetch_bytes=luck.choice((500, 4_000_000)),
+        changes_every_s=luck.choice((0.0, 0.0, 0.0, 0.1)),
+        snapshots=luck.choice((0.0, 0.0, 0.3)),
+        talks=luck.choice((0.0, 0.0, 0.2)),
+        readers=luck.choice((0, 0, 1)),
+        forwarding=luck.random() < 0.7,
     )

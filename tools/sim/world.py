@@ -7,15 +7,21 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
+import cbor2
+
+from bedrockish.acquaintances import PREFIX
 from bedrockish.core.events import Received
 from bedrockish.core.messages import Message
 from bedrockish.core.records import Member, Membership
 from bedrockish.core.settings import approvals_needed
 from tools.sim.clients import Client
+from tools.sim.disk import Image
 from tools.sim.faults import Faults
+from tools.sim.feed import FeedReader
 from tools.sim.laws import Laws
 from tools.sim.machine import Machine
 from tools.sim.network import Network
+from tools.sim.operator import Operator
 from tools.sim.options import Options
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -54,18 +60,55 @@ class World:
         members = {
             name: Member(name, f"{name.lower()}:4100", place < options.voters) for place, name in enumerate(names)
         }
-        self.voters = list(names[: options.voters])
-        self.machines = {name: Machine(self, name, Membership(0, members)) for name in names}
-        for machine in self.machines.values():
-            self.network.add(machine)
+        self.founded = self.membership = Membership(0, members)
+        self.machines: dict[str, Machine] = {}
+        for name in names:
+            self.add_machine(name, Image(self.founded), f"file of {name}")
         self.clients = [Client(self, f"c{number}") for number in range(options.clients)]
+        self.readers = [FeedReader(self, number) for number in range(options.readers)]
+        self.operator = Operator(self)
         self.faults = Faults(self)
+
+    # -- members ---------------------------------------------------------------------------------------------------
+
+    def add_machine(self, name: str, image: Image, store: str) -> Machine:
+        """Put up another machine; it is not started."""
+        machine = self.machines[name] = Machine(self, name, image, store)
+        self.network.add(machine)
+        return machine
+
+    @property
+    def voters(self) -> list[str]:
+        """The voters of the newest membership that is committed."""
+        return self.membership.voters
 
     @property
     def short_handed(self) -> bool:
         """Whether too few voters run for new commits: what is in flight can be ended then, and no more."""
-        alive = sum(self.machines[name].running for name in self.voters)
+        alive = sum(self.machines[name].running and not self.machines[name].forgot for name in self.voters)
         return alive < approvals_needed(len(self.voters))
+
+    def can_spare(self, gone: Callable[[Machine], bool]) -> bool:
+        """Whether one more voter may be gone, besides those that are."""
+        return sum(gone(self.machines[name]) for name in self.voters) < (len(self.voters) - 1) // 2
+
+    def knows_file(self, machine: Machine, backup: Image | None) -> bool:
+        """Whether all other members remember a machine's file well enough to notice another, or an older one."""
+        for name in self.membership.nodes:
+            if name == machine.name:
+                continue
+            if name not in self.machines:
+                return False
+            kept = self.machines[name].disk.durable.meta.get(PREFIX + machine.name)
+            store, batches = cbor2.loads(kept) if kept else ("", 0)
+            if store != machine.store or (backup is not None and batches <= backup.batches):
+                return False
+        return True
+
+    def here(self) -> list[Machine]:
+        """Return the members that run and know what they have promised, in the order of their names."""
+        found = (self.machines[name] for name in self.membership.nodes if name in self.machines)
+        return [machine for machine in found if machine.running and not machine.forgot]
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -100,36 +143,45 @@ class World:
         """
         for machine in self.machines.values():
             machine.start()
-        for client in self.clients:
-            client.start()
+        for start in (*(client.start for client in self.clients), *(reader.start for reader in self.readers)):
+            start()
+        self.operator.start()
         self.faults.start()
         self.run_until(self.options.load_s)
         self.faults.stop()
-        self._heal()
-        if self.options.dead:
+        if self._heal():
             self._rest("with some voters dead")
             self._mend_links()
             self._start_all()
         self._rest("with everybody back")
         if self.options.power_cut:
-            for machine in self.machines.values():
+            for machine in list(self.machines.values()):
                 machine.crash()
             self._start_all()
             self._rest("after a power cut")
         self._last_reads()
         self._rest("after the last reads")
+        for machine in self.machines.values():
+            if machine.node is not None:
+                self.counts["recoveries"] += machine.node.recovery.counts["started"]
         self.laws.over()
 
-    def _heal(self) -> None:
-        """End all faults; as many voters as the options say stay dead."""
+    def _heal(self) -> list[str]:
+        """End all faults; return the voters that stay dead: as many as the options say, and the cluster can bear.
+
+        None of them does while the members are being changed, or while a voter that forgot has to be replaced.
+        """
         luck = Random(f"heal {self.options.seed}")
-        dead = luck.sample(self.voters, self.options.dead)
+        dead = luck.sample(self.voters, min(self.options.dead, (len(self.voters) - 1) // 2))
+        self.operator.stop()
+        if not self.operator.idle:
+            dead = []
         for name in dead:
             self.machines[name].crash()
         for machine in self.machines.values():
             machine.paused_until = min(machine.paused_until, self.now)
             machine.slow_until = self.now
-            if not machine.running and machine.name not in dead:
+            if not machine.running and machine.name not in dead and not machine.retired:
                 machine.start()
             elif machine.running and machine.turning:
                 machine.turning = False
@@ -137,6 +189,7 @@ class World:
         self.network.faulty = False
         self._mend_links()
         self.closing = True
+        return dead
 
     def _mend_links(self) -> None:
         network = self.network
@@ -150,7 +203,7 @@ class World:
 
     def _start_all(self) -> None:
         for machine in self.machines.values():
-            if not machine.running:
+            if not machine.running and not machine.retired:
                 machine.start()
 
     def _rest(self, when: str) -> None:
@@ -168,7 +221,7 @@ class World:
     # -- telling ---------------------------------------------------------------------------------------------------
 
     def alive_names(self) -> list[str]:
-        """Names of the machines that run."""
+        """Names of the machines that run, as their clients know them: also of some that have left the cluster."""
         return [name for name, machine in self.machines.items() if machine.running]
 
     def leave(self, source: str, target: str, message: Message, data: bytes) -> None:

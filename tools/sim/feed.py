@@ -1,0 +1,49 @@
+"""Programs that follow the change feed: page by page, each from whichever node answers, and each transaction once."""
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from journal.transaction import Txid
+
+if TYPE_CHECKING:
+    from tools.sim.machine import Machine
+    from tools.sim.world import World
+
+PAGE = 7
+POLL_S = 0.05
+
+
+class FeedReader:
+    """One of them. What it has seen is all that it knows: its cursor is the last of that.
+
+    Attributes:
+        seen: the transactions, in the order in which they were told.
+    """
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.world, self.name = world, f"reader {number}"
+        self.luck = Random(f"{self.name} {world.options.seed}")
+        self.seen: list[Txid] = []
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self.world.after(self.luck.uniform(0.0, 0.2), self._ask)
+
+    def _ask(self) -> None:
+        self.world.after(POLL_S * self.luck.uniform(0.5, 3.0), self._ask)
+        running = [machine for machine in self.world.machines.values() if machine.running]
+        if running:
+            self.read(self.luck.choice(running))
+
+    def read(self, machine: "Machine") -> None:
+        """Ask one node for what comes after the last one, up to its safe time."""
+        assert machine.node is not None
+        after = self.seen[-1] if self.seen else Txid(0, "")
+        safe = machine.node.state.safe
+        found = sorted(txid for txid in machine.disk.seen.txids if txid > after and txid.clock <= safe)[:PAGE]
+        machine.disk.then(lambda: self._take(after, found))
+
+    def _take(self, after: Txid, found: list[Txid]) -> None:
+        if (self.seen[-1] if self.seen else Txid(0, "")) == after:  # else another node was quicker
+            self.seen.extend(found)
+            self.world.counts["fed"] += len(found)

@@ -1,0 +1,203 @@
+"""Whoever runs the cluster: adds, promotes, demotes, removes and replaces nodes while it works.
+
+A plan is a generator that yields the seconds to wait; each step looks at the membership as it is then.
+"""
+
+from collections.abc import Generator
+from random import Random
+from typing import TYPE_CHECKING
+
+from bedrockish.core.records import Joining
+from bedrockish.core.settings import approvals_needed
+from bedrockish.errors import BedrockishError, MembershipError
+from bedrockish.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, Answer, MemberChange, Request
+from tools.sim.disk import Image
+
+if TYPE_CHECKING:
+    from tools.sim.world import World
+
+Plan = Generator[float, None, None]
+
+LOOK_S = 0.05
+ANSWER_S = 4.0
+TRIES_MAX = 30
+MACHINES_MAX = 14
+VOTERS_MAX = 7
+
+
+class Operator:
+    """Changes the membership, one plan after the other.
+
+    Attributes:
+        shrinks: a change is under way after which fewer voters are left.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.luck = Random(f"operator {world.options.seed}")
+        self.plan: Plan | None = None
+        self.stopped = False
+        self.shrinks = False
+        self.count = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing left to be done."""
+        return self.plan is None and not self._lost()
+
+    def _lost(self) -> list[str]:
+        machines = self.world.machines
+        return [name for name in self.world.membership.nodes if name in machines and machines[name].forgot]
+
+    def start(self) -> None:
+        """Begin."""
+        self._later()
+
+    def stop(self) -> None:
+        """Only finish what has to be finished."""
+        self.stopped = True
+
+    def _later(self) -> None:
+        every_s = self.world.options.changes_every_s
+        wait = self.luck.expovariate(1 / every_s) if every_s and not self.stopped else LOOK_S
+        self.world.after(max(LOOK_S, wait), self._begin)
+
+    def _begin(self) -> None:
+        lost = self._lost()
+        if lost and self.luck.random() < 0.3 + self.stopped:
+            self._go(self._replace(lost[0]))
+        elif self.world.options.changes_every_s and not self.stopped:
+            self._go(self._choose())
+        else:
+            self._later()
+
+    def _go(self, plan: Plan) -> None:
+        self.plan = plan
+        self._step()
+
+    def _step(self) -> None:
+        assert self.plan is not None
+        try:
+            wait = next(self.plan)
+        except StopIteration:
+            self.plan, self.shrinks = None, False
+            self._later()
+        else:
+            self.world.after(wait, self._step)
+
+    # -- plans -----------------------------------------------------------------------------------------------------
+
+    def _choose(self) -> Plan:
+        world, luck = self.world, self.luck
+        members = world.membership
+        learners = [name for name in members.nodes if name not in members.voters]
+        match luck.choice(("grow", "grow", "promote", "demote", "remove", "address")):
+            case "grow" if len(world.machines) < MACHINES_MAX:
+                return self._grow(promote=luck.random() < 0.7 and len(members.voters) < VOTERS_MAX)
+            case "promote" if learners and len(members.voters) < VOTERS_MAX:
+                return self._simply(MemberChange(PROMOTE, luck.choice(learners)))
+            case "demote":
+                return self._shrink(DEMOTE, luck.choice(members.voters))
+            case "remove":
+                return self._shrink(REMOVE, luck.choice(members.nodes))
+            case _:
+                name = luck.choice(members.nodes)
+                return self._simply(MemberChange(ADDRESS, name, f"{name.lower()}:{luck.randint(4101, 4999)}"))
+
+    def _simply(self, change: MemberChange) -> Plan:
+        yield from self._change(change)
+
+    def _shrink(self, action: str, name: str) -> Plan:
+        """Take a voter's vote. Voters whose files are lost count as gone for ever: not even a fool goes below that."""
+        world = self.world
+        left = [voter for voter in world.voters if voter != name]
+        sound = [voter for voter in left if not world.machines[voter].forgot]
+        if len(sound) < approvals_needed(max(1, len(left))):
+            return
+        self.shrinks = True
+        yield from self._change(MemberChange(action, name))
+        machine = world.machines.get(name)
+        if machine is not None and name not in world.membership.members:
+            yield self.luck.uniform(0.1, 3.0)  # it hears of that, or not
+            machine.crash()
+            machine.retired = True
+
+    def _grow(self, *, promote: bool) -> Plan:
+        name = self._next_name()
+        yield from self._join(name)
+        if promote and name in self.world.membership.members:
+            yield from self._change(MemberChange(PROMOTE, name), insist=True)
+
+    def _replace(self, name: str) -> Plan:
+        """A node has forgotten: another one takes its place, under another name."""
+        new = self._next_name()
+        was_voter = name in self.world.voters
+        yield from self._change(MemberChange(REPLACE, name, f"{new.lower()}:4100", new), insist=True)
+        if name in self.world.membership.members:
+            return
+        machine = self.world.machines[name]
+        machine.crash()
+        machine.retired = True
+        yield from self._join(new)
+        if was_voter and new in self.world.membership.members:
+            yield from self._change(MemberChange(PROMOTE, new), insist=True)
+
+    def _next_name(self) -> str:
+        taken = {*self.world.machines, *self.world.membership.members}
+        return next(name for name in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if name not in taken)
+
+    def _join(self, name: str) -> Plan:
+        """As ``bedrockish join`` does it: be taken in, be given a copy or fetch the journal, and start."""
+        world, store = self.world, f"file of {name}"
+        yield from self._change(MemberChange(ADD, name, f"{name.lower()}:4100", store=store), insist=True)
+        for _ in range(TRIES_MAX):
+            member = world.membership.members.get(name)
+            if member is None or member.store != store:
+                return
+            lent: list[tuple[Image, Joining]] = []
+            donor = self.luck.choice([*world.here(), *world.here(), *world.machines.values()])
+            if donor.lend(lambda image, told, lent=lent: lent.append((image, told))):  # type: ignore[misc]
+                for _ in range(20):
+                    if lent:
+                        break
+                    yield LOOK_S
+            told = lent[0][1].membership.members.get(name) if lent else None
+            if told is not None and told.store == store:
+                image, joining = lent[0]
+                if self.luck.random() < 0.5:
+                    image = Image(world.founded)
+                    world.counts["joined by replay"] += 1
+                else:
+                    world.counts["joined by copy"] += 1
+                yield self.luck.choice((0.0, 0.0, 0.5))
+                world.add_machine(name, image.lent_to(name, joining), store).start()
+                return
+            yield LOOK_S
+
+    def _change(self, change: MemberChange, *, insist: bool = False) -> Plan:
+        """Ask until it is made or refused; ``insist``: refusals may pass."""
+        world = self.world
+        self.count += 1
+        for turn in range(TRIES_MAX):
+            command = f"change-{self.count}"
+            request = Request(command, (), change=change, timeout_s=2.0)
+            world.laws.submitted(request)
+            found: list[Answer | BedrockishError] = []
+            machine = self.luck.choice([*world.here(), *world.here(), *world.machines.values()])
+            machine.submit(request, found.append)
+            for _ in range(int(ANSWER_S / LOOK_S)):
+                if found or not machine.running:
+                    break
+                yield LOOK_S
+            match found:
+                case [Answer() as answer]:
+                    world.counts[f"member {change.action}"] += 1
+                    world.laws.changed(request, answer)
+                    return
+                case [MembershipError() as error]:
+                    world.counts[f"refused {error.details['reason']}"] += 1
+                    if not insist or error.details["reason"] not in ("behind", "silent", "quorum"):
+                        return
+            if turn > 3 and self.stopped and not insist:
+                return
+            yield 4 * LOOK_S

@@ -1,0 +1,86 @@
+"""A node's part in interactive transactions: it runs their statements on a snapshot, and leads them as they are.
+
+As ``bedrockish.transactions`` does it, less the SQL: a transaction is opened once this node has what its session has
+seen; it reads one snapshot; at COMMIT it cannot be executed again. A client that does not learn its outcome has it
+*settled*: an empty transaction takes the place of its command, unless it has happened.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import cbor2
+
+from bedrockish.core.records import Prepared
+from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish.requests import SESSION, STRICT, Answer, Request, Token
+from journal.footprint import Footprint
+from journal.transaction import ROWS
+from tools.sim.database import execute
+from tools.sim.waiting import Answerer
+
+if TYPE_CHECKING:
+    from tools.sim.machine import Machine
+
+NOTHING = cbor2.dumps([[], {}, []])
+"""The result of an empty transaction: nothing told, nothing read."""
+
+
+class Talks:
+    """The open transactions of one machine; they are gone when it stops."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self.machine = machine
+        self.open_ones: dict[str, Prepared] = {}
+
+    def open(self, request: Request, answer: Answerer) -> bool:
+        """Begin a transaction and run its statements; answers what they tell. False if nobody is there."""
+
+        def ready(found: Answer | BedrockishError) -> None:
+            if isinstance(found, BedrockishError):
+                answer(found)
+            elif found.place is not None:
+                answer(UnavailableError(f"command {request.command} has happened before"))
+            else:
+                self._run(request, answer)
+
+        nothing = replace(request, read=SESSION, statements=())
+        return self.machine.submit(nothing, ready, lambda: self._empty(readonly=True), once=True)
+
+    def _run(self, request: Request, answer: Answerer) -> None:
+        machine = self.machine
+        image = machine.disk.seen
+        told: Answer | BedrockishError
+        try:
+            prepared = execute(image.rows, request, image.applied, machine.name)
+        except BedrockishError as error:
+            told = error
+        else:
+            self.open_ones[request.command] = prepared
+            told = Answer(prepared.result, Token())
+        machine.answer_when_durable(answer, told)
+
+    def commit(self, request: Request, answer: Answerer) -> bool:
+        """Lead what was opened. False if nobody is there."""
+        machine, prepared = self.machine, self.open_ones.pop(request.command, None)
+        if machine.node is None:
+            return False
+        if prepared is None:
+            error = UnavailableError(f"{machine.name} has no open transaction {request.command}; it did not happen")
+            machine.answer_when_durable(answer, error)
+            return True
+        if prepared.readonly and request.read != STRICT:
+            state = machine.node.state
+            token = Token(prepared.base, state.clock.read(state.now.wall_ms))
+            machine.answer_when_durable(answer, Answer(prepared.result, token))
+            return True
+        return machine.submit(replace(request, statements=()), answer, lambda: prepared, once=True)
+
+    def settle(self, request: Request, answer: Answerer) -> bool:
+        """Make sure that a command has happened or never will. False if nobody is there."""
+        self.open_ones.pop(request.command, None)
+        settling = replace(request, read=SESSION, statements=())
+        return self.machine.submit(settling, answer, self._empty, once=True)
+
+    def _empty(self, *, readonly: bool = False) -> Prepared:
+        changes = b"" if readonly else cbor2.dumps([])
+        return Prepared(dict(self.machine.disk.seen.applied), 0, readonly, ROWS, Footprint(), changes, NOTHING)

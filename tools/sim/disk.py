@@ -63,7 +63,7 @@ class Image:
             case Note(name, None):
                 self.meta.pop(name, None)
             case Note(name, value):
-                self.meta[name] = value
+                self.meta |= {name: value}
             case Apply(entry, repeat):
                 self._apply(entry, repeat)
 

@@ -118,5 +118,12 @@ def conflict(left: Footprint, right: Footprint) -> bytes | None:
     They conflict when the writes of one meet the reads or the writes of the other. Symmetric, except for which of
     several keys is named.
     """
+    if (
+        left.write_points.isdisjoint(right.write_points)
+        and left.write_points.isdisjoint(right.read_points)
+        and left.read_points.isdisjoint(right.write_points)
+        and not (left.read_ranges or left.write_ranges or right.read_ranges or right.write_ranges)
+    ):
+        return None  # nearly always
     found = meeting(left, right)  # may be the empty key, which is false and yet a conflict
     return meeting(right, left) if found is None else found

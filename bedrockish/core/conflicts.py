@@ -132,33 +132,17 @@ class Known:
         return any(base.get(leader, 0) >= tick for leader, tick in self.places)
 
 
-Trail = dict[str, deque[tuple[int, Known]]]  # commits of each leader with their ticks there, oldest first
-
-
-def _outside(trail: Trail, base: Vector) -> Iterator[Known]:
-    """Yield the commits that ``base`` has not seen under any of their places, newest first by timeline."""
-    for leader, commits in trail.items():
-        seen = base.get(leader, 0)
-        for tick, known in reversed(commits):
-            if tick <= seen:
-                break
-            if len(known.places) == 1 or not known.is_in(base):
-                yield known
-
-
 class Recent:
     """Commits whose footprints are still needed: those that some snapshot in use may not have seen.
 
-    They are found by their keys, so that a test costs what it finds, not what was committed since the base.
+    A test compares with the commits outside a base one by one. They are few, what was under way meanwhile, but for an
+    old snapshot; an index by key would cost more at every commit, and several times the memory.
     """
 
     def __init__(self) -> None:
         self.known: dict[Txid, Known] = {}
+        self._timelines: dict[str, deque[tuple[int, Known]]] = {}
         self.floor: dict[str, int] = {}  # the last tick of each timeline that was dropped
-        self._all: Trail = {}
-        self._ranged: Trail = {}  # those with ranges, which have to be compared one by one
-        self._writers: dict[bytes, Trail] = {}
-        self._readers: dict[bytes, Trail] = {}
         self._decided: dict[Txid, Transaction] = {}
 
     def decide(self, transaction: Transaction) -> None:
@@ -170,69 +154,44 @@ class Recent:
         """Note a commit, or a further place of one."""
         leader, tick = place
         self._decided.pop(transaction.txid, None)
-        known = self.known.get(transaction.txid)
-        if known is None:
-            known = self.known[transaction.txid] = Known(transaction)
+        known = self.known.setdefault(transaction.txid, Known(transaction))
         known.places.append(place)
         known.kept += 1
-        footprint, item = transaction.footprint, (tick, known)
-        self._all.setdefault(leader, deque()).append(item)
-        if footprint.has_ranges:
-            self._ranged.setdefault(leader, deque()).append(item)
-        for index, points in ((self._writers, footprint.write_points), (self._readers, footprint.read_points)):
-            for point in points:
-                index.setdefault(point, {}).setdefault(leader, deque()).append(item)
+        self._timelines.setdefault(leader, deque()).append((tick, known))
 
     def reaches_back_to(self, applied: Vector) -> None:
         """After a restart: what of the timelines, up to ``applied``, was not added is not known here any more."""
         for leader, last in applied.items():
-            ticks = {tick for tick, _ in self._all.get(leader, ())}
+            ticks = {tick for tick, _ in self._timelines.get(leader, ())}
             self.floor[leader] = next((tick for tick in range(last, 0, -1) if tick not in ticks), 0)
 
+    def outside(self, base: Vector) -> Iterator[Transaction]:
+        """Yield the commits that ``base`` has not seen under any of their places, newest first by timeline."""
+        yield from self._decided.values()
+        for leader, timeline in self._timelines.items():
+            seen = base.get(leader, 0)
+            for tick, known in reversed(timeline):
+                if tick <= seen:
+                    break
+                if len(known.places) == 1 or not known.is_in(base):
+                    yield known.transaction
+
     def conflicts(self, footprint: Footprint, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
-        """Yield the commits outside ``base`` that conflict, once each, without ``own``."""
-        seen: set[Txid | None] = {own}
-        for points, index in (
-            (footprint.write_points, self._writers),
-            (footprint.write_points, self._readers),
-            (footprint.read_points, self._writers),
-        ):
-            for point in sorted(point for point in points if point in index):
-                for known in _outside(index[point], base):
-                    if known.transaction.txid not in seen:
-                        seen.add(known.transaction.txid)
-                        yield Conflict(known.transaction.txid, point)
-        compared = [known.transaction for known in _outside(self._all if footprint.has_ranges else self._ranged, base)]
-        for transaction in (*self._decided.values(), *compared):
-            if transaction.txid not in seen:
-                key = conflict(footprint, transaction.footprint)
-                if key is not None:
-                    seen.add(transaction.txid)
-                    yield Conflict(transaction.txid, key)
+        """Yield the commits outside ``base`` that conflict, without ``own``."""
+        for transaction in self.outside(base):
+            key = conflict(footprint, transaction.footprint)
+            if key is not None and transaction.txid != own:
+                yield Conflict(transaction.txid, key)
 
     def forget(self, clock: int) -> None:
         """Drop the commits up to a clock, as far as they are at the old end of their timelines."""
-        for leader, timeline in self._all.items():
+        for leader, timeline in self._timelines.items():
             while timeline and timeline[0][1].transaction.txid.clock <= clock:
                 tick, known = timeline.popleft()
                 self.floor[leader] = tick
-                self._drop(leader, known.transaction.footprint)
                 known.kept -= 1  # but any of its places still shows that a base has seen it
                 if not known.kept:
                     del self.known[known.transaction.txid]
-
-    def _drop(self, leader: str, footprint: Footprint) -> None:
-        """Take the oldest commit of a timeline, which has this footprint, out of the indexes."""
-        if footprint.has_ranges:
-            self._ranged[leader].popleft()
-        for index, points in ((self._writers, footprint.write_points), (self._readers, footprint.read_points)):
-            for point in points:
-                trail = index[point]
-                trail[leader].popleft()
-                if not trail[leader]:
-                    del trail[leader]
-                    if not trail:
-                        del index[point]
 
 
 def prepare_commit(

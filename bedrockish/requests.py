@@ -3,13 +3,14 @@ journal (where results are kept, so that a retried command gets its first answer
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import cbor2
 
 from bedrockish.errors import UsageError
 from journal.errors import EntryMalformedError
+from journal.value import value
 from journal.vector import Vector, check
 
 STALE, SESSION, STRICT = "stale", "session", "strict"
@@ -23,7 +24,7 @@ MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE)
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Token:
     """What a session has seen: carried by the client, opaque to it; any node that has seen it too can serve it."""
 
@@ -52,7 +53,7 @@ def decode_token(data: bytes | None) -> Token:
         raise UsageError(f"this is not a session token: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Statement:
     """One SQL statement and its parameters, by position or by name."""
 
@@ -60,7 +61,7 @@ class Statement:
     params: Params = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MemberChange:
     """A change of the cluster's members.
 
@@ -81,7 +82,7 @@ class MemberChange:
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Request:
     """One command: statements that run as one transaction.
 
@@ -110,7 +111,7 @@ class Request:
         return replace(self, timeout_s=timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Result:
     """What one statement gave.
 
@@ -151,7 +152,7 @@ NOTHING = encode_results(())
 """The results of an open transaction's COMMIT that can never happen any more: an empty one has taken its place."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """What a node answers to a request that succeeded.
 

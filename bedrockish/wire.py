@@ -19,7 +19,7 @@ call's: a reply with it is about the link itself. Unknown fields are ignored, un
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, assert_never
 
 import cbor2
@@ -37,6 +37,7 @@ from bedrockish.requests import (
     Token,
     decode_token,
 )
+from journal.value import value
 
 EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
 JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN = "join", "snapshot", "chunk", "events", "explain"
@@ -47,7 +48,7 @@ OPS = (EXECUTE, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
 LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX = 0, 10_000, 200
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Execute:
     """Run a command."""
 
@@ -55,7 +56,7 @@ class Execute:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Step:
     """One step of an interactive transaction, named by the command that its COMMIT is. The reply is an answer.
 
@@ -69,7 +70,7 @@ class Step:
     op: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AskOutcome:
     """Ask what became of a command."""
 
@@ -77,7 +78,7 @@ class AskOutcome:
     command: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ask:
     """Ask ``status``, ``nodes``, ``ping``; ``join``: what a new node has to know; ``snapshot``: make a copy of the file
     and reply its size and SHA-256; ``events``: what was said; ``explain``: what a statement would read and write."""
@@ -88,7 +89,7 @@ class Ask:
     statement: Statement | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AskChunk:
     """Ask for a piece of the copy that was made on this link."""
 
@@ -99,7 +100,7 @@ class AskChunk:
 Call = Execute | Step | AskOutcome | Ask | AskChunk
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answered:
     """A command succeeded."""
 
@@ -107,7 +108,7 @@ class Answered:
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Told:
     """The reply to everything that is no command."""
 
@@ -115,7 +116,7 @@ class Told:
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Failed:
     """A call failed."""
 

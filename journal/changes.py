@@ -5,12 +5,12 @@ exception: its statements travel as text (see ``Transaction.kind``).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cbor2
 
 from journal.errors import EntryMalformedError
+from journal.value import value
 
 Value = None | int | float | str | bytes
 Row = tuple[Value, ...]
@@ -18,7 +18,7 @@ Row = tuple[Value, ...]
 INSERT, UPDATE, DELETE = "INSERT", "UPDATE", "DELETE"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Change:
     """One row inserted, updated or deleted.
 

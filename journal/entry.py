@@ -4,7 +4,7 @@
 SQL (``sha2(concat(prev, label, body), 256)``) without knowing how anything is encoded.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -12,13 +12,14 @@ import cbor2
 
 from journal.errors import EntryMalformedError
 from journal.transaction import Transaction, Txid, decode_transaction
+from journal.value import value
 from journal.vector import Vector, check
 
 VERSION = 1
 GENESIS = bytes(32)  # what the first entry of every timeline continues
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entry:
     """One commit.
 

@@ -11,10 +11,10 @@ How columns become bytes is the engine's business; nobody else looks inside.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from journal.errors import EntryMalformedError
+from journal.value import value
 
 Range = tuple[bytes, bytes]
 
@@ -32,7 +32,7 @@ def object_of(key: bytes) -> str:
     return key.partition(b"\0")[0].decode(errors="replace")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Footprint:
     """The reads and writes of one transaction."""
 

@@ -4,13 +4,14 @@ It is encoded once, by its leader; everybody else keeps and passes on those very
 whole conversation to be about the same thing.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import cbor2
 
 from journal.errors import EntryMalformedError
 from journal.footprint import Footprint
+from journal.value import value
 from journal.vector import Vector, canonical, check
 
 VERSION = 1
@@ -66,7 +67,7 @@ def _list(value: object) -> list[object]:
     return value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Transaction:
     """One executed and not yet committed transaction.
 

@@ -6,18 +6,17 @@ before it is durable**. The core itself behaves as if its disk were instant, and
 outside.
 """
 
-from dataclasses import dataclass
-
 from bedrockish.core.messages import Message
 from bedrockish.core.records import Membership, Vote
 from bedrockish.errors import BedrockishError
 from bedrockish.requests import Answer, Request
 from journal.entry import Entry
 from journal.transaction import Txid
+from journal.value import value
 from journal.vector import Vector
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Send:
     """Say this to a peer, if it is up; a message to a peer that is down may be dropped."""
 
@@ -25,7 +24,7 @@ class Send:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reply:
     """Answer a client."""
 
@@ -33,7 +32,7 @@ class Reply:
     answer: Answer | BedrockishError
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Execute:
     """Run this ticket's request on the database as it is now and step ``Executed``.
 
@@ -44,7 +43,7 @@ class Execute:
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Admit:
     """Take this request as a client's, under this ticket: step ``Submitted``; and where its answer would leave, step
     ``Answered`` instead.
@@ -54,21 +53,21 @@ class Admit:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Persist:
     """Keep this vote (insert or replace)."""
 
     vote: Vote
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Forget:
     """Drop the vote on this transaction."""
 
     txid: Txid
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Keep:
     """Keep a number of the node's own: ``clock_ceiling``, ``cut`` or ``safe``."""
 
@@ -76,7 +75,7 @@ class Keep:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Apply:
     """Put an entry into the journal, and its changes into the tables unless it is the repeat of an applied one."""
 
@@ -84,7 +83,7 @@ class Apply:
     repeat: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendEntries:
     """Send a peer the timelines it wants, from the journal, as far as ``limit`` bytes go."""
 
@@ -93,7 +92,7 @@ class SendEntries:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendOutcome:
     """Tell a peer what the journal says of a transaction: committed if it is there, else rolled back."""
 
@@ -101,14 +100,14 @@ class SendOutcome:
     txid: Txid
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetMembers:
     """The membership changed: keep links to these."""
 
     membership: Membership
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Halt:
     """Stop this node: what it was told cannot be true of a sound cluster. ``reason`` is for the operator."""
 

@@ -1,12 +1,12 @@
 """What can happen to a node. The driver makes these; the core never looks for them itself."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from bedrockish.core.messages import Message
 from bedrockish.core.records import Prepared
 from bedrockish.errors import BedrockishError
 from bedrockish.requests import Answer, Request
+from journal.value import value
 
 
 class Now(NamedTuple):
@@ -16,7 +16,7 @@ class Now(NamedTuple):
     wall_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Submitted:
     """A client asked for something. ``ticket`` is the driver's name for whom to answer.
 
@@ -28,7 +28,7 @@ class Submitted:
     once: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Executed:
     """A request was executed, as an Execute effect asked."""
 
@@ -36,14 +36,14 @@ class Executed:
     prepared: Prepared
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Dropped:
     """A request needs no more: it failed, was answered from the journal, or nobody waits for it any longer."""
 
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answered:
     """The answer of a request that was admitted for another node could leave now."""
 
@@ -51,7 +51,7 @@ class Answered:
     answer: Answer | BedrockishError
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Received:
     """A peer said something."""
 
@@ -59,21 +59,21 @@ class Received:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PeerUp:
     """From now on, what is sent to this peer can arrive; what was sent before may be lost."""
 
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PeerDown:
     """What is sent to this peer does not arrive."""
 
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Accused:
     """A peer takes no links from us, because our file is not the one with which this node voted before."""
 
@@ -81,7 +81,7 @@ class Accused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Woken:
     """The deadline that the node gave has passed."""
 

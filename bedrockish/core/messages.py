@@ -5,7 +5,7 @@ version, are ignored; an unknown kind is refused with a typed error.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import IntEnum
 from typing import Any
 
@@ -13,6 +13,7 @@ import cbor2
 
 from journal.errors import EntryMalformedError
 from journal.transaction import Txid, check_txid
+from journal.value import value
 from journal.vector import Vector, check
 
 
@@ -36,14 +37,14 @@ class Standing(IntEnum):
     BLOCKED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Begin:
     """A leader asks for approval. ``body`` is the transaction."""
 
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Approve:
     """A voter approves; ``tick`` is its own, as it stands in the gist's vectors."""
 
@@ -52,7 +53,7 @@ class Approve:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reject:
     """A voter rejects, ``FOR`` another transaction or for another reason. A reject leaves no trace at the voter.
 
@@ -66,7 +67,7 @@ class Reject:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Commit:
     """A commit at its place. ``body`` is left out for those who have it; ``hash`` is that of the entry."""
 
@@ -76,7 +77,7 @@ class Commit:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rollback:
     """A leader gives its transaction up: accept(abort) at ballot 1."""
 
@@ -84,7 +85,7 @@ class Rollback:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Recover:
     """Somebody who cannot get the outcome asks everybody to promise ``ballot`` and to hold the transaction."""
 
@@ -93,7 +94,7 @@ class Recover:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Promise:
     """The answer to RECOVER.
 
@@ -110,7 +111,7 @@ class Promise:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Accept:
     """Accept a decision at a ballot of 2 or more."""
 
@@ -120,7 +121,7 @@ class Accept:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Accepted:
     """A ballot (1: the leader's rollback) was accepted, and durably."""
 
@@ -129,7 +130,7 @@ class Accepted:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refused:
     """A ballot was refused: a higher one is promised."""
 
@@ -138,7 +139,7 @@ class Refused:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outcome:
     """How a transaction ended. For a commit, the entry follows or is fetched: ``leader`` and ``tick`` say where."""
 
@@ -149,7 +150,7 @@ class Outcome:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ask:
     """What became of this transaction?"""
 
@@ -157,7 +158,7 @@ class Ask:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Gossip:
     """What a node has applied, closed and cut; also its sign of life. ``wall_ms`` is its wall clock, in Unix time."""
 
@@ -170,7 +171,7 @@ class Gossip:
     wall_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fetch:
     """Send me these timelines from these ticks on."""
 
@@ -178,7 +179,7 @@ class Fetch:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entries:
     """Entries of timelines, in order: (prev, label, body) each."""
 
@@ -186,7 +187,7 @@ class Entries:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Check:
     """Is anything committed or pending with you, outside ``vector``, that writes what I read? (a strict read)"""
 
@@ -196,7 +197,7 @@ class Check:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Checked:
     """The answer to CHECK: the transactions that are; none means the read is valid here."""
 
@@ -205,7 +206,7 @@ class Checked:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Forward:
     """Run this command for one of my clients: it met a transaction of yours. ``body`` is the client's call."""
 
@@ -213,7 +214,7 @@ class Forward:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Forwarded:
     """What became of a forwarded command. ``body`` is the reply to the client."""
 

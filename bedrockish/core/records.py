@@ -13,10 +13,11 @@ from journal.entry import Entry
 from journal.errors import EntryMalformedError
 from journal.footprint import Footprint
 from journal.transaction import Transaction, Txid
+from journal.value import value
 from journal.vector import Vector, canonical, check
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Prepared:
     """What executing a request gave, before anybody has agreed to it.
 
@@ -58,7 +59,7 @@ class Vote:
     accepted: tuple[int, bool] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Member:
     """One member of the cluster.
 
@@ -75,7 +76,7 @@ class Member:
     store: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Membership:
     """Who is in the cluster, as of some commit. Version 0 is what the cluster was founded with."""
 
@@ -116,7 +117,7 @@ def decode_membership(data: bytes) -> Membership:
     return Membership(version, {member.node: member for member in members})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Joining:
     """What a new node was told when the cluster took it in; until it has caught up, its own file does not say so.
 
@@ -147,7 +148,7 @@ def decode_joining(data: bytes) -> Joining:
         raise EntryMalformedError(f"these {len(data)} bytes do not say what a node joined: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Recovered:
     """What a node finds in its own file when it starts.
 

@@ -17,8 +17,7 @@ call's: a reply with it is about the link itself. Unknown fields are ignored, un
     {"id": 7, "ok": true, "value": …}                     {"id": 7, "ok": false, "error": {code, message, details}}
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, assert_never
 
@@ -26,6 +25,7 @@ import cbor2
 
 from bedrockish.addresses import parse_address
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UsageError, pack_error, unpack_error
+from bedrockish.params import check_params, check_timeout
 from bedrockish.requests import (
     ISOLATIONS,
     READ_LEVELS,
@@ -273,56 +273,6 @@ def _statement(place: int, pair: object) -> Statement:
     if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
         raise UsageError(f"statement {place} should be a list of SQL text and parameters")
     return Statement(pair[0], check_params(pair[1]))
-
-
-def check_timeout(value: object) -> float:
-    """Return a number of seconds that somebody is willing to wait.
-
-    Raises:
-        UsageError: it is not a positive number.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise UsageError(f"a timeout should be a positive number of seconds, not {value!r}")
-    return float(value)
-
-
-def check_params(params: object) -> Params:
-    """Return parameters of which SQLite can store each one: None, int of 64 bits, float, str, bytes.
-
-    Truth values become 0 and 1, other byte buffers become bytes.
-
-    Raises:
-        UsageError: something else is among them.
-    """
-    if params is None:
-        return None
-    if isinstance(params, Mapping):
-        for name in params:
-            if not isinstance(name, str):
-                raise UsageError(f"a parameter's name should be a text, not {name!r}")
-        return {name: _value(f":{name}", value) for name, value in params.items()}
-    if isinstance(params, Sequence) and not isinstance(params, str | bytes | bytearray | memoryview):
-        return [_value(str(place), value) for place, value in enumerate(params, 1)]
-    raise UsageError(f"parameters should be a list, a tuple or a map, not {type(params).__name__}; write (value,)")
-
-
-def _value(name: str, value: object) -> int | float | str | bytes | None:
-    if isinstance(value, int):
-        if not -(1 << 63) <= value < 1 << 63:
-            raise UsageError(f"parameter {name} is {value}, but SQLite's integers have 64 bits; pass it as text")
-        return int(value)
-    if value is None or type(value) in (float, str, bytes):
-        return value  # type: ignore[return-value]
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, str):
-        return str(value)
-    raise UsageError(
-        f"parameter {name} is a {type(value).__name__}, which SQLite cannot store; "
-        "pass None, int, float, str or bytes (a date as text, in ISO form)"
-    )
 
 
 def _pack_params(params: Params) -> Params:

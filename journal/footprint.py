@@ -62,7 +62,7 @@ class Footprint:
         Raises:
             EntryMalformedError: it is not one.
         """
-        if not (isinstance(packed, list) and len(packed) == 4 and all(isinstance(part, list) for part in packed)):
+        if not isinstance(packed, list) or [*map(type, packed)] != [list] * 4:
             raise EntryMalformedError("a footprint should be four lists")
         read_points, read_ranges, write_points, write_ranges = packed
         for point in (*read_points, *write_points):

@@ -155,9 +155,9 @@ def decode_transaction(body: bytes) -> Transaction:
         result,
     ) = packed[:13]
     numbers = (version, clock, safe, schema, config)
-    if any(type(number) is not int or not 0 <= number < 1 << 64 for number in numbers):
+    if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) >= 1 << 64:
         raise EntryMalformedError("version, clocks and schema of a transaction should be unsigned 64-bit integers")
-    if not all(isinstance(text, str) for text in (leader, command, isolation, kind)) or kind not in KINDS:
+    if not (type(leader) is type(command) is type(isolation) is type(kind) is str and kind in KINDS):
         raise EntryMalformedError(f"a transaction cannot be of kind {kind!r} or have fields that are not text")
     if type(changes) is not bytes or type(result) is not bytes:
         raise EntryMalformedError("changes and result of a transaction should be bytes")

@@ -26,7 +26,10 @@ class Order(Enum):
 
 def covers(vector: Vector, other: Vector) -> bool:
     """Whether ``vector`` has seen everything that ``other`` has seen."""
-    return all(vector.get(node, 0) >= tick for node, tick in other.items())
+    for node, tick in other.items():  # noqa: SIM110  all() of a generator takes three times as long
+        if vector.get(node, 0) < tick:
+            return False
+    return True
 
 
 def compare(left: Vector, right: Vector) -> Order:

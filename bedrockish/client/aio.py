@@ -15,6 +15,7 @@ from bedrockish.client.rows import Rows, rows_of
 from bedrockish.client.streaming import RowStream, streaming
 from bedrockish.client.transaction import Options, Transaction, run_transaction, transaction
 from bedrockish.errors import ConfigError, ProtocolMismatchError, UnavailableError, UsageError
+from bedrockish.params import check_params, check_timeout
 from bedrockish.requests import (
     ISOLATIONS,
     READ_LEVELS,
@@ -26,21 +27,7 @@ from bedrockish.requests import (
     Token,
     decode_token,
 )
-from bedrockish.wire import (
-    EVENTS,
-    EXPLAIN,
-    NODES,
-    PING,
-    SETTLE,
-    STATUS,
-    Answered,
-    Ask,
-    AskOutcome,
-    Step,
-    Told,
-    check_params,
-    check_timeout,
-)
+from bedrockish.wire import EVENTS, EXPLAIN, NODES, PING, SETTLE, STATUS, Answered, Ask, AskOutcome, Step, Told
 
 URL_VARIABLE = "BEDROCKISH_URL"
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from bedrockish.client.rows import Rows
 from bedrockish.client.streaming import BlockingRowStream, held_stream
 from bedrockish.control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
 from bedrockish.errors import BedrockishError, ClientClosedError, UnsupportedError, UsageError
+from bedrockish.params import check_timeout
 from bedrockish.requests import SERIALIZABLE, Params
-from bedrockish.wire import check_timeout
 
 T = TypeVar("T")
 

@@ -17,8 +17,9 @@ from bedrockish.client.retry import Backoff
 from bedrockish.client.rows import Rows, rows_of
 from bedrockish.client.steps import What
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
+from bedrockish.params import check_params, check_timeout
 from bedrockish.requests import Params, Request, Statement
-from bedrockish.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS, Answered, Step, Told, check_params, check_timeout
+from bedrockish.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS, Answered, Step, Told
 
 T = TypeVar("T")
 Call = Callable[[What, float], Awaitable[Answered | Told]]

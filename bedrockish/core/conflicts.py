@@ -7,7 +7,6 @@ rules of their own: ``claim`` puts them into the footprint as keys.
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from journal.footprint import Footprint, conflict, object_of
@@ -119,13 +118,26 @@ class Pending:
         return min(self.transactions).clock if self.transactions else None
 
 
-@dataclass(slots=True)
 class Known:
-    """A committed transaction and the places it has: more than one if it was adopted and its own label turned up."""
+    """A committed transaction and the places it has: more than one if it was adopted and its own label turned up.
 
-    transaction: Transaction
-    places: list[tuple[str, int]] = field(default_factory=list)
-    kept: int = 0  # of these, the places at which it is still looked for
+    Attributes:
+        transaction: what was committed.
+        places: where.
+        kept: of these, the places at which it is still looked for.
+        touched: the keys that it read or wrote.
+        ranged: whether there is more than these keys.
+    """
+
+    __slots__ = ("kept", "places", "ranged", "touched", "transaction")
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.transaction = transaction
+        self.places: list[tuple[str, int]] = []
+        self.kept = 0
+        reads, writes = transaction.footprint.read_points, transaction.footprint.write_points
+        self.ranged = transaction.footprint.has_ranges
+        self.touched = writes if reads <= writes else writes | reads
 
     def is_in(self, base: Vector) -> bool:
         """Whether a base has seen it, under any of its places."""
@@ -143,18 +155,20 @@ class Recent:
         self.known: dict[Txid, Known] = {}
         self._timelines: dict[str, deque[tuple[int, Known]]] = {}
         self.floor: dict[str, int] = {}  # the last tick of each timeline that was dropped
-        self._decided: dict[Txid, Transaction] = {}
+        self._decided: dict[Txid, Known] = {}  # and without a place yet
 
     def decide(self, transaction: Transaction) -> None:
         """Note a commit that has no place yet."""
         if transaction.txid not in self.known:
-            self._decided[transaction.txid] = transaction
+            self._decided[transaction.txid] = Known(transaction)
 
     def add(self, place: tuple[str, int], transaction: Transaction) -> None:
         """Note a commit, or a further place of one."""
         leader, tick = place
-        self._decided.pop(transaction.txid, None)
-        known = self.known.setdefault(transaction.txid, Known(transaction))
+        known = self.known.get(transaction.txid)
+        if known is None:
+            known = self._decided.pop(transaction.txid, None) or Known(transaction)
+            self.known[transaction.txid] = known
         known.places.append(place)
         known.kept += 1
         self._timelines.setdefault(leader, deque()).append((tick, known))
@@ -165,7 +179,7 @@ class Recent:
             ticks = {tick for tick, _ in self._timelines.get(leader, ())}
             self.floor[leader] = next((tick for tick in range(last, 0, -1) if tick not in ticks), 0)
 
-    def outside(self, base: Vector) -> Iterator[Transaction]:
+    def outside(self, base: Vector) -> Iterator[Known]:
         """Yield the commits that ``base`` has not seen under any of their places, newest first by timeline."""
         yield from self._decided.values()
         for leader, timeline in self._timelines.items():
@@ -174,14 +188,22 @@ class Recent:
                 if tick <= seen:
                     break
                 if len(known.places) == 1 or not known.is_in(base):
-                    yield known.transaction
+                    yield known
 
     def conflicts(self, footprint: Footprint, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
         """Yield the commits outside ``base`` that conflict, without ``own``."""
-        for transaction in self.outside(base):
-            key = conflict(footprint, transaction.footprint)
-            if key is not None and transaction.txid != own:
-                yield Conflict(transaction.txid, key)
+        reads, writes, ranged = footprint.read_points, footprint.write_points, footprint.has_ranges
+        for known in self.outside(base):
+            other = known.transaction.footprint
+            if (
+                writes.isdisjoint(known.touched)
+                and reads.isdisjoint(other.write_points)
+                and not (ranged or known.ranged)
+            ):
+                continue  # nearly always
+            key = conflict(footprint, other)
+            if key is not None and known.transaction.txid != own:
+                yield Conflict(known.transaction.txid, key)
 
     def forget(self, clock: int) -> None:
         """Drop the commits up to a clock, as far as they are at the old end of their timelines."""

@@ -14,8 +14,8 @@ from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, Programmi
 from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL, Session
 from bedrockish.dbapi.statements import kind_of
 from bedrockish.errors import BedrockishError
+from bedrockish.params import check_timeout
 from bedrockish.requests import ISOLATIONS, READ_LEVELS, SESSION
-from bedrockish.wire import check_timeout
 
 T = TypeVar("T")
 ISOLATION_LEVELS = (None, "", "DEFERRED", "IMMEDIATE", "EXCLUSIVE")

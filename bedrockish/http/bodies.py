@@ -22,6 +22,7 @@ from bedrockish.errors import (
     UsageError,
     pack_error,
 )
+from bedrockish.params import check_params, check_timeout
 from bedrockish.requests import (
     ISOLATIONS,
     READ_LEVELS,
@@ -33,7 +34,7 @@ from bedrockish.requests import (
     decode_results,
     decode_token,
 )
-from bedrockish.wire import COMMAND_CHARACTERS_MAX, STATEMENTS_MAX, check_params, check_timeout
+from bedrockish.wire import COMMAND_CHARACTERS_MAX, STATEMENTS_MAX
 
 BLOB, FLOAT = "base64", "float"
 OPTIONS = ("read", "isolation", "timeout", "command", "token")

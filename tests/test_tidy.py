@@ -43,7 +43,9 @@ MAY_IMPORT = {
     "bedrockish/core/forwarding.py": (
         f"bedrockish.core bedrockish.errors bedrockish.requests bedrockish.wire {JOURNAL_PURE} {IO}"
     ),
-    "bedrockish/wire.py": f"bedrockish.addresses bedrockish.errors bedrockish.params bedrockish.requests {JOURNAL_PURE} cbor2 {IO}",
+    "bedrockish/wire.py": (
+        f"bedrockish.addresses bedrockish.errors bedrockish.params bedrockish.requests {JOURNAL_PURE} cbor2 {IO}"
+    ),
     "bedrockish/engine": (
         "bedrockish.engine bedrockish.errors bedrockish.requests bedrockish.clock bedrockish.core.records "
         "journal !journal.spark apsw cbor2 sortedcontainers !socket !asyncio !random"

@@ -9,12 +9,11 @@ by. The bytes are the truth, and ``journal.verify`` holds the columns against th
 
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
 from urllib.parse import quote
 
 import apsw
 
-from journal.entry import Entry, decode_entry
+from journal.entry import Entry
 from journal.errors import (
     EntryMalformedError,
     FileMissingError,
@@ -22,6 +21,7 @@ from journal.errors import (
     NoJournalError,
     NotDatabaseError,
 )
+from journal.stored import COLUMNS, Stored, hashed_entry
 from journal.transaction import Txid
 
 DDL = """
@@ -82,34 +82,7 @@ _TXID = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE seq IN (
 _TAIL = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE seq IN (
     SELECT seq FROM bedrockish_journal WHERE clock > ?1 AND repeat = 0
     UNION ALL SELECT seq FROM bedrockish_journal WHERE clock > ?1 AND repeat = 1) ORDER BY seq"""
-_STORED = """SELECT seq, leader, tick, clock, origin, command, kind, repeat, applied_ms, label, body, prev, hash
-  FROM bedrockish_journal"""
-
-
-class Stored(NamedTuple):
-    """One row of the journal as it lies in the file, not trusted."""
-
-    seq: int
-    leader: str
-    tick: int
-    clock: int
-    origin: str
-    command: str
-    kind: str
-    repeat: int
-    applied_ms: int
-    label: bytes
-    body: bytes
-    prev: bytes
-    hash: bytes
-
-    def entry(self) -> Entry:
-        """Decode the entry.
-
-        Raises:
-            EntryMalformedError: the bytes are not an entry, or not the one that was hashed.
-        """
-        return _entry(self.prev, self.label, self.body, self.hash)
+_STORED = f"SELECT {COLUMNS} FROM bedrockish_journal"
 
 
 def create(db: apsw.Connection) -> None:
@@ -179,7 +152,7 @@ def read(db: apsw.Connection, leader: str, first_tick: int, limit_bytes: int) ->
         size += len(label) + len(body)
         if tick != first_tick + len(entries) or (entries and size > limit_bytes):
             break
-        entries.append(_entry(prev, label, body, digest))
+        entries.append(hashed_entry(prev, label, body, digest))
     rows.close()  # an open cursor would keep the caller's transaction from being rolled back
     return entries
 
@@ -197,12 +170,12 @@ def applied(db: apsw.Connection) -> dict[str, int]:
 def find_command(db: apsw.Connection, command: str) -> Entry | None:
     """Return the entry that a client's command became, or None."""
     row = db.execute(_COMMAND, (command,)).fetchone()
-    return None if row is None else _entry(*row)
+    return None if row is None else hashed_entry(*row)
 
 
 def find_txid(db: apsw.Connection, txid: Txid) -> list[Entry]:
     """Return the entries of a transaction in the order applied: one for each label that it got."""
-    return [_entry(*row) for row in db.execute(_TXID, tuple(txid))]
+    return [hashed_entry(*row) for row in db.execute(_TXID, tuple(txid))]
 
 
 def tail(db: apsw.Connection, clock: int) -> Iterator[Entry]:
@@ -211,19 +184,19 @@ def tail(db: apsw.Connection, clock: int) -> Iterator[Entry]:
     The connection stays in a read until the iterator is exhausted or closed.
     """
     for row in db.execute(_TAIL, (clock,)):
-        yield _entry(*row)
+        yield hashed_entry(*row)
 
 
 def scan(db: apsw.Connection) -> Iterator[Entry]:
     """Yield every entry in the order applied. See ``tail`` for the open read."""
     for row in db.execute(f"SELECT {_BYTES} FROM bedrockish_journal ORDER BY seq"):
-        yield _entry(*row)
+        yield hashed_entry(*row)
 
 
 def scan_timeline(db: apsw.Connection, leader: str, first_tick: int = 1) -> Iterator[Entry]:
     """Yield the entries of one timeline by tick. See ``tail`` for the open read."""
     for _, *row in db.execute(_READ, (leader, first_tick)):
-        yield _entry(*row)
+        yield hashed_entry(*row)
 
 
 def scan_stored(db: apsw.Connection) -> Iterator[Stored]:
@@ -236,16 +209,6 @@ def stored_at(db: apsw.Connection, seq: int) -> Stored | None:
     """Return the row of the entry that this node applied as its ``seq``-th, or None."""
     row = db.execute(f"{_STORED} WHERE seq = ?", (seq,)).fetchone()
     return None if row is None else Stored._make(row)
-
-
-def _entry(prev: bytes, label: bytes, body: bytes, digest: bytes) -> Entry:
-    entry = decode_entry(prev, label, body)
-    if entry.hash != digest:
-        raise EntryMalformedError(
-            f"{entry.leader}{entry.tick} is not what was written: its hash is {entry.hash.hex()[:12]}…, not "
-            f"{bytes(digest).hex()[:12]}…; run `bedrockish journal verify` on the file and fill the node again"
-        )
-    return entry
 
 
 def has_journal(db: apsw.Connection) -> bool:

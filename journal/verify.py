@@ -17,7 +17,8 @@ from journal.audit import Audit, decode_membership
 from journal.chain import Finding
 from journal.errors import EntryMalformedError
 from journal.pruning import Mark, marks
-from journal.store import Stored, applied, heads, open_readonly, scan_stored
+from journal.store import applied, heads, open_readonly, scan_stored
+from journal.stored import Stored
 from journal.ticks import Ticks
 
 Source = str | os.PathLike[str] | apsw.Connection

@@ -24,7 +24,8 @@ from journal import store
 from journal.changes import UPDATE, Change, decode_changes, encode_changes
 from journal.entry import GENESIS, Entry, decode_entry
 from journal.footprint import Footprint
-from journal.spark.export import export, open_feed
+from journal.spark.export import export
+from journal.spark.feeds import open_feed
 from journal.spark.files import open_file
 from journal.spark.inputs import find_inputs, read_table
 from journal.spark.session import quiet_session

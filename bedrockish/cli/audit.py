@@ -15,6 +15,7 @@ from typing import Any
 import apsw
 import click
 
+from bedrockish.errors import BedrockishError
 from journal.differences import differences
 from journal.errors import JournalError, ReplayMismatchError
 from journal.replay import digest, replay
@@ -26,27 +27,27 @@ REPLAY_SAYS = "the database is what its journal makes"
 
 
 @click.command()
-@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("files", nargs=-1, required=True, metavar="FILE_OR_URL...")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--strict", is_flag=True, help="Count information as faults: nodes must hold the same to the last entry.")
 @click.option("--replay", "replayed", is_flag=True, help="Also replay each journal and compare the databases.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Findings printed of each check.")
 @click.pass_context
 def audit(
-    context: click.Context, files: tuple[Path, ...], as_json: bool, strict: bool, replayed: bool, limit: int
+    context: click.Context, files: tuple[str, ...], as_json: bool, strict: bool, replayed: bool, limit: int
 ) -> None:
-    """Audit the journals in FILES with Spark: one file of each node, or exports. The nodes may be running."""
+    """Audit journals with Spark: one file of each node, or its URL, or exports. The nodes may be running."""
     try:
         report = Report(strict, as_json)
         check_installed("pyarrow")
-        nodes = _nodes([str(file) for file in files], replayed)
+        nodes = _nodes(list(files), replayed)
         check_pyspark()
         check_java()
         report.line("starting Spark…")
-        _audit(report, [str(file) for file in files], limit)
+        _audit(report, list(files), limit)
         if replayed:
             report.add("database", REPLAY_SAYS, *_replay(nodes, limit))
-    except JournalError as error:
+    except (JournalError, BedrockishError) as error:
         click.echo(f"error: {error}", err=True)
         context.exit(STATUS_CANNOT)
     report.end()
@@ -101,9 +102,13 @@ class Report:
 
 def _nodes(paths: list[str], replayed: bool) -> dict[str, str]:
     """Return the nodes' files by node, after a look at every path."""
+    from journal.spark.feeds import is_url
     from journal.spark.inputs import find_inputs  # needs pyarrow, which is there by now
 
     found = find_inputs(paths)
+    for path in filter(is_url, paths):
+        if replayed:
+            raise JournalError(f"{path} is a running node: make a backup of it and replay that, or leave --replay out")
     if replayed and found.exports:
         raise JournalError(
             f"{next(iter(found.exports.values()))} is an export, which has no database to compare with a replay; "

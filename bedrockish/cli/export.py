@@ -1,19 +1,16 @@
 """``bedrockish export-journal``: journals as Parquet, from files or running nodes. Needs pyarrow, not Java."""
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from bedrockish.client.aio import target_of
-from bedrockish.client.blocking import connect
 from journal.spark.session import check_installed
 
 if TYPE_CHECKING:
-    from journal.spark.export import Feed, Progress
+    from journal.spark.export import Progress
 
 
 @click.command("export-journal")
@@ -27,14 +24,15 @@ def export_journal(sources: tuple[str, ...], directory: str, as_json: bool) -> N
     at any moment, and run again.
     """
     check_installed("pyarrow")
-    from journal.spark.export import export  # needs pyarrow, which is there by now
+    from journal.spark.export import export  # both need pyarrow, which is there by now
+    from journal.spark.feeds import is_url, open_feed
 
     for source in sources:
-        if "://" in source:
+        if is_url(source):
             target_of(source)  # a mistake in any URL is told before anything is written
     done = []
     for source in sources:
-        with open_source(source) as feed:
+        with open_feed(source) as feed:
             told = export(feed, directory, _show)
         _clear_line()
         done.append(told)
@@ -43,25 +41,6 @@ def export_journal(sources: tuple[str, ...], directory: str, as_json: bool) -> N
     if as_json:
         packed = [{"node": told.node, "entries": told.entries, "vector": told.vector} for told in done]
         click.echo(json.dumps(packed, indent=2))
-
-
-@contextlib.contextmanager
-def open_source(source: str) -> "Iterator[Feed]":
-    """Open a node's file, or connect to a running node.
-
-    Raises:
-        BedrockishError: the node cannot be reached.
-        JournalError: the file cannot be read.
-    """
-    from bedrockish.cli.live import NodeFeed
-    from journal.spark.export import open_feed
-
-    if "://" in source:
-        with connect(source) as connection:
-            yield NodeFeed(connection)
-    else:
-        with open_feed(source) as feed:
-            yield feed
 
 
 def _ends(told: "Progress") -> str:

@@ -6,11 +6,11 @@ exported is kept, so that a journal which does not continue the export is refuse
 """
 
 import os
-import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from itertools import islice
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,62 +27,15 @@ from journal.spark.exports import (
     sync_directory,
     write_manifest,
 )
-from journal.spark.files import Ask, Span, Stored, advance, check_whole, cut, open_file, scan, spans_between
-from journal.spark.reading import context_of, rows_of
+from journal.spark.feeds import Feed
+from journal.spark.plans import Span, Wanted, advance, cut, spans_between
+from journal.spark.reading import rows_of
 from journal.spark.tables import TABLES, Context, batch
+from journal.stored import Stored
 
 STEP = 20_000  # entries between two manifests, and in a file at most
 BUFFER_ROWS = 32_768  # a row group of a file
 ENTRIES_AT_ONCE = 2_048
-
-
-class Feed(Protocol):
-    """A journal to export: a file, or a running node."""
-
-    @property
-    def context(self) -> Context:
-        """What its rows have in common."""
-
-    @property
-    def ask(self) -> Ask:
-        """Runs a query on it."""
-
-    def read(self, span: Span) -> Iterator[Stored]:
-        """Yield all entries of a range of ticks, or raise JournalPrunedError or JournalError."""
-
-
-class FileFeed:
-    """A node's file as a feed; get one from ``open_feed``."""
-
-    def __init__(self, db: sqlite3.Connection, path: str) -> None:
-        self._db, self._path = db, path
-        self.context = context_of(db, path, skip=True)
-        self.ask: Ask = db.execute
-
-    def read(self, span: Span) -> Iterator[Stored]:
-        """Yield all entries of a range of ticks.
-
-        Raises:
-            JournalPrunedError: the file does not hold them any more.
-            JournalError: some are missing.
-        """
-        self._db.execute("BEGIN")  # only while a step is read, so that the node's checkpoints are not held up for long
-        try:
-            check_whole(self._db, self._path, [span])
-            yield from scan(self._db, [span])
-        finally:
-            self._db.execute("ROLLBACK")
-
-
-@contextmanager
-def open_feed(path: str) -> Iterator[FileFeed]:
-    """Open a node's file to export it.
-
-    Raises:
-        JournalFileError: it cannot be read as a node's file.
-    """
-    with open_file(path) as db:
-        yield FileFeed(db, path)
 
 
 class Written(NamedTuple):
@@ -162,27 +115,23 @@ def write_aside(feed: Feed, span: Span, directory: str) -> Written:
         JournalError: the journal cannot be read, or has a gap.
     """
     leader, low, high = span
+    feed.context.skip = True  # what cannot be decoded is a row of commits, with the reason
     tables = _Tables(feed.context, span, directory)
     last: Stored | None = None
     first_prev = GENESIS
     try:
-        chunk: list[Stored] = []
-        for row in feed.read(span):
-            assert row.prev is not None
-            assert row.hash is not None
-            if last is None:
-                first_prev = row.prev
-            elif row.prev != last.hash:
-                raise ChainBrokenError(leader, row.tick, last.hash or b"", row.prev)
-            last = row
-            chunk.append(row)
-            if len(chunk) == ENTRIES_AT_ONCE:
+        with closing(feed.scan([span], Wanted(whole=True))) as rows:
+            while chunk := list(islice(rows, ENTRIES_AT_ONCE)):
+                for row in chunk:
+                    if last is None:
+                        first_prev = row.prev
+                    elif row.prev != last.hash:
+                        raise ChainBrokenError(leader, row.tick, last.hash, row.prev)
+                    last = row
                 tables.take(chunk)
-                chunk = []
-        tables.take(chunk)
     finally:
         tables.close()
-    if last is None or last.tick != high or last.hash is None:
+    if last is None or last.tick != high:
         raise JournalError(f"{feed.context.path} lost entries of {leader}{low} to {leader}{high} while they were read")
     return Written(span, tables.names, first_prev, last.hash)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from journal.errors import JournalError
-from journal.spark.files import Span
+from journal.spark.plans import Span
 from journal.spark.tables import TABLES
 
 FORMAT = 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from journal.errors import JournalError
 from journal.spark.exports import files_of, is_export, read_manifest
-from journal.spark.files import expand, nodes_of
+from journal.spark.feeds import expand, is_url, nodes_of
 from journal.spark.tables import TABLES, ddl
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class Inputs:
     """Where the journal of each node is to be read from.
 
     Attributes:
-        files: path of its file, by node.
+        files: path of its file, or URL, by node.
         exports: directory of an export that has it, by node.
     """
 
@@ -33,8 +33,8 @@ class Inputs:
 
     @property
     def size(self) -> int:
-        """How many bytes there are to read, about."""
-        found = [os.path.getsize(path) for path in self.files.values()]
+        """How many bytes there are to read, about; of running nodes nobody knows."""
+        found = [os.path.getsize(path) for path in self.files.values() if not is_url(path)]
         for directory in set(self.exports.values()):
             manifest = read_manifest(directory)
             found += [os.path.getsize(name) for table in TABLES for name in files_of(directory, table, manifest)]
@@ -42,7 +42,7 @@ class Inputs:
 
 
 def find_inputs(paths: Sequence[str]) -> Inputs:
-    """Look at nodes' files, directories of them, and exports.
+    """Look at nodes' files, directories of them, exports, and running nodes.
 
     Raises:
         JournalError: one is missing or is neither, or two have the journal of the same node.

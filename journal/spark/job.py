@@ -11,9 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from journal.errors import JournalError
-from journal.spark.export import STEP, Progress, Written, open_feed, publish, write_aside
+from journal.spark.export import STEP, Progress, Written, publish, write_aside
 from journal.spark.exports import clear, locked, read_manifest
-from journal.spark.files import Span, advance, cut, expand, nodes_of, spans_between
+from journal.spark.feeds import expand, nodes_of, open_feed
+from journal.spark.plans import Span, advance, cut, spans_between
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

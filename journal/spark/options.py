@@ -3,11 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from journal.spark.plans import HIGHEST, LOWEST, NO_LIMITS, Limits
 from journal.spark.tables import TABLES, Table
 
 PARTITION_ROWS = 50_000
 BEGINNING, OLDEST, NOW = "beginning", "oldest", "now"
-STARTS = (BEGINNING, OLDEST, NOW)
+APPLIED, SAFE = "applied", "safe"
+CHOICES = {
+    "malformed": ("fail", "skip"),
+    "copies": ("fail", "newest"),
+    "pushdown": ("no", "yes"),
+    "starting": (BEGINNING, OLDEST, NOW),
+    "until": (APPLIED, SAFE),
+}  # the first is the default
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,27 +23,29 @@ class Options:
     """The options of a read, checked.
 
     Attributes:
-        path: the node files: comma separated paths, globs and directories.
+        path: the journals: comma separated node files, globs, directories, and URLs of running nodes.
         table: which table.
-        leader: only this timeline.
-        clock_from: leave out commits with a lower clock.
-        clock_to: leave out commits with a higher clock.
+        limits: which entries and changes are wanted.
         columns: the columns wanted, in this order; empty for all.
-        partition_rows: commits read by one task.
+        partition_rows: commits read by one task; None for what is usual, which for a running node is all by one.
         skip_malformed: leave out entries that cannot be decoded, instead of failing.
+        pushdown: take the conditions of a query from Spark.
+        newest: of several copies of a node's journal read the one that goes furthest, instead of failing.
         starting: where a new stream begins.
-        max_commits: commits of each file in one batch of a stream at most; None for all that there are.
+        until: how far a stream goes: to what the node has applied, or to its safe time.
+        max_commits: commits of each node in one batch of a stream at most; None for all that there are.
     """
 
     path: str
     table: str = "commits"
-    leader: str | None = None
-    clock_from: int | None = None
-    clock_to: int | None = None
+    limits: Limits = NO_LIMITS
     columns: tuple[str, ...] = ()
-    partition_rows: int = PARTITION_ROWS
+    partition_rows: int | None = None
     skip_malformed: bool = False
+    pushdown: bool = False
+    newest: bool = False
     starting: str = BEGINNING
+    until: str = APPLIED
     max_commits: int | None = None
 
     @classmethod
@@ -54,33 +64,49 @@ class Options:
         table = options.get("table", "commits")
         if table not in TABLES:
             raise ValueError(f"there is no table {table!r}; the tables are {', '.join(TABLES)}")
-        columns = tuple(name.strip() for name in options.get("columns", "").split(",") if name.strip())
+        columns = _names(options, "columns")
         check_columns(TABLES[table], table, columns)
-        malformed = options.get("malformed", "fail")
-        if malformed not in ("fail", "skip"):
-            raise ValueError(f"malformed cannot be {malformed!r}; it is 'fail' or 'skip'")
-        starting = options.get("starting", BEGINNING)
-        if starting not in STARTS:
-            raise ValueError(f"starting cannot be {starting!r}; it is {', '.join(STARTS)}")
-        rows = _number(options, "partition_rows", 1)
+        chosen = {name: _choice(options, name) for name in CHOICES}
+        low, high = _number(options, "clock_from", 0), _number(options, "clock_to", 0)
+        leaders, tables = _names(options, "leader"), _names(options, "tables")
+        if tables and "table" not in TABLES[table].columns:
+            raise ValueError(f"the option 'tables' is for the table changes, and this is {table}")
+        limits = Limits(
+            frozenset(leaders) if leaders else None,
+            clocks=(LOWEST if low is None else low, HIGHEST if high is None else high),
+            tables=frozenset(tables) if tables else None,
+        )
         return cls(
             options["path"],
             table,
-            options.get("leader"),
-            _number(options, "clock_from", 0),
-            _number(options, "clock_to", 0),
+            limits,
             columns,
-            PARTITION_ROWS if rows is None else rows,
-            malformed == "skip",
-            starting,
+            _number(options, "partition_rows", 1),
+            chosen["malformed"] == "skip",
+            chosen["pushdown"] == "yes",
+            chosen["copies"] == "newest",
+            chosen["starting"],
+            chosen["until"],
             _number(options, "max_commits", 1),
         )
 
 
 _KNOWN = {
-    *("path", "table", "leader", "clock_from", "clock_to", "columns", "partition_rows", "malformed"),
-    *("starting", "max_commits"),
+    *("path", "table", "leader", "clock_from", "clock_to", "tables", "columns", "partition_rows", "max_commits"),
+    *CHOICES,
 }
+
+
+def _names(options: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in options.get(name, "").split(",") if word.strip())
+
+
+def _choice(options: Mapping[str, str], name: str) -> str:
+    choices = CHOICES[name]
+    given = options.get(name, choices[0])
+    if given not in choices:
+        raise ValueError(f"{name} cannot be {given!r}; it is {' or '.join(map(repr, choices))}")
+    return given
 
 
 def _number(options: Mapping[str, str], name: str, least: int) -> int | None:

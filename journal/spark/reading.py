@@ -1,57 +1,51 @@
 """Ranges of a journal as Arrow batches of one table: what batch reads, streams and exports have in common."""
 
-import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
-from journal.spark.files import Span, Stored, meta, node_of, primary_key, scan
+from journal.spark.feeds import Feed
 from journal.spark.options import Options
+from journal.spark.plans import Limits, Span, Wanted
 from journal.spark.tables import TABLES, Context, Table, batch, founding_members
+from journal.stored import Stored
 
 BATCH_ROWS = 4096
 
 
-def context_of(db: sqlite3.Connection, path: str, *, skip: bool) -> Context:
-    """Return what the rows of an open file have in common."""
-    return Context(node_of(db, path), path, skip, lambda table: primary_key(db, table), meta(db, "bootstrap"))
-
-
 def batches(
-    db: sqlite3.Connection,
-    path: str,
+    feed: Feed,
     spans: tuple[Span, ...],
     options: Options,
+    limits: Limits,
     columns: dict[str, str],
+    *,
     founding: bool,
+    whole: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one table that some ranges of ticks make.
 
     Args:
-        db: a connection of ``files.open_file``.
-        path: the file, for errors.
+        feed: the journal.
         spans: the ranges.
-        options: the table, and bounds.
+        options: the table, and what to do with what cannot be decoded.
+        limits: which entries and changes are wanted; the ranges have been made by them.
         columns: name and Spark type of the columns wanted.
         founding: whether the founding membership is to be among the rows of ``members``.
+        whole: whether each tick of the ranges must be there.
 
     Raises:
-        JournalError: an entry cannot be decoded.
+        JournalPrunedError: the beginning of a range was removed from the journal.
+        JournalError: ticks are missing that must be there, or an entry cannot be decoded.
     """
-    table = TABLES[options.table]
-    context = context_of(db, path, skip=options.skip_malformed)
-    bounded = options.leader is not None or options.clock_from is not None
-    stored = scan(
-        db,
-        spans,
-        clock_from=options.clock_from,
-        clock_to=options.clock_to,
-        where=table.where,
-        blobs=not table.bare.issuperset(columns),
-    )
-    yield from made(context, table, columns, stored, founding=founding and not bounded)
+    table, context = TABLES[options.table], feed.context
+    context.skip, context.tables = options.skip_malformed, limits.tables
+    wanted = Wanted(limits.clocks, table.kind, not table.bare.issuperset(columns), whole)
+    with closing(feed.scan(spans, wanted)) as stored:
+        yield from made(context, table, columns, stored, founding=founding and not limits.of_entries)
 
 
 def made(

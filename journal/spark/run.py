@@ -13,7 +13,7 @@ from journal.spark.inputs import find_inputs
 from journal.spark.session import quiet_session
 
 BRIEF_BYTES = 100 << 20  # files smaller than this together are audited before compiling would pay
-_OURS = re.compile(r"journal\.errors\.\w+: (.+)")
+_OURS = re.compile(r"(?:journal|bedrockish)\.errors\.\w+: (.+)")
 
 
 @dataclass(frozen=True, slots=True)

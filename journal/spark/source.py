@@ -1,27 +1,33 @@
-"""The data source ``bedrockish``: the journals of nodes as Spark tables, read from the nodes' SQLite files.
+"""The data source ``bedrockish``: the journals of nodes as Spark tables, read from their files or from the nodes.
 
-What is read is fixed when the query is planned: each file's timelines up to the ticks they had then. Nodes may go on
+What is read is fixed when the query is planned: each journal's timelines up to the ticks they had then. Nodes may go on
 committing meanwhile; running the query again plans again.
 """
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from journal.spark.files import Span, expand, open_file, plan
-from journal.spark.options import Options, check_columns
+from journal.errors import JournalError
+from journal.spark.feeds import expand, is_url, nodes_of, open_feed
+from journal.spark.filters import limits_of
+from journal.spark.options import PARTITION_ROWS, Options, check_columns
+from journal.spark.plans import Span, plan
 from journal.spark.reading import batches
 from journal.spark.stream import BedrockishStreamReader
 from journal.spark.tables import TABLES, ddl
 
+_PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
 
 @dataclass
 class Piece(InputPartition):
-    """What one task reads: some ranges of ticks of one file, and perhaps the file's founding membership."""
+    """What one task reads: some ranges of ticks of one journal, and perhaps the founding membership."""
 
     path: str
     spans: tuple[Span, ...]
@@ -32,16 +38,21 @@ class BedrockishSource(DataSource):
     """Journals of bedrockish nodes.
 
     Options:
-        path: node files; comma separated paths, globs and directories. Required.
+        path: node files, comma separated, globs, directories, and URLs of running nodes. Required.
         table: commits (default), changes, approvals, footprints, schema_history or members.
-        leader: only commits that stand in this node's timeline.
+        leader: only commits that stand in these nodes' timelines, comma separated.
         clock_from, clock_to: only commits with a clock in these bounds, both included.
+        tables: of ``changes``, only those of these tables, comma separated.
         columns: only these columns, comma separated; the fewer, the less is decoded.
-        partition_rows: commits read by one task; 50000 by default.
+        partition_rows: commits read by one task; 50000 by default, and of a running node all by one task.
         malformed: ``fail`` (default) or ``skip``, for entries that cannot be decoded. The table commits shows them in
             any case, with the reason in its column ``malformed``.
+        pushdown: ``no`` (default) or ``yes``: let Spark hand over the conditions of the query. For a DataFrame that is
+            used in one query, once; up to 4.3 Spark mixes up the conditions of several.
+        copies: ``fail`` (default) or ``newest``, for several copies of one node's journal.
         starting: where a stream without a checkpoint begins: ``beginning`` (default), ``oldest`` or ``now``.
-        max_commits: how many commits of each file one batch of a stream takes at most.
+        until: how far a stream goes: ``applied`` (default) or ``safe``.
+        max_commits: how many commits of each node one batch of a stream takes at most.
 
     Example::
 
@@ -71,7 +82,12 @@ class BedrockishSource(DataSource):
         Raises:
             ValueError: an option is wrong, or the schema has a column that the table lacks or of another type.
         """
-        return BedrockishReader(Options.parse(self.options), _columns(self.options, schema))
+        options = Options.parse(self.options)
+        # Spark refuses a reader that takes conditions where the session has not turned this on, so such a reader is
+        # made only in the worker that Spark starts in order to hand conditions over. And only when it was asked for:
+        # up to 4.3 Spark keeps what the conditions of one query left, also for later queries of the same DataFrame.
+        made = PushingReader if options.pushdown and _PUSHING_WORKER in sys.modules else BedrockishReader
+        return made(options, _columns(self.options, schema))
 
     def streamReader(self, schema: StructType) -> BedrockishStreamReader:  # noqa: N802  (Spark's name)
         """Return the stream of the columns in ``schema``.
@@ -99,34 +115,57 @@ class BedrockishReader(DataSourceReader):
 
     def __init__(self, options: Options, columns: dict[str, str]) -> None:
         self.options = options
+        self.limits = options.limits
         self.columns = columns
 
     def partitions(self) -> list[InputPartition]:
         """Return the pieces to read; this fixes what the query will see.
 
         Raises:
-            JournalError: a file is missing, is no database or has no journal.
+            JournalError: a file is missing, is no database or has no journal; or two are of the same node.
+            BedrockishError: a node cannot be reached.
         """
         pieces: list[InputPartition] = []
-        options = self.options
-        for path in expand(options.path):
-            with open_file(path) as db:
-                groups = plan(db, options.partition_rows, options.leader)
-            founding = options.table == "members"
-            for group in groups or [()]:
+        seen: dict[str, str] = {}
+        paths = expand(self.options.path)
+        for path in nodes_of(paths, newest=True).values() if self.options.newest else paths:
+            rows = self.options.partition_rows or (None if is_url(path) else PARTITION_ROWS)
+            with open_feed(path) as feed:
+                groups, node = plan(feed.ask, self.limits, rows), feed.context.node
+            if node in seen:
+                raise JournalError(f"{seen[node]} and {path} are both of node {node}; give one, or copies=newest")
+            seen[node] = path
+            founding = self.options.table == "members" and not self.limits.of_entries
+            for group in groups or ([()] if founding else []):
                 pieces.append(Piece(path, group, founding))
                 founding = False
-        return pieces
+        return pieces or [Piece("", ())]  # Spark wants one
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one piece as Arrow batches.
 
         Raises:
-            JournalError: the file cannot be read any more, or an entry of it cannot be decoded.
+            JournalPrunedError: entries were removed from the journal after the read was planned.
+            JournalError: the journal cannot be read any more, or an entry of it cannot be decoded.
         """
         assert isinstance(partition, Piece)
-        with open_file(partition.path) as db:
-            yield from batches(db, partition.path, partition.spans, self.options, self.columns, partition.founding)
+        if partition.path:
+            with open_feed(partition.path) as feed:
+                yield from batches(
+                    feed, partition.spans, self.options, self.limits, self.columns, founding=partition.founding
+                )
+
+
+class PushingReader(BedrockishReader):
+    """A reader that Spark tells the conditions of a query, so that it need not read what they leave out."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  (Spark's name)
+        """Take conditions on leader, tick, clock, committed_at and table; return those that Spark must still apply."""
+        for condition in filters:
+            limits, exact = limits_of(condition)
+            self.limits = self.limits.both(limits)
+            if not exact:
+                yield condition
 
 
 def register(spark: SparkSession) -> None:

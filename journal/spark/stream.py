@@ -1,6 +1,6 @@
 """The data source as a stream: every commit that a node has applied, once, in batches between two vectors.
 
-An offset is the vector timestamp of each file: ``{"A": {"A": 76, "B": 36}}``, by node and then by leader. A batch takes
+An offset is the vector timestamp of each node: ``{"A": {"A": 76, "B": 36}}``, by node and then by leader. A batch takes
 what a node applied next, in the order in which it did, so that every offset is a causally closed prefix of the journal:
 nothing is read before what it follows. What lies between two offsets never changes, so a batch that is read again after
 a crash has the same rows.
@@ -14,8 +14,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from journal.errors import FileMissingError
-from journal.spark.files import Span, advance, bounds, check_whole, cut, expand, nodes_of, open_file, spans_between
-from journal.spark.options import BEGINNING, OLDEST, Options
+from journal.spark.feeds import Feed, expand, nodes_of, open_feed
+from journal.spark.options import BEGINNING, OLDEST, PARTITION_ROWS, SAFE, Options
+from journal.spark.plans import Span, advance, bounds, cut, safe_prefix, spans_between
 from journal.spark.reading import batches
 
 Offset = dict[str, dict[str, int]]
@@ -46,8 +47,9 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """
         if self.options.starting == BEGINNING:
             return ordered({node: {} for node in self._files()})
-        place = 0 if self.options.starting == OLDEST else 1
-        return ordered({node: _ends(path, place) for node, path in self._files().items()})
+        if self.options.starting == OLDEST:
+            return ordered({node: _removed(path) for node, path in self._files().items()})
+        return self._ends()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return how much one batch takes, by the option ``max_commits``."""
@@ -55,11 +57,11 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix where this run ends: what is committed from now on is left to the next run."""
-        self._end = ordered({node: _ends(path, 1) for node, path in self._files().items()})
+        self._end = self._ends()
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
         """Return how far the files go, for the progress that Spark reports."""
-        return ordered({node: _ends(path, 1) for node, path in self._files().items()})
+        return self._ends()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Return where the batch that begins at ``start`` ends.
@@ -73,11 +75,22 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         for node, path in self._files().items():
             if self._end is not None and node not in self._end:
                 continue
-            with open_file(path) as db:
-                upto = None if self._end is None else self._end[node]
-                db.execute("BEGIN")
-                end[node] = advance(db.execute, path, end.get(node, {}), upto, most)
+            with open_feed(path) as feed:
+                upto = self._upto(feed, end.get(node, {})) if self._end is None else self._end[node]
+                end[node] = advance(feed.ask, path, end.get(node, {}), upto, most)
         return ordered(end)
+
+    def _upto(self, feed: Feed, start: Mapping[str, int]) -> dict[str, int] | None:
+        """Return the vector that a stream goes to that is at ``start``; None for no bound."""
+        return safe_prefix(feed.ask, start) if self.options.until == SAFE else None
+
+    def _ends(self) -> Offset:
+        found: Offset = {}
+        for node, path in self._files().items():
+            with open_feed(path) as feed:
+                held = {leader: high for leader, (_, high) in bounds(feed.ask).items()}
+                found[node] = held if (upto := self._upto(feed, {})) is None else upto
+        return ordered(found)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Cut what lies between two offsets into tasks.
@@ -97,9 +110,10 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                     self.options.path, f"{self.options.path}: the file of node {node} is gone; the stream began with it"
                 )
             founding = self.options.table == "members" and not before
-            for group in cut(spans, self.options.partition_rows):
-                if self.options.leader is not None:
-                    group = tuple(span for span in group if span[0] == self.options.leader)
+            leaders = self.options.limits.leaders
+            for group in cut(spans, self.options.partition_rows or PARTITION_ROWS):
+                if leaders is not None:
+                    group = tuple(span for span in group if span[0] in leaders)
                 pieces.append(Range(files[node], group, founding))
                 founding = False
         return pieces
@@ -112,13 +126,14 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             JournalError: the file cannot be read, or an entry of it cannot be decoded.
         """
         assert isinstance(partition, Range)
-        with open_file(partition.path) as db:
-            db.execute("BEGIN")  # what is checked to be there is there when it is read
-            check_whole(db, partition.path, partition.spans)
-            yield from batches(db, partition.path, partition.spans, self.options, self.columns, partition.founding)
+        options = self.options
+        with open_feed(partition.path) as feed:
+            yield from batches(
+                feed, partition.spans, options, options.limits, self.columns, founding=partition.founding, whole=True
+            )
 
     def _files(self) -> dict[str, str]:
-        return nodes_of(expand(self.options.path))
+        return nodes_of(expand(self.options.path), newest=self.options.newest)
 
 
 def ordered(offset: Mapping[str, Mapping[str, int]]) -> Offset:
@@ -126,8 +141,7 @@ def ordered(offset: Mapping[str, Mapping[str, int]]) -> Offset:
     return {node: dict(sorted(vector.items())) for node, vector in sorted(offset.items())}
 
 
-def _ends(path: str, place: int) -> dict[str, int]:
-    """Return the vector of all that a file holds (place 1), or of all that it no longer holds (place 0)."""
-    with open_file(path) as db:
-        found = {leader: ticks[place] - (place == 0) for leader, ticks in bounds(db.execute).items()}
-    return {leader: tick for leader, tick in found.items() if tick > 0}
+def _removed(path: str) -> dict[str, int]:
+    """Return the vector of all that a journal no longer holds."""
+    with open_feed(path) as feed:
+        return {leader: low - 1 for leader, (low, _) in bounds(feed.ask).items() if low > 1}

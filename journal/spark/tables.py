@@ -6,7 +6,7 @@ own translation. Payloads are decoded here, in the worker, by the journal's own 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import cbor2
 import pyarrow as pa
@@ -15,8 +15,8 @@ from journal.changes import DELETE, INSERT, UPDATE, Row, decode_changes, decode_
 from journal.entry import Entry, decode_entry
 from journal.errors import EntryMalformedError
 from journal.footprint import Footprint, object_of
-from journal.spark.files import Stored
 from journal.spark.values import row_text
+from journal.stored import Stored
 from journal.transaction import MEMBERS, ROWS, SCHEMA, Txid
 
 ARROW = {
@@ -33,6 +33,7 @@ _INT64 = 1 << 63
 FOOTPRINT, CHANGES = 10, 11  # places in the body of a transaction, see journal.transaction
 _CHANGE_TYPES = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
 
+_T = TypeVar("_T")
 Maker = Callable[["Context", Stored], Iterator[tuple[Any, ...]]]
 
 
@@ -52,11 +53,6 @@ class Table:
     kind: str | None = None
     bare: frozenset[str] = frozenset()
 
-    @property
-    def where(self) -> str:
-        """Which entries can have rows, as SQL."""
-        return "" if self.kind is None else f"kind = '{self.kind}' AND repeat = 0"
-
 
 @dataclass(slots=True)
 class Context:
@@ -65,18 +61,20 @@ class Context:
     Attributes:
         node: whose file.
         path: the file, for errors.
-        skip: leave out entries that cannot be decoded (they are rows of ``commits`` all the same), instead of failing.
-        look_up: returns the columns of a table's declared primary key, by the schema that the file has now.
+        look_up: returns the columns of a table's declared primary key, by the schema that the node has now.
         founding: the encoded membership that the cluster was founded with, if the file has it.
+        skip: leave out entries that cannot be decoded (they are rows of ``commits`` all the same), instead of failing.
         columns: the columns wanted; what only others need may be left out. None for all.
+        tables: of ``changes``, only those of these tables; None for all.
     """
 
     node: str
     path: str
-    skip: bool
     look_up: Callable[[str], list[str]]
     founding: object
+    skip: bool = False
     columns: frozenset[str] | None = None
+    tables: frozenset[str] | None = None
     keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
     _row: Stored | None = None
     _decoded: Entry | EntryMalformedError | None = None
@@ -91,7 +89,6 @@ class Context:
         Raises:
             EntryMalformedError: the body cannot be decoded.
         """
-        assert row.body is not None
         try:
             packed = cbor2.loads(row.body)
             if not isinstance(packed, list) or len(packed) < 14:
@@ -99,7 +96,7 @@ class Context:
         except (cbor2.CBORError, ValueError, TypeError, RecursionError, EntryMalformedError) as error:
             if self.skip:
                 return None
-            raise self._unreadable(row, error) from error
+            raise self.unreadable(row, error) from error
         return packed[place]
 
     def decoded(self, row: Stored) -> Entry | EntryMalformedError:
@@ -123,9 +120,26 @@ class Context:
             return found
         if self.skip:
             return None
-        raise self._unreadable(row, found) from found
+        raise self.unreadable(row, found) from found
 
-    def _unreadable(self, row: Stored, error: Exception) -> EntryMalformedError:
+    def unpack(self, row: Stored, decode: Callable[[bytes], list[_T]]) -> list[_T]:
+        """Return what an entry changed, or nothing if it cannot be decoded and may be skipped.
+
+        Raises:
+            EntryMalformedError: it cannot be decoded.
+        """
+        packed = self.field(row, CHANGES)
+        if packed is None:
+            return []
+        try:
+            return decode(packed)
+        except (EntryMalformedError, TypeError, RecursionError) as error:
+            if self.skip:
+                return []
+            raise self.unreadable(row, error) from error
+
+    def unreadable(self, row: Stored, error: Exception) -> EntryMalformedError:
+        """Return the error for an entry that cannot be decoded."""
         return EntryMalformedError(
             f"{row.leader}{row.tick} in {self.path}: {error}; the table commits names all such entries, "
             "and the option malformed=skip leaves them out"
@@ -141,9 +155,6 @@ class Context:
 
 
 def _decode(row: Stored) -> Entry:
-    assert row.prev is not None
-    assert row.label is not None
-    assert row.body is not None
     try:
         entry = decode_entry(row.prev, row.label, row.body)
     except (RecursionError, OverflowError, TypeError, AttributeError) as error:
@@ -173,7 +184,7 @@ HEAD = {
 
 def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     adopted_from = after = quorum = config = isolation = malformed = None
-    if row.body is not None and context.wants(*_DECODED):
+    if context.wants(*_DECODED):
         entry = context.decoded(row)
         if isinstance(entry, EntryMalformedError):
             malformed = str(entry)
@@ -220,18 +231,12 @@ def _disagreement(row: Stored, entry: Entry) -> str | None:
 
 
 def _changes(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
-    packed = context.field(row, CHANGES)
-    if packed is None:
-        return
-    try:
-        changes = decode_changes(packed)
-    except EntryMalformedError as error:
-        if not context.skip:
-            raise EntryMalformedError(f"{row.leader}{row.tick} in {context.path}: {error}") from error
-        return
+    changes = context.unpack(row, decode_changes)
     head = _head(context, row)
     keys, before, after = context.wants("pk", "pk_after"), context.wants("before"), context.wants("after")
     for place, change in enumerate(changes):
+        if context.tables is not None and change.table not in context.tables:
+            continue
         columns, places = context.key_columns(change.table, change.columns) if keys else ((), ())
         yield (
             *head,
@@ -266,7 +271,7 @@ def _footprints(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
         head, footprint = _head(context, row), Footprint.unpack(packed)
     except EntryMalformedError as error:
         if not context.skip:
-            raise EntryMalformedError(f"{row.leader}{row.tick} in {context.path}: {error}") from error
+            raise context.unreadable(row, error) from error
         return
     for access, points, ranges in (
         ("read", footprint.read_points, footprint.read_ranges),
@@ -279,17 +284,13 @@ def _footprints(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
 
 
 def _schema_history(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
-    entry = context.entry(row)
-    if entry is not None:
-        for place, statement in enumerate(decode_statements(entry.transaction.changes)):
-            yield *_head(context, row), place, statement
+    for place, statement in enumerate(context.unpack(row, decode_statements)):
+        yield *_head(context, row), place, statement
 
 
 def _members(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
-    entry = context.entry(row)
-    if entry is not None:
-        for member in decode_members(entry.transaction.changes):
-            yield *_head(context, row), *member
+    for member in context.unpack(row, decode_members):
+        yield *_head(context, row), *member
 
 
 def founding_members(context: Context) -> Iterator[tuple[Any, ...]]:

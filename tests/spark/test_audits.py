@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 from journal.footprint import Footprint
 from journal.spark.audits import AUDITS, Journals, read_journals
-from journal.spark.export import export, open_feed
+from journal.spark.export import export
+from journal.spark.feeds import open_feed
 from journal.spark.findings import FAULT, INFORMATION, Finding, collect
 from journal.transaction import Txid
 from tests.spark.worlds import START_MS, Draft, World, honest, key, touching

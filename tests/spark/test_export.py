@@ -15,8 +15,9 @@ from click.testing import CliRunner
 import journal.spark.export as exporting
 from bedrockish.cli.main import main
 from journal.errors import ChainBrokenError, JournalError, JournalPrunedError
-from journal.spark.export import Progress, export, open_feed
+from journal.spark.export import Progress, export
 from journal.spark.exports import ExportError, files_of, locked, read_manifest
+from journal.spark.feeds import open_feed
 from journal.spark.tables import ARROW, TABLES
 from tests.spark.test_reader import read
 from tests.spark.test_stream import prune

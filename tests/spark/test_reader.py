@@ -20,8 +20,9 @@ from journal.errors import (
     NoJournalError,
     NotDatabaseError,
 )
-from journal.spark.files import expand, nodes_of, open_file, plan
+from journal.spark.feeds import expand, nodes_of, open_feed
 from journal.spark.options import Options
+from journal.spark.plans import NO_LIMITS, plan
 from journal.spark.source import BedrockishReader
 from journal.spark.tables import TABLES
 from journal.spark.values import parse_row, row_text
@@ -118,8 +119,8 @@ def test_partitions_cover_every_entry_once(files: list[Path], rows: int) -> None
     assert len(everything) == len(set(everything)) > 150
     cut = sorted((row["node"], row["seq"]) for row in read(files[0].parent, partition_rows=str(rows)))
     assert cut == everything
-    with open_file(str(files[0])) as db:
-        groups = plan(db, rows)
+    with open_feed(str(files[0])) as feed:
+        groups = plan(feed.ask, NO_LIMITS, rows)
     assert all(sum(high - low + 1 for _, low, high in group) <= rows for group in groups)
 
 

@@ -83,7 +83,7 @@ def test_a_stream_begins_where_it_is_told(files: list[Path], tmp_path: Path) -> 
     path = honest(60).write(tmp_path)[0]
     prune(path, "B", 4)
     assert stream(path, starting="oldest").initialOffset() == {"A": {"B": 4}}
-    with pytest.raises(ValueError, match="starting cannot be 'soon'; it is beginning, oldest, now"):
+    with pytest.raises(ValueError, match="starting cannot be 'soon'; it is 'beginning' or 'oldest' or 'now'"):
         stream(path, starting="soon")
 
 

@@ -1,7 +1,9 @@
 """What moves the client's core: real links, the time of day, and the tasks that wait for their calls."""
 
+import math
 import os
 import random
+from functools import partial
 from typing import assert_never
 
 import trio
@@ -43,6 +45,7 @@ class Driver:
         self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
         self._waiting: dict[int, trio.Event] = {}
         self._alarm = trio.Event()
+        self._alarm_at = math.inf  # when the core will be woken as things are
         self._is_closed = False
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
@@ -104,7 +107,12 @@ class Driver:
                         self._waiting[call].set()
                 case _:
                     assert_never(effect)
-        self._alarm.set()
+        if self._core.deadline() < self._alarm_at:
+            self._alarm.set()
+
+    def _received(self, number: int, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            self._perform(self._core.received(number, payload, trio.current_time()))
 
     async def _hold(self, dial: Dial) -> None:
         """Open a link and read from it until it is over."""
@@ -126,11 +134,9 @@ class Driver:
             try:
                 nursery.start_soon(link.run)
                 self._perform(self._core.opened(dial.link, trio.current_time()))
-                while True:
-                    for payload in await link.receive_many():
-                        self._perform(self._core.received(dial.link, payload, trio.current_time()))
-            except LinkClosedError as error:
-                self._perform(self._core.closed(dial.link, explain_end(error), trio.current_time()))
+                link.deliver_to(partial(self._received, dial.link))
+                end = await link.wait_closed()
+                self._perform(self._core.closed(dial.link, explain_end(end), trio.current_time()))
             finally:
                 del self._links[dial.link], self._scopes[dial.link]
                 nursery.cancel_scope.cancel()
@@ -139,7 +145,8 @@ class Driver:
         """Wake the core when it wants to be woken."""
         while True:
             self._alarm = trio.Event()
-            with trio.move_on_at(self._core.deadline()):
+            self._alarm_at = self._core.deadline()
+            with trio.move_on_at(self._alarm_at):
                 await self._alarm.wait()
                 continue
             self._perform(self._core.woken(trio.current_time()))

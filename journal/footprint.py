@@ -46,6 +46,12 @@ class Footprint:
         """Whether anything was read or written that is more than single keys."""
         return bool(self.read_ranges or self.write_ranges)
 
+    @property
+    def touched(self) -> frozenset[bytes]:
+        """The single keys that were read or written."""
+        reads, writes = self.read_points, self.write_points
+        return writes if reads <= writes else writes | reads
+
     def pack(self) -> list[Any]:
         """Return the canonical form, ready for CBOR."""
         return [

@@ -135,9 +135,8 @@ class Known:
         self.transaction = transaction
         self.places: list[tuple[str, int]] = []
         self.kept = 0
-        reads, writes = transaction.footprint.read_points, transaction.footprint.write_points
         self.ranged = transaction.footprint.has_ranges
-        self.touched = writes if reads <= writes else writes | reads
+        self.touched = transaction.footprint.touched
 
     def is_in(self, base: Vector) -> bool:
         """Whether a base has seen it, under any of its places."""
@@ -192,16 +191,11 @@ class Recent:
 
     def conflicts(self, footprint: Footprint, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
         """Yield the commits outside ``base`` that conflict, without ``own``."""
-        reads, writes, ranged = footprint.read_points, footprint.write_points, footprint.has_ranges
+        apart, ranged = footprint.touched.isdisjoint, footprint.has_ranges
         for known in self.outside(base):
-            other = known.transaction.footprint
-            if (
-                writes.isdisjoint(known.touched)
-                and reads.isdisjoint(other.write_points)
-                and not (ranged or known.ranged)
-            ):
-                continue  # nearly always
-            key = conflict(footprint, other)
+            if apart(known.touched) and not (ranged or known.ranged):
+                continue  # no key in common at all: nearly always
+            key = conflict(footprint, known.transaction.footprint)
             if key is not None and known.transaction.txid != own:
                 yield Conflict(known.transaction.txid, key)
 

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "journal/verify.py": "journal !journal.spark apsw cbor2",
     "journal/spark/plots.py": "journal.spark pyspark matplotlib",
     # The one file that reads running nodes instead of files, as any client does.
-    "journal/spark/live.py": "journal bedrockish.client bedrockish.requests !apsw !trio",
+    "journal/spark/live.py": "journal bedrockish.addresses bedrockish.client bedrockish.errors bedrockish.requests",
     "journal/spark": "journal !journal.store !journal.replay pyspark pyarrow cbor2 !apsw !trio",
     "bedrockish": "bedrockish journal !journal.spark net cbor2 trio",
     "bedrockish/core": (

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,8 @@ from journal.spark.tables import Context
 from journal.stored import Stored
 from journal.vector import covers
 
+Access = Mapping[str, str]
+NO_ACCESS: Access = {}
 SUFFIXES = (".db", ".sqlite", ".sqlite3")  # what a directory is searched for
 
 
@@ -42,8 +44,12 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def open_feed(path: str) -> AbstractContextManager[Feed]:
+def open_feed(path: str, access: Access = NO_ACCESS) -> AbstractContextManager[Feed]:
     """Open the journal of a node: in its file, or at the node itself.
+
+    Args:
+        path: a file, or a client's URL.
+        access: what the URL does not say of how the node lets us in: user, password, ca, cert, key.
 
     Raises:
         JournalFileError: the file cannot be read as a node's file.
@@ -52,7 +58,7 @@ def open_feed(path: str) -> AbstractContextManager[Feed]:
     if is_url(path):
         from journal.spark.live import open_node_feed  # the client is needed for running nodes alone
 
-        return open_node_feed(path)
+        return open_node_feed(path, access)
     return open_file_feed(path)
 
 
@@ -87,11 +93,18 @@ def expand(path: str) -> list[str]:
     return sorted(found)
 
 
-def nodes_of(paths: Sequence[str], *, newest: bool = False) -> dict[str, str]:
+def shown(path: str) -> str:
+    """Return a path or URL to be printed, without the password."""
+    scheme, separator, rest = path.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else path
+
+
+def nodes_of(paths: Sequence[str], access: Access = NO_ACCESS, *, newest: bool = False) -> dict[str, str]:
     """Return the path of each node's journal, after opening every one.
 
     Args:
         paths: node files and URLs.
+        access: see ``open_feed``.
         newest: of several copies of one node's journal take the one that goes furthest, instead of refusing.
 
     Raises:
@@ -100,14 +113,21 @@ def nodes_of(paths: Sequence[str], *, newest: bool = False) -> dict[str, str]:
     found: dict[str, str] = {}
     heads: dict[str, dict[str, int]] = {}
     for path in paths:
-        with open_feed(path) as feed:
+        with open_feed(path, access) as feed:
             node, head = feed.context.node, {leader: high for leader, (_, high) in bounds(feed.ask).items()}
         if node not in found or (newest and covers(head, heads[node])):
             found[node], heads[node] = path, head
         elif not newest:
-            raise JournalError(
-                f"{found[node]} and {path} are both of node {node}; give one for each node, or copies=newest"
-            )
+            raise both_of(node, found[node], path)
         elif not covers(heads[node], head):
-            raise JournalError(f"{found[node]} and {path} of node {node} each have what the other lacks; audit both")
+            raise JournalError(
+                f"{shown(found[node])} and {shown(path)} of node {node} each have what the other lacks; audit both"
+            )
     return found
+
+
+def both_of(node: str, first: str, second: str) -> JournalError:
+    """Return the error for two journals of one node."""
+    return JournalError(
+        f"{shown(first)} and {shown(second)} are both of node {node}; give one for each node, or copies=newest"
+    )

@@ -5,11 +5,14 @@ After each page the reader rests as long as the node has taken, so that it never
 """
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote, urlencode
 
+from bedrockish.addresses import hide_password
 from bedrockish.client.blocking import Connection, connect
+from bedrockish.errors import ConfigError
 from bedrockish.requests import STALE
 from journal.errors import JournalError, JournalPrunedError
 from journal.spark.plans import PRIMARY_KEY, Ask, Span, Wanted
@@ -107,11 +110,34 @@ class NodeFeed:
 
 
 @contextmanager
-def open_node_feed(url: str) -> Iterator[NodeFeed]:
+def open_node_feed(url: str, access: Mapping[str, str]) -> Iterator[NodeFeed]:
     """Connect to a running node to read its journal.
 
+    Args:
+        url: of the node, as clients have it.
+        access: user, password, ca, cert and key, as far as they are not in the URL.
+
     Raises:
-        BedrockishError: the node cannot be reached, or refuses.
+        BedrockishError: the node cannot be reached, or does not let us in.
     """
-    with connect(url) as connection:
+    with connect(url_with(url, access)) as connection:
         yield NodeFeed(connection)
+
+
+def url_with(url: str, access: Mapping[str, str]) -> str:
+    """Return a URL that says how a node lets us in, and is of that node alone.
+
+    Raises:
+        ConfigError: the URL names a user, and so do the options.
+    """
+    scheme, _, rest = url.partition("://")
+    if "user" in access:
+        if "@" in rest:
+            raise ConfigError(f"{hide_password(url)!r} names a user, and so does the option 'user'; leave one out")
+        password = f":{quote(access['password'], safe='')}" if "password" in access else ""
+        rest = f"{quote(access['user'], safe='')}{password}@{rest}"
+    options = {name: access[name] for name in ("ca", "cert", "key") if name in access}
+    if "discover=" not in rest:
+        options["discover"] = "no"  # the journal of another node is another one
+    mark = "&" if "?" in rest else "?" if rest.endswith("/") else "/?"
+    return f"{scheme}://{rest}{mark if options else ''}{urlencode(options)}"

@@ -1,7 +1,7 @@
 """The options of the data source, checked where a query is made and not where it runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from journal.spark.plans import HIGHEST, LOWEST, NO_LIMITS, Limits
 from journal.spark.tables import TABLES, Table
@@ -9,6 +9,7 @@ from journal.spark.tables import TABLES, Table
 PARTITION_ROWS = 50_000
 BEGINNING, OLDEST, NOW = "beginning", "oldest", "now"
 APPLIED, SAFE = "applied", "safe"
+ACCESS = ("user", "password", "ca", "cert", "key")  # as in the URL of a client
 CHOICES = {
     "malformed": ("fail", "skip"),
     "copies": ("fail", "newest"),
@@ -34,6 +35,7 @@ class Options:
         starting: where a new stream begins.
         until: how far a stream goes: to what the node has applied, or to its safe time.
         max_commits: commits of each node in one batch of a stream at most; None for all that there are.
+        access: how running nodes let us in: user, password, ca, cert and key, as far as they are not in the URLs.
     """
 
     path: str
@@ -47,6 +49,7 @@ class Options:
     starting: str = BEGINNING
     until: str = APPLIED
     max_commits: int | None = None
+    access: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "Options":
@@ -67,6 +70,9 @@ class Options:
         columns = _names(options, "columns")
         check_columns(TABLES[table], table, columns)
         chosen = {name: _choice(options, name) for name in CHOICES}
+        access = {name: options[name] for name in ACCESS if name in options}
+        if "password" in access and "user" not in access:
+            raise ValueError("there is a password and no user; give the option 'user' as well")
         low, high = _number(options, "clock_from", 0), _number(options, "clock_to", 0)
         leaders, tables = _names(options, "leader"), _names(options, "tables")
         if tables and "table" not in TABLES[table].columns:
@@ -88,12 +94,14 @@ class Options:
             chosen["starting"],
             chosen["until"],
             _number(options, "max_commits", 1),
+            access,
         )
 
 
 _KNOWN = {
     *("path", "table", "leader", "clock_from", "clock_to", "tables", "columns", "partition_rows", "max_commits"),
     *CHOICES,
+    *ACCESS,
 }
 
 

@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from journal.errors import JournalError
-from journal.spark.feeds import expand, is_url, nodes_of, open_feed
+from journal.spark.feeds import both_of, expand, is_url, nodes_of, open_feed
 from journal.spark.filters import limits_of
 from journal.spark.options import PARTITION_ROWS, Options, check_columns
 from journal.spark.plans import Span, plan
@@ -50,6 +49,7 @@ class BedrockishSource(DataSource):
         pushdown: ``no`` (default) or ``yes``: let Spark hand over the conditions of the query. For a DataFrame that is
             used in one query, once; up to 4.3 Spark mixes up the conditions of several.
         copies: ``fail`` (default) or ``newest``, for several copies of one node's journal.
+        user, password, ca, cert, key: how running nodes let us in, as far as their URLs do not say it.
         starting: where a stream without a checkpoint begins: ``beginning`` (default), ``oldest`` or ``now``.
         until: how far a stream goes: ``applied`` (default) or ``safe``.
         max_commits: how many commits of each node one batch of a stream takes at most.
@@ -127,13 +127,13 @@ class BedrockishReader(DataSourceReader):
         """
         pieces: list[InputPartition] = []
         seen: dict[str, str] = {}
-        paths = expand(self.options.path)
-        for path in nodes_of(paths, newest=True).values() if self.options.newest else paths:
+        access, paths = self.options.access, expand(self.options.path)
+        for path in nodes_of(paths, access, newest=True).values() if self.options.newest else paths:
             rows = self.options.partition_rows or (None if is_url(path) else PARTITION_ROWS)
-            with open_feed(path) as feed:
+            with open_feed(path, access) as feed:
                 groups, node = plan(feed.ask, self.limits, rows), feed.context.node
             if node in seen:
-                raise JournalError(f"{seen[node]} and {path} are both of node {node}; give one, or copies=newest")
+                raise both_of(node, seen[node], path)
             seen[node] = path
             founding = self.options.table == "members" and not self.limits.of_entries
             for group in groups or ([()] if founding else []):
@@ -150,7 +150,7 @@ class BedrockishReader(DataSourceReader):
         """
         assert isinstance(partition, Piece)
         if partition.path:
-            with open_feed(partition.path) as feed:
+            with open_feed(partition.path, self.options.access) as feed:
                 yield from batches(
                     feed, partition.spans, self.options, self.limits, self.columns, founding=partition.founding
                 )

@@ -7,6 +7,7 @@ a crash has the same rows.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -48,7 +49,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         if self.options.starting == BEGINNING:
             return ordered({node: {} for node in self._files()})
         if self.options.starting == OLDEST:
-            return ordered({node: _removed(path) for node, path in self._files().items()})
+            return ordered({node: self._removed(path) for node, path in self._files().items()})
         return self._ends()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -75,7 +76,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         for node, path in self._files().items():
             if self._end is not None and node not in self._end:
                 continue
-            with open_feed(path) as feed:
+            with self._open(path) as feed:
                 upto = self._upto(feed, end.get(node, {})) if self._end is None else self._end[node]
                 end[node] = advance(feed.ask, path, end.get(node, {}), upto, most)
         return ordered(end)
@@ -87,7 +88,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def _ends(self) -> Offset:
         found: Offset = {}
         for node, path in self._files().items():
-            with open_feed(path) as feed:
+            with self._open(path) as feed:
                 held = {leader: high for leader, (_, high) in bounds(feed.ask).items()}
                 found[node] = held if (upto := self._upto(feed, {})) is None else upto
         return ordered(found)
@@ -127,21 +128,23 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """
         assert isinstance(partition, Range)
         options = self.options
-        with open_feed(partition.path) as feed:
+        with self._open(partition.path) as feed:
             yield from batches(
                 feed, partition.spans, options, options.limits, self.columns, founding=partition.founding, whole=True
             )
 
     def _files(self) -> dict[str, str]:
-        return nodes_of(expand(self.options.path), newest=self.options.newest)
+        return nodes_of(expand(self.options.path), self.options.access, newest=self.options.newest)
+
+    def _open(self, path: str) -> AbstractContextManager[Feed]:
+        return open_feed(path, self.options.access)
+
+    def _removed(self, path: str) -> dict[str, int]:
+        """Return the vector of all that a journal no longer holds."""
+        with self._open(path) as feed:
+            return {leader: low - 1 for leader, (low, _) in bounds(feed.ask).items() if low > 1}
 
 
 def ordered(offset: Mapping[str, Mapping[str, int]]) -> Offset:
     """Return an offset with its keys in order: Spark compares offsets as text."""
     return {node: dict(sorted(vector.items())) for node, vector in sorted(offset.items())}
-
-
-def _removed(path: str) -> dict[str, int]:
-    """Return the vector of all that a journal no longer holds."""
-    with open_feed(path) as feed:
-        return {leader: low - 1 for leader, (low, _) in bounds(feed.ask).items() if low > 1}

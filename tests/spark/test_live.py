@@ -1,27 +1,35 @@
 """Running nodes: their journals exported over the network are what is in their files, and the cluster goes on."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import trio
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from bedrockish import open_client
-from journal.errors import JournalPrunedError
+from bedrockish.addresses import parse_url
+from bedrockish.errors import AuthenticationError, ConfigError
+from bedrockish.passwords import hash_password
+from journal.errors import JournalError, JournalPrunedError
 from journal.spark.export import export
-from journal.spark.feeds import open_feed
+from journal.spark.feeds import open_feed, shown
+from journal.spark.live import url_with
+from journal.spark.options import Options
 from journal.spark.plans import Wanted, bounds
 from journal.spark.tables import TABLES
 from tests.cluster.story import level, ready
 from tests.spark.test_export import exported, held
 from tests.spark.test_reader import read
 from tests.spark.test_stream import offsets, rows, stream
-from tools.cluster import LocalCluster, local_cluster
+from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
 ROWS = 40
+PASSWORD = "s/e@cret, as it may be"
 BIG = 300_000  # so that a page is full before the step is
 
 
@@ -54,24 +62,78 @@ def stream_from_a_node(url: str) -> None:
     assert len(found) == sum(applied.values()) == len({(row["leader"], row["tick"]) for row in found})
 
 
-def test_a_running_node_is_exported_over_the_network(tmp_path: Path) -> None:
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Three nodes that ask who one is."""
+    cluster = LocalCluster(tmp_path / "cluster", settings={"users": {"ann": str(hash_password(PASSWORD, bytes(16)))}})
+    cluster.write_files()
+    cluster.login = f"ann:{quote(PASSWORD, safe='')}@"
+    try:
+        for node in cluster.nodes:
+            node.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.parametrize(
+    ("url", "access", "expected"),
+    [
+        ("bedrockish://h:1", {}, "bedrockish://h:1/?discover=no"),
+        ("bedrockish://h:1/", {"user": "ann"}, "bedrockish://ann@h:1/?discover=no"),
+        ("bedrockish://h/?timeout=9", {"ca": "c a.pem"}, "bedrockish://h/?timeout=9&ca=c+a.pem&discover=no"),
+        ("bedrockish://h", {"user": "a", "password": "s/e@t,"}, "bedrockish://a:s%2Fe%40t%2C@h/?discover=no"),
+        ("bedrockish://h/?discover=yes", {}, "bedrockish://h/?discover=yes"),
+    ],
+)
+def test_options_go_into_the_url(url: str, access: dict[str, str], expected: str) -> None:
+    assert url_with(url, access) == expected
+    parse_url(expected)
+
+
+def test_passwords_are_not_shown() -> None:
+    with pytest.raises(ConfigError, match="leave one out") as caught:
+        url_with("bedrockish://ann:secret@h", {"user": "ann"})
+    assert "secret" not in caught.value.message
+    assert shown("bedrockish://ann:secret@h:1") == "bedrockish://h:1"
+    assert "secret" not in repr(Options.parse({"path": "bedrockish://h", "user": "ann", "password": "secret"}))
+    with pytest.raises(ValueError, match="give the option 'user' as well"):
+        Options.parse({"path": "bedrockish://h", "password": "secret"})
+
+
+def read_with_options(cluster: LocalCluster) -> None:
+    """Who one is may be said by options, which Spark hides where it shows them; a stranger learns nothing."""
+    url = f"bedrockish://127.0.0.1:{cluster.nodes[0].port}"
+    found = read(url, user="ann", password=PASSWORD, columns="leader,tick")
+    assert found == read(cluster.nodes[0].database, columns="leader,tick")
+    with pytest.raises(AuthenticationError):
+        read(url)
+    with pytest.raises(AuthenticationError):
+        read(url, user="ann", password="no")
+    twice = f"{cluster.url(0, only=True)},{cluster.nodes[0].database}"
+    with pytest.raises(JournalError, match="both of node A") as caught:
+        read(twice)
+    assert PASSWORD not in str(caught.value)
+
+
+def test_a_running_node_is_read_over_the_network(tmp_path: Path, cluster: LocalCluster) -> None:
     out = str(tmp_path / "out")
-    with local_cluster(tmp_path / "cluster") as cluster:
-        trio.run(found, cluster)
-        for grow, expected in ((None, ROWS + 1), (more, ROWS)):
-            if grow is not None:
-                trio.run(grow, cluster)
-            for index in range(len(cluster.nodes)):
-                with open_feed(cluster.url(index, only=True)) as feed:
-                    assert export(feed, out, step=20).entries == expected
-        urls = [cluster.url(index, only=True) for index in range(len(cluster.nodes))]
-        databases = [node.database for node in cluster.nodes]
-        for table in TABLES:
-            assert sorted(read(",".join(urls), table=table), key=repr) == held(databases, table), table
-        some = {"leader": "A", "columns": "tick,clock", "partition_rows": "7"}
-        assert read(urls[0], **some) == read(databases[0], **some)
-        stream_from_a_node(urls[1])
-        with open_feed(cluster.url(0, only=True)) as feed, pytest.raises(JournalPrunedError, match="no longer holds"):
-            list(feed.scan([("A", 0, 3)], Wanted()))  # as if tick 0 had been there and were gone
+    trio.run(found, cluster)
+    for grow, expected in ((None, ROWS + 1), (more, ROWS)):
+        if grow is not None:
+            trio.run(grow, cluster)
+        for index in range(len(cluster.nodes)):
+            with open_feed(cluster.url(index, only=True)) as feed:
+                assert export(feed, out, step=20).entries == expected
+    urls = [cluster.url(index, only=True) for index in range(len(cluster.nodes))]
+    databases = [node.database for node in cluster.nodes]
+    for table in TABLES:
+        assert sorted(read(",".join(urls), table=table), key=repr) == held(databases, table), table
+    some = {"leader": "A", "columns": "tick,clock", "partition_rows": "7"}
+    assert read(urls[0], **some) == read(databases[0], **some)
+    stream_from_a_node(urls[1])
+    read_with_options(cluster)
+    with open_feed(cluster.url(0, only=True)) as feed, pytest.raises(JournalPrunedError, match="no longer holds"):
+        list(feed.scan([("A", 0, 3)], Wanted()))  # as if tick 0 had been there and were gone
     for table in TABLES:
         assert exported(Path(out), table) == held([node.database for node in cluster.nodes], table), table

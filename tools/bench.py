@@ -1,6 +1,6 @@
-"""Measures three real nodes beside plain SQLite, in one run on one machine, with every commit durable on both sides.
+"""Measures real nodes, three by default, beside plain SQLite, in one run on one machine, with every commit durable on both sides.
 
-Plain SQLite is one connection in WAL mode with ``synchronous=FULL``: one transaction, one fsync. The nodes are three
+Plain SQLite is one connection in WAL mode with ``synchronous=FULL``: one transaction, one fsync. The nodes are
 processes; the clients are tasks of this one, each with a link of its own. What was counted is checked in the end.
 """
 
@@ -28,6 +28,7 @@ from bedrockish.client.aio import Client
 from bedrockish.errors import BedrockishError
 from tools.cluster import DemoError, LocalCluster, local_cluster
 
+NAMES = "ABCDE"  # of the nodes
 ROWS = 10_000
 WARM_UP_S = 0.5
 BATCH = 500
@@ -94,6 +95,7 @@ class Measured:
 
     Attributes:
         work: which kind.
+        nodes: how many nodes the cluster has; 0 is plain SQLite.
         clients: how many at once; 0 is plain SQLite with its one connection.
         commits: transactions that committed in the measured time.
         seconds: the measured time.
@@ -104,6 +106,7 @@ class Measured:
     """
 
     work: str
+    nodes: int
     clients: int
     commits: int
     seconds: float
@@ -148,7 +151,7 @@ def measure_sqlite(path: Path, work: str, seconds: float, warm_up_s: float = WAR
             db.execute("COMMIT")
             if start - began >= warm_up_s:
                 took.append(time.perf_counter() - start)
-    return Measured(work, 0, len(took), seconds, quantile(took, 0.5) * 1e3, quantile(took, 0.99) * 1e3)
+    return Measured(work, 0, 0, len(took), seconds, quantile(took, 0.5) * 1e3, quantile(took, 0.99) * 1e3)
 
 
 @dataclass
@@ -191,7 +194,10 @@ async def measure_cluster(cluster: LocalCluster, work: str, clients: int, second
             for number, client in enumerate(links):
                 nursery.start_soon(run, number, client)
     p50, p99 = quantile(tally.took, 0.5) * 1e3, quantile(tally.took, 0.99) * 1e3
-    return Measured(work, clients, len(tally.took), seconds, p50, p99, tally.retries, tally.failures), tally.committed
+    measured = Measured(
+        work, len(cluster.nodes), clients, len(tally.took), seconds, p50, p99, tally.retries, tally.failures
+    )
+    return measured, tally.committed
 
 
 async def check(client: Client, expected: dict[str, int]) -> None:
@@ -223,7 +229,7 @@ async def measure_all(
             await client.transact([(FILL, (i,)) for i in range(first, min(first + BATCH, ROWS + 1))])
         for work in works:
             for count in clients:
-                tell(f"{work}, {count} clients")
+                tell(f"{work}, {len(cluster.nodes)} nodes, {count} clients")
                 result, committed = await measure_cluster(cluster, work, count, seconds)
                 measured.append(result)
                 expected[work] += committed
@@ -234,8 +240,18 @@ async def measure_all(
 def render(measured: Sequence[Measured], seconds: float) -> Table:
     """Return the table for people."""
     about = f"{platform.machine()}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version} (plain)"
-    table = Table(title=f"three nodes on this machine beside plain SQLite, {seconds:g} s each", caption=about)
-    for head in ("work", "clients", "commits/s", "of plain SQLite", "p50 ms", "p99 ms", "run again", "given up"):
+    table = Table(title=f"nodes on this machine beside plain SQLite, {seconds:g} s each", caption=about)
+    for head in (
+        "work",
+        "nodes",
+        "clients",
+        "commits/s",
+        "of plain SQLite",
+        "p50 ms",
+        "p99 ms",
+        "run again",
+        "given up",
+    ):
         table.add_column(head, justify="left" if head == "work" else "right")
     plain = {result.work: result.rate for result in measured if result.clients == 0}
     for work, about in WORKS.items():
@@ -243,7 +259,8 @@ def render(measured: Sequence[Measured], seconds: float) -> Table:
             alone = result.clients == 0
             table.add_row(
                 f"{work}: {about}" if alone else "",
-                "plain" if alone else str(result.clients),
+                "plain" if alone else str(result.nodes),
+                "" if alone else str(result.clients),
                 f"{result.rate:,.0f}",
                 "" if alone else f"{result.rate / plain[work]:.2f}",
                 f"{result.p50_ms:.2f}",
@@ -255,25 +272,34 @@ def render(measured: Sequence[Measured], seconds: float) -> Table:
     return table
 
 
-def read_numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:
+def read_numbers(_context: click.Context, parameter: click.Parameter, text: str) -> list[int]:
     """Read ``1,16,64``."""
+    most = len(NAMES) if parameter.name == "nodes" else 1000
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,16,64") from error
-    if not all(1 <= number <= 1000 for number in numbers):
-        raise click.BadParameter("numbers of clients go from 1 to 1000")
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,3") from error
+    if not all(1 <= number <= most for number in numbers):
+        raise click.BadParameter(f"numbers of {parameter.name} go from 1 to {most}")
     return numbers
 
 
 @click.command()
 @click.option("--seconds", type=click.FloatRange(0.5, 600), default=3.0, show_default=True, help="For each number.")
 @click.option("--clients", callback=read_numbers, default="1,16,64", show_default=True, help="How many at once.")
+@click.option("--nodes", callback=read_numbers, default="3", show_default=True, help="Sizes of the cluster.")
 @click.option("--work", "works", type=click.Choice(list(WORKS)), multiple=True, help="Only this; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
-def main(seconds: float, clients: list[int], works: tuple[str, ...], as_json: bool, directory: Path | None) -> None:
-    """Measure transactions per second and the time that each takes, on three nodes and on plain SQLite."""
+def main(
+    seconds: float,
+    clients: list[int],
+    nodes: list[int],
+    works: tuple[str, ...],
+    as_json: bool,
+    directory: Path | None,
+) -> None:
+    """Measure transactions per second and the time that each takes, on a cluster and on plain SQLite."""
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, stderr=as_json, width=None if terminal else 110)
     chosen = list(works or WORKS)
@@ -283,8 +309,9 @@ def main(seconds: float, clients: list[int], works: tuple[str, ...], as_json: bo
             status.update(f"{work}, plain SQLite")
             measured.append(measure_sqlite(Path(place, "plain.sqlite"), work, seconds))
         try:
-            with local_cluster(Path(place, "nodes")) as cluster:
-                measured += trio.run(measure_all, cluster, chosen, clients, seconds, status.update)
+            for count in nodes:
+                with local_cluster(Path(place, f"nodes-{count}"), NAMES[:count]) as cluster:
+                    measured += trio.run(measure_all, cluster, chosen, clients, seconds, status.update)
         except DemoError as error:
             console.print(f"error: {error}", style="bold red", markup=False)
             sys.exit(1)

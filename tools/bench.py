@@ -1,4 +1,4 @@
-"""Measures real nodes, three by default, beside plain SQLite, in one run on one machine, with every commit durable on both sides.
+"""Measures real nodes beside plain SQLite, in one run on one machine, with every commit durable on both sides.
 
 Plain SQLite is one connection in WAL mode with ``synchronous=FULL``: one transaction, one fsync. The nodes are
 processes; the clients are tasks of this one, each with a link of its own. What was counted is checked in the end.

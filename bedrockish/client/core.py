@@ -129,6 +129,11 @@ class ClientCore:
         self._current = None
         return effects
 
+    @property
+    def has_homes(self) -> bool:
+        """Whether a transaction or a result is open at a node."""
+        return bool(self._homes)
+
     def deadline(self) -> float:
         """Return when to call ``woken`` if nothing else happens; infinity for never."""
         times, ready = [math.inf], False

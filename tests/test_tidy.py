@@ -46,8 +46,10 @@ MAY_IMPORT = {
         f"bedrockish.core bedrockish.errors bedrockish.requests bedrockish.wire {JOURNAL_PURE} {IO}"
     ),
     "bedrockish/wire.py": (
-        f"bedrockish.addresses bedrockish.errors bedrockish.params bedrockish.requests {JOURNAL_PURE} cbor2 {IO}"
+        "bedrockish.addresses bedrockish.errors bedrockish.params bedrockish.plain bedrockish.requests "
+        f"{JOURNAL_PURE} cbor2 {IO}"
     ),
+    "bedrockish/plugins.py": "bedrockish apsw",
     "bedrockish/engine": (
         "bedrockish.engine bedrockish.errors bedrockish.requests bedrockish.clock bedrockish.core.records "
         "journal !journal.spark apsw cbor2 sortedcontainers !socket !asyncio !random"

@@ -1,7 +1,7 @@
 """The trio client: the core on real links. One client may be used by many tasks at once; they share one link."""
 
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ import trio
 
 from bedrockish.client.asking import URL_VARIABLE as URL_VARIABLE
 from bedrockish.client.asking import Statements as Statements
-from bedrockish.client.asking import check_modes, command_rows, make_request, map_of
+from bedrockish.client.asking import check_modes, command_rows, make_call, make_request, map_of
 from bedrockish.client.asking import target_of as target_of
 from bedrockish.client.driving import Driver
 from bedrockish.client.entry import Entry, entry_of
@@ -98,7 +98,34 @@ class Client(Driver):
         """
         timeout_s = self._seconds(timeout)
         request = make_request(command or uuid.uuid4().hex, statements, read or self.target.read, isolation, timeout_s)
-        if resend and command is None:
+        return await self._command(request, timeout_s, resend=resend, named=command is not None)
+
+    async def call(
+        self,
+        name: str,
+        args: Sequence[Any] | Mapping[str, Any] = (),
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        read: str | None = None,
+        isolation: str = SERIALIZABLE,
+        command: str | None = None,
+        resend: bool = False,
+    ) -> Any:
+        """Call a command of the application by name, as one transaction, and return what it returns.
+
+        ``args`` are by position (a sequence) or by name (a map). For the rest see ``execute``.
+
+        Raises:
+            CommandError: the node has no such command, the arguments are wrong, or the command says no.
+            OutcomeUnknownError: the answer was lost; it may have happened.
+            BedrockishError: it did not happen; the type says why.
+        """
+        timeout_s = self._seconds(timeout)
+        request = make_call(command or uuid.uuid4().hex, name, args, read or self.target.read, isolation, timeout_s)
+        return (await self._command(request, timeout_s, resend=resend, named=command is not None))[0].value()
+
+    async def _command(self, request: Request, timeout_s: float, *, resend: bool, named: bool) -> list[Rows]:
+        if resend and not named:
             raise UsageError("to send a command again, name the command: its id is in the error of the first attempt")
         deadline = trio.current_time() + timeout_s
         try:
@@ -110,7 +137,7 @@ class Client(Driver):
                 raise
             reply = await self._settled(request.command, error, deadline)
         assert isinstance(reply, Answered)
-        return command_rows(request.command, reply.answer, len(request.statements))
+        return command_rows(request.command, reply.answer, len(request.statements) or 1)
 
     async def _settled(self, command: str, error: BedrockishError, deadline: float) -> Answered | Told:
         """Find out what became of earlier attempts, after the last one has failed for sure.

@@ -8,8 +8,9 @@ from bedrockish.addresses import Target, parse_url
 from bedrockish.client.rows import Rows, rows_of
 from bedrockish.errors import ConfigError, ProtocolMismatchError, UsageError
 from bedrockish.params import check_params
-from bedrockish.requests import ISOLATIONS, NOTHING, READ_LEVELS, Answer, Params, Request, Statement, Token
-from bedrockish.wire import Answered, Told
+from bedrockish.plain import check_args
+from bedrockish.requests import ISOLATIONS, NOTHING, READ_LEVELS, Answer, Named, Params, Request, Statement, Token
+from bedrockish.wire import COMMAND_CHARACTERS_MAX, Answered, Told
 
 URL_VARIABLE = "BEDROCKISH_URL"
 Statements = Sequence[str | tuple[str, Params]]
@@ -35,8 +36,7 @@ def make_request(
     Raises:
         UsageError: something in it is not what it should be.
     """
-    if not command or len(command) > 200:
-        raise UsageError("a command's id should be a text of 1 to 200 characters")
+    _check_id(command)
     check_modes(read, isolation)
     made: list[Statement] = []
     for statement in [statements] if isinstance(statements, str) else statements:
@@ -47,6 +47,26 @@ def make_request(
     if not made:
         raise UsageError("a transaction needs at least one statement")
     return Request(command, tuple(made), read, isolation, token or Token(), timeout_s)
+
+
+def make_call(
+    command: str, name: str, args: Sequence[Any] | Mapping[str, Any], read: str, isolation: str, timeout_s: float
+) -> Request:
+    """Return a checked request that calls a command by name.
+
+    Raises:
+        UsageError: something in it is not what it should be.
+    """
+    _check_id(command)
+    check_modes(read, isolation)
+    if not isinstance(name, str) or not 0 < len(name) <= COMMAND_CHARACTERS_MAX:
+        raise UsageError(f"a command's name should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+    return Request(command, (), read, isolation, timeout_s=timeout_s, call=Named(name, check_args(args)))
+
+
+def _check_id(command: str) -> None:
+    if not command or len(command) > COMMAND_CHARACTERS_MAX:
+        raise UsageError(f"a command's id should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
 
 
 def check_modes(read: str, isolation: str) -> None:

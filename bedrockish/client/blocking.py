@@ -6,7 +6,7 @@ One implementation of links, failover and deadlines is enough; what this adds is
 import random
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
@@ -105,6 +105,26 @@ class Connection:
             return self._current.run([statements] if isinstance(statements, str) else statements, timeout=timeout)
         modes = {"timeout": timeout, "read": read, "isolation": isolation}
         return self._loop.call(self._client.transact, statements, **modes, command=command, resend=resend)
+
+    def call(
+        self,
+        name: str,
+        args: Sequence[Any] | Mapping[str, Any] = (),
+        *,
+        timeout: float | None = None,
+        read: str | None = None,
+        isolation: str = SERIALIZABLE,
+        command: str | None = None,
+        resend: bool = False,
+    ) -> Any:
+        """Call a command of the application by name and return what it returns. See ``Client.call``.
+
+        It is a transaction of its own, so it is refused after BEGIN.
+        """
+        if self._current is not None:
+            raise UnsupportedError("a command is a transaction of its own; COMMIT or ROLLBACK first")
+        modes = {"timeout": timeout, "read": read, "isolation": isolation}
+        return self._loop.call(self._client.call, name, args, **modes, command=command, resend=resend)
 
     def stream(
         self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None

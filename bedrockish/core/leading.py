@@ -371,7 +371,7 @@ class Leading:
     def past_deadline(self, number: int) -> None:
         """The client's time is over: say what is known, or wait a little for the end of the last attempt."""
         ticket = self.tickets.get(number)
-        if ticket is None:
+        if ticket is None or ticket.extend(self.state):
             return
         if ticket.stage is Stage.ENDING:
             self._finish(ticket, unknown(ticket))

@@ -7,6 +7,7 @@ from enum import Enum
 from bedrockish.core.messages import Reject
 from bedrockish.core.records import Prepared
 from bedrockish.core.settings import Settings
+from bedrockish.core.state import State
 from bedrockish.errors import BedrockishError, ConflictError, DeadlineError, OutcomeUnknownError
 from bedrockish.requests import Answer, Request, Token
 from journal.footprint import Footprint, object_of
@@ -46,6 +47,7 @@ class Ticket:
         behind: tickets that wait until this one, which goes first, is in flight or done.
         last: the last reject that named another transaction.
         once: it cannot be executed again: what it did rests on what its client has been told of its reads.
+        is_long: it was given more time, because it was being executed when its first time was over.
         error: what to answer when the last of its attempts has ended without a commit.
     """
 
@@ -62,7 +64,18 @@ class Ticket:
     behind: deque[int] = field(default_factory=deque)
     last: Reject | None = None
     once: bool = False
+    is_long: bool = False
     error: BedrockishError | None = None
+
+    def extend(self, state: State) -> bool:
+        """Move the deadline once, if it is at work and its client has more time: another node would begin anew."""
+        more_s = self.request.longest_s - self.request.timeout_s
+        if self.stage is not Stage.EXECUTING or more_s <= 0 or self.is_long:
+            return False
+        self.is_long = True
+        self.deadline += more_s
+        state.timer(1000 * more_s, "ticket_deadline", self.number)
+        return True
 
     def lost_to(self) -> Txid | None:
         """Return the elder transaction, if it was one, that its last attempt was rejected for."""

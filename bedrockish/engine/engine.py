@@ -20,14 +20,15 @@ from bedrockish.engine import system
 from bedrockish.engine.apply import RowApplier
 from bedrockish.engine.autoid import AutoIds
 from bedrockish.engine.capture import Capture
-from bedrockish.engine.durability import Wal, sync_directory
+from bedrockish.engine.durability import Wal, copy_file
 from bedrockish.engine.execute import Executor
 from bedrockish.engine.explain import explain
 from bedrockish.engine.failures import broken
 from bedrockish.engine.guard import Guard
 from bedrockish.engine.limits import Limits
-from bedrockish.engine.opening import FileLock, Founding, connect
-from bedrockish.engine.parts import Parts
+from bedrockish.engine.opening import FileLock, Founding, Prepare, connect
+from bedrockish.engine.overlay import Moment, salt_of
+from bedrockish.engine.parts import Beside, Parts
 from bedrockish.engine.tables import Tables
 from bedrockish.errors import ConfigError, DamagedError
 from bedrockish.requests import Request, Statement
@@ -52,8 +53,10 @@ class Engine:
         bootstrap: the membership that the cluster was founded with, encoded.
     """
 
-    def __init__(self, db: apsw.Connection, lock: FileLock, limits: Limits, *, full_sync: bool) -> None:
-        self._db, self._lock, self._limits = db, lock, limits
+    def __init__(
+        self, db: apsw.Connection, lock: FileLock, limits: Limits, prepare: Prepare, *, full_sync: bool
+    ) -> None:
+        self._db, self._lock, self._limits, self._prepare = db, lock, limits, prepare
         self._file = db.filename  # kept, because helper threads must not touch the connection
         self._capture = Capture(db, limits.changes_bytes)
         self._guard = Guard(db)
@@ -85,6 +88,7 @@ class Engine:
         founding: Founding | None,
         full_sync: bool = False,
         limits: Limits | None = None,
+        prepare: Prepare = lambda _db: None,
     ) -> "Engine":
         """Open a node's file, and create it if it is new.
 
@@ -93,6 +97,7 @@ class Engine:
             founding: what a new file begins with; an old one must agree. None: the file must be a node's already.
             full_sync: let SQLite sync at each commit instead of once per batch.
             limits: what a request may cost.
+            prepare: gives every connection the functions and collations that SQLite does not have.
 
         Raises:
             ConfigError: the file cannot be used; the text says why and what to do.
@@ -107,9 +112,9 @@ class Engine:
         limits = limits or Limits()
         lock = FileLock(place)
         try:
-            db = connect(place, founding, limits, full_sync=full_sync)
+            db = connect(place, founding, limits, prepare, full_sync=full_sync)
             try:
-                return cls(db, lock, limits, full_sync=full_sync)
+                return cls(db, lock, limits, prepare, full_sync=full_sync)
             except BaseException:
                 db.close()
                 raise
@@ -142,17 +147,19 @@ class Engine:
             joining=decode_joining(joining) if joining else None,
         )
 
-    def execute(self, request: Request) -> Prepared:
+    def execute(self, request: Request, budget_s: float = float("inf")) -> Prepared:
         """Run a request on the database as it is now, and take it back: nothing of it remains.
 
         Raises:
+            TakesLongError: it has run for ``budget_s`` and is not done.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.
             UnsupportedError: it cannot be replicated.
             TooLargeError: it is over a limit of size or time.
             DamagedError: the file failed; the node must stop.
         """
-        return self._take_back(lambda: self._executor.execute(request, dict(self.applied), self.schema_version))
+        base, version = dict(self.applied), self.schema_version
+        return self._take_back(lambda: self._executor.execute(request, base, version, budget_s))
 
     def explain(self, statement: Statement) -> list[dict[str, Any]]:
         """Tell what each statement of a text would read and write, as ``explain.explain``; nothing of it remains."""
@@ -178,6 +185,14 @@ class Engine:
         """Let open transactions use the writer meanwhile; ``leave`` is called when the engine needs it for itself."""
         self._leave = leave
         return Parts(self._db, self._executor, self._capture, self._applier, self._limits, self._reader, self._redo)
+
+    def beside(self) -> Beside:
+        """Return what is needed for connections beside the writer's."""
+        return Beside(self._reader, self._prepare, self._wal.descriptor, self._ids, self._limits)
+
+    def moment(self) -> Moment:
+        """Return the state of the file after the last flush."""
+        return Moment(self._wal.frames, salt_of(self._wal.descriptor), self.batches)
 
     @property
     def dirty(self) -> bool:
@@ -291,22 +306,9 @@ class Engine:
         Raises:
             ConfigError: the file is there already, or cannot be written.
         """
-        place = Path(path)
-        if place.exists():
-            raise ConfigError(f"{place} is there already; give another path")
         source = self._reader()
         try:
-            target = apsw.Connection(str(place))
-            try:
-                with target.backup("main", source, "main") as backup:
-                    backup.step(-1)
-            finally:
-                target.close()
-            with open(place, "rb") as copy:
-                os.fsync(copy.fileno())
-            sync_directory(place.resolve().parent)
-        except (apsw.Error, OSError) as error:
-            raise ConfigError(f"{place} cannot be written: {error}; give a path with enough free space") from error
+            copy_file(source, Path(path))
         finally:
             source.close()
 
@@ -334,6 +336,7 @@ class Engine:
     def _reader(self) -> apsw.Connection:
         reader = apsw.Connection(self._file, flags=apsw.SQLITE_OPEN_READONLY)
         reader.set_busy_timeout(5_000)
+        self._prepare(reader)
         return reader
 
     def _write(self, action: Callable[..., None], *arguments: Any) -> None:

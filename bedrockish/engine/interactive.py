@@ -22,9 +22,9 @@ import apsw
 
 from bedrockish.core.records import Prepared
 from bedrockish.engine import pragmas
-from bedrockish.engine.engine import Engine
 from bedrockish.engine.growing import Growing
 from bedrockish.engine.guard import READ, SCHEMA, WRITE, Piece, first_word
+from bedrockish.engine.parts import Lends
 from bedrockish.engine.readers import Readers
 from bedrockish.engine.session import Session
 from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, UnsupportedError
@@ -40,7 +40,7 @@ Overtaken = Callable[[Footprint, Mapping[str, int]], BedrockishError | None]
 class Interactive:
     """Runs the statements of all open transactions of a node."""
 
-    def __init__(self, engine: Engine, overtaken: Overtaken) -> None:
+    def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
         self.engine, self._overtaken = engine, overtaken
         self._inside: Session | None = None
         parts = self.parts = engine.lend(self.leave)

@@ -6,7 +6,6 @@ from bedrockish.engine.guard import Piece
 from bedrockish.engine.readset import ReadPlan, analyse
 from bedrockish.engine.schema import read_schema
 from bedrockish.engine.writeset import WriteKeys
-from bedrockish.errors import SqlError
 from journal.changes import Change
 from journal.footprint import Footprint, Range, object_range
 
@@ -26,12 +25,7 @@ class Analysis:
         """Return the plan of what a statement reads, and the definitions of the tables that it touches."""
         known = self._plans.get(piece.sql)
         if known is None:
-            try:
-                plan = analyse(self._db, self.schema, piece.sql, len(piece.names))
-            except UnicodeDecodeError:
-                plan = None
-            if plan is None:  # raised here, where no traceback holds the analysis's cursor open any more
-                raise SqlError("the statement has a text that is not UTF-8; send it as a blob", sql=piece.sql)
+            plan = analyse(self._db, self.schema, piece.sql, len(piece.names))
             touched = plan.tables | piece.tables
             definitions = frozenset(b"s:" + table.encode() + b"\0" for table in touched if table)
             known = self._plans[piece.sql] = plan, definitions

@@ -70,6 +70,11 @@ class Capture:
         """How many bytes the changes have so far, about."""
         return self._size
 
+    @property
+    def wrote(self) -> bool:
+        """Whether the request has changed any row so far."""
+        return bool(self._log or self._touched)
+
     def _hook(self, update: apsw.PreUpdate) -> None:
         log = self._log
         if log is None:

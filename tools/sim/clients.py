@@ -128,7 +128,7 @@ class Client:
         self._send(self.call, self._pick())
 
     def _pick(self) -> str:
-        if self.luck.random() < 0.8:
+        if self.luck.random() >= self.world.options.wander:
             return self.home
         return self.luck.choice(self.world.alive_names() or [self.home])
 

@@ -98,7 +98,8 @@ class Laws:
                     self.broken("nothing leaves before it is durable", f"{source} begins {txid}")
                 if txid not in self.beginnings:
                     self.beginnings[txid] = self.world.now
-                    if txid.clock <= self.begun.get(txid.leader, 0):
+                    forgot = self.world.machines[source].forgot  # then it cannot even know what it has begun
+                    if txid.clock <= self.begun.get(txid.leader, 0) and not forgot:
                         self.broken("clocks never go back", f"{source} begins {txid} after a later one")
                     self.begun[txid.leader] = txid.clock
                     if txid in self.rolled_back:

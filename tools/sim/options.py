@@ -12,10 +12,12 @@ FAULTS = (
     "crash",
     "kill",
     "crash_all",
+    "crash_some",
     "partition",
     "one_way",
     "reset",
     "pause",
+    "pause_some",
     "slow_disk",
     "slow_link",
     "jump",
@@ -36,6 +38,7 @@ class Options:
         clients: how many clients, each sequential.
         load_s: for how long clients begin new commands, and faults happen.
         think_ms: mean pause of a client between commands.
+        wander: the chance that a client asks another node than its own.
         keys: how many accounts there are; fewer keys, more conflicts.
         hot: the chance that a command goes for one of two hot keys.
         delay_ms: mean one-way delay of a message.
@@ -64,6 +67,7 @@ class Options:
     clients: int = 4
     load_s: float = 8.0
     think_ms: float = 60.0
+    wander: float = 0.2
     keys: int = 8
     hot: float = 0.2
     delay_ms: float = 2.0
@@ -154,6 +158,7 @@ def draw_options(seed: int) -> Options:
         changes_every_s=luck.choice((0.0, 0.0, 0.1, 0.5)),
         snapshots=luck.choice((0.0, 0.0, 0.3)),
         talks=luck.choice((0.0, 0.0, 0.2, 0.5)),
+        wander=luck.choice((0.0, 0.2, 1.0)),
         readers=luck.choice((0, 1, 2)),
         forwarding=luck.random() < 0.7,
     )
@@ -193,6 +198,7 @@ def draw_hard_options(seed: int) -> Options:
         changes_every_s=luck.choice((0.0, 0.0, 0.0, 0.1)),
         snapshots=luck.choice((0.0, 0.0, 0.3)),
         talks=luck.choice((0.0, 0.0, 0.2)),
+        wander=luck.choice((0.0, 0.2, 1.0)),
         readers=luck.choice((0, 0, 1)),
         forwarding=luck.random() < 0.7,
     )

@@ -6,6 +6,7 @@ happen" only when every attempt that it made is known to have ended so.
 """
 
 from bedrockish.clock import pack
+from bedrockish.core.activation import Activation, activation_clock
 from bedrockish.core.conflicts import Known, claim
 from bedrockish.core.effects import Execute, Reply
 from bedrockish.core.forwarding import Forwarding
@@ -24,14 +25,16 @@ from bedrockish.core.tickets import (
     Stage,
     Ticket,
     committed,
+    compose,
     did_not_happen,
+    hopeless,
     retry_pause_ms,
+    schema_failed,
     unknown,
 )
 from bedrockish.core.voting import Voting
 from bedrockish.errors import BedrockishError, UnavailableError
 from bedrockish.requests import STRICT, Answer, Request, Token
-from journal.footprint import Footprint
 from journal.transaction import Transaction, Txid
 from journal.vector import merge
 
@@ -48,6 +51,7 @@ class Leading:
         self.forwarding = Forwarding(state)
         self.tickets: dict[int, Ticket] = {}
         self.attempts: dict[Txid, Attempt] = {}
+        self.activation = Activation(state)
         self.queues = Queues(self.tickets, self._execute)
 
     # -- a ticket's way --------------------------------------------------------------------------------------------
@@ -70,7 +74,9 @@ class Leading:
             self.ordering.want(ticket.request.token.vector)
 
     def settle(self) -> None:
-        """Start the tickets whose session this node has caught up with."""
+        """Start the tickets whose session, and whose schema, this node has caught up with."""
+        for ticket in self.activation.released():
+            self._execute(ticket)
         for ticket in [ticket for ticket in self.tickets.values() if ticket.stage is Stage.TOKEN]:
             if self.state.has_seen(ticket.request.token):
                 self._execute(ticket)
@@ -92,6 +98,9 @@ class Leading:
                 self._end(ticket, moved)
                 return
             prepared = moved
+        if prepared.schema != state.schema and (ticket.request.read == STRICT or not prepared.readonly):
+            self._execute(ticket)  # a schema change has come into force meanwhile
+            return
         if prepared.readonly:
             if ticket.request.read == STRICT:
                 self._check_read(ticket, prepared)
@@ -102,18 +111,24 @@ class Leading:
             why = state.trouble or f"node {state.me} is a learner, which only reads; write at {', '.join(state.voters)}"
             self._finish(ticket, UnavailableError(why))
             return
-        footprint = claim(prepared.footprint, ticket.request.command, prepared.kind)
-        ticket.footprint = footprint
+        clock = state.tick()
+        activates = activation_clock(state, ticket, prepared, clock)
+        ticket.footprint = claim(prepared.footprint, ticket.request.command, prepared.kind, clock, activates)
+        if self.activation.holds_up(ticket, prepared, clock):
+            self.queues.leave(ticket)
+            return
         if state.clock.read(state.now.wall_ms) - state.safe > pack(state.settings.conflict_window_ms):
             self._pause(ticket, 20)  # no safe time yet (a node that just started): a BEGIN now would be TOO OLD
             return
-        if self._step_back(ticket, prepared, footprint):
+        if self._step_back(ticket, prepared):
             return
-        self._begin(ticket, prepared, footprint)
+        rolling = sorted(self.rollbacks.rolling)
+        self._begin(ticket, compose(state, ticket, prepared, clock, activates, rolling))
 
-    def _step_back(self, ticket: Ticket, prepared: Prepared, footprint: Footprint) -> bool:
+    def _step_back(self, ticket: Ticket, prepared: Prepared) -> bool:
         """Test the transaction on ourselves; whether it has to wait."""
-        state = self.state
+        state, footprint = self.state, ticket.footprint
+        assert footprint is not None
         found = next(state.recent.conflicts(footprint, prepared.base), None)
         if found is not None:
             self._pause(ticket, 1)  # committed but not in its snapshot: run it on a newer one
@@ -129,22 +144,8 @@ class Leading:
             return True
         return False
 
-    def _begin(self, ticket: Ticket, prepared: Prepared, footprint: Footprint) -> None:
+    def _begin(self, ticket: Ticket, transaction: Transaction) -> None:
         state = self.state
-        transaction = Transaction(
-            Txid(state.tick(), state.me),
-            dict(sorted(prepared.base.items())),
-            state.safe,
-            prepared.schema,
-            state.membership.version,
-            ticket.request.command,
-            ticket.request.isolation,
-            prepared.kind,
-            footprint,
-            prepared.changes,
-            prepared.result,
-            tuple(sorted(self.rollbacks.rolling)),
-        )
         if self.voting.held_back(transaction):
             self._pause(ticket, 10 + 20 * state.draw())
             return
@@ -169,17 +170,17 @@ class Leading:
     def _check_read(self, ticket: Ticket, prepared: Prepared) -> None:
         ticket.stage, ticket.read = Stage.CHECKING, prepared
         valid = self.reading.begin(ticket, prepared)
-        if valid:
-            self._answer_read(ticket, prepared)
-        elif valid is False:
-            self._pause(ticket, READ_AGAIN_MS * (1 + self.state.draw()))
+        if valid is not None:
+            self.read_checked(ticket.number, valid=valid)
 
     def read_checked(self, number: int, *, valid: bool) -> None:
         """A majority has answered for a strict read: answer it, or execute it again on a newer snapshot."""
         ticket = self.tickets.get(number)
         if ticket is None or ticket.stage is not Stage.CHECKING or ticket.read is None:
             return
-        if valid:
+        if valid and self.activation.holds_up(ticket, ticket.read, self.state.clock.value):
+            self.queues.leave(ticket)
+        elif valid and ticket.read.schema == self.state.schema:
             self._answer_read(ticket, ticket.read)
         else:
             self._pause(ticket, READ_AGAIN_MS * (1 + self.state.draw()))
@@ -220,19 +221,8 @@ class Leading:
         self._count_rejects(attempt, patient=True)
 
     def _count_rejects(self, attempt: Attempt, *, patient: bool) -> None:
-        """Give up when approvals enough cannot come any more.
-
-        Once somebody has rejected, a voter that is out of reach, or that let our patience run out, counts as if it
-        had: else one reject and one dead voter would keep the transaction, and its keys, for ever.
-        """
-        state = self.state
-        if not attempt.rejects:
-            return
-        lost = len(attempt.rejects)
-        for node in state.voters:
-            if node != state.me and node not in attempt.approvals and node not in attempt.rejects:
-                lost += not patient or not state.peers[node].up
-        if lost > len(state.voters) - state.quorum:
+        """Give up when approvals enough cannot come any more."""
+        if hopeless(self.state, attempt, patient=patient):
             self._give_up(attempt)
 
     def check(self, gone: str | None = None) -> None:
@@ -289,7 +279,7 @@ class Leading:
         elif ticket.stage is Stage.FORWARDED:
             self._execute(ticket)
         elif not ticket.open:
-            self._finish(ticket, self._did_not_happen(ticket))
+            self._finish(ticket, did_not_happen(ticket, self.state))
 
     def doom(self, committed: Known) -> None:
         """Give up what conflicts with a commit that arrived and is not in its base."""
@@ -341,12 +331,28 @@ class Leading:
         transaction = attempt.transaction
         ticket.open.discard(transaction.txid)
         if commit:
-            place = self.state.recent.known[transaction.txid].places[0]
-            self._finish(ticket, committed(ticket, transaction, place))
+            answer = committed(ticket, transaction, self.state.recent.known[transaction.txid].places[0])
+            if transaction.activates:
+                self.activation.decide(ticket, transaction.txid, answer)
+            else:
+                self._finish(ticket, answer)
         elif ticket.stage is Stage.IN_FLIGHT:
             self._pause(ticket, self.state.settings.retry_ms_min * (1 + self.state.draw()))
         elif ticket.stage is Stage.ENDING and not ticket.open:
-            self._finish(ticket, self._did_not_happen(ticket))
+            self._finish(ticket, did_not_happen(ticket, self.state))
+
+    def decided(self, number: int, txid: Txid, answer: Answer) -> None:
+        """A ticket is a schema change that was committed before, and is not in force here yet."""
+        ticket = self.tickets.get(number)
+        if ticket is not None:
+            self.activation.decide(ticket, txid, answer)
+            self.queues.leave(ticket)
+
+    def activated(self, txid: Txid, failure: str) -> None:
+        """A schema change is in force, or the data forbade it: answer those that asked for it."""
+        for ticket in self.activation.activated(txid):
+            assert ticket.answer is not None
+            self._finish(ticket, schema_failed(failure) if failure else ticket.answer)
 
     def drop(self, number: int) -> None:
         """A ticket needs no more from us."""
@@ -371,9 +377,9 @@ class Leading:
     def past_deadline(self, number: int) -> None:
         """The client's time is over: say what is known, or wait a little for the end of the last attempt."""
         ticket = self.tickets.get(number)
-        if ticket is None or ticket.extend(self.state):
+        if ticket is None:
             return
-        if ticket.stage is Stage.ENDING:
+        if ticket.stage in (Stage.ENDING, Stage.ACTIVATING):
             self._finish(ticket, unknown(ticket))
             return
         in_flight, away = ticket.stage is Stage.IN_FLIGHT, ticket.stage is Stage.FORWARDED
@@ -389,12 +395,4 @@ class Leading:
             if ticket.open or away:
                 self.state.timer(ENDING_MS, "ticket_deadline", number)
             else:
-                self._finish(ticket, self._did_not_happen(ticket))
-
-    def _did_not_happen(self, ticket: Ticket) -> BedrockishError:
-        request = ticket.request
-        if not ticket.attempts and not self.state.has_seen(request.token):
-            return UnavailableError(
-                f"node {self.state.me} has not caught up with this session in {request.timeout_s:g} s; try another node"
-            )
-        return did_not_happen(ticket, self.state.quorum)
+                self._finish(ticket, did_not_happen(ticket, self.state))

@@ -10,7 +10,9 @@ from typing import assert_never
 from bedrockish.core.effects import Effect
 from bedrockish.core.events import (
     Accused,
+    Activated,
     Answered,
+    Decided,
     Dropped,
     Event,
     Executed,
@@ -102,6 +104,10 @@ class Node:
                 self.leading.executed(ticket, prepared)
             case Dropped(ticket):
                 self.leading.drop(ticket)
+            case Decided(ticket, txid, answer):
+                self.leading.decided(ticket, txid, answer)
+            case Activated(txid, failure):
+                self.leading.activated(txid, failure)
             case Answered(ticket, answer):
                 self.leading.forwarding.answered(ticket, answer)
             case PeerUp(peer):
@@ -125,6 +131,8 @@ class Node:
         return self.state.deadline()
 
     def _answer(self) -> list[Effect]:
+        self._settle()
+        self.safety.hurry()
         self._settle()
         self.state.keep_ceiling()
         effects, self.state.effects = self.state.effects, []
@@ -250,6 +258,8 @@ class Node:
                 self.leading.again(number)
             case "ticket_deadline", int(number):
                 self.leading.past_deadline(number)
+            case "schema_due", Txid() as txid:
+                self.safety.schema_due(txid)
             case "recover_again", Txid() as txid:
                 self.recovery.again(txid)
             case _:

@@ -8,21 +8,25 @@ and of several nodes together, and prints nothing but its report. Status 0: all 
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import apsw
 import click
 
 from bedrockish.errors import BedrockishError
 from journal.differences import differences
-from journal.errors import JournalError, ReplayMismatchError
+from journal.errors import JournalError, JournalPrunedError, ReplayMismatchError
 from journal.replay import digest, replay
 from journal.spark.session import check_installed, check_java, check_pyspark
 from journal.store import open_readonly
 
 STATUS_WRONG, STATUS_CANNOT = 1, 3
+if TYPE_CHECKING:
+    from journal.spark.run import Counts
+
 REPLAY_SAYS = "the database is what its journal makes"
 
 
@@ -69,11 +73,13 @@ class Report:
         if not self._as_json:
             click.echo(text)
 
-    def count(self, nodes: Sequence[str], entries: int, transactions: int, heads: dict[str, int]) -> None:
-        """Say what is being audited."""
-        self._counts = {"nodes": list(nodes), "entries": entries, "transactions": transactions, "heads": heads}
-        ends = " ".join(f"{leader}{tick}" for leader, tick in heads.items()) or "nothing"
-        self.line(f"{len(nodes)} nodes ({', '.join(nodes)}), {transactions} commits, {entries} entries, up to {ends}")
+    def count(self, told: "Counts") -> None:
+        """Say what is being audited, and what cannot be."""
+        self._counts = asdict(told)
+        nodes = f"{len(told.nodes)} nodes ({', '.join(told.nodes)})"
+        self.line(f"{nodes}, {told.transactions} commits, {told.entries} entries, up to {_labels(told.heads)}")
+        for node, ticks in sorted(told.removed.items()):
+            self.line(f"{node} has removed all up to {_labels(ticks)}: only what comes after that is judged")
 
     def add(self, check: str, says: str, found: list[dict[str, Any]], counts: dict[str, int]) -> None:
         """Take in the outcome of one check."""
@@ -100,6 +106,10 @@ class Report:
         click.echo("something is wrong" if self.wrong else "the journals hold")
 
 
+def _labels(vector: dict[str, int]) -> str:
+    return " ".join(f"{leader}{tick}" for leader, tick in sorted(vector.items())) or "nothing"
+
+
 def _nodes(paths: list[str], replayed: bool) -> dict[str, str]:
     """Return the nodes' files by node, after a look at every path."""
     from journal.spark.feeds import is_url
@@ -122,7 +132,7 @@ def _audit(report: Report, paths: list[str], limit: int) -> None:
 
     for told in run_audits(paths, limit):
         if isinstance(told, Counts):
-            report.count(told.nodes, told.entries, told.transactions, told.heads)
+            report.count(told)
         else:
             report.add(told.check, told.says, [finding._asdict() for finding in told.findings], told.counts)
 
@@ -135,6 +145,10 @@ def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], di
             target = Path(directory) / "replayed.db"
             try:
                 made = replay([copy], target)
+            except JournalPrunedError:
+                text = f"{node} has removed the beginning of its journal, so its database cannot be made again"
+                found.append(_finding(node, text, level="information"))
+                continue
             except ReplayMismatchError as error:
                 place = {"leader": error.leader, "tick": error.tick, "table": error.table, "key": error.key}
                 found.append(_finding(node, f"the journal cannot be replayed: {error}", **place))
@@ -148,12 +162,13 @@ def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], di
             found += [_finding(node, row.text, table=row.table, key=row.key) for row in rows]
             if not rows:
                 found.append(_finding(node, "the database is not what a replay of its journal makes"))
-    return found, {"fault": len(found), "information": 0}
+    faults = sum(one["level"] == "fault" for one in found)
+    return found, {"fault": faults, "information": len(found) - faults}
 
 
 def _finding(node: str, text: str, **more: Any) -> dict[str, Any]:
     empty = dict.fromkeys(("leader", "tick", "txid", "table", "key"))
-    return {"check": "database", "level": "fault", "node": node, **empty, **more, "text": text}
+    return {"check": "database", "level": "fault", "node": node, **empty, "text": text, **more}
 
 
 @contextlib.contextmanager

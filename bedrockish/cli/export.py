@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 @click.command("export-journal")
 @click.argument("sources", nargs=-1, required=True, metavar="FILE_OR_URL...")
 @click.option("--to", "directory", required=True, type=click.Path(file_okay=False), help="Directory of the export.")
+@click.option("--oldest", is_flag=True, help="Begin a new export with the oldest entry that the journal still has.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
-def export_journal(sources: tuple[str, ...], directory: str, as_json: bool) -> None:
+def export_journal(sources: tuple[str, ...], directory: str, oldest: bool, as_json: bool) -> None:
     """Write journals as Parquet into a directory, or bring it up to what the journals hold by now.
 
     Each source is a node's file or the URL of a running node. Only new commits are written. It may be stopped or killed
@@ -33,7 +34,7 @@ def export_journal(sources: tuple[str, ...], directory: str, as_json: bool) -> N
     done = []
     for source in sources:
         with open_feed(source) as feed:
-            told = export(feed, directory, _show)
+            told = export(feed, directory, _show, oldest=oldest)
         _clear_line()
         done.append(told)
         if not as_json:

@@ -8,7 +8,7 @@ file or from an export.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import WindowSpec
 
@@ -30,6 +30,8 @@ class Journals:
         points: what ``conflicts.points`` gave.
         ranges: what ``conflicts.ranges`` gave.
         members: the table ``members``.
+        pruned: the table ``pruned``; the hash is text.
+        removed: for each node and timeline the last tick that the node has removed.
     """
 
     nodes: list[str]
@@ -38,10 +40,17 @@ class Journals:
     points: DataFrame
     ranges: DataFrame
     members: DataFrame
+    pruned: DataFrame
+    removed: dict[str, dict[str, int]]
+
+    @property
+    def frames(self) -> tuple[DataFrame, ...]:
+        """What is kept in Spark's cache."""
+        return self.commits, self.transactions, self.points, self.ranges, self.members, self.pruned
 
     def unpersist(self) -> None:
         """Let Spark forget what it keeps; the journals can be audited again, but more slowly."""
-        for frame in (self.commits, self.transactions, self.points, self.ranges, self.members):
+        for frame in self.frames:
             frame.unpersist()
 
 
@@ -61,15 +70,38 @@ def read_journals(spark: SparkSession, paths: Sequence[str]) -> Journals:
         return read_table(spark, inputs, name, columns.split())
 
     commits = prepare(table("commits")).persist()
+    pruned = table("pruned").withColumn("hash", F.lower(F.hex("hash"))).persist()
+    marks = pruned.collect()  # nodes times leaders
+    removed: dict[str, dict[str, int]] = {}
+    for mark in marks:
+        removed.setdefault(mark["node"], {})[mark["leader"]] = mark["tick"]
+    known = transactions(commits).where(F.col("clock") > _horizon(commits, marks)) if marks else transactions(commits)
     footprints = table("footprints", "clock origin access key low high")
     return Journals(
         inputs.nodes,
         commits,
-        transactions(commits).persist(),
+        known.persist(),
         points(footprints).persist(),
         ranges(footprints).persist(),
         table("members", "node leader tick version member voter").persist(),
+        pruned,
+        removed,
     )
+
+
+def _horizon(commits: DataFrame, marks: Sequence[Row]) -> int:
+    """Return a clock above which all labels of all transactions are in one of the journals.
+
+    A transaction that was adopted has two labels. Where one of them was removed from every journal, nobody can tell any
+    more who had seen it, so conflicts are judged among later transactions only.
+    """
+    clocks = {(mark["node"], mark["leader"]): int(mark["clock"]) for mark in marks}
+    held = commits.select("node", "leader").distinct().collect()
+    least: dict[str, int] = {}
+    for node, leader in held:
+        clock = clocks.get((node, leader), 0)
+        least[leader] = min(clock, least.get(leader, clock))
+    return max(least.values(), default=0)
 
 
 def prepare(commits: DataFrame) -> DataFrame:
@@ -94,9 +126,9 @@ def readable(journals: Journals) -> DataFrame:
 
 
 def ticks(journals: Journals) -> DataFrame:
-    """Find gaps and doubles: the ticks of a timeline are 1, 2, 3, …"""
-    last = F.coalesce(F.lag("tick").over(_timeline()), F.lit(0))
-    odd = journals.commits.withColumn("last", last).where("tick <> last + 1")
+    """Find gaps and doubles: the ticks of a timeline are 1, 2, 3, …, from the first that its node has not removed."""
+    last = F.coalesce(F.lag("tick").over(_timeline()), F.col("mark.tick"), F.lit(0))
+    odd = _marked(journals).withColumn("last", last).where("tick <> last + 1")
     first, final = place("leader", F.col("last") + 1), place("leader", F.col("tick") - 1)
     text = (
         F.when(F.col("tick") <= F.col("last"), say("%s is there twice", place("leader", "tick")))
@@ -115,7 +147,9 @@ def chains(journals: Journals) -> DataFrame:
         say("%s is not what was hashed: its bytes have %s…, not %s…", label, _short("own"), _short("hash")),
     )
     before = F.lag(F.struct("tick", "hash")).over(_timeline())
-    linked = journals.commits.withColumn("before", before).withColumn(
+    mark = F.when(F.col("mark.tick") == F.col("tick") - 1, F.struct("mark.tick", "mark.hash"))
+    linked = _marked(journals).withColumn("before", F.coalesce(before, mark))
+    linked = linked.withColumn(
         "expected", F.when(F.col("tick") == 1, F.lit(GENESIS.hex())).otherwise(F.col("before.hash"))
     )
     broken = findings(
@@ -124,6 +158,12 @@ def chains(journals: Journals) -> DataFrame:
         say("%s continues %s…, but the entry before it is %s…", label, _short("prev"), _short("expected")),
     )
     return altered.unionByName(broken)
+
+
+def _marked(journals: Journals) -> DataFrame:
+    """Return the commits with the mark of their timeline, if their node has removed its beginning."""
+    marks = journals.pruned.select("node", "leader", F.struct("tick", "hash", "clock").alias("mark"))
+    return journals.commits.join(F.broadcast(marks), ["node", "leader"], "left")
 
 
 def _short(hash_column: str) -> Column:
@@ -153,6 +193,18 @@ def equal_journals(journals: Journals) -> DataFrame:
         *(place("leader", "tick"), "holders", "ticks"),
     )
     different = findings(first, "equal", text, node=F.lit(", ".join(sorted(journals.nodes))))
+    others = journals.commits.select("leader", "tick", F.col("hash").alias("held"), F.col("node").alias("holder"))
+    others = others.unionByName(
+        journals.pruned.select("leader", "tick", F.col("hash").alias("held"), F.col("node").alias("holder"))
+    )
+    said = say(
+        "%s says that it removed %s as %s…, and %s has it as %s…",
+        *("node", place("leader", "tick"), _short("hash"), "holder", _short("held")),
+    )
+    forged = journals.pruned.join(others, ["leader", "tick"]).where("hash <> held AND node <> holder")
+    forged = forged.groupBy("node", "leader", "tick", "hash").agg(
+        F.min_by("held", "holder").alias("held"), F.min("holder").alias("holder")
+    )
     heads = journals.commits.groupBy("node", "leader").agg(F.max("tick").alias("head"))
     longest = heads.groupBy("leader").agg(F.max("head").alias("tick"), F.max_by("node", "head").alias("holder"))
     everyone = journals.commits.select("node").distinct()
@@ -163,7 +215,9 @@ def equal_journals(journals: Journals) -> DataFrame:
         .where("head < tick")
     )
     text = say("%s ends at tick %d of timeline %s; %s goes on to %d", "node", "head", "leader", "holder", "tick")
-    return different.unionByName(findings(behind, "equal", text, level=INFORMATION, tick=F.col("head") + 1))
+    return different.unionByName(forged).unionByName(
+        findings(behind, "equal", text, level=INFORMATION, tick=F.col("head") + 1)
+    )
 
 
 def causality(journals: Journals) -> DataFrame:
@@ -190,7 +244,16 @@ def causality(journals: Journals) -> DataFrame:
         *("node", "leader", "tick", "txid", "clock", "seq", "after"),
         F.explode("after").alias("dep_leader", "dep_tick"),
     )
+    marks = journals.pruned.select(
+        "node",
+        F.col("leader").alias("dep_leader"),
+        F.col("tick").alias("mark_tick"),
+        F.col("clock").alias("mark_clock"),
+    )
     joined = needs.join(prefix, ["node", "dep_leader", "dep_tick"], "left")
+    joined = joined.join(F.broadcast(marks), ["node", "dep_leader"], "left")
+    joined = joined.where("mark_tick IS NULL OR dep_tick > mark_tick")  # what was removed, nobody can judge
+    joined = joined.withColumn("dep_clock", F.greatest("dep_clock", "mark_clock"))
     label, dep = place("leader", "tick"), place("dep_leader", "dep_tick")
     unseen = [
         F.when(
@@ -223,7 +286,9 @@ def commands(journals: Journals) -> DataFrame:
     once = applied.groupBy("node", "txid").agg(F.count("*").alias("times"), F.max("tick").alias("tick"))
     twice = findings(once.where("times > 1"), "commands", say("%s was applied %d times", "txid", "times"), tick="tick")
     firsts = applied.groupBy("node", "txid").agg(F.min("seq").alias("first_seq"))
-    repeats = commits.where("repeat").join(firsts, ["node", "txid"], "left").where("coalesce(first_seq, seq) >= seq")
+    horizons = journals.pruned.groupBy("node").agg(F.max("clock").alias("horizon"))
+    repeats = commits.where("repeat").join(firsts, ["node", "txid"], "left").join(horizons, "node", "left")
+    repeats = repeats.where("first_seq >= seq OR (first_seq IS NULL AND clock > coalesce(horizon, 0))")
     text = say("%s repeats %s, which was not applied before it", place("leader", "tick"), "txid")
     unfounded = findings(repeats, "commands", text)
     bodies = commits.groupBy("txid").agg(F.count_distinct("body_digest").alias("kinds")).where("kinds > 1")

@@ -29,7 +29,7 @@ from journal.spark.exports import (
 )
 from journal.spark.feeds import Feed
 from journal.spark.plans import Span, Wanted, advance, cut, spans_between
-from journal.spark.reading import rows_of
+from journal.spark.reading import rows_before
 from journal.spark.tables import TABLES, Context, batch
 from journal.stored import Stored
 
@@ -72,7 +72,12 @@ class Progress:
 
 
 def export(
-    feed: Feed, directory: str, progress: Callable[[Progress], None] | None = None, step: int = STEP
+    feed: Feed,
+    directory: str,
+    progress: Callable[[Progress], None] | None = None,
+    step: int = STEP,
+    *,
+    oldest: bool = False,
 ) -> Progress:
     """Bring the export of one node's journal up to what the journal holds when this begins.
 
@@ -81,6 +86,7 @@ def export(
         directory: where; it is made if it is not there. Exports of several nodes may share one.
         progress: called after each step.
         step: entries in a step.
+        oldest: begin a new export with the oldest entry that the journal has, not with the first that there was.
 
     Raises:
         ExportError: the directory is something else, or in use.
@@ -91,7 +97,7 @@ def export(
     with locked(directory):
         manifest = read_manifest(directory)
         clear(directory, manifest)
-        done = manifest.vectors.get(node, {})
+        done = begin(manifest, feed.context, oldest=oldest)
         end = advance(feed.ask, feed.context.path, done)
         expected = sum(high - low + 1 for _, low, high in spans_between(done, end))
         told = Progress(node, 0, expected, done)
@@ -105,6 +111,15 @@ def export(
             if progress is not None:
                 progress(told)
     return told
+
+
+def begin(manifest: Manifest, context: Context, *, oldest: bool) -> dict[str, int]:
+    """Return how far the export of a node goes, or where a new one begins."""
+    node, marks = context.node, context.beginning.marks if oldest else ()
+    if node in manifest.vectors:
+        return manifest.vectors[node]
+    manifest.hashes[node] = {mark.leader: mark.hash.hex() for mark in marks}
+    return {mark.leader: mark.tick for mark in marks}
 
 
 def write_aside(feed: Feed, span: Span, directory: str) -> Written:
@@ -156,18 +171,19 @@ def publish(directory: str, manifest: Manifest, context: Context, upto: dict[str
             path.with_name(PARTIAL + path.name).replace(path)
             sync_directory(path.parent)
     if node not in manifest.vectors:
-        _write_founding(directory, context)
+        _write_before(directory, context)
     manifest.vectors[node], manifest.hashes[node] = upto, hashes
     write_manifest(directory, manifest)
 
 
-def _write_founding(directory: str, context: Context) -> None:
-    """Write the founding membership; it is in the ``members`` of no entry."""
-    rows = list(rows_of(context, TABLES["members"], [], founding=True))
-    if rows:
-        path = file_of(directory, "members", context.node, None)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_batches([_batch("members", rows)]), path)
+def _write_before(directory: str, context: Context) -> None:
+    """Write what is of no entry: the founding membership, and where the journal began when the export began."""
+    for name, table in TABLES.items():
+        rows = list(rows_before(context, table))
+        if rows:
+            path = file_of(directory, name, context.node, None)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_batches([_batch(name, rows)]), path)
 
 
 def _kept(table: str) -> dict[str, str]:
@@ -197,7 +213,7 @@ class _Tables:
         """Add the rows that some entries make."""
         for row in chunk:
             for name, table in TABLES.items():
-                if table.kind is None or (table.kind == row.kind and not row.repeat):
+                if table.make is not None and (table.kind is None or (table.kind == row.kind and not row.repeat)):
                     self._rows[name].extend(table.make(self._context, row))
         for name, rows in self._rows.items():
             if len(rows) >= BUFFER_ROWS:

@@ -20,6 +20,7 @@ from journal.errors import (
     NoJournalError,
     NotDatabaseError,
 )
+from journal.spark.begins import read_beginning
 from journal.spark.plans import PRIMARY_KEY, Ask, Span, Wanted
 from journal.spark.tables import Context
 from journal.stored import COLUMNS, Stored
@@ -88,7 +89,7 @@ class FileFeed:
 
     def __init__(self, db: sqlite3.Connection, path: str) -> None:
         self._db, self._path = db, path
-        self.context = Context(node_of(db, path), path, self._primary_key, meta(db, "bootstrap"))
+        self.context = Context(node_of(db, path), path, self._primary_key, read_beginning(db.execute, path))
         self.ask: Ask = db.execute
 
     def _primary_key(self, table: str) -> list[str]:

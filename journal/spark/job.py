@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from journal.errors import JournalError
-from journal.spark.export import STEP, Progress, Written, publish, write_aside
+from journal.spark.export import STEP, Progress, Written, begin, publish, write_aside
 from journal.spark.exports import clear, locked, read_manifest
 from journal.spark.feeds import expand, nodes_of, open_feed
 from journal.spark.plans import Span, advance, cut, spans_between
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def export_with_spark(spark: "SparkSession", path: str, directory: str, step: int = STEP) -> list[Progress]:
+def export_with_spark(
+    spark: "SparkSession", path: str, directory: str, step: int = STEP, *, oldest: bool = False
+) -> list[Progress]:
     """Bring the export of nodes' files up to date, each range of ticks as a task; return how far each node goes.
 
     A run that is killed leaves nothing that counts; the next one begins where the last one ended.
@@ -30,6 +32,7 @@ def export_with_spark(spark: "SparkSession", path: str, directory: str, step: in
         path: the node files, as for the data source: paths separated by commas, globs and directories.
         directory: where; the driver and every worker must see it, and the files, under the same path.
         step: entries that one task takes.
+        oldest: begin new exports with the oldest entry that a journal has.
 
     Raises:
         JournalError: a file cannot be read, or the directory cannot be used.
@@ -39,7 +42,7 @@ def export_with_spark(spark: "SparkSession", path: str, directory: str, step: in
         with locked(directory), open_feed(file) as feed:
             manifest = read_manifest(directory)
             clear(directory, manifest)
-            start = manifest.vectors.get(node, {})
+            start = begin(manifest, feed.context, oldest=oldest)
             end = advance(feed.ask, file, start)
             spans = [span for group in cut(spans_between(start, end), step) for span in group]
             written: list[Written] = []
@@ -65,10 +68,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Export journals to Parquet with Spark.")
     parser.add_argument("files", nargs="+", help="nodes' files, which every worker must see")
     parser.add_argument("--to", required=True, metavar="DIRECTORY", help="which every worker must see as well")
+    parser.add_argument("--oldest", action="store_true", help="begin new exports with what the journals still have")
     given = parser.parse_args()
     spark = SparkSession.builder.appName("bedrockish export").getOrCreate()
     try:
-        for told in export_with_spark(spark, ",".join(given.files), given.to):
+        for told in export_with_spark(spark, ",".join(given.files), given.to, oldest=given.oldest):
             sys.stdout.write(f"{told.node}: {told.entries} new entries\n")
     except JournalError as error:
         sys.exit(f"error: {error}")

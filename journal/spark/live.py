@@ -15,6 +15,7 @@ from bedrockish.client.blocking import Connection, connect
 from bedrockish.errors import ConfigError
 from bedrockish.requests import STALE
 from journal.errors import JournalError, JournalPrunedError
+from journal.spark.begins import read_beginning
 from journal.spark.plans import PRIMARY_KEY, Ask, Span, Wanted
 from journal.spark.tables import Context
 from journal.stored import COLUMNS, Stored
@@ -23,7 +24,6 @@ PAGE_BYTES = 1 << 20
 PAGE_TICKS = 1_000
 REST_MAX_S = 1.0
 _NODE = "SELECT value FROM bedrockish_meta WHERE key = 'node'"
-_FOUNDING = "SELECT value FROM bedrockish_meta WHERE key = 'bootstrap'"
 _FIRST = "SELECT min(tick) FROM bedrockish_journal WHERE leader = ?"
 _SIZES = """SELECT tick, length(label) + length(body) FROM bedrockish_journal
   WHERE leader = ? AND tick BETWEEN ? AND ? ORDER BY tick"""
@@ -39,9 +39,8 @@ class NodeFeed:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._node = str(connection.execute(_NODE, read=STALE).value())
-        founding = list(self._ask(_FOUNDING, ()))
         path = f"node {self._node}"
-        self.context = Context(self._node, path, self._primary_key, founding[0][0] if founding else None)
+        self.context = Context(self._node, path, self._primary_key, read_beginning(self._ask, path))
         self.ask: Ask = self._ask
 
     def _ask(self, sql: str, params: tuple[object, ...]) -> Iterable[Sequence[Any]]:

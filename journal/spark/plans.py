@@ -66,10 +66,13 @@ class Limits:
             _common(self.tables, other.tables),
         )
 
-    @property
-    def of_entries(self) -> bool:
-        """Whether entries are left out; what is of no entry, as the founding membership, does not meet them either."""
-        return self.leaders is not None or self.ticks != ALL or self.clocks != ALL
+    def meet(self, leader: str | None, tick: int | None, clock: int | None) -> bool:
+        """Whether a row is within the limits; as in SQL, what it does not say is not."""
+        return (
+            (self.leaders is None or leader in self.leaders)
+            and (self.ticks == ALL or (tick is not None and self.ticks[0] <= tick <= self.ticks[1]))
+            and (self.clocks == ALL or (clock is not None and self.clocks[0] <= clock <= self.clocks[1]))
+        )
 
 
 NO_LIMITS = Limits()

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
 
 from journal.spark.feeds import Feed
 from journal.spark.options import Options
-from journal.spark.plans import Limits, Span, Wanted
-from journal.spark.tables import TABLES, Context, Table, batch, founding_members
+from journal.spark.plans import NO_LIMITS, Limits, Span, Wanted
+from journal.spark.tables import TABLES, Context, Table, batch
 from journal.stored import Stored
 
 BATCH_ROWS = 4096
@@ -23,7 +23,7 @@ def batches(
     limits: Limits,
     columns: dict[str, str],
     *,
-    founding: bool,
+    before: bool,
     whole: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one table that some ranges of ticks make.
@@ -34,7 +34,7 @@ def batches(
         options: the table, and what to do with what cannot be decoded.
         limits: which entries and changes are wanted; the ranges have been made by them.
         columns: name and Spark type of the columns wanted.
-        founding: whether the founding membership is to be among the rows of ``members``.
+        before: whether the rows of the time before the journal are to be among them.
         whole: whether each tick of the ranges must be there.
 
     Raises:
@@ -42,27 +42,28 @@ def batches(
         JournalError: ticks are missing that must be there, or an entry cannot be decoded.
     """
     table, context = TABLES[options.table], feed.context
-    context.skip, context.tables = options.skip_malformed, limits.tables
+    context.skip, context.tables, context.columns = options.skip_malformed, limits.tables, frozenset(columns)
     wanted = Wanted(limits.clocks, table.kind, not table.bare.issuperset(columns), whole)
+    places = [list(table.columns).index(name) for name in columns]
     with closing(feed.scan(spans, wanted)) as stored:
-        yield from made(context, table, columns, stored, founding=founding and not limits.of_entries)
+        rows = rows_of(context, table, stored)
+        if before:
+            rows = chain(rows_before(context, table, limits), rows)
+        while chunk := list(islice(rows, BATCH_ROWS)):
+            yield batch(columns, chunk, places)
 
 
-def made(
-    context: Context, table: Table, columns: dict[str, str], stored: Iterable[Stored], *, founding: bool
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that stored entries make, in batches."""
-    context.columns = frozenset(columns)
-    names = list(table.columns)
-    places = [names.index(name) for name in columns]
-    rows = rows_of(context, table, stored, founding=founding)
-    while chunk := list(islice(rows, BATCH_ROWS)):
-        yield batch(columns, chunk, places)
-
-
-def rows_of(context: Context, table: Table, stored: Iterable[Stored], *, founding: bool) -> Iterator[tuple[Any, ...]]:
+def rows_of(context: Context, table: Table, stored: Iterable[Stored]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows that stored entries make, as tuples of all columns of the table."""
-    if founding:
-        yield from founding_members(context)
-    for row in stored:
-        yield from table.make(context, row)
+    if table.make is not None:
+        for row in stored:
+            yield from table.make(context, row)
+
+
+def rows_before(context: Context, table: Table, limits: Limits = NO_LIMITS) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows that are of no entry, but of the time before the journal."""
+    if table.before is not None:
+        leader, tick, clock = (list(table.columns).index(name) for name in ("leader", "tick", "clock"))
+        for row in table.before(context):
+            if limits.meet(row[leader], row[tick], row[clock]):
+                yield row

@@ -18,12 +18,21 @@ _OURS = re.compile(r"(?:journal|bedrockish)\.errors\.\w+: (.+)")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What is being audited: entries in all files together, different transactions, the last tick of each timeline."""
+    """What is being audited.
+
+    Attributes:
+        nodes: whose journals.
+        entries: in all of them together.
+        transactions: different ones.
+        heads: the last tick of each timeline.
+        removed: for each node and timeline the last tick that was removed from its journal; that is not judged.
+    """
 
     nodes: list[str]
     entries: int
     transactions: int
     heads: dict[str, int]
+    removed: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +87,5 @@ def _count(journals: Journals) -> Counts:
         sum(row["entries"] for row in rows),
         journals.commits.select("txid").distinct().count(),
         {row["leader"]: row["head"] for row in sorted(rows)},
+        journals.removed,
     )

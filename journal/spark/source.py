@@ -26,11 +26,11 @@ _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 @dataclass
 class Piece(InputPartition):
-    """What one task reads: some ranges of ticks of one journal, and perhaps the founding membership."""
+    """What one task reads: some ranges of ticks of one journal, and perhaps what was before the journal."""
 
     path: str
     spans: tuple[Span, ...]
-    founding: bool = False
+    before: bool = False
 
 
 class BedrockishSource(DataSource):
@@ -38,7 +38,7 @@ class BedrockishSource(DataSource):
 
     Options:
         path: node files, comma separated, globs, directories, and URLs of running nodes. Required.
-        table: commits (default), changes, approvals, footprints, schema_history or members.
+        table: commits (default), changes, approvals, footprints, schema_history, members or pruned.
         leader: only commits that stand in these nodes' timelines, comma separated.
         clock_from, clock_to: only commits with a clock in these bounds, both included.
         tables: of ``changes``, only those of these tables, comma separated.
@@ -127,18 +127,19 @@ class BedrockishReader(DataSourceReader):
         """
         pieces: list[InputPartition] = []
         seen: dict[str, str] = {}
+        table = TABLES[self.options.table]
         access, paths = self.options.access, expand(self.options.path)
         for path in nodes_of(paths, access, newest=True).values() if self.options.newest else paths:
             rows = self.options.partition_rows or (None if is_url(path) else PARTITION_ROWS)
             with open_feed(path, access) as feed:
-                groups, node = plan(feed.ask, self.limits, rows), feed.context.node
+                groups, node = plan(feed.ask, self.limits, rows) if table.make else [], feed.context.node
             if node in seen:
                 raise both_of(node, seen[node], path)
             seen[node] = path
-            founding = self.options.table == "members" and not self.limits.of_entries
-            for group in groups or ([()] if founding else []):
-                pieces.append(Piece(path, group, founding))
-                founding = False
+            before = table.before is not None
+            for group in groups or ([()] if before else []):
+                pieces.append(Piece(path, group, before))
+                before = False
         return pieces or [Piece("", ())]  # Spark wants one
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -152,7 +153,7 @@ class BedrockishReader(DataSourceReader):
         if partition.path:
             with open_feed(partition.path, self.options.access) as feed:
                 yield from batches(
-                    feed, partition.spans, self.options, self.limits, self.columns, founding=partition.founding
+                    feed, partition.spans, self.options, self.limits, self.columns, before=partition.before
                 )
 
 

@@ -19,6 +19,7 @@ from journal.spark.feeds import Feed, expand, nodes_of, open_feed
 from journal.spark.options import BEGINNING, OLDEST, PARTITION_ROWS, SAFE, Options
 from journal.spark.plans import Span, advance, bounds, cut, safe_prefix, spans_between
 from journal.spark.reading import batches
+from journal.spark.tables import TABLES
 
 Offset = dict[str, dict[str, int]]
 
@@ -29,7 +30,7 @@ class Range(InputPartition):
 
     path: str
     spans: tuple[Span, ...]
-    founding: bool
+    before: bool
 
 
 class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -110,13 +111,13 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 raise FileMissingError(
                     self.options.path, f"{self.options.path}: the file of node {node} is gone; the stream began with it"
                 )
-            founding = self.options.table == "members" and not before
+            first = not before and TABLES[self.options.table].before is not None
             leaders = self.options.limits.leaders
             for group in cut(spans, self.options.partition_rows or PARTITION_ROWS):
                 if leaders is not None:
                     group = tuple(span for span in group if span[0] in leaders)
-                pieces.append(Range(files[node], group, founding))
-                founding = False
+                pieces.append(Range(files[node], group, first))
+                first = False
         return pieces
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -130,7 +131,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         options = self.options
         with self._open(partition.path) as feed:
             yield from batches(
-                feed, partition.spans, options, options.limits, self.columns, founding=partition.founding, whole=True
+                feed, partition.spans, options, options.limits, self.columns, before=partition.before, whole=True
             )
 
     def _files(self) -> dict[str, str]:

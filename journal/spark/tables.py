@@ -15,6 +15,7 @@ from journal.changes import DELETE, INSERT, UPDATE, Row, decode_changes, decode_
 from journal.entry import Entry, decode_entry
 from journal.errors import EntryMalformedError
 from journal.footprint import Footprint, object_of
+from journal.spark.begins import Beginning, decode_members
 from journal.spark.values import row_text
 from journal.stored import Stored
 from journal.transaction import MEMBERS, ROWS, SCHEMA, Txid
@@ -43,13 +44,15 @@ class Table:
 
     Attributes:
         columns: name and Spark type of each column.
-        make: yields the rows of one entry, as tuples of all columns.
+        make: yields the rows of one entry, as tuples of all columns; None if entries have none.
+        before: yields the rows that are of no entry, but of the time before the journal; None if there are none.
         kind: only entries of this kind can have rows, and not their repeats; None for all entries.
         bare: the columns that can be had without label and body.
     """
 
     columns: dict[str, str]
-    make: Maker
+    make: Maker | None
+    before: Callable[["Context"], Iterator[tuple[Any, ...]]] | None = None
     kind: str | None = None
     bare: frozenset[str] = frozenset()
 
@@ -62,7 +65,7 @@ class Context:
         node: whose file.
         path: the file, for errors.
         look_up: returns the columns of a table's declared primary key, by the schema that the node has now.
-        founding: the encoded membership that the cluster was founded with, if the file has it.
+        beginning: what the node keeps of the time before its journal.
         skip: leave out entries that cannot be decoded (they are rows of ``commits`` all the same), instead of failing.
         columns: the columns wanted; what only others need may be left out. None for all.
         tables: of ``changes``, only those of these tables; None for all.
@@ -71,7 +74,7 @@ class Context:
     node: str
     path: str
     look_up: Callable[[str], list[str]]
-    founding: object
+    beginning: Beginning
     skip: bool = False
     columns: frozenset[str] | None = None
     tables: frozenset[str] | None = None
@@ -293,33 +296,14 @@ def _members(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
         yield *_head(context, row), *member
 
 
-def founding_members(context: Context) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of ``members`` for the membership that the cluster was founded with; no commit made it.
-
-    Raises:
-        EntryMalformedError: the file does not say it in the form in which it is kept.
-    """
-    if context.founding is not None:
-        if not isinstance(context.founding, bytes):
-            raise EntryMalformedError(f"the founding membership in {context.path} is not bytes")
-        for member in decode_members(context.founding):
-            yield context.node, None, None, None, None, None, None, *member
+def _members_before(context: Context) -> Iterator[tuple[Any, ...]]:
+    for leader, tick, member in context.beginning.members(context.path):
+        yield context.node, leader, tick, None, None, None, None, *member
 
 
-def decode_members(data: bytes) -> list[tuple[int, str, str, bool, str]]:
-    """Return version, name, address, voter and store of each member of an encoded membership.
-
-    Raises:
-        EntryMalformedError: the bytes are not a membership.
-    """
-    try:
-        version, members = cbor2.loads(data)
-        return [
-            (int(version), str(name), str(address), bool(voter), str(store))
-            for name, (address, voter, store) in sorted(members.items())
-        ]
-    except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
-        raise EntryMalformedError(f"these {len(data)} bytes are not a membership: {error}") from error
+def _pruned(context: Context) -> Iterator[tuple[Any, ...]]:
+    for mark in context.beginning.marks:
+        yield context.node, *mark
 
 
 _COMMITS = {
@@ -369,7 +353,20 @@ TABLES: dict[str, Table] = {
     "members": Table(
         {**HEAD, "version": "BIGINT", "member": "STRING", "address": "STRING", "voter": "BOOLEAN", "store": "STRING"},
         _members,
+        _members_before,
         kind=MEMBERS,
+    ),
+    "pruned": Table(
+        {
+            "node": "STRING",
+            "leader": "STRING",
+            "tick": "BIGINT",
+            "hash": "BINARY",
+            "clock": "BIGINT",
+            "origin": "STRING",
+        },
+        None,
+        _pruned,
     ),
 }
 

@@ -78,8 +78,11 @@ def test_limits_are_combined() -> None:
     right = Limits(frozenset("BC"), (LOWEST, 9), (1, 2), frozenset("tu"))
     assert left.both(right) == right.both(left) == Limits(frozenset("B"), (3, 9), (1, 2), frozenset("t"))
     assert NO_LIMITS.both(left) == left
-    assert left.of_entries
-    assert not Limits(tables=frozenset("t")).of_entries
+    assert left.meet("A", 3, None)
+    assert not left.meet("A", 2, 7)
+    assert not left.meet("A", None, 7)
+    assert not left.meet(None, 3, 7)
+    assert Limits(tables=frozenset("t")).meet(None, None, None)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,178 @@
+"""Journals whose beginning was removed: what is left is read, exported and audited, and what is not is said."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from bedrockish.cli.audit import Report, _replay
+from bedrockish.cli.main import main
+from journal import pruning
+from journal.errors import JournalPrunedError
+from journal.spark.audits import AUDITS, read_journals
+from journal.spark.export import export
+from journal.spark.feeds import open_feed
+from journal.spark.findings import collect
+from journal.spark.options import Options
+from journal.spark.source import BedrockishReader
+from journal.spark.tables import TABLES
+from tests.spark.test_audits import audit, spoil
+from tests.spark.test_reader import read
+from tests.spark.worlds import honest, touching
+
+
+def prune(path: Path, part: float) -> dict[str, int]:
+    """Remove the oldest part of a journal as a node does; return what was removed of each timeline."""
+    db = apsw.Connection(str(path))
+    with db:
+        upto = pruning.plan(db, pruning.clock_at(db, part))
+        assert pruning.remove(db, upto) > 0
+    db.close()
+    return upto
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    """Three files of which two lack their beginning: one the first two thirds, with a membership change in it."""
+    paths = honest(120).write(tmp_path)
+    prune(paths[0], 0.7)
+    prune(paths[1], 0.3)
+    return paths
+
+
+def test_the_table_pruned_says_where_a_journal_begins(tmp_path: Path) -> None:
+    path = honest(60).write(tmp_path)[0]
+    commits = {(row["leader"], row["tick"]): row for row in read(path)}
+    members = read(path, table="members")
+    assert read(path, table="pruned") == []
+    upto = prune(path, 0.9)
+    marks = read(path, table="pruned")
+    assert {row["leader"]: row["tick"] for row in marks} == upto
+    assert all(row["hash"] == commits[row["leader"], row["tick"]]["hash"] for row in marks)
+    assert {(row["leader"], row["tick"]) for row in read(path)} == {
+        place for place in commits if place[1] > upto.get(place[0], 0)
+    }
+    # A membership that was removed is still one.
+    kept = [{**row, "txid": None, "clock": None, "origin": None, "committed_at": None} for row in members]
+    assert read(path, table="members") == kept
+    assert {row["leader"] for row in read(path, table="members", leader="B")} == {"B"}
+    assert [row["leader"] for row in read(path, table="pruned", leader="B")] == ["B"]
+
+
+def test_what_is_removed_between_planning_and_reading_is_an_error(tmp_path: Path) -> None:
+    path = honest(60).write(tmp_path)[0]
+    reader = BedrockishReader(Options.parse({"path": str(path)}), {"tick": "BIGINT"})
+    (piece,) = reader.partitions()
+    upto = prune(path, 0.5)
+    with pytest.raises(JournalPrunedError, match="no longer holds A1") as caught:
+        list(reader.read(piece))
+    assert caught.value.first == upto["A"] + 1
+
+
+def test_an_export_begins_anew_only_if_it_is_told_to(tmp_path: Path) -> None:
+    path, out = honest(60).write(tmp_path)[0], tmp_path / "out"
+    upto = prune(path, 0.5)
+    ended = CliRunner().invoke(main, ["export-journal", str(path), "--to", str(out)])
+    assert ended.exit_code != 0
+    assert "no longer holds A1" in ended.output
+    for expected in (True, False):
+        ended = CliRunner().invoke(main, ["export-journal", str(path), "--to", str(out), "--oldest"])
+        assert ended.exit_code == 0, ended.output
+        assert ("A: 0 new entries" in ended.output) is not expected
+    db = apsw.Connection(str(path))
+    with db:
+        pruning.remove(db, {leader: tick + 1 for leader, tick in upto.items()})
+    db.close()
+    with open_feed(str(path)) as feed:  # it has all that was removed meanwhile
+        assert export(feed, str(out)).entries == 0
+
+
+def test_a_database_whose_journal_is_not_whole_cannot_be_compared(tmp_path: Path) -> None:
+    path = honest(30).write(tmp_path)[0]
+    prune(path, 0.5)
+    found, counts = _replay({"A": str(path)}, 5)
+    assert counts == {"fault": 0, "information": 1}
+    assert found[0]["text"] == "A has removed the beginning of its journal, so its database cannot be made again"
+
+
+def test_the_report_says_what_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    from journal.spark.run import Counts
+
+    Report(strict=False, as_json=False).count(Counts(["A", "B"], 9, 7, {"A": 5, "B": 4}, {"B": {"B": 1, "A": 2}}))
+    assert capsys.readouterr().out == (
+        "2 nodes (A, B), 7 commits, 9 entries, up to A5 B4\n"
+        "B has removed all up to A2 B1: only what comes after that is judged\n"
+    )
+
+
+@pytest.mark.spark
+def test_honest_journals_without_their_beginning_are_silent(spark: SparkSession, paths: list[Path]) -> None:
+    journals = read_journals(spark, [str(path) for path in paths])
+    assert list(journals.removed) == ["A", "B"]
+    try:
+        assert [one for _, make in AUDITS.values() for one in collect(make(journals), 9)[0]] == []
+    finally:
+        journals.unpersist()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_one_file_without_its_beginning_is_silent(spark: SparkSession, paths: list[Path]) -> None:
+    assert audit(spark, paths[:1]) == []
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_an_export_that_began_late_is_audited(spark: SparkSession, paths: list[Path], tmp_path: Path) -> None:
+    for path in paths[:2]:
+        with open_feed(str(path)) as feed:
+            export(feed, str(tmp_path / "out"), step=30, oldest=True)
+    assert audit(spark, [tmp_path / "out", paths[2]]) == []
+
+
+TAMPERINGS: list[tuple[str, str, dict[str, Any]]] = [
+    (
+        "DELETE FROM bedrockish_journal WHERE leader = 'B' AND tick = (SELECT tick + 1 FROM bedrockish_pruned "
+        "WHERE leader = 'B')",
+        "ticks",
+        {"leader": "B"},
+    ),
+    ("DELETE FROM bedrockish_pruned WHERE leader = 'B'", "ticks", {"leader": "B"}),
+    ("UPDATE bedrockish_pruned SET hash = zeroblob(32) WHERE leader = 'B'", "chains", {"leader": "B"}),
+    ("UPDATE bedrockish_pruned SET hash = zeroblob(32) WHERE leader = 'B'", "equal", {"leader": "B", "node": "A"}),
+]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("sql", "check", "expected"), TAMPERINGS)
+def test_what_is_wrong_with_a_beginning_is_found(
+    spark: SparkSession, paths: list[Path], sql: str, check: str, expected: dict[str, Any]
+) -> None:
+    spoil(paths[0], sql)
+    found = [one._asdict() for one in audit(spark, paths, check)]
+    assert [{name: one[name] for name in expected} for one in found] == [expected], found
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_conflicts_after_the_beginning_are_still_found(spark: SparkSession, tmp_path: Path) -> None:
+    world = honest(60)
+    first, second = world.commit("A", touching("fresh")), world.commit("B", touching("other"))
+    assert first is not None
+    assert second is not None
+    world.change(second.place, lambda draft: replace(draft, footprint=touching("fresh", "other")))
+    world.settle()
+    paths = world.write(tmp_path)
+    for path in paths:
+        prune(path, 0.5)
+    assert [(one.leader, one.tick) for one in audit(spark, paths, "conflicts")] == [second.place]
+
+
+def test_every_audit_is_in_the_docs() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text()
+    assert all(f"| {name} |" in page for name in AUDITS)
+    assert all(f"| `{name}` |" in page for name in TABLES)

@@ -215,7 +215,7 @@ def equal_journals(journals: Journals) -> DataFrame:
         .where("head < tick")
     )
     text = say("%s ends at tick %d of timeline %s; %s goes on to %d", "node", "head", "leader", "holder", "tick")
-    return different.unionByName(forged).unionByName(
+    return different.unionByName(findings(forged, "equal", said)).unionByName(
         findings(behind, "equal", text, level=INFORMATION, tick=F.col("head") + 1)
     )
 

@@ -36,6 +36,8 @@ def run(path: Path, to: Path, step: int = 20_000) -> list[Progress]:
 def exported(to: Path, table: str, files: list[str] | None = None) -> list[dict[str, Any]]:
     """Read a table as any reader of Parquet would: the whole directory, or the files that count."""
     columns = TABLES[table].columns
+    if not (to / table).exists():
+        return []
     schema = pa.schema([(name, ARROW[kind]) for name, kind in columns.items()])
     found = ds.dataset(files or str(to / table), format="parquet", partitioning=_hive(), schema=schema)
     return sorted((row for row in found.to_table().to_pylist()), key=repr)
@@ -129,7 +131,7 @@ def test_a_run_that_is_killed_anywhere_is_made_good_by_the_next(
 def test_what_does_not_count_is_not_read(files: list[Path], tmp_path: Path) -> None:
     run(files[0], tmp_path)
     manifest = read_manifest(str(tmp_path))
-    assert all(files_of(str(tmp_path), table, manifest) for table in TABLES)
+    assert all(files_of(str(tmp_path), table, manifest) for table in TABLES if table != "pruned")
     manifest.vectors["A"]["B"] -= 1
     assert not [name for name in files_of(str(tmp_path), "commits", manifest) if "/B-" in name]
     assert files_of(str(tmp_path), "commits", read_manifest(str(tmp_path / "none"))) == []

@@ -3,8 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from bedrockish.errors import (
+    AuthenticationError,
     BedrockishError,
     ClientClosedError,
+    CommandError,
     ConfigError,
     ConflictError,
     ConstraintError,
@@ -14,6 +16,7 @@ from bedrockish.errors import (
     ProtocolMismatchError,
     ResultLostError,
     SqlError,
+    StatementTimeoutError,
     TooLargeError,
     UnavailableError,
     UnsupportedError,
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from bedrockish.client.aio import Client, open_client
     from bedrockish.client.blocking import Connection, connect
     from bedrockish.client.held import BlockingTransaction
+    from bedrockish.client.pool import ConnectionPool, Pool, connect_pool, open_pool
     from bedrockish.client.rows import Rows
     from bedrockish.client.streaming import RowStream
     from bedrockish.client.transaction import Transaction
@@ -31,29 +35,36 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AuthenticationError",
     "BedrockishError",
     "BlockingTransaction",
     "Client",
     "ClientClosedError",
+    "CommandError",
     "ConfigError",
     "ConflictError",
     "Connection",
+    "ConnectionPool",
     "ConstraintError",
     "DamagedError",
     "DeadlineError",
     "OutcomeUnknownError",
+    "Pool",
     "ProtocolMismatchError",
     "ResultLostError",
     "RowStream",
     "Rows",
     "SqlError",
+    "StatementTimeoutError",
     "TooLargeError",
     "Transaction",
     "UnavailableError",
     "UnsupportedError",
     "UsageError",
     "connect",
+    "connect_pool",
     "open_client",
+    "open_pool",
 ]
 
 # The clients bring trio along; the core and its tests, which import this package too, shall not need it.
@@ -62,6 +73,10 @@ _HOMES = {
     "open_client": "bedrockish.client.aio",
     "Connection": "bedrockish.client.blocking",
     "connect": "bedrockish.client.blocking",
+    "ConnectionPool": "bedrockish.client.pool",
+    "Pool": "bedrockish.client.pool",
+    "connect_pool": "bedrockish.client.pool",
+    "open_pool": "bedrockish.client.pool",
     "Rows": "bedrockish.client.rows",
     "RowStream": "bedrockish.client.streaming",
     "Transaction": "bedrockish.client.transaction",

@@ -74,7 +74,7 @@ class Target:
         connect_timeout_s: after how many seconds without any node in reach a call gives up.
         cluster: the cluster that a node must belong to; None if any will do.
         choice: which node is asked: ``first`` of the list that answers, the ``nearest``, or a ``random`` one.
-        discover: also ask nodes that are not in the URL but are members of the cluster.
+        discover: also ask nodes that are not in the URL but are members of the cluster; by default if it names several.
         user: name of the user; None for none.
         password: of that user.
         ca: file with the certificates that sign those of the nodes, or ``system``; None for no TLS.
@@ -88,7 +88,7 @@ class Target:
     connect_timeout_s: float = 5.0
     cluster: str | None = None
     choice: str = FIRST
-    discover: bool = True
+    discover: bool = False
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     ca: str | None = None
@@ -162,7 +162,8 @@ def _with_options(url: str, target: Target, query: str) -> Target:
     choice = options.get("choice", FIRST)
     if choice not in CHOICES:
         raise ConfigError(f"{url!r}: choice={choice!r} is none; {suggest(choice, CHOICES)}")
-    discover = options.get("discover", "yes")
+    # Several nodes stand for a cluster; one may be meant as just that one.
+    discover = options.get("discover", "yes" if len(target.addresses) > 1 else "no")
     if discover not in ("yes", "no"):
         raise ConfigError(f"{url!r}: discover={discover!r} is neither yes nor no")
     ca, cert, key = (options.get(name) for name in ("ca", "cert", "key"))

@@ -33,6 +33,9 @@ class Bounds:
         changes_bytes_max: size of all rows that one command changes, before and after, in bytes.
         statement_ms_max: how long one statement may run, in milliseconds.
         in_flight_max: calls of one client that run at the same time; further ones are not read yet.
+        command_ms_max: how long the functions of one command that is called by name may run, in milliseconds.
+        loop_ms_max: how long a request may run in the node's loop before it is run again aside, in milliseconds.
+        asides_max: how many requests and commands run aside at the same time, each in a thread; others wait.
         open_transactions_max: interactive transactions that are open at the same time.
         idle_transaction_ms: how long one may be idle before it is rolled back, in milliseconds; at most the conflict
             window.
@@ -44,6 +47,9 @@ class Bounds:
     result_bytes_max: int = 32 << 20
     changes_bytes_max: int = 32 << 20
     statement_ms_max: int = 30_000
+    command_ms_max: int = 60_000
+    loop_ms_max: int = 10
+    asides_max: int = 4
     in_flight_max: int = 128
     open_transactions_max: int = 500
     idle_transaction_ms: int = 60_000
@@ -80,6 +86,7 @@ class Config:
         http: where HTTP is served and the dashboard is, host:port; None: nowhere.
         http_token: what a caller must send as a bearer token; empty: nothing.
         users: names of those who may use the database, and the hashes of their passwords; empty: everybody may.
+        plugins: Python modules with commands, and with functions and collations for SQLite; the same at all nodes.
         timings: durations in milliseconds.
         limits: what a node takes on at most.
         log: what is logged.
@@ -95,6 +102,7 @@ class Config:
     http: Address | None = None
     http_token: str = field(default="", repr=False)
     users: Users = field(default_factory=dict, repr=False)
+    plugins: tuple[str, ...] = ()
     timings: Settings = field(default_factory=Settings)
     limits: Bounds = field(default_factory=Bounds)
     log: Log = field(default_factory=Log)
@@ -102,7 +110,7 @@ class Config:
 
 
 SECTIONS: Mapping[str, type] = {"timings": Settings, "limits": Bounds, "log": Log, "security": Security}
-TOP = ("node", "database", "listen", "cluster", "full_sync", "http", "http_token", "users", "peers")
+TOP = ("node", "database", "listen", "cluster", "full_sync", "http", "http_token", "users", "plugins", "peers")
 
 
 def keys() -> dict[str, str]:
@@ -166,6 +174,7 @@ def build(
         http=_address(given["http"], any_port=True) if "http" in given else None,
         http_token=_http_token(given["http_token"]) if "http_token" in given else "",
         users=read_users(given["users"].value, given["users"].where) if "users" in given else {},
+        plugins=_plugins(given["plugins"]) if "plugins" in given else (),
         timings=sections["timings"],
         limits=sections["limits"],
         log=sections["log"],
@@ -254,6 +263,18 @@ def _http_token(given: _Given) -> str:
     if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]{1,1000}", token):
         raise ConfigError(f"{given.where}: this is no token; write up to 1000 visible ASCII characters, without spaces")
     return token
+
+
+def _plugins(given: _Given) -> tuple[str, ...]:
+    names = given.value
+    if given.is_text:
+        names = [part.strip() for part in str(names).split(",") if part.strip()]
+    good = isinstance(names, list) and all(
+        isinstance(one, str) and all(word.isidentifier() for word in one.split(".")) for one in names
+    )
+    if not good or not isinstance(names, list):
+        raise ConfigError(f'{given.where}: {names!r} should be a list of modules, such as ["shop.commands"]')
+    return tuple(dict.fromkeys(names))
 
 
 def _scalar(given: _Given, default: Any) -> Any:

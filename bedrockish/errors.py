@@ -73,6 +73,25 @@ class TooLargeError(UsageError):
     code = "too_large"
 
 
+class StatementTimeoutError(TooLargeError):
+    """Raised when a statement, or a command's function, ran longer than the node allows, and was interrupted.
+
+    Nothing of the transaction happened. ``details`` has ``limit_s``, and ``sql`` or ``name``.
+    """
+
+    code = "statement_timeout"
+
+
+class CommandError(UsageError):
+    """Raised for a command that does not exist at the node, gets the wrong arguments or fails. Nothing happened.
+
+    A command raises it itself to say no: the text and the details are then its own. ``details["reason"]`` is a stable
+    word: ``unknown``, ``arguments``, ``failed`` (a mistake in it; the node's log has more), or the command's own.
+    """
+
+    code = "command"
+
+
 class MembershipError(UsageError):
     """Raised when a change of the cluster's members is refused. Nothing happened; the text names the way out.
 

@@ -83,6 +83,19 @@ class MemberChange:
 
 
 @value
+class Named:
+    """A call of a registered command.
+
+    Attributes:
+        name: of the command.
+        args: plain values, by position or by name.
+    """
+
+    name: str
+    args: Sequence[Any] | Mapping[str, Any] = ()
+
+
+@value
 class Request:
     """One command: statements that run as one transaction.
 
@@ -95,6 +108,8 @@ class Request:
         timeout_s: how long the client is willing to wait, in seconds.
         change: a change of the members, instead of statements.
         read_only: refuse the request if it writes.
+        longest_s: how long it may take in all if it is still being executed after ``timeout_s``; 0: no longer.
+        call: a registered command to be called by name, instead of statements.
     """
 
     command: str
@@ -105,10 +120,12 @@ class Request:
     timeout_s: float = 30.0
     change: MemberChange | None = None
     read_only: bool = False
+    longest_s: float = 0.0
+    call: Named | None = None
 
     def within(self, timeout_s: float) -> "Request":
         """Return the same request with another timeout."""
-        return replace(self, timeout_s=timeout_s)
+        return replace(self, timeout_s=timeout_s, longest_s=0.0)
 
 
 @value

@@ -15,6 +15,7 @@ from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish.errors import ConfigError
 from bedrockish.gate import Credentials, Gate
 from bedrockish.members import addresses
+from bedrockish.plugins import Plugins
 from bedrockish.runtime import Runtime
 from bedrockish.security import warnings
 from bedrockish.server import serve_client
@@ -41,10 +42,14 @@ async def serve(config: Config) -> None:
         result_bytes=config.limits.result_bytes_max,
         changes_bytes=config.limits.changes_bytes_max,
         statement_s=config.limits.statement_ms_max / 1000,
+        budget_s=config.limits.loop_ms_max / 1000,
     )
-    engine = Engine.open(config.database, founding=founding, full_sync=config.full_sync, limits=limits)
+    plugins = Plugins(config.plugins)
+    engine = Engine.open(
+        config.database, founding=founding, full_sync=config.full_sync, limits=limits, prepare=plugins.prepare
+    )
     try:
-        runtime = Runtime(engine, config)
+        runtime = Runtime(engine, config, plugins)
         gc.freeze()  # what is here now stays; looking through it for garbage again and again would cost a tenth
         gc.set_threshold(50_000, 20, 50)
         await _serve(runtime, config, credentials)

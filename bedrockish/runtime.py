@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, assert_never
 
@@ -17,38 +18,40 @@ import trio
 
 from bedrockish import __version__
 from bedrockish.acquaintances import AMNESIA, PREFIX, Acquaintances
+from bedrockish.asides import Asides
 from bedrockish.clocks import Clocks
 from bedrockish.config import Config
 from bedrockish.core import effects as do
 from bedrockish.core.describe import Printer, log_line
 from bedrockish.core.events import (
     Accused,
-    Activated,
     Answered,
-    Decided,
     Dropped,
     Event,
     Executed,
+    Now,
     PeerDown,
     PeerUp,
     Received,
     Submitted,
     Woken,
 )
-from bedrockish.core.messages import Gossip, Message, Outcome, decode, encode
+from bedrockish.core.messages import Entries, Gossip, Message, Outcome, decode, encode
 from bedrockish.core.node import Node
 from bedrockish.core.records import Prepared
 from bedrockish.engine.engine import Engine
-from bedrockish.errors import BedrockishError, DamagedError, UsageError
+from bedrockish.errors import BedrockishError, DamagedError
+from bedrockish.executing import Executions
 from bedrockish.measuring import Histogram
-from bedrockish.members import judge, prepare_change, set_members
-from bedrockish.recalling import again, read_entries, recall
+from bedrockish.members import judge, set_members
+from bedrockish.plugins import Plugins
 from bedrockish.requests import Answer, Request, Statement, Token
 from bedrockish.status import describe_node
 from bedrockish.syncing import Syncer
 from bedrockish.transactions import Transactions
-from bedrockish.waiting import Done, Kept, Prepare, Waiter
+from bedrockish.waiting import Done, Kept, Prepare, Waiter, answer_of
 from bedrockish.watching import Watch
+from journal.entry import Entry
 from journal.errors import EntryMalformedError
 from net import mesh as net
 from net.events import Hello
@@ -61,9 +64,10 @@ TURN_MAX = 512  # events that are taken before what they caused is made durable
 class Runtime:
     """Drives one core with one engine and one mesh."""
 
-    def __init__(self, engine: Engine, config: Config) -> None:
+    def __init__(self, engine: Engine, config: Config, plugins: Plugins | None = None) -> None:
         self.engine = engine
         self.config = config
+        self.plugins = plugins or Plugins()
         self.counts: Counter[str] = Counter()
         self.started = time.time()
         self._clocks = Clocks()
@@ -72,28 +76,36 @@ class Runtime:
         # What peers are told when a link is opened; batches only once they are durable.
         self.transactions = Transactions(engine, self.core, self.submit, self.durable, config.limits)
         self.info = {"version": __version__, "store": self.core.state.store, "batches": engine.batches}
+        self.info["plugins"] = self.plugins.tell()
         self.mesh: net.Mesh | None = None
         self.watch = Watch(self.core.state)
         self.latency = Histogram()
         self._inbox: deque[Event] = deque()
         self._wake = trio.Event()
-        self._waiters: dict[int, Waiter] = {}
+        self.waiters: dict[int, Waiter] = {}
         self._tickets = 0
         self._kept = Kept()
         self._syncer = Syncer(engine.sync)
         self.syncs = self._syncer.took
         self._syncing = False
         self._failure: BaseException | None = None
+        limits = config.limits
+        self.asides = Asides(engine, self.core, limits.asides_max, limits.command_ms_max / 1000, self._ran_aside)
+        self._executions = Executions(self)
         self._checkpointing = False
         self._nursery: trio.Nursery | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
+
+    def clock(self) -> Now:
+        """Read the clocks."""
+        return self._clocks.now()
 
     # -- what sessions need ----------------------------------------------------------------------------------------
 
     def begin(self, request: Request, done: Done, prepare: Prepare | None = None, *, once: bool = False) -> None:
         """Run a command to its end and call ``done`` with the answer, which must not block or raise."""
         self._tickets += 1
-        self._waiters[self._tickets] = Waiter(request, done, prepare)
+        self.waiters[self._tickets] = Waiter(request, done, prepare)
         self._post(Submitted(self._tickets, request, once))
 
     async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
@@ -115,7 +127,7 @@ class Runtime:
         """Return the answer of a command that happened, as far as this node knows."""
         entry = self.engine.find_command(command)
         await self.durable()
-        return None if entry is None else recall(self.engine, entry, Token())
+        return None if entry is None else answer_of(entry, Token())
 
     async def explain(self, statement: Statement) -> list[dict[str, Any]]:
         """Return what each statement of a text would read and write."""
@@ -132,21 +144,29 @@ class Runtime:
 
     def status(self) -> dict[str, Any]:
         """Return what this node says about itself."""
+        counts, refused = self.counts + self.asides.counts, self.known.refused
         told = describe_node(
-            self.core,
-            self.engine,
-            self.config,
-            self.counts,
-            self.mesh,
-            self.known.refused,
-            self._clocks.now(),
-            self.started,
+            self.core, self.engine, self.config, counts, self.mesh, refused, self._clocks.now(), self.started
         )
+        told |= {"plugins": self.plugins.describe(), "asides": self.asides.describe()}
         return {**told, "open_transactions": len(self.transactions), "open_streams": len(self.transactions.streams)}
 
     def events(self, after: int) -> dict[str, Any]:
         """Return what was lately said and heard."""
         return self.watch.read(after)
+
+    def _ran_aside(self, ticket: int, found: Prepared | BedrockishError | None) -> None:
+        """Go on with what ran aside; None: it has to run again."""
+        if isinstance(found, Prepared):
+            self._post(Executed(ticket, found))
+        elif isinstance(found, BedrockishError):
+            self.reply(ticket, found)
+            self._post(Dropped(ticket))
+        else:
+            following: deque[Event] = deque()
+            self._executions.execute(ticket, following)
+            for event in following:
+                self._post(event)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -180,6 +200,7 @@ class Runtime:
     def judge(self, hello: Hello) -> None:
         """Turn a voter away that has forgotten what it promised; see ``members.judge``."""
         judge(self.core, self.known, hello)
+        self.plugins.learn(hello.node, hello.info.get("plugins"))
         self._wake.set()  # what is remembered now has to be kept
 
     def _post(self, event: Event) -> None:
@@ -200,6 +221,7 @@ class Runtime:
             await trio.to_thread.run_sync(self.engine.sync)  # what a killed process wrote may not be durable yet
             self._perform(self.core.start(self._clocks.now()))
             nursery.start_soon(self.transactions.watch)
+            nursery.start_soon(self.asides.watch)
             with self._syncer:
                 while self._failure is None:
                     self._turn()
@@ -269,18 +291,16 @@ class Runtime:
                 self.counts["commits_led"] += entry.leader == self.core.state.me
                 self.counts["repeats"] += repeat
             case do.Execute(ticket):
-                self._execute(ticket, following)
+                self._executions.execute(ticket, following)
             case do.Reply(ticket, answer):
-                self._reply(ticket, answer)
+                self.reply(ticket, answer)
             case do.Admit(ticket, request):
-                self._waiters[ticket] = Waiter(request, partial(self._answered, ticket))
+                self.waiters[ticket] = Waiter(request, partial(self._answered, ticket))
                 following.append(Submitted(ticket, request))
             case do.Keep(name, value):
                 engine.set_meta(name, value)
-            case do.Activate(txid):
-                following.append(Activated(txid, engine.activate(txid)))
             case do.SendEntries(peer, wants, limit):
-                self._send(peer, read_entries(engine, wants, limit, self.core.state.clock.value))
+                self._send_entries(peer, wants, limit)
             case do.SendOutcome(peer, txid):
                 entries = engine.find_txid(txid)
                 leader, tick = entries[0].place if entries else ("", 0)
@@ -294,45 +314,11 @@ class Runtime:
             case _:
                 assert_never(effect)
 
-    def _execute(self, ticket: int, following: deque[Event]) -> None:
-        waiter = self._waiters.get(ticket)
-        if waiter is None:
-            following.append(Dropped(ticket))
-            return
-        request = waiter.request
-        self.counts["executions"] += 1
-        try:
-            entry = self.engine.find_command(request.command)
-            if entry is None:
-                following.append(Executed(ticket, self._prepare(waiter)))
-                return
-            self.counts["repeated_commands"] += 1
-            found = again(self.engine, entry, request.token, ticket)
-            if isinstance(found, Decided):
-                following.append(found)
-                return
-            self._reply(ticket, found)
-        except DamagedError:
-            raise
-        except BedrockishError as error:
-            self._reply(ticket, error)
-        following.append(Dropped(ticket))
-
-    def _prepare(self, waiter: Waiter) -> Prepared:
-        request = waiter.request
-        if waiter.prepare is not None:
-            return waiter.prepare()
-        if request.change is not None:
-            return prepare_change(self.core, self.engine, request.change, self.known.stores, self._clocks.now())
-        prepared = self.engine.execute(request)
-        if request.read_only and not prepared.readonly:
-            raise UsageError("this request may only read, and it writes; nothing happened: send it as one that writes")
-        return prepared
-
-    def _reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
-        waiter = self._waiters.pop(ticket, None)
+    def reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
+        """Answer a ticket, once what was written so far is durable."""
+        waiter = self.waiters.pop(ticket, None)
         if waiter is not None:
-            waiter.answer = answer
+            waiter.answer = self.asides.settle(ticket, answer)
             self._kept.replies.append(waiter)
 
     def _send(self, peer: str, message: Message) -> None:
@@ -342,6 +328,14 @@ class Runtime:
             self._encoded = (message, encode(message))
         self._kept.messages.setdefault(peer, []).append(self._encoded[1])
 
+    def _send_entries(self, peer: str, wants: Mapping[str, int], limit: int) -> None:
+        entries: list[Entry] = []
+        share = max(1, limit // max(1, len(wants)))
+        for leader, first_tick in wants.items():
+            entries.extend(self.engine.read_entries(leader, first_tick, share))
+        packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries)
+        self._send(peer, Entries(packed, self.core.state.clock.value))
+
     # -- durability ------------------------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
@@ -350,6 +344,7 @@ class Runtime:
             return  # what has come since shares the next one
         wrote = self.engine.flush()
         self.transactions.at_boundary()
+        self.asides.at_boundary()
         if not wrote:
             if self._kept:
                 kept, self._kept = self._kept, Kept()
@@ -390,10 +385,11 @@ class Runtime:
 
     def leave(self) -> None:
         """Make durable what there is, and lower the clock's ceiling to what was really used."""
+        self.asides.close()
         self.transactions.close()
         self.known.save()
         self.engine.set_meta("clock_ceiling", self.core.state.clock.value)
         self.engine.flush()
         self.engine.sync()
-        for waiter in self._waiters.values():
+        for waiter in self.waiters.values():
             waiter.tell()

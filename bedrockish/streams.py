@@ -8,30 +8,32 @@ else, and not for long, because the write-ahead log cannot begin anew while its 
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import trio
 
 from bedrockish.config import Bounds
 from bedrockish.core.node import Node
 from bedrockish.core.records import Prepared
+from bedrockish.engine.guard import Piece
 from bedrockish.engine.interactive import Interactive
 from bedrockish.engine.readers import Snapshot
 from bedrockish.engine.streaming import Batches, compile_read, footprint_of
-from bedrockish.errors import BedrockishError, DamagedError, DeadlineError, UnavailableError, UsageError
+from bedrockish.errors import BedrockishError, ConflictError, DamagedError, DeadlineError, UnavailableError, UsageError
 from bedrockish.requests import NOTHING, SESSION, STRICT, Answer, Request, Result, Token, encode_results
 from bedrockish.snapshots import Snapshots
+from bedrockish.waiting import Submit
 from bedrockish.wire import FETCH, STREAM
 from journal.footprint import Footprint
 from journal.transaction import ROWS
+from journal.vector import Vector
 
 logger = logging.getLogger(__name__)
 
 THREADS = 4  # batches that are read at the same time
 ENDED_MAX = 1_000  # streams whose end is remembered, to tell a client why
-
-Submit = Callable[[Request, Callable[[], Prepared]], Awaitable[Answer]]
 
 
 @dataclass(slots=True, eq=False)
@@ -147,27 +149,43 @@ class Streams:
         interactive, engine = self._interactive, self._interactive.engine
         statement = request.statements[0]
         compile_read(interactive.parts, statement)  # what is wrong with it is told at once
-
-        def prepare() -> Prepared:
-            piece, params = compile_read(interactive.parts, statement)
-            footprint = footprint_of(interactive.parts, piece, params) if request.read == STRICT else Footprint()
-            return Prepared(dict(engine.applied), engine.schema_version, True, ROWS, footprint, b"", NOTHING)
-
-        # Nothing is read here yet. But the node has seen by then what the client has, and a strict read has been found
-        # to miss nothing; the snapshot is newer.
-        read = STRICT if request.read == STRICT else SESSION
-        await self._submit(replace(request, read=read, statements=()), prepare)
+        caught_up = replace(request, read=SESSION, statements=())
+        await self._submit(caught_up, lambda: self._read_on(dict(engine.applied), Footprint()))
         while True:
             version = engine.schema_version
             piece, params = compile_read(interactive.parts, statement)
             snapshot, base = await self._snapshots.take()
-            if version == engine.schema_version:
-                break
+            try:
+                if version == engine.schema_version and await self._is_current(request, base, piece, params):
+                    break
+            except BaseException:
+                self._snapshots.give_back(snapshot)
+                raise
             self._snapshots.give_back(snapshot)
         state, now = self._core.state, time.monotonic()
         token = Token(base, state.clock.read(state.now.wall_ms))
         batches = Batches(snapshot, piece, params)
         return Stream(request.command, owner, piece.columns, token, snapshot, batches, now, now)
+
+    def _read_on(self, base: Vector, footprint: Footprint) -> Prepared:
+        """Return a read of these keys that was made on a snapshot."""
+        schema = self._interactive.engine.schema_version
+        return Prepared(dict(base), schema, True, ROWS, footprint, b"", NOTHING)
+
+    async def _is_current(self, request: Request, base: Vector, piece: Piece, params: tuple[Any, ...]) -> bool:
+        """Whether what is going to be read is good enough: if strict, a majority has to know of nothing newer.
+
+        They are asked about this very snapshot. One that is merely taken after they were asked about another may have
+        a commit that is newer than one that it lacks.
+        """
+        if request.read != STRICT:
+            return True
+        read = self._read_on(base, footprint_of(self._interactive.parts, piece, params))
+        try:
+            await self._submit(replace(request, statements=()), lambda: read, once=True)
+        except ConflictError:
+            return False
+        return True
 
     def _find(self, owner: object, name: str) -> Stream:
         stream = self._open.get(name)

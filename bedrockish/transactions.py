@@ -9,7 +9,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import trio
 
@@ -33,6 +32,7 @@ from bedrockish.requests import NOTHING, SERIALIZABLE, SESSION, STRICT, Answer, 
 from bedrockish.requests import encode_results as encode
 from bedrockish.snapshots import Snapshots
 from bedrockish.streams import Streams
+from bedrockish.waiting import Submit
 from bedrockish.wire import BEGIN, ROLLBACK, SETTLE, STATEMENTS, STREAM_STEPS
 from journal.changes import encode_changes
 from journal.footprint import Footprint
@@ -43,15 +43,6 @@ logger = logging.getLogger(__name__)
 ENDED_MAX = 1_000  # transactions whose end is remembered, to tell a client why
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before others get their turn
 REDO_S = 10e-6  # per row: a turn lasts longer than to do the rows again that it begins with
-
-
-class Submit(Protocol):
-    """Has something led to its end; see ``Runtime.submit``."""
-
-    def __call__(
-        self, request: Request, prepare: Callable[[], Prepared] | None = None, *, once: bool = False
-    ) -> Awaitable[Answer]:
-        """Return the answer; ``prepare`` executes it, ``once`` if always with the same result."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,8 +1,9 @@
 """Who waits at a node: callers for their answers, and everything that must not leave before it is durable."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import trio
 
@@ -14,6 +15,15 @@ from journal.vector import merge
 
 Done = Callable[[Answer | BedrockishError], None]
 Prepare = Callable[[], Prepared]
+
+
+class Submit(Protocol):
+    """Has something led to its end; see ``Runtime.submit``."""
+
+    def __call__(
+        self, request: Request, prepare: Callable[[], Prepared] | None = None, *, once: bool = False
+    ) -> Awaitable[Answer]:
+        """Return the answer; ``prepare`` executes it, ``once`` if always with the same result."""
 
 
 @dataclass(slots=True)
@@ -52,5 +62,4 @@ class Kept:
 def answer_of(entry: Entry, token: Token) -> Answer:
     """Return the answer that the client of an entry had, for one that has seen what the token says."""
     vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
-    clock = max(entry.txid.clock, entry.transaction.activates, token.clock)
-    return Answer(entry.transaction.result, Token(vector, clock), entry.place)
+    return Answer(entry.transaction.result, Token(vector, max(entry.txid.clock, token.clock)), entry.place)

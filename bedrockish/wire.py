@@ -4,7 +4,8 @@ Pure. Many calls may be under way on one link; the number in ``id`` says which c
 call's: a reply with it is about the link itself. Unknown fields are ignored, unknown operations are refused.
 
     {"id": 7, "op": "execute", "command": "c0…", "statements": [["SELECT 1", null]], "read": "session",
-     "isolation": "serializable", "token": bytes | null, "timeout": 10.0}
+     "isolation": "serializable", "token": bytes | null, "timeout": 10.0, "longest": 30.0}
+    {"id": 7, "op": "call", "name": "transfer", "args": [1, 2, 30] | {"source": 1, …}, …}     like "execute"
     {"id": 7, "op": "member", "command": "c0…", "change": {"action": "add", "node": "D", "address": "host:port", …},
      "token": bytes | null, "timeout": 10.0}
     {"id": 7, "op": "begin" | "statements" | "commit" | "rollback" | "settle", …}             like "execute"
@@ -26,11 +27,13 @@ import cbor2
 from bedrockish.addresses import parse_address
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UsageError, pack_error, unpack_error
 from bedrockish.params import check_params, check_timeout
+from bedrockish.plain import check_args
 from bedrockish.requests import (
     ISOLATIONS,
     READ_LEVELS,
     Answer,
     MemberChange,
+    Named,
     Params,
     Request,
     Statement,
@@ -40,11 +43,12 @@ from bedrockish.requests import (
 from journal.value import value
 
 EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
+CALL = "call"
 JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN = "join", "snapshot", "chunk", "events", "explain"
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
 QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN)
-OPS = (EXECUTE, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
+OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
 LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX = 0, 10_000, 200
 
 
@@ -162,11 +166,12 @@ def encode_call(call: Call) -> bytes:
                 "id": number,
                 "op": call.op if isinstance(call, Step) else EXECUTE,
                 "command": request.command,
-                "statements": [[statement.sql, _pack_params(statement.params)] for statement in request.statements],
+                **_pack_work(request),
                 "read": request.read,
                 "isolation": request.isolation,
                 "token": request.token.encode(),
                 "timeout": request.timeout_s,
+                **({"longest": request.longest_s} if request.longest_s else {}),
             }
         case AskOutcome(number, command):
             packed = {"id": number, "op": OUTCOME, "command": command}
@@ -202,7 +207,7 @@ def decode_call(payload: bytes) -> Call:
         raise MalformedCallError(f"a call cannot have the id {number!r}; number them from 1")
     op = packed.get("op")
     try:
-        if op == EXECUTE:
+        if op in (EXECUTE, CALL):
             return Execute(number, _decode_request(packed))
         if op in STEPS or op in STREAM_STEPS:
             return Step(number, _decode_request(packed, least=int(op in (STATEMENTS, STREAM))), op)
@@ -230,8 +235,9 @@ def _command(packed: Mapping[str, Any]) -> str:
 
 
 def _decode_request(packed: Mapping[str, Any], least: int = 1) -> Request:
-    statements = packed.get("statements")
-    if not isinstance(statements, list) or not least <= len(statements) <= STATEMENTS_MAX:
+    call = _decode_named(packed) if packed.get("op") == CALL else None
+    statements = packed.get("statements") if call is None else []
+    if not isinstance(statements, list) or not (call or least <= len(statements) <= STATEMENTS_MAX):
         raise UsageError(f"a command should be a list of 1 to {STATEMENTS_MAX} statements")
     read, isolation = packed.get("read"), packed.get("isolation")
     if read not in READ_LEVELS:
@@ -245,7 +251,16 @@ def _decode_request(packed: Mapping[str, Any], least: int = 1) -> Request:
         isolation,
         _token(packed),
         check_timeout(packed.get("timeout")),
+        longest_s=check_timeout(packed["longest"]) if packed.get("longest") is not None else 0.0,
+        call=call,
     )
+
+
+def _decode_named(packed: Mapping[str, Any]) -> Named:
+    name = packed.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= COMMAND_CHARACTERS_MAX:
+        raise UsageError(f"a command's name should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+    return Named(name, check_args(packed.get("args")))
 
 
 def _decode_change(packed: Mapping[str, Any]) -> Request:
@@ -273,6 +288,13 @@ def _statement(place: int, pair: object) -> Statement:
     if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
         raise UsageError(f"statement {place} should be a list of SQL text and parameters")
     return Statement(pair[0], check_params(pair[1]))
+
+
+def _pack_work(request: Request) -> dict[str, Any]:
+    """Return what is to be done: statements, or a command called by name."""
+    if request.call is not None:
+        return {"op": CALL, "name": request.call.name, "args": request.call.args}
+    return {"statements": [[statement.sql, _pack_params(statement.params)] for statement in request.statements]}
 
 
 def _pack_params(params: Params) -> Params:

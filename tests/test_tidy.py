@@ -17,8 +17,7 @@ FILE_LINES_MAX, FUNCTION_LINES_MAX = 400, 70
 # takes that away again. The standard library is allowed except where a row says otherwise.
 IO = "!asyncio !logging !os !pathlib !random !secrets !select !socket !sqlite3 !subprocess !tempfile !threading !time"
 JOURNAL_PURE = (
-    "journal !journal.differences !journal.pruning !journal.schema !journal.store !journal.replay !journal.spark "
-    "!journal.verify"
+    "journal !journal.differences !journal.pruning !journal.store !journal.replay !journal.spark !journal.verify"
 )
 MAY_IMPORT = {
     "net": f"net cbor2 {IO}",
@@ -28,7 +27,6 @@ MAY_IMPORT = {
     "net/tls.py": "net trio",
     "journal": f"{JOURNAL_PURE} cbor2 sortedcontainers {IO}",
     "journal/store.py": "journal !journal.spark apsw cbor2",
-    "journal/schema.py": "journal !journal.spark apsw",
     "journal/differences.py": "journal !journal.spark apsw",
     "journal/pruning.py": "journal !journal.spark apsw cbor2",
     "journal/tables.py": "journal !journal.spark apsw cbor2",
@@ -48,8 +46,10 @@ MAY_IMPORT = {
         f"bedrockish.core bedrockish.errors bedrockish.requests bedrockish.wire {JOURNAL_PURE} {IO}"
     ),
     "bedrockish/wire.py": (
-        f"bedrockish.addresses bedrockish.errors bedrockish.params bedrockish.requests {JOURNAL_PURE} cbor2 {IO}"
+        "bedrockish.addresses bedrockish.errors bedrockish.params bedrockish.plain bedrockish.requests "
+        f"{JOURNAL_PURE} cbor2 {IO}"
     ),
+    "bedrockish/plugins.py": "bedrockish apsw",
     "bedrockish/engine": (
         "bedrockish.engine bedrockish.errors bedrockish.requests bedrockish.clock bedrockish.core.records "
         "journal !journal.spark apsw cbor2 sortedcontainers !socket !asyncio !random"

@@ -22,7 +22,13 @@ from tools.java import ADVICE, find_java  # noqa: E402  (the package is found on
 
 LOCK = ROOT / "tools" / "requirements.lock"
 STAMP = "bedrockish-complete"
-PROGRAMS = {"test": "tools.check", "demo": "tools.demo_cluster", "bench": "tools.bench", "simulate": "tools.simulate"}
+PROGRAMS = {
+    "test": "tools.check",
+    "demo": "tools.demo_cluster",
+    "bench": "tools.bench",
+    "simulate": "tools.simulate",
+    "sqllogictest": "tools.sqllogictest",
+}
 NO_INDEX = re.compile(
     r"NewConnectionError|NameResolutionError|Max retries|Network is unreachable|ConnectTimeout|ReadTimeout|ProxyError"
     r"|Temporary failure in name resolution|Connection refused|from versions: none"
@@ -61,7 +67,7 @@ def wanted_groups(program: str, arguments: list[str]) -> list[str]:
         if java is None:
             say(f"NOTE: {found}: the Spark tests will be SKIPPED; {ADVICE}")
         return ["runtime", "spark", "dev"]
-    if program in ("bench", "simulate") or "--no-audit" in arguments or helping:
+    if program in ("bench", "simulate", "sqllogictest") or "--no-audit" in arguments or helping:
         return ["runtime"]
     if java is None:
         say(f"NOTE: {found}: the demo leaves out its audit in Spark; {ADVICE}")

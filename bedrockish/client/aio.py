@@ -1,49 +1,30 @@
 """The trio client: the core on real links. One client may be used by many tasks at once; they share one link."""
 
-import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import trio
 
-from bedrockish.addresses import Target, parse_url
+from bedrockish.client.asking import URL_VARIABLE as URL_VARIABLE
+from bedrockish.client.asking import Statements as Statements
+from bedrockish.client.asking import check_modes, command_rows, make_call, make_request, map_of
+from bedrockish.client.asking import target_of as target_of
 from bedrockish.client.driving import Driver
 from bedrockish.client.entry import Entry, entry_of
+from bedrockish.client.nearby import in_order, members_of
 from bedrockish.client.rows import Rows, rows_of
 from bedrockish.client.streaming import RowStream, streaming
 from bedrockish.client.transaction import Options, Transaction, run_transaction, transaction
-from bedrockish.errors import ConfigError, ProtocolMismatchError, UnavailableError, UsageError
+from bedrockish.errors import BedrockishError, OutcomeUnknownError, UnavailableError, UsageError
 from bedrockish.params import check_params, check_timeout
-from bedrockish.requests import (
-    ISOLATIONS,
-    READ_LEVELS,
-    SERIALIZABLE,
-    MemberChange,
-    Params,
-    Request,
-    Statement,
-    Token,
-    decode_token,
-)
+from bedrockish.requests import SERIALIZABLE, MemberChange, Params, Request, Statement, decode_token
 from bedrockish.wire import EVENTS, EXPLAIN, NODES, PING, SETTLE, STATUS, Answered, Ask, AskOutcome, Step, Told
 
-URL_VARIABLE = "BEDROCKISH_URL"
+LEARN_S = 30.0  # how often a client in use asks who belongs to the cluster
 T = TypeVar("T")
-Statements = Sequence[str | tuple[str, Params]]
-
-
-def target_of(url: str | None) -> Target:
-    """Return what a URL says; without one, what the environment variable BEDROCKISH_URL says.
-
-    Raises:
-        ConfigError: there is none, or it cannot be understood.
-    """
-    url = url or os.environ.get(URL_VARIABLE)
-    if not url:
-        raise ConfigError(f"no URL was given; pass one, such as bedrockish://localhost:7373, or set {URL_VARIABLE}")
-    return parse_url(url)
 
 
 class Client(Driver):
@@ -67,6 +48,7 @@ class Client(Driver):
         read: str | None = None,
         isolation: str = SERIALIZABLE,
         command: str | None = None,
+        resend: bool = False,
     ) -> Rows:
         """Run one statement as a transaction of its own.
 
@@ -77,12 +59,17 @@ class Client(Driver):
             read: ``stale``, ``session`` or ``strict``; by default what the URL says.
             isolation: ``serializable`` or ``snapshot``.
             command: id of the command, to send one again whose outcome is unknown; by default a new one.
+            resend: the command was sent before under this id, and its outcome is unknown. What comes out then, an
+                answer or an error, speaks of all attempts, also of those in earlier calls.
 
         Raises:
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
-        results = await self.transact([(sql, params)], timeout=timeout, read=read, isolation=isolation, command=command)
+        statements = [(sql, params)]
+        results = await self.transact(
+            statements, timeout=timeout, read=read, isolation=isolation, command=command, resend=resend
+        )
         return results[0]
 
     async def transact(
@@ -93,6 +80,7 @@ class Client(Driver):
         read: str | None = None,
         isolation: str = SERIALIZABLE,
         command: str | None = None,
+        resend: bool = False,
     ) -> list[Rows]:
         """Run statements as one transaction: all of them or none.
 
@@ -102,16 +90,69 @@ class Client(Driver):
             read: see ``execute``.
             isolation: see ``execute``.
             command: see ``execute``.
+            resend: see ``execute``.
 
         Raises:
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
-        timeout_s = self.target.timeout_s if timeout is None else check_timeout(timeout)
+        timeout_s = self._seconds(timeout)
         request = make_request(command or uuid.uuid4().hex, statements, read or self.target.read, isolation, timeout_s)
-        reply = await self._call(request, timeout_s)
+        return await self._command(request, timeout_s, resend=resend, named=command is not None)
+
+    async def call(
+        self,
+        name: str,
+        args: Sequence[Any] | Mapping[str, Any] = (),
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        read: str | None = None,
+        isolation: str = SERIALIZABLE,
+        command: str | None = None,
+        resend: bool = False,
+    ) -> Any:
+        """Call a command of the application by name, as one transaction, and return what it returns.
+
+        ``args`` are by position (a sequence) or by name (a map). For the rest see ``execute``.
+
+        Raises:
+            CommandError: the node has no such command, the arguments are wrong, or the command says no.
+            OutcomeUnknownError: the answer was lost; it may have happened.
+            BedrockishError: it did not happen; the type says why.
+        """
+        timeout_s = self._seconds(timeout)
+        request = make_call(command or uuid.uuid4().hex, name, args, read or self.target.read, isolation, timeout_s)
+        return (await self._command(request, timeout_s, resend=resend, named=command is not None))[0].value()
+
+    async def _command(self, request: Request, timeout_s: float, *, resend: bool, named: bool) -> list[Rows]:
+        if resend and not named:
+            raise UsageError("to send a command again, name the command: its id is in the error of the first attempt")
+        deadline = trio.current_time() + timeout_s
+        try:
+            reply = await self._call(request, timeout_s)
+        except OutcomeUnknownError:
+            raise
+        except BedrockishError as error:
+            if not resend:
+                raise
+            reply = await self._settled(request.command, error, deadline)
         assert isinstance(reply, Answered)
-        return rows_of(reply.answer, len(request.statements))
+        return command_rows(request.command, reply.answer, len(request.statements) or 1)
+
+    async def _settled(self, command: str, error: BedrockishError, deadline: float) -> Answered | Told:
+        """Find out what became of earlier attempts, after the last one has failed for sure.
+
+        Raises:
+            OutcomeUnknownError: no majority could be asked in time.
+            BedrockishError: the error that is given: it did not happen, and never will.
+        """
+        seconds = max(deadline - trio.current_time(), 1.0)
+        try:
+            return await self._call(Step(0, Request(command, (), timeout_s=seconds), SETTLE), seconds)
+        except UnavailableError as never:
+            if never.details.get("command") == command:
+                raise error from None
+            raise
 
     def stream(
         self,
@@ -260,7 +301,7 @@ class Client(Driver):
         Raises:
             BedrockishError: no node could be asked.
         """
-        return _map_of(await self._call(Ask(0, STATUS), self._seconds(timeout)))
+        return map_of(await self._call(Ask(0, STATUS), self._seconds(timeout)))
 
     async def nodes(self, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
         """Return the members of the cluster as the connected node knows them.
@@ -268,7 +309,7 @@ class Client(Driver):
         Raises:
             BedrockishError: no node could be asked.
         """
-        return _map_of(await self._call(Ask(0, NODES), self._seconds(timeout)))
+        return map_of(await self._call(Ask(0, NODES), self._seconds(timeout)))
 
     async def events(self, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
         """Return what the connected node lately said and heard of transactions, after a number from an earlier reply.
@@ -276,7 +317,7 @@ class Client(Driver):
         Raises:
             BedrockishError: no node could be asked.
         """
-        return _map_of(await self._call(Ask(0, EVENTS, after), self._seconds(timeout)))
+        return map_of(await self._call(Ask(0, EVENTS, after), self._seconds(timeout)))
 
     async def explain(
         self,
@@ -303,6 +344,18 @@ class Client(Driver):
         """
         await self._call(Ask(0, PING), self._seconds(timeout))
 
+    async def _keep_learning(self) -> None:
+        """Ask who belongs to the cluster, at once and then as long as this client is in use."""
+        calls = -1
+        while True:
+            if self._calls_made != calls:
+                with suppress(BedrockishError):
+                    reply = await self._call(Ask(0, NODES), LEARN_S)
+                    if isinstance(reply, Told):
+                        self._core.route.learn(members_of(reply.value), trio.current_time())
+                calls = self._calls_made
+            await trio.sleep(LEARN_S)
+
     def _seconds(self, timeout_s: float | None) -> float:
         return self.target.timeout_s if timeout_s is None else check_timeout(timeout_s)
 
@@ -327,12 +380,15 @@ async def open_client(
     """
     target = target_of(url)
     entry = entry or entry_of(target)
+    target = replace(target, addresses=await in_order(target, entry))
     body: BaseException | None = None
     async with trio.open_nursery() as nursery:
         client = Client(target, token, nursery, entry)
         nursery.start_soon(client._watch)
         try:
             await client.ping()
+            if target.discover:
+                nursery.start_soon(client._keep_learning)
             yield client
         except GeneratorExit:
             raise
@@ -342,43 +398,3 @@ async def open_client(
         nursery.cancel_scope.cancel()
     if body is not None:
         raise body
-
-
-def make_request(
-    command: str, statements: Statements, read: str, isolation: str, timeout_s: float, token: Token | None = None
-) -> Request:
-    """Return a checked request.
-
-    Raises:
-        UsageError: something in it is not what it should be.
-    """
-    if not command or len(command) > 200:
-        raise UsageError("a command's id should be a text of 1 to 200 characters")
-    check_modes(read, isolation)
-    made: list[Statement] = []
-    for statement in [statements] if isinstance(statements, str) else statements:
-        sql, params = (statement, None) if isinstance(statement, str) else statement
-        if not isinstance(sql, str) or not sql.strip():
-            raise UsageError(f"a statement should be an SQL text, not {sql!r}")
-        made.append(Statement(sql, check_params(params)))
-    if not made:
-        raise UsageError("a transaction needs at least one statement")
-    return Request(command, tuple(made), read, isolation, token or Token(), timeout_s)
-
-
-def check_modes(read: str, isolation: str) -> None:
-    """Check a read level and an isolation.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
-    if read not in READ_LEVELS:
-        raise UsageError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
-    if isolation not in ISOLATIONS:
-        raise UsageError(f"there is no isolation {isolation!r}; there is {', '.join(ISOLATIONS)}")
-
-
-def _map_of(reply: Answered | Told) -> dict[str, Any]:
-    if not isinstance(reply, Told) or not isinstance(reply.value, Mapping):
-        raise ProtocolMismatchError("the node answered with something else than a map")
-    return dict(reply.value)

@@ -4,87 +4,33 @@ One implementation of links, failover and deadlines is enough; what this adds is
 """
 
 import random
-import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import trio
-
 from bedrockish.client.aio import Client, Statements, open_client, target_of
 from bedrockish.client.held import BlockingTransaction, held
+from bedrockish.client.looping import Home, OwnLoop
 from bedrockish.client.retry import Backoff
 from bedrockish.client.rows import Rows
 from bedrockish.client.streaming import BlockingRowStream, held_stream
 from bedrockish.control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
-from bedrockish.errors import BedrockishError, ClientClosedError, UnsupportedError, UsageError
+from bedrockish.errors import BedrockishError, UnsupportedError, UsageError
 from bedrockish.params import check_timeout
 from bedrockish.requests import SERIALIZABLE, Params
 
 T = TypeVar("T")
 
 
-class _Loop:
-    """The thread and the trio client in it. It knows nothing of the Connection, so that one can be collected."""
-
-    def __init__(self, url: str, token: bytes | None) -> None:
-        self._url, self._first_token = url, token
-        self.client: Client | None = None
-        self.error: BaseException | None = None
-        self._entry: trio.lowlevel.TrioToken | None = None
-        self._stop: trio.Event | None = None
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="bedrockish-client", daemon=True)
-        self._thread.start()
-        self._started.wait()
-        if self.error is not None:
-            self._thread.join()
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            trio.run(self._main)
-        except BaseException as error:  # handed to the thread that asked, if it still waits
-            self.error = error
-        finally:
-            self._started.set()
-
-    async def _main(self) -> None:
-        async with open_client(self._url, token=self._first_token) as client:
-            self.client, self._stop = client, trio.Event()
-            self._entry = trio.lowlevel.current_trio_token()
-            self._started.set()
-            await self._stop.wait()
-
-    def call(self, method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
-        """Run one of the client's methods in its thread and wait for it."""
-        try:
-            return trio.from_thread.run(partial(method, *args, **kwargs), trio_token=self._entry)
-        except (trio.RunFinishedError, trio.Cancelled) as error:
-            if isinstance(self.error, BedrockishError):
-                raise self.error from None
-            raise ClientClosedError("this connection is closed; open another") from error
-
-    def stop(self) -> None:
-        """End the client and its thread; calls under way are told that it was closed."""
-        if self._entry is None or self._stop is None:
-            return
-        try:
-            self._entry.run_sync_soon(self._stop.set)
-        except trio.RunFinishedError:
-            return
-        self._thread.join()
-
-
 class Connection:
     """A session with a cluster, for programs without an event loop. Get one from ``connect``; close it after use."""
 
-    def __init__(self, url: str, token: bytes | None = None) -> None:
-        self._loop = _Loop(url, token)
+    def __init__(self, home: Home) -> None:
+        self._loop = home
         self._current: BlockingTransaction | None = None  # begun by BEGIN
         self._finalizer = weakref.finalize(self, self._loop.stop)  # also at the end of the program
 
@@ -126,6 +72,7 @@ class Connection:
         read: str | None = None,
         isolation: str = SERIALIZABLE,
         command: str | None = None,
+        resend: bool = False,
     ) -> Rows:
         """Run one statement as a transaction of its own, or in the one that BEGIN has opened.
 
@@ -137,9 +84,8 @@ class Connection:
             return self._control(control, timeout=timeout, read=read, isolation=isolation)
         if self._current is not None:
             return self._current.execute(sql, params, timeout=timeout)
-        return self._loop.call(
-            self._client.execute, sql, params, timeout=timeout, read=read, isolation=isolation, command=command
-        )
+        modes = {"timeout": timeout, "read": read, "isolation": isolation}
+        return self._loop.call(self._client.execute, sql, params, **modes, command=command, resend=resend)
 
     def transact(
         self,
@@ -149,6 +95,7 @@ class Connection:
         read: str | None = None,
         isolation: str = SERIALIZABLE,
         command: str | None = None,
+        resend: bool = False,
     ) -> list[Rows]:
         """Run statements as one transaction: all of them or none. See ``Client.transact``.
 
@@ -156,9 +103,28 @@ class Connection:
         """
         if self._current is not None:
             return self._current.run([statements] if isinstance(statements, str) else statements, timeout=timeout)
-        return self._loop.call(
-            self._client.transact, statements, timeout=timeout, read=read, isolation=isolation, command=command
-        )
+        modes = {"timeout": timeout, "read": read, "isolation": isolation}
+        return self._loop.call(self._client.transact, statements, **modes, command=command, resend=resend)
+
+    def call(
+        self,
+        name: str,
+        args: Sequence[Any] | Mapping[str, Any] = (),
+        *,
+        timeout: float | None = None,
+        read: str | None = None,
+        isolation: str = SERIALIZABLE,
+        command: str | None = None,
+        resend: bool = False,
+    ) -> Any:
+        """Call a command of the application by name and return what it returns. See ``Client.call``.
+
+        It is a transaction of its own, so it is refused after BEGIN.
+        """
+        if self._current is not None:
+            raise UnsupportedError("a command is a transaction of its own; COMMIT or ROLLBACK first")
+        modes = {"timeout": timeout, "read": read, "isolation": isolation}
+        return self._loop.call(self._client.call, name, args, **modes, command=command, resend=resend)
 
     def stream(
         self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None
@@ -265,7 +231,6 @@ class Connection:
 
     @property
     def _client(self) -> Client:
-        assert self._loop.client is not None, "a loop that has started has a client"
         return self._loop.client
 
 
@@ -284,4 +249,4 @@ def connect(url: str | None = None, *, token: bytes | None = None) -> Connection
         ProtocolMismatchError: what answers is no node, or of another version or cluster.
     """
     target_of(url)  # a mistake in the URL is told before a thread is started
-    return Connection(url or "", token)
+    return Connection(OwnLoop(partial(open_client, url, token=token)))

@@ -129,6 +129,11 @@ class ClientCore:
         self._current = None
         return effects
 
+    @property
+    def has_homes(self) -> bool:
+        """Whether a transaction or a result is open at a node."""
+        return bool(self._homes)
+
     def deadline(self) -> float:
         """Return when to call ``woken`` if nothing else happens; infinity for never."""
         times, ready = [math.inf], False
@@ -343,15 +348,15 @@ class ClientCore:
         # it while there are other nodes: one that is cut off from its peers would use it up waiting for them.
         left = call.deadline - now
         timeout_s = left - min(left / 4, 2.0)
-        call.hurried = (
-            name_of(call.what) is None and len(self.route) > 1 and timeout_s > PATIENCE_S * 2.0 ** min(call.tries, 30)
-        )
+        longest_s, patience_s = timeout_s, PATIENCE_S * 2.0 ** min(call.tries, 30)
+        call.hurried = name_of(call.what) is None and len(self.route) > 1 and timeout_s > patience_s
         if call.hurried:
-            timeout_s = PATIENCE_S * 2.0 ** min(call.tries, 30)
+            timeout_s = patience_s
         # An UPDATE that finds no row answers like a read. After a lost attempt it must not do so from a snapshot that
         # is merely too old to show what that attempt met.
         read = STRICT if call.lost and not call.harmless and not isinstance(call.what, Step) else request.read
-        return replace(request, token=self._merged(request.token), timeout_s=timeout_s, read=read)
+        token = self._merged(request.token)
+        return replace(request, token=token, timeout_s=timeout_s, longest_s=longest_s, read=read)
 
     def _merged(self, token: Token) -> Token:
         return Token(merge(self.token.vector, token.vector), max(self.token.clock, token.clock))

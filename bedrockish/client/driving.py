@@ -21,7 +21,7 @@ from bedrockish.errors import (
     UnavailableError,
 )
 from bedrockish.requests import decode_token
-from bedrockish.wire import Answered, Told
+from bedrockish.wire import Answered, Ask, Told
 from net.errors import Code, LinkClosedError, NetError, RefusedError, RemoteProtocolError, TlsError
 from net.events import Hello
 from net.limits import Limits
@@ -47,6 +47,17 @@ class Driver:
         self._alarm = trio.Event()
         self._alarm_at = math.inf  # when the core will be woken as things are
         self._is_closed = False
+        self._calls_made = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can be used no longer."""
+        return self._is_closed
+
+    @property
+    def has_open_transactions(self) -> bool:
+        """Whether a transaction or a result is open at a node."""
+        return self._core.has_homes
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
         return await self._wait(self._begin(what, timeout_s))
@@ -55,6 +66,7 @@ class Driver:
         """Begin a call; ``_wait`` for the number that is returned, or ``_cancel`` it."""
         if self._is_closed:
             raise ClientClosedError("this client is closed; open another")
+        self._calls_made += not isinstance(what, Ask)
         number, effects = self._core.call(what, timeout_s, trio.current_time())
         self._waiting[number] = trio.Event()
         self._perform(effects)

@@ -28,7 +28,7 @@ _READS = re.compile(r"(?:SELECT|VALUES|EXPLAIN)\b", re.IGNORECASE)
 
 def only_reads(request: Request) -> bool:
     """Whether a command certainly changes nothing; False when in doubt (WITH may introduce an INSERT)."""
-    if request.change is not None:
+    if request.change is not None or request.call is not None:
         return False
     for statement in request.statements:
         blank = _BLANK.match(statement.sql)

@@ -1,9 +1,9 @@
 """What a node asks its driver to do, in order.
 
 The contract of every driver: perform the effects of a step in order. Whatever writes (``Persist``, ``Forget``,
-``Keep``, ``Apply``, ``Activate``) goes into one open SQLite transaction; **a Send or a Reply leaves only after
-everything written before it is durable**. The core itself behaves as if its disk were instant, and this rule makes it
-true for everybody outside.
+``Keep``, ``Apply``) goes into one open SQLite transaction; **a Send or a Reply leaves only after everything written
+before it is durable**. The core itself behaves as if its disk were instant, and this rule makes it true for everybody
+outside.
 """
 
 from bedrockish.core.messages import Message
@@ -36,8 +36,8 @@ class Reply:
 class Execute:
     """Run this ticket's request on the database as it is now and step ``Executed``.
 
-    If the command is in the journal already, answer from there and step ``Dropped``, or ``Decided`` if it is a schema
-    change that is not activated yet; if it fails, answer the error and step ``Dropped``.
+    If the command is in the journal already, answer from there and step ``Dropped``; if it fails, answer the error and
+    step ``Dropped``.
     """
 
     ticket: int
@@ -84,13 +84,6 @@ class Apply:
 
 
 @value
-class Activate:
-    """Run the statements of the schema change that waits for this, and step ``Activated``."""
-
-    txid: Txid
-
-
-@value
 class SendEntries:
     """Send a peer the timelines it wants, from the journal, as far as ``limit`` bytes go."""
 
@@ -122,17 +115,5 @@ class Halt:
 
 
 Effect = (
-    Send
-    | Reply
-    | Execute
-    | Admit
-    | Persist
-    | Forget
-    | Keep
-    | Apply
-    | Activate
-    | SendEntries
-    | SendOutcome
-    | SetMembers
-    | Halt
+    Send | Reply | Execute | Admit | Persist | Forget | Keep | Apply | SendEntries | SendOutcome | SetMembers | Halt
 )

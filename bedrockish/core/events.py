@@ -6,7 +6,6 @@ from bedrockish.core.messages import Message
 from bedrockish.core.records import Prepared
 from bedrockish.errors import BedrockishError
 from bedrockish.requests import Answer, Request
-from journal.transaction import Txid
 from journal.value import value
 
 
@@ -42,23 +41,6 @@ class Dropped:
     """A request needs no more: it failed, was answered from the journal, or nobody waits for it any longer."""
 
     ticket: int
-
-
-@value
-class Decided:
-    """A request is a schema change that was committed before and is not activated here yet: ``answer`` is for then."""
-
-    ticket: int
-    txid: Txid
-    answer: Answer
-
-
-@value
-class Activated:
-    """A schema change was activated; ``failure`` says why the data forbade it, and is empty if nothing did."""
-
-    txid: Txid
-    failure: str
 
 
 @value
@@ -104,4 +86,4 @@ class Woken:
     """The deadline that the node gave has passed."""
 
 
-Event = Submitted | Executed | Dropped | Decided | Activated | Answered | Received | PeerUp | PeerDown | Accused | Woken
+Event = Submitted | Executed | Dropped | Answered | Received | PeerUp | PeerDown | Accused | Woken

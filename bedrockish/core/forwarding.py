@@ -92,6 +92,8 @@ class Forwarding:
             return found[0], None
         if isinstance(reply, Answered):
             return found[0], reply.answer
+        if isinstance(reply, Failed) and reply.error.details.get("reason") == "unknown":
+            return found[0], None  # a command by name, which we have
         if isinstance(reply, Failed) and not reply.error.retry and reply.error.code not in ("unknown", "damaged"):
             return found[0], reply.error  # it cannot be done, anywhere
         return found[0], None

@@ -6,7 +6,6 @@ happen" only when every attempt that it made is known to have ended so.
 """
 
 from bedrockish.clock import pack
-from bedrockish.core.activation import Activation, activation_clock
 from bedrockish.core.conflicts import Known, claim
 from bedrockish.core.effects import Execute, Reply
 from bedrockish.core.forwarding import Forwarding
@@ -25,16 +24,14 @@ from bedrockish.core.tickets import (
     Stage,
     Ticket,
     committed,
-    compose,
     did_not_happen,
-    hopeless,
     retry_pause_ms,
-    schema_failed,
     unknown,
 )
 from bedrockish.core.voting import Voting
 from bedrockish.errors import BedrockishError, UnavailableError
 from bedrockish.requests import STRICT, Answer, Request, Token
+from journal.footprint import Footprint
 from journal.transaction import Transaction, Txid
 from journal.vector import merge
 
@@ -51,7 +48,6 @@ class Leading:
         self.forwarding = Forwarding(state)
         self.tickets: dict[int, Ticket] = {}
         self.attempts: dict[Txid, Attempt] = {}
-        self.activation = Activation(state)
         self.queues = Queues(self.tickets, self._execute)
 
     # -- a ticket's way --------------------------------------------------------------------------------------------
@@ -74,9 +70,7 @@ class Leading:
             self.ordering.want(ticket.request.token.vector)
 
     def settle(self) -> None:
-        """Start the tickets whose session, and whose schema, this node has caught up with."""
-        for ticket in self.activation.released():
-            self._execute(ticket)
+        """Start the tickets whose session this node has caught up with."""
         for ticket in [ticket for ticket in self.tickets.values() if ticket.stage is Stage.TOKEN]:
             if self.state.has_seen(ticket.request.token):
                 self._execute(ticket)
@@ -98,9 +92,6 @@ class Leading:
                 self._end(ticket, moved)
                 return
             prepared = moved
-        if prepared.schema != state.schema and (ticket.request.read == STRICT or not prepared.readonly):
-            self._execute(ticket)  # a schema change has come into force meanwhile
-            return
         if prepared.readonly:
             if ticket.request.read == STRICT:
                 self._check_read(ticket, prepared)
@@ -111,24 +102,18 @@ class Leading:
             why = state.trouble or f"node {state.me} is a learner, which only reads; write at {', '.join(state.voters)}"
             self._finish(ticket, UnavailableError(why))
             return
-        clock = state.tick()
-        activates = activation_clock(state, ticket, prepared, clock)
-        ticket.footprint = claim(prepared.footprint, ticket.request.command, prepared.kind, clock, activates)
-        if self.activation.holds_up(ticket, prepared, clock):
-            self.queues.leave(ticket)
-            return
+        footprint = claim(prepared.footprint, ticket.request.command, prepared.kind)
+        ticket.footprint = footprint
         if state.clock.read(state.now.wall_ms) - state.safe > pack(state.settings.conflict_window_ms):
             self._pause(ticket, 20)  # no safe time yet (a node that just started): a BEGIN now would be TOO OLD
             return
-        if self._step_back(ticket, prepared):
+        if self._step_back(ticket, prepared, footprint):
             return
-        rolling = sorted(self.rollbacks.rolling)
-        self._begin(ticket, compose(state, ticket, prepared, clock, activates, rolling))
+        self._begin(ticket, prepared, footprint)
 
-    def _step_back(self, ticket: Ticket, prepared: Prepared) -> bool:
+    def _step_back(self, ticket: Ticket, prepared: Prepared, footprint: Footprint) -> bool:
         """Test the transaction on ourselves; whether it has to wait."""
-        state, footprint = self.state, ticket.footprint
-        assert footprint is not None
+        state = self.state
         found = next(state.recent.conflicts(footprint, prepared.base), None)
         if found is not None:
             self._pause(ticket, 1)  # committed but not in its snapshot: run it on a newer one
@@ -144,8 +129,22 @@ class Leading:
             return True
         return False
 
-    def _begin(self, ticket: Ticket, transaction: Transaction) -> None:
+    def _begin(self, ticket: Ticket, prepared: Prepared, footprint: Footprint) -> None:
         state = self.state
+        transaction = Transaction(
+            Txid(state.tick(), state.me),
+            dict(sorted(prepared.base.items())),
+            state.safe,
+            prepared.schema,
+            state.membership.version,
+            ticket.request.command,
+            ticket.request.isolation,
+            prepared.kind,
+            footprint,
+            prepared.changes,
+            prepared.result,
+            tuple(sorted(self.rollbacks.rolling)),
+        )
         if self.voting.held_back(transaction):
             self._pause(ticket, 10 + 20 * state.draw())
             return
@@ -170,17 +169,17 @@ class Leading:
     def _check_read(self, ticket: Ticket, prepared: Prepared) -> None:
         ticket.stage, ticket.read = Stage.CHECKING, prepared
         valid = self.reading.begin(ticket, prepared)
-        if valid is not None:
-            self.read_checked(ticket.number, valid=valid)
+        if valid:
+            self._answer_read(ticket, prepared)
+        elif valid is False:
+            self._pause(ticket, READ_AGAIN_MS * (1 + self.state.draw()))
 
     def read_checked(self, number: int, *, valid: bool) -> None:
         """A majority has answered for a strict read: answer it, or execute it again on a newer snapshot."""
         ticket = self.tickets.get(number)
         if ticket is None or ticket.stage is not Stage.CHECKING or ticket.read is None:
             return
-        if valid and self.activation.holds_up(ticket, ticket.read, self.state.clock.value):
-            self.queues.leave(ticket)
-        elif valid and ticket.read.schema == self.state.schema:
+        if valid:
             self._answer_read(ticket, ticket.read)
         else:
             self._pause(ticket, READ_AGAIN_MS * (1 + self.state.draw()))
@@ -221,8 +220,19 @@ class Leading:
         self._count_rejects(attempt, patient=True)
 
     def _count_rejects(self, attempt: Attempt, *, patient: bool) -> None:
-        """Give up when approvals enough cannot come any more."""
-        if hopeless(self.state, attempt, patient=patient):
+        """Give up when approvals enough cannot come any more.
+
+        Once somebody has rejected, a voter that is out of reach, or that let our patience run out, counts as if it
+        had: else one reject and one dead voter would keep the transaction, and its keys, for ever.
+        """
+        state = self.state
+        if not attempt.rejects:
+            return
+        lost = len(attempt.rejects)
+        for node in state.voters:
+            if node != state.me and node not in attempt.approvals and node not in attempt.rejects:
+                lost += not patient or not state.peers[node].up
+        if lost > len(state.voters) - state.quorum:
             self._give_up(attempt)
 
     def check(self, gone: str | None = None) -> None:
@@ -279,7 +289,7 @@ class Leading:
         elif ticket.stage is Stage.FORWARDED:
             self._execute(ticket)
         elif not ticket.open:
-            self._finish(ticket, did_not_happen(ticket, self.state))
+            self._finish(ticket, self._did_not_happen(ticket))
 
     def doom(self, committed: Known) -> None:
         """Give up what conflicts with a commit that arrived and is not in its base."""
@@ -331,28 +341,12 @@ class Leading:
         transaction = attempt.transaction
         ticket.open.discard(transaction.txid)
         if commit:
-            answer = committed(ticket, transaction, self.state.recent.known[transaction.txid].places[0])
-            if transaction.activates:
-                self.activation.decide(ticket, transaction.txid, answer)
-            else:
-                self._finish(ticket, answer)
+            place = self.state.recent.known[transaction.txid].places[0]
+            self._finish(ticket, committed(ticket, transaction, place))
         elif ticket.stage is Stage.IN_FLIGHT:
             self._pause(ticket, self.state.settings.retry_ms_min * (1 + self.state.draw()))
         elif ticket.stage is Stage.ENDING and not ticket.open:
-            self._finish(ticket, did_not_happen(ticket, self.state))
-
-    def decided(self, number: int, txid: Txid, answer: Answer) -> None:
-        """A ticket is a schema change that was committed before, and is not in force here yet."""
-        ticket = self.tickets.get(number)
-        if ticket is not None:
-            self.activation.decide(ticket, txid, answer)
-            self.queues.leave(ticket)
-
-    def activated(self, txid: Txid, failure: str) -> None:
-        """A schema change is in force, or the data forbade it: answer those that asked for it."""
-        for ticket in self.activation.activated(txid):
-            assert ticket.answer is not None
-            self._finish(ticket, schema_failed(failure) if failure else ticket.answer)
+            self._finish(ticket, self._did_not_happen(ticket))
 
     def drop(self, number: int) -> None:
         """A ticket needs no more from us."""
@@ -377,9 +371,9 @@ class Leading:
     def past_deadline(self, number: int) -> None:
         """The client's time is over: say what is known, or wait a little for the end of the last attempt."""
         ticket = self.tickets.get(number)
-        if ticket is None:
+        if ticket is None or ticket.extend(self.state):
             return
-        if ticket.stage in (Stage.ENDING, Stage.ACTIVATING):
+        if ticket.stage is Stage.ENDING:
             self._finish(ticket, unknown(ticket))
             return
         in_flight, away = ticket.stage is Stage.IN_FLIGHT, ticket.stage is Stage.FORWARDED
@@ -395,4 +389,12 @@ class Leading:
             if ticket.open or away:
                 self.state.timer(ENDING_MS, "ticket_deadline", number)
             else:
-                self._finish(ticket, did_not_happen(ticket, self.state))
+                self._finish(ticket, self._did_not_happen(ticket))
+
+    def _did_not_happen(self, ticket: Ticket) -> BedrockishError:
+        request = ticket.request
+        if not ticket.attempts and not self.state.has_seen(request.token):
+            return UnavailableError(
+                f"node {self.state.me} has not caught up with this session in {request.timeout_s:g} s; try another node"
+            )
+        return did_not_happen(ticket, self.state.quorum)

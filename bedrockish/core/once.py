@@ -12,7 +12,7 @@ from bedrockish.core.records import Prepared
 from bedrockish.core.state import State
 from bedrockish.core.tickets import Ticket, readable
 from bedrockish.errors import BedrockishError, ConflictError
-from journal.footprint import LAST_CLOCK, Footprint
+from journal.footprint import Footprint
 from journal.vector import Vector
 
 
@@ -47,20 +47,10 @@ def lost_to(found: Conflict) -> ConflictError:
     )
 
 
-def schema_changed() -> ConflictError:
-    """Return the error for a transaction that has run on a schema that is no longer in force."""
-    return ConflictError(
-        "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
-    )
-
-
 def move(state: State, ticket: Ticket, prepared: Prepared) -> Prepared | BedrockishError:
     """Return what was prepared as if it had been executed now, or why it would have done something else."""
-    if prepared.schema != state.schema:
-        return schema_changed()
     footprint = prepared.footprint
     if not prepared.readonly:
-        last = state.clock.read(state.now.wall_ms)
-        footprint = claim(footprint, ticket.request.command, prepared.kind, last, LAST_CLOCK)
+        footprint = claim(footprint, ticket.request.command, prepared.kind)
     error = overtaken(state, footprint, prepared.base)
     return replace(prepared, base=dict(state.applied)) if error is None else error

@@ -13,7 +13,7 @@ from bedrockish.core.records import Prepared
 from bedrockish.core.state import State
 from bedrockish.core.tickets import Ticket
 from journal.errors import EntryMalformedError
-from journal.footprint import LAST_CLOCK, Footprint, clock_key
+from journal.footprint import Footprint
 from journal.transaction import Txid
 from journal.vector import Vector
 
@@ -40,10 +40,7 @@ class Reading:
 
         The more often it was tried, the longer it waits for answers: voters may be slower than we expect.
         """
-        state, base = self.state, prepared.base
-        # It counts as later than everything, so it must have seen every schema change that is on its way.
-        points = prepared.footprint.read_points | {clock_key(LAST_CLOCK)}
-        footprint = Footprint(points, prepared.footprint.read_ranges)
+        state, base, footprint = self.state, prepared.base, prepared.footprint
         if next(iter(self._in_the_way(base, footprint)), None) is not None:
             return False
         self._count += 1
@@ -54,8 +51,9 @@ class Reading:
         if len(read.clear) >= state.majority:
             del self.reads[self._count]
             return True
+        reads_only = Footprint(footprint.read_points, footprint.read_ranges)
         clock = state.clock.read(state.now.wall_ms)
-        state.send_voters(Check(self._count, dict(base), cbor2.dumps(footprint.pack()), clock))
+        state.send_voters(Check(self._count, dict(base), cbor2.dumps(reads_only.pack()), clock))
         return None
 
     def _in_the_way(self, base: Vector, footprint: Footprint) -> list[Txid]:

@@ -164,8 +164,6 @@ class Recovered:
         cut: the highest cut that was ever announced (section 6 of the protocol).
         batches: how many durable batches this file has seen.
         safe: a safe time known before the restart.
-        schema: version of the schema in force.
-        scheduled: the schema change that is applied and not activated yet.
         joining: what a new node was told when it was taken in; None once it has caught up.
     """
 
@@ -181,5 +179,3 @@ class Recovered:
     batches: int = 0
     safe: int = 0
     joining: Joining | None = None
-    schema: int = 0
-    scheduled: Transaction | None = None

@@ -13,7 +13,6 @@ from bedrockish.core.effects import Forget, Keep
 from bedrockish.core.messages import Gossip
 from bedrockish.core.ordering import Ordering
 from bedrockish.core.state import State
-from journal.transaction import Txid
 from journal.vector import canonical, covers
 
 IDLE_CUT_S = 1.0  # seconds between two moves of the cut when there is nothing that waits for it
@@ -26,7 +25,6 @@ class Safety:
         self.state = state
         self.ordering = ordering
         self._cut_at = -IDLE_CUT_S
-        self._due: Txid | None = None  # the schema change whose time has come
         self._readings: deque[tuple[float, int]] = deque()  # (seconds, clock) of late, oldest first
 
     def on_gossip(self, peer: str, message: Gossip) -> None:
@@ -61,9 +59,6 @@ class Safety:
         pending, unapplied = state.pending.smallest_clock(), self.ordering.smallest_unapplied()
         lowest = min((clock for clock in (pending, unapplied) if clock is not None), default=None)
         closable = self._read_a_while_ago()
-        if self._in_a_hurry():
-            assert state.scheduled is not None
-            closable = max(closable, state.scheduled.activates)
         if lowest is not None:
             closable = min(closable, lowest - 1)
         state.closed = max(state.closed, closable)
@@ -80,36 +75,11 @@ class Safety:
             state.emit(Keep("safe", safe))
         if safe > before or state.late:
             self._forget()
-        if state.awaits_schema(state.safe):
-            state.activate()
-
-    def schema_due(self, txid: Txid) -> None:
-        """The time of a schema change has come: close up to there at once, for others wait for it to be in force.
-
-        A clock that only counts, or stands behind, is moved on: else nobody would ever reach that time.
-        """
-        scheduled = self.state.scheduled
-        if scheduled is not None and scheduled.txid == txid:
-            self.state.clock.adjust(scheduled.activates)
-            self._due = txid
-
-    def hurry(self) -> None:
-        """Move on after every step while a schema change is due, and tell, instead of at the next heartbeat."""
-        state = self.state
-        if not self._in_a_hurry():
-            return
-        told = state.closed, state.cut
-        self.advance()
-        if (state.closed, state.cut) != told:
-            self.gossip()
-
-    def _in_a_hurry(self) -> bool:
-        return self._due is not None and self.state.scheduled is not None and self.state.scheduled.txid == self._due
 
     def _worth_a_sync(self) -> bool:
         """Whether the cut should move now: it has to be durable, and an idle node need not sync at every heartbeat."""
         state = self.state
-        if state.done or state.votes or state.outcomes or state.scheduled is not None:
+        if state.done or state.votes or state.outcomes:
             return True  # something waits to become safe
         return state.now.seconds - self._cut_at >= IDLE_CUT_S
 

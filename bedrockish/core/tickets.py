@@ -1,7 +1,6 @@
 """A ticket: one client's request on its way through this node, and what it is told when it cannot be done."""
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -9,14 +8,7 @@ from bedrockish.core.messages import Reject
 from bedrockish.core.records import Prepared
 from bedrockish.core.settings import Settings
 from bedrockish.core.state import State
-from bedrockish.errors import (
-    BedrockishError,
-    ConflictError,
-    ConstraintError,
-    DeadlineError,
-    OutcomeUnknownError,
-    UnavailableError,
-)
+from bedrockish.errors import BedrockishError, ConflictError, DeadlineError, OutcomeUnknownError
 from bedrockish.requests import Answer, Request, Token
 from journal.footprint import Footprint, object_of
 from journal.transaction import Transaction, Txid
@@ -36,8 +28,6 @@ class Stage(Enum):
     WAITING = "waits for a transaction that it conflicts with"
     PAUSED = "pauses before it is executed again"
     IN_FLIGHT = "waits for approvals"
-    SCHEMA = "waits until a schema change is in force"
-    ACTIVATING = "is a schema change that was committed, and waits until it is in force"
     ENDING = "is past its deadline and waits for the end of its last attempt"
 
 
@@ -57,8 +47,8 @@ class Ticket:
         behind: tickets that wait until this one, which goes first, is in flight or done.
         last: the last reject that named another transaction.
         once: it cannot be executed again: what it did rests on what its client has been told of its reads.
+        is_long: it was given more time, because it was being executed when its first time was over.
         error: what to answer when the last of its attempts has ended without a commit.
-        answer: what to answer when its schema change is in force.
     """
 
     number: int
@@ -74,8 +64,18 @@ class Ticket:
     behind: deque[int] = field(default_factory=deque)
     last: Reject | None = None
     once: bool = False
+    is_long: bool = False
     error: BedrockishError | None = None
-    answer: Answer | None = None
+
+    def extend(self, state: State) -> bool:
+        """Move the deadline once, if it is at work and its client has more time: another node would begin anew."""
+        more_s = self.request.longest_s - self.request.timeout_s
+        if self.stage is not Stage.EXECUTING or more_s <= 0 or self.is_long:
+            return False
+        self.is_long = True
+        self.deadline += more_s
+        state.timer(1000 * more_s, "ticket_deadline", self.number)
+        return True
 
     def lost_to(self) -> Txid | None:
         """Return the elder transaction, if it was one, that its last attempt was rejected for."""
@@ -95,42 +95,11 @@ class Attempt:
     counting: bool = True
 
 
-def compose(
-    state: State, ticket: Ticket, prepared: Prepared, clock: int, activates: int, rollbacks: Iterable[Txid]
-) -> Transaction:
-    """Return the transaction as which a ticket is led; its footprint is the ticket's."""
-    assert ticket.footprint is not None
-    return Transaction(
-        Txid(clock, state.me),
-        dict(sorted(prepared.base.items())),
-        state.safe,
-        prepared.schema,
-        state.membership.version,
-        ticket.request.command,
-        ticket.request.isolation,
-        prepared.kind,
-        ticket.footprint,
-        prepared.changes,
-        prepared.result,
-        tuple(rollbacks),
-        activates,
-    )
-
-
-def schema_failed(failure: str) -> BedrockishError:
-    """Return the error for a schema change that was committed and that the data forbade when it was to be in force."""
-    return ConstraintError(
-        f"the schema change was decided, and the data forbade it when it was to come into force: {failure}; the schema "
-        "is what it was before, on every node: repair the data and change the schema again"
-    )
-
-
 def committed(ticket: Ticket, transaction: Transaction, place: tuple[str, int]) -> Answer:
     """Return the answer of a ticket whose transaction was committed at a place."""
     seen = ticket.request.token
     vector = merge(transaction.base, {place[0]: place[1]}, seen.vector)
-    clock = max(transaction.txid.clock, transaction.activates, seen.clock)
-    return Answer(transaction.result, Token(vector, clock), place, ticket.attempts)
+    return Answer(transaction.result, Token(vector, max(transaction.txid.clock, seen.clock)), place, ticket.attempts)
 
 
 def retry_pause_ms(ticket: Ticket, settings: Settings, draw: float) -> float:
@@ -142,45 +111,21 @@ def retry_pause_ms(ticket: Ticket, settings: Settings, draw: float) -> float:
 def unknown(ticket: Ticket) -> BedrockishError:
     """Return the error for a ticket of which nobody can tell now whether it happened."""
     command = ticket.request.command
-    if ticket.stage is Stage.ACTIVATING:
-        return OutcomeUnknownError(
-            f"command {command} is committed, and its schema change was not in force in time; send it again with the "
-            "same id to learn whether it is",
-            command=command,
-        )
     return OutcomeUnknownError(
         f"no majority could be asked what became of command {command}; send it again with the same id to learn it",
         command=command,
     )
 
 
-def hopeless(state: State, attempt: Attempt, *, patient: bool) -> bool:
-    """Whether approvals enough cannot come any more.
-
-    Once somebody has rejected, a voter that is out of reach, or that let our patience run out, counts as if it had:
-    else one reject and one dead voter would keep the transaction, and its keys, for ever.
-    """
-    if not attempt.rejects:
-        return False
-    lost = len(attempt.rejects)
-    for node in state.voters:
-        if node != state.me and node not in attempt.approvals and node not in attempt.rejects:
-            lost += not patient or not state.peers[node].up
-    return lost > len(state.voters) - state.quorum
-
-
-def did_not_happen(ticket: Ticket, state: State) -> BedrockishError:
+def did_not_happen(ticket: Ticket, quorum: int) -> BedrockishError:
     """Return the error for a ticket of which every attempt is known to have ended without a commit."""
     reject, request = ticket.last, ticket.request
-    if not ticket.attempts and not state.has_seen(request.token):
-        return UnavailableError(
-            f"node {state.me} has not caught up with this session in {request.timeout_s:g} s; try another node"
-        )
     if ticket.error is not None:
         return ticket.error
     if reject is None or reject.other is None:
-        waited = f"no quorum of {state.quorum} approvals in {request.timeout_s:g} s"
-        return DeadlineError(f"{waited}; command {request.command} did not happen")
+        return DeadlineError(
+            f"no quorum of {quorum} approvals in {request.timeout_s:g} s; command {request.command} did not happen"
+        )
     name = readable(object_of(reject.key))
     return ConflictError(
         f"command {request.command} met {reject.other} of {reject.other.leader} on {name} in {ticket.attempts} "
@@ -196,10 +141,5 @@ def did_not_happen(ticket: Ticket, state: State) -> BedrockishError:
 def readable(name: str) -> str:
     """Return an object's name as a person reads it: ``t:account`` is ``table account``."""
     kind, _, rest = name.partition(":")
-    words = {
-        "t": f"table {rest}",
-        "i": f"index {rest}",
-        "e": "the schema",
-        "c": "its own earlier run",
-    }
+    words = {"t": f"table {rest}", "i": f"index {rest}", "s": f"the schema of {rest}", "c": "its own earlier run"}
     return words.get(kind, name)

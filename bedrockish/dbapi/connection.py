@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from bedrockish.client.aio import target_of
 from bedrockish.client.blocking import Connection as Link
+from bedrockish.client.blocking import connect as open_link
 from bedrockish.client.rows import Rows
 from bedrockish.dbapi import errors
 from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Cursor, RowFactory
@@ -256,7 +257,7 @@ def connect(
     try:
         target = target_of(url)
         seconds = target.timeout_s if timeout is None else check_timeout(timeout)
-        link = Link(url or "", token)
+        link = open_link(url, token=token)
     except BedrockishError as error:
         raise standing_for(error) from error
     made = Connection(link, Session(link, read or target.read or SESSION, seconds), detect_types)

@@ -49,6 +49,16 @@ class AutoIds:
         self._queries: dict[str, str] = {}
         self._sequences: frozenset[str] = frozenset()
         self._stripes, self._own = stripe("", ())
+        self._home: AutoIds | None = None
+
+    def twin(self) -> "AutoIds":
+        """Return one for a connection that another thread uses. What was given is known to both.
+
+        They do not lock each other out: if both give an id at the same instant, one of two transactions is run again.
+        """
+        other = AutoIds()
+        other._home, other._highest = self, self._highest
+        return other
 
     def register(self, db: apsw.Connection) -> None:
         """Let a connection's statements ask for ids. Only our own texts may: not a trigger, not a default."""
@@ -68,7 +78,8 @@ class AutoIds:
         self._tables = tables.by_name
         self._queries.clear()
         self._sequences = _autoincrement(db)
-        self._highest = {name: high for name, high in self._highest.items() if name in self._tables}
+        for name in self._highest.keys() - self._tables.keys() if self._home is None else ():
+            del self._highest[name]
 
     def use_members(self, node: str, membership: Membership) -> None:
         """Learn who is in the cluster."""
@@ -89,6 +100,8 @@ class AutoIds:
     def begin(self) -> None:
         """A statement begins: what is in the tables may have changed since the last one."""
         self._seen.clear()
+        if self._home is not None:
+            self._stripes, self._own = self._home._stripes, self._home._own
 
     def used_up(self, db: apsw.Connection) -> ConstraintError | None:
         """Return the error for the table whose ids have come to an end, which SQLite calls a full disk, or None."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import apsw
 
-from bedrockish.errors import DamagedError
+from bedrockish.errors import ConfigError, DamagedError
 
 
 class Wal:
@@ -31,6 +31,11 @@ class Wal:
         db.wal_autocheckpoint(0)  # an automatic checkpoint would stall whichever commit it falls on
         db.set_wal_hook(self._committed)
         sync_directory(self._path.parent)
+
+    @property
+    def descriptor(self) -> int:
+        """The open file; whoever keeps it makes a copy."""
+        return self._fd
 
     def _committed(self, _db: apsw.Connection, _name: str, frames: int) -> int:
         self.frames = frames
@@ -108,3 +113,25 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def copy_file(source: apsw.Connection, place: Path) -> None:
+    """Copy a database page by page into a new file, durably.
+
+    Raises:
+        ConfigError: the file is there already, or cannot be written.
+    """
+    if place.exists():
+        raise ConfigError(f"{place} is there already; give another path")
+    try:
+        target = apsw.Connection(str(place))
+        try:
+            with target.backup("main", source, "main") as backup:
+                backup.step(-1)
+        finally:
+            target.close()
+        with open(place, "rb") as copy:
+            os.fsync(copy.fileno())
+        sync_directory(place.resolve().parent)
+    except (apsw.Error, OSError) as error:
+        raise ConfigError(f"{place} cannot be written: {error}; give a path with enough free space") from error

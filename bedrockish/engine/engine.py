@@ -20,19 +20,19 @@ from bedrockish.engine import system
 from bedrockish.engine.apply import RowApplier
 from bedrockish.engine.autoid import AutoIds
 from bedrockish.engine.capture import Capture
-from bedrockish.engine.copying import copy
-from bedrockish.engine.durability import Wal
+from bedrockish.engine.durability import Wal, copy_file
 from bedrockish.engine.execute import Executor
 from bedrockish.engine.explain import explain
 from bedrockish.engine.failures import broken
 from bedrockish.engine.guard import Guard
 from bedrockish.engine.limits import Limits
-from bedrockish.engine.opening import FileLock, Founding, connect
-from bedrockish.engine.parts import Parts
+from bedrockish.engine.opening import FileLock, Founding, Prepare, connect
+from bedrockish.engine.overlay import Moment, salt_of
+from bedrockish.engine.parts import Beside, Parts
 from bedrockish.engine.tables import Tables
 from bedrockish.errors import ConfigError, DamagedError
 from bedrockish.requests import Request, Statement
-from journal import schema, store
+from journal import store
 from journal.changes import decode_changes, decode_statements
 from journal.entry import GENESIS, Entry
 from journal.transaction import MEMBERS, ROWS, SCHEMA, Txid
@@ -48,13 +48,15 @@ class Engine:
 
     Attributes:
         applied: the last tick applied of each timeline, in step with ``apply``.
-        schema_version: how many schema changes were activated.
+        schema_version: how many schema entries were applied.
         batches: how many batches were committed in the life of the file.
         bootstrap: the membership that the cluster was founded with, encoded.
     """
 
-    def __init__(self, db: apsw.Connection, lock: FileLock, limits: Limits, *, full_sync: bool) -> None:
-        self._db, self._lock, self._limits = db, lock, limits
+    def __init__(
+        self, db: apsw.Connection, lock: FileLock, limits: Limits, prepare: Prepare, *, full_sync: bool
+    ) -> None:
+        self._db, self._lock, self._limits, self._prepare = db, lock, limits, prepare
         self._file = db.filename  # kept, because helper threads must not touch the connection
         self._capture = Capture(db, limits.changes_bytes)
         self._guard = Guard(db)
@@ -86,6 +88,7 @@ class Engine:
         founding: Founding | None,
         full_sync: bool = False,
         limits: Limits | None = None,
+        prepare: Prepare = lambda _db: None,
     ) -> "Engine":
         """Open a node's file, and create it if it is new.
 
@@ -94,6 +97,7 @@ class Engine:
             founding: what a new file begins with; an old one must agree. None: the file must be a node's already.
             full_sync: let SQLite sync at each commit instead of once per batch.
             limits: what a request may cost.
+            prepare: gives every connection the functions and collations that SQLite does not have.
 
         Raises:
             ConfigError: the file cannot be used; the text says why and what to do.
@@ -108,9 +112,9 @@ class Engine:
         limits = limits or Limits()
         lock = FileLock(place)
         try:
-            db = connect(place, founding, limits, full_sync=full_sync)
+            db = connect(place, founding, limits, prepare, full_sync=full_sync)
             try:
-                return cls(db, lock, limits, full_sync=full_sync)
+                return cls(db, lock, limits, prepare, full_sync=full_sync)
             except BaseException:
                 db.close()
                 raise
@@ -140,22 +144,22 @@ class Engine:
             cut=int(system.get_meta(db, "cut") or 0),
             batches=self.batches,
             safe=safe,
-            schema=self.schema_version,
-            scheduled=schema.scheduled(db),
             joining=decode_joining(joining) if joining else None,
         )
 
-    def execute(self, request: Request) -> Prepared:
+    def execute(self, request: Request, budget_s: float = float("inf")) -> Prepared:
         """Run a request on the database as it is now, and take it back: nothing of it remains.
 
         Raises:
+            TakesLongError: it has run for ``budget_s`` and is not done.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.
             UnsupportedError: it cannot be replicated.
             TooLargeError: it is over a limit of size or time.
             DamagedError: the file failed; the node must stop.
         """
-        return self._take_back(lambda: self._executor.execute(request, dict(self.applied), self.schema_version))
+        base, version = dict(self.applied), self.schema_version
+        return self._take_back(lambda: self._executor.execute(request, base, version, budget_s))
 
     def explain(self, statement: Statement) -> list[dict[str, Any]]:
         """Tell what each statement of a text would read and write, as ``explain.explain``; nothing of it remains."""
@@ -182,6 +186,14 @@ class Engine:
         self._leave = leave
         return Parts(self._db, self._executor, self._capture, self._applier, self._limits, self._reader, self._redo)
 
+    def beside(self) -> Beside:
+        """Return what is needed for connections beside the writer's."""
+        return Beside(self._reader, self._prepare, self._wal.descriptor, self._ids, self._limits)
+
+    def moment(self) -> Moment:
+        """Return the state of the file after the last flush."""
+        return Moment(self._wal.frames, salt_of(self._wal.descriptor), self.batches)
+
     @property
     def dirty(self) -> bool:
         """Whether there is anything to flush; if not, a new reading connection sees all that was applied."""
@@ -204,15 +216,6 @@ class Engine:
         self._write(self._apply, entry, repeat, applied_ms)
         self.applied[leader] = tick
         self._heads[leader] = entry.hash
-
-    def activate(self, txid: Txid) -> str:
-        """Put the schema change that waits for it in force, in the open batch; return why the data forbids it."""
-        self._write(self._activate, txid)
-        return schema.standing(self._db, txid).failure
-
-    def schema_standing(self, txid: Txid) -> schema.Standing:
-        """Return what became of a schema change here."""
-        return schema.standing(self._db, txid)
 
     def save_vote(self, vote: Vote) -> None:
         """Keep a vote in the open batch, instead of an earlier one on the same transaction."""
@@ -303,7 +306,11 @@ class Engine:
         Raises:
             ConfigError: the file is there already, or cannot be written.
         """
-        copy(self._reader, Path(path))
+        source = self._reader()
+        try:
+            copy_file(source, Path(path))
+        finally:
+            source.close()
 
     def digest(self) -> str:
         """Return the digest of the tables as of the last flush: equal on nodes that have applied the same."""
@@ -329,6 +336,7 @@ class Engine:
     def _reader(self) -> apsw.Connection:
         reader = apsw.Connection(self._file, flags=apsw.SQLITE_OPEN_READONLY)
         reader.set_busy_timeout(5_000)
+        self._prepare(reader)
         return reader
 
     def _write(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -364,29 +372,18 @@ class Engine:
         store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
 
     def _apply_schema(self, entry: Entry) -> None:
-        transaction = entry.transaction
-        statements = decode_statements(transaction.changes)
-        schema.schedule(self._db, transaction, self.schema_version + 1, statements)
-        if not transaction.activates:
-            failure = self._change_schema(statements)
-            if failure:
-                what = f"{entry.leader}{entry.tick} cannot be applied, {statements} gave: {failure}"
-                raise DamagedError(f"{what}; fill this node again from another one")
-
-    def _activate(self, txid: Txid) -> None:
-        waiting = schema.scheduled(self._db)
-        assert waiting is not None
-        assert waiting.txid == txid
-        self._change_schema(decode_statements(waiting.changes))
-
-    def _change_schema(self, statements: list[str]) -> str:
         self._applier.loud()
-        failure = schema.run(self._db, statements)
+        for statement in decode_statements(entry.transaction.changes):
+            try:
+                self._db.execute(statement).fetchall()
+            except apsw.Error as error:
+                raise DamagedError(
+                    f"{entry.leader}{entry.tick} cannot be applied: {statement!r} gave: {error}; "
+                    "this node's tables differ from its journal: stop it and fill it again from another node"
+                ) from error
         self.schema_version += 1
-        schema.settle(self._db, self.schema_version, failure)
         system.set_meta(self._db, "schema_version", self.schema_version)
         self._learn_schema()
-        return failure
 
     def _learn_schema(self) -> None:
         tables = Tables(self._db)

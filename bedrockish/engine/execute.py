@@ -18,14 +18,13 @@ from bedrockish.engine.failures import translate
 from bedrockish.engine.footprints import Analysis, Gatherer
 from bedrockish.engine.guard import EMPTY, READ, SCHEMA, WRITE, Guard, Piece
 from bedrockish.engine.inserts import Rewritten, rewrite
-from bedrockish.engine.limits import Limits
+from bedrockish.engine.limits import Limits, out_of_time
 from bedrockish.engine.readers import WAY_OUT
 from bedrockish.engine.tables import Tables
 from bedrockish.engine.values import Binder
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, TooLargeError, UnsupportedError
 from bedrockish.requests import SERIALIZABLE, Request, Result, Statement, encode_results
 from journal.changes import encode_changes, encode_statements
-from journal.footprint import Footprint
 from journal.transaction import ROWS
 from journal.transaction import SCHEMA as SCHEMA_KIND
 
@@ -34,16 +33,34 @@ TEXTS_MAX = 2_000  # compiled texts that are remembered
 _FOREVER = float("inf")
 
 
+class TakesLongError(Exception):
+    """Raised when a request is over its budget: not refused, but to be run where it is in nobody's way.
+
+    ``sql`` is the statement that was at work.
+    """
+
+    def __init__(self, sql: str) -> None:
+        super().__init__(sql)
+        self.sql = sql
+
+
 class Executor:
-    """Executes requests, one at a time."""
+    """Executes requests, one at a time.
+
+    Attributes:
+        reader: another connection that shows the same rows, as long as the request has changed none; it is faster.
+        stopped: why everything that runs is to end at once.
+    """
 
     def __init__(self, db: apsw.Connection, guard: Guard, capture: Capture, limits: Limits, ids: AutoIds) -> None:
         self._db, self._guard, self._capture, self._limits, self._ids = db, guard, capture, limits, ids
         self._texts: dict[str, tuple[Piece, ...]] = {}
         self._tables = Tables(db)
         self._analysis = Analysis(db)
-        self._until = _FOREVER
-        db.set_progress_handler(self._progress, PROGRESS_STEPS)
+        self._until = self._budget = _FOREVER
+        self.reader: apsw.Connection | None = None
+        self.stopped: BedrockishError | None = None
+        db.set_progress_handler(self.progress, PROGRESS_STEPS)
 
     def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema; forget the statements compiled for the old one."""
@@ -51,13 +68,17 @@ class Executor:
         self._analysis = Analysis(self._db)
         self._texts.clear()
 
-    def _progress(self) -> bool:
-        return self._capture.failure is not None or self._limits.seconds() > self._until
+    def progress(self) -> bool:
+        """Whether the statement that runs is to be interrupted; SQLite asks now and then."""
+        return self._capture.failure is not None or self._limits.seconds() > self._until or self.stopped is not None
 
-    def execute(self, request: Request, base: dict[str, int], schema_version: int) -> Prepared:
+    def execute(
+        self, request: Request, base: dict[str, int], schema_version: int, budget_s: float = _FOREVER
+    ) -> Prepared:
         """Run a request inside the open transaction; the caller takes it back, whatever comes out.
 
         Raises:
+            TakesLongError: it has run for ``budget_s`` and is not done. Schema statements take the time they need.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.
             UnsupportedError: it cannot be replicated.
@@ -67,9 +88,11 @@ class Executor:
             raise SqlError("the request has no statements; send at least one")
         gatherer = Gatherer(self._analysis, serializable=request.isolation == SERIALIZABLE)
         run = _Run(self, gatherer, self._limits.result_bytes)
+        self._budget = _FOREVER if budget_s == _FOREVER else self._limits.seconds() + budget_s
         try:
             return self._execute(run, request, base, schema_version)
         finally:
+            self._budget = _FOREVER
             if run.settings:
                 pragmas.settle(self._db)
 
@@ -151,21 +174,27 @@ class Executor:
         Raises:
             TooLargeError: the rows take more than ``room`` bytes, or it changes too much, or it runs too long.
         """
-        self._until = self._limits.seconds() + self._limits.statement_s
+        now = self._limits.seconds()
+        budget = _FOREVER if piece.kind == SCHEMA else self._budget
+        if now > budget:
+            raise TakesLongError(piece.sql)
+        self._until = min(now + self._limits.statement_s, budget)
         self._ids.begin()
         text = piece.text(params)
+        db = self._db
+        if self.reader is not None and piece.kind == READ and not self._capture.wrote:
+            db = self.reader
         try:
             if not piece.columns:
-                self._db.execute(text, params)
+                db.execute(text, params)
                 rows: list[tuple[Any, ...]] = []
                 size = 0
             else:
-                rows, size = self._fetch(text, params, room)
+                rows, size = self._fetch(db, text, params, room)
         except apsw.InterruptError as error:
-            raise self._capture.failure or TooLargeError(
-                f"a statement ran longer than {self._limits.statement_s:g} s; add an index, or ask for less at a time",
-                sql=piece.sql,
-            ) from error
+            if self._until == budget and self._capture.failure is None and self.stopped is None:
+                raise TakesLongError(piece.sql) from None
+            raise self.stopped or self._capture.failure or out_of_time(self._limits, piece.sql) from error
         except apsw.FullError as error:
             raise self._ids.used_up(self._db) or translate(error, piece.sql) from error
         except apsw.Error as error:
@@ -178,10 +207,12 @@ class Executor:
             raise self._capture.failure
         return rows, size
 
-    def _fetch(self, text: str, params: tuple[Any, ...], room: int) -> tuple[list[tuple[Any, ...]], int]:
+    def _fetch(
+        self, db: apsw.Connection, text: str, params: tuple[Any, ...], room: int
+    ) -> tuple[list[tuple[Any, ...]], int]:
         rows: list[tuple[Any, ...]] = []
         size = 0
-        cursor = self._db.execute(text, params)
+        cursor = db.execute(text, params)
         try:
             for row in cursor:
                 rows.append(row)
@@ -203,7 +234,7 @@ class Executor:
             raise UnsupportedError(
                 "names that begin with bedrockish_ belong to the database itself; choose another name"
             )
-        footprint = Footprint()  # it reads nothing now: its statements run for good at its activation
+        footprint = run.gatherer.definitions(changed=changed)
         changes = encode_statements(run.schema) if changed else encode_changes([])
         kind = SCHEMA_KIND if changed else ROWS
         return Prepared(base, version, False, kind, footprint, changes, encode_results(run.results))
@@ -248,7 +279,9 @@ class _Run:
     def one(self, piece: Piece, params: tuple[Any, ...]) -> None:
         """Run a statement and keep its result and what it read."""
         executor = self._executor
-        if piece.kind != SCHEMA:
+        if piece.kind == SCHEMA:
+            self.gatherer.schema(piece)
+        else:
             self.gatherer.read(piece, params)
         rows, size = executor.run_piece(piece, params, self._room)
         self._room -= size

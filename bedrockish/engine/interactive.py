@@ -21,15 +21,16 @@ from typing import Any
 import apsw
 
 from bedrockish.core.records import Prepared
-from bedrockish.engine import pragmas
-from bedrockish.engine.engine import Engine
+from bedrockish.engine import kept, pragmas
+from bedrockish.engine.capture import Touched
 from bedrockish.engine.growing import Growing
 from bedrockish.engine.guard import READ, SCHEMA, WRITE, Piece, first_word
+from bedrockish.engine.parts import Lends
 from bedrockish.engine.readers import Readers
 from bedrockish.engine.session import Session
 from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, UnsupportedError
 from bedrockish.requests import Request, Result, Statement, encode_results
-from journal.changes import encode_changes
+from journal.changes import Change, encode_changes
 from journal.footprint import Footprint
 from journal.transaction import ROWS
 
@@ -40,7 +41,7 @@ Overtaken = Callable[[Footprint, Mapping[str, int]], BedrockishError | None]
 class Interactive:
     """Runs the statements of all open transactions of a node."""
 
-    def __init__(self, engine: Engine, overtaken: Overtaken) -> None:
+    def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
         self.engine, self._overtaken = engine, overtaken
         self._inside: Session | None = None
         parts = self.parts = engine.lend(self.leave)
@@ -58,7 +59,12 @@ class Interactive:
             UnsupportedError: it cannot be replicated, or not in a transaction.
         """
         self._check_schema(session)
-        for piece, params in self._executor._pieces(statement):
+        found = self._executor._pieces(statement)
+        while True:
+            self.parts.applier.loud()  # what a statement is, SQLite says with triggers on
+            piece, params = next(found, (None, ()))
+            if piece is None:
+                return
             if piece.setting == pragmas.DEFER:
                 pragmas.settle(self._db)
                 raise UnsupportedError(
@@ -296,16 +302,14 @@ class Interactive:
             raise
         rowcount, session.lastrowid = db.changes(), db.last_insert_rowid()
         session.sets.read(piece, params)
-        self._keep(session)
+        self._keep(session, *capture.stop())
         session.wrote = True
         return Result(piece.columns, rows, rowcount, session.lastrowid or None), size
 
-    def _keep(self, session: Session) -> None:
+    def _keep(self, session: Session, changes: list[Change], touched: dict[str, Touched]) -> None:
         """Add the changes of the statement that has just run to those of the transaction."""
-        db, capture = self._db, self._capture
         assert session.sets is not None
-        size = capture.size
-        changes, touched = capture.stop()
+        db, capture, size = self._db, self._capture, self._capture.size
         blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
         if touched:
             after = capture.read_rows(touched)
@@ -330,15 +334,17 @@ class Interactive:
         if self._restore():
             session.over = isinstance(error, ConstraintError)  # ROLLBACK as conflict clause ends the transaction
             return
-        # FAIL as conflict clause: the rows before the one that failed stay. (To be asked before anything else runs.)
-        partly = isinstance(error, ConstraintError) and capture.wrote and db.changes() > 0
         session.sets.read(piece, params, failed=True)
-        if partly:
-            session.lastrowid = db.last_insert_rowid()
-            self._keep(session)
-            session.wrote = True
-            return
+        lastrowid = db.last_insert_rowid()
         changes, touched = capture.stop()
+        if isinstance(error, ConstraintError):
+            # FAIL as conflict clause: what was done before the row that failed stays.
+            there = kept.are_there(db, self._executor._tables.by_name, changes)
+            if there or (there is None and touched):  # a net change that cannot be told here is found by ``_keep``
+                session.lastrowid = lastrowid
+                self._keep(session, changes, touched)
+                session.wrote = True
+                return
         db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")
         session.sets.undone(changes, touched)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
+from bedrockish.errors import StatementTimeoutError
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -16,6 +18,7 @@ class Limits:
         wal_frames: frames in the WAL at which a background checkpoint is due.
         wal_frames_max: frames at which a batch's end finishes the checkpoint itself, inline.
         seconds: a clock that only goes forward, in seconds.
+        budget_s: how long a request may run in the loop before it is run again aside.
     """
 
     result_bytes: int = 64 << 20
@@ -24,3 +27,19 @@ class Limits:
     wal_frames: int = 2_000
     wal_frames_max: int = 8_000
     seconds: Callable[[], float] = monotonic
+    budget_s: float = 0.01
+
+    @property
+    def length_bytes(self) -> int:
+        """The longest value that SQLite takes, in bytes."""
+        return max(self.result_bytes, self.changes_bytes) + (1 << 20)
+
+
+def out_of_time(limits: Limits, sql: str) -> StatementTimeoutError:
+    """Return the error for a statement that ran too long."""
+    return StatementTimeoutError(
+        f"a statement ran longer than {limits.statement_s:g} s and was interrupted; add an index, ask for less at a "
+        "time, or raise statement_ms_max at the node",
+        sql=sql,
+        limit_s=limits.statement_s,
+    )

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,13 @@ from bedrockish.engine.failures import FULL
 from bedrockish.engine.limits import Limits
 from bedrockish.engine.tables import Tables
 from bedrockish.errors import ConfigError, UnsupportedError
-from journal import schema, store
+from journal import store
 
 SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL that starts over while a checkpoint runs can lose commits
 CACHE_KIB = 64 << 10
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
+
+Prepare = Callable[[apsw.Connection], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,12 @@ def check_version(version: str) -> None:
         raise ConfigError(f"SQLite {version} is too old, {wanted} is needed; run: pip install --upgrade apsw")
 
 
-def connect(path: Path, founding: Founding | None, limits: Limits, *, full_sync: bool) -> apsw.Connection:
+def connect(
+    path: Path, founding: Founding | None, limits: Limits, prepare: Prepare, *, full_sync: bool
+) -> apsw.Connection:
     """Open the file, with SQLite set as the engine needs it and the system tables in place; the caller has the lock.
+
+    ``prepare`` adds functions and collations before anything is looked at.
 
     Raises:
         ConfigError: the file cannot be used; the text says why and what to do.
@@ -91,6 +97,7 @@ def connect(path: Path, founding: Founding | None, limits: Limits, *, full_sync:
         db = apsw.Connection(str(path), flags=flags, statementcachesize=512)
         try:
             _set_up(db, path, limits, full_sync=full_sync)
+            prepare(db)
             _begin(db)
             _found(db, path, founding)
             db.set_busy_timeout(0)  # from now on the file is ours, and waiting for anybody would stop the node
@@ -132,7 +139,7 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits, *, full_sync: bool)
     db.pragma("recursive_triggers", 0)
     db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # no writing of the catalogue or of shadow tables
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
-    db.limit(apsw.SQLITE_LIMIT_LENGTH, max(limits.result_bytes, limits.changes_bytes) + (1 << 20))
+    db.limit(apsw.SQLITE_LIMIT_LENGTH, limits.length_bytes)
 
 
 def _begin(db: apsw.Connection) -> None:
@@ -153,7 +160,6 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         began_with = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         system.create(db)
         store.create(db)
-        schema.create(db)
         system.set_meta(db, "format", system.FORMAT)
         system.set_meta(db, "node", founding.node)
         system.set_meta(db, "store", founding.store)
@@ -169,7 +175,6 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         found = system.get_meta(db, "format")
         if found != system.FORMAT:
             raise ConfigError(f"{path} has the format {found}, this program reads {system.FORMAT}; use its own version")
-        schema.create(db)  # which files of earlier versions do not have
         node = system.get_meta(db, "node")
         if founding is not None and founding.node != node:
             raise ConfigError(f"{path} is the file of node {node}, not of {founding.node}; give each node its own file")

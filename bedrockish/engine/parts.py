@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import apsw
 
+from bedrockish.core.records import Prepared
 from bedrockish.engine.apply import RowApplier
+from bedrockish.engine.autoid import AutoIds
 from bedrockish.engine.capture import Capture
 from bedrockish.engine.execute import Executor
 from bedrockish.engine.limits import Limits
+from bedrockish.requests import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +31,38 @@ class Parts:
     limits: Limits
     reader: Callable[[], apsw.Connection]
     redo: Callable[[], None]
+
+
+class Lends(Protocol):
+    """What open transactions need of an engine."""
+
+    applied: dict[str, int]
+    schema_version: int
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something was applied that another connection does not see yet."""
+
+    def lend(self, leave: Callable[[], None]) -> Parts:
+        """Let them use the writer; ``leave`` is called when it is needed for something else."""
+
+    def execute(self, request: Request) -> Prepared:
+        """Run a request and take it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What somebody needs who opens connections beside the writer's, to run things in other threads.
+
+    Attributes:
+        reader: opens another connection that only reads.
+        prepare: gives a connection the functions and collations that were added to SQLite's own.
+        wal: descriptor of the WAL; to be copied.
+        ids: gives ids on the writer's connection.
+    """
+
+    reader: Callable[[], apsw.Connection]
+    prepare: Callable[[apsw.Connection], None]
+    wal: int
+    ids: AutoIds
+    limits: Limits

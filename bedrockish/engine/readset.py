@@ -11,6 +11,7 @@ plan explained without parameters may differ from the one that runs.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import apsw
@@ -25,7 +26,7 @@ from journal.footprint import HIGH, Range, object_range
 Params = Sequence[Any]
 Reads = tuple[list[bytes], list[Range]]
 
-EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"t:", b"t;"))
+EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"s:", b"s;"), (b"t:", b"t;"))
 
 _Encode = Callable[[Params], bytes]
 _Pick = Callable[..., bytes]  # min or max
@@ -33,6 +34,9 @@ _UNENCODABLE = (TypeError, OverflowError, IndexError)  # parameters that SQLite 
 
 # Table functions that show the schema or the file, which no key stands for.
 _LOOKS_BEHIND = re.compile(r"\b(pragma_\w+|dbstat|sqlite_dbpage|bytecode|tables_used|sqlite_stmt)\b", re.IGNORECASE)
+_BLOB = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|(?<![\w$])[xX]'([0-9a-fA-F]*)'""", re.DOTALL
+)
 _EXPLAIN = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*explain\b", re.IGNORECASE | re.DOTALL)
 
 
@@ -76,12 +80,16 @@ def analyse(db: apsw.Connection, schema: Schema, sql: str, nparams: int) -> Read
     """
     if _EXPLAIN.match(sql):
         return ReadPlan(True, frozenset(), (("EXPLAIN", "everything"),), _Binder([], schema, True), _Binder([], schema))
-    programs = _explain(db, sql, nparams)
+    programs, is_whole = _explain(db, sql, nparams)
+    if not is_whole:
+        programs, is_whole = _explain(db, _BLOB.sub(_readable, sql), nparams)
     reads: list[Access] = []
     probes: list[Access] = []
     tables: set[str] = set()
     fallbacks: dict[tuple[str, str], None] = {}
-    everything = False
+    everything = not is_whole
+    if everything:
+        fallbacks["blob in a definition", "everything"] = None
     for number, program in enumerate(programs):
         found = program_reads(program, schema, main=number == 0)
         reads += found.reads
@@ -98,17 +106,38 @@ def analyse(db: apsw.Connection, schema: Schema, sql: str, nparams: int) -> Read
     )
 
 
-def _explain(db: apsw.Connection, sql: str, nparams: int) -> list[list[Op]]:
-    """Return the statement's program, then those of its triggers and foreign-key actions."""
+def _explain(db: apsw.Connection, sql: str, nparams: int) -> tuple[list[list[Op]], bool]:
+    """Return the statement's program, then those of its triggers and foreign-key actions; and whether that is all.
+
+    SQLite prints a blob as if it were text, and when it is none, its instruction cannot be read. The others can.
+    """
     cursor = db.cursor()
     cursor.row_trace = None
     cursor.exec_trace = None
     programs: list[list[Op]] = []
-    for row in cursor.execute("EXPLAIN " + sql, (None,) * nparams):
+    is_whole = True
+    cursor.execute("EXPLAIN " + sql, (None,) * nparams)
+    while True:
+        try:
+            row = next(cursor, None)
+        except UnicodeDecodeError:
+            is_whole = False
+            continue
+        if row is None:
+            return programs, is_whole
         if row[0] == 0:
             programs.append([])
         programs[-1].append(Op(*row[:7]))
-    return programs
+
+
+def _readable(literal: re.Match[str]) -> str:
+    """Return a blob that can be printed instead of one in a statement: equal ones stay equal, and others different.
+
+    Its value does not matter: what comes out of a blob's instruction is never taken for known.
+    """
+    if literal[1] is None:
+        return literal[0]
+    return f"x'{sha256(literal[1].lower().encode()).hexdigest().encode().hex()}'"
 
 
 class _Binder:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from bedrockish.client.entry import Entry
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
 from bedrockish.gate import Gate
-from bedrockish.http.bodies import pack_answer, read_request, read_statements, write_json
+from bedrockish.http.bodies import pack_answer, pack_value, read_args, read_request, read_statements, write_json
 from bedrockish.http.cluster import whole_cluster
 from bedrockish.http.guard import Guard
 from bedrockish.http.health import reasons
@@ -26,9 +26,10 @@ from bedrockish.http.metrics import CONTENT_TYPE, metrics_text
 from bedrockish.http.openapi import document
 from bedrockish.http.replies import JSON, error_reply, json_reply, raw_reply
 from bedrockish.http.streamed import streamed
-from bedrockish.requests import Answer, decode_token
+from bedrockish.requests import NOTHING, Answer, Named, Statement, decode_results, decode_token
 from bedrockish.requests import Request as Command
 from bedrockish.runtime import Runtime
+from bedrockish.wire import COMMAND_CHARACTERS_MAX
 from net.limits import Limits
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate, entry
         Route("/db/query", handlers.query, methods=["POST"]),
         Route("/db/stream", handlers.stream, methods=["POST"]),
         Route("/db/transaction", handlers.transaction, methods=["POST"]),
+        Route("/db/command/{name}", handlers.command, methods=["POST"]),
         Route("/status", handlers.status),
         Route("/nodes", handlers.nodes),
         Route("/events", handlers.events),
@@ -145,6 +147,17 @@ class Handlers:
         answer = await self._node.submit(command)
         return await _in_time(len(answer.results), lambda: _answered(command.command, answer))
 
+    async def command(self, request: Request) -> Response:
+        """Call a command of the application's by name."""
+        body = await _json_body(request)
+        name = request.path_params["name"]
+        if len(name) > COMMAND_CHARACTERS_MAX:
+            raise UsageError(f"a command's name should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+        args = await trio.to_thread.run_sync(read_args, body) if len(body) > IN_THREAD_BYTES else read_args(body)
+        command = _request(request, Named(name, args), read_only=False)
+        answer = await self._node.submit(command)
+        return await _in_time(len(answer.results), lambda: _called(command.command, answer))
+
     async def execute(self, request: Request) -> Response:
         """Run statements one after the other, each a transaction of its own; stop at the first that fails."""
         whole = await _command(request, read_only=False)
@@ -213,15 +226,23 @@ def _number(text: str) -> int:
 
 
 async def _command(request: Request, *, read_only: bool) -> Command:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != JSON:
-        raise HTTPException(415, f"the body should be JSON; send the header 'Content-Type: {JSON}'")
-    body = await _body(request)
+    body = await _json_body(request)
     statements = (
         await trio.to_thread.run_sync(read_statements, body) if len(body) > IN_THREAD_BYTES else read_statements(body)
     )
+    return _request(request, statements, read_only=read_only)
+
+
+def _request(request: Request, work: tuple[Statement, ...] | Named, *, read_only: bool) -> Command:
     key = request.headers.get(KEY)
-    return read_request(statements, request.query_params.multi_items(), key, uuid.uuid4().hex, read_only=read_only)
+    return read_request(work, request.query_params.multi_items(), key, uuid.uuid4().hex, read_only=read_only)
+
+
+async def _json_body(request: Request) -> bytes:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON:
+        raise HTTPException(415, f"the body should be JSON; send the header 'Content-Type: {JSON}'")
+    return await _body(request)
 
 
 async def _body(request: Request) -> bytes:
@@ -248,6 +269,13 @@ async def _in_time(size: int, make: Callable[[], bytes]) -> Response:
 
 def _answered(command: str, answer: Answer) -> bytes:
     return write_json({**pack_answer(answer), "command": command})
+
+
+def _called(command: str, answer: Answer) -> bytes:
+    ((value,),) = decode_results(answer.results)[0].rows
+    packed = pack_answer(replace(answer, results=NOTHING))
+    del packed["results"]
+    return write_json({"value": pack_value(value), **packed, "command": command})
 
 
 def _executed(command: str, answers: list[Answer]) -> bytes:

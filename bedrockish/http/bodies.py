@@ -23,10 +23,12 @@ from bedrockish.errors import (
     pack_error,
 )
 from bedrockish.params import check_params, check_timeout
+from bedrockish.plain import check_args
 from bedrockish.requests import (
     ISOLATIONS,
     READ_LEVELS,
     Answer,
+    Named,
     Request,
     Result,
     Statement,
@@ -55,6 +57,28 @@ def read_statements(body: bytes) -> tuple[Statement, ...]:
     if not isinstance(value, list) or not 0 < len(value) <= STATEMENTS_MAX:
         raise UsageError(f"the body should be a JSON array of 1 to {STATEMENTS_MAX} statements, such as {EXAMPLE}")
     return tuple(_statement(place, one) for place, one in enumerate(value, 1))
+
+
+def read_args(body: bytes) -> list[Any] | dict[str, Any]:
+    """Read the arguments of a command: an array, an object, or nothing.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    value = _read_json(body) if body.strip() else []
+    if not isinstance(value, list | dict):
+        raise UsageError('the arguments should be a JSON array, or an object with their names, such as {"amount": 30}')
+    args = {name: _arg(name, one) for name, one in value.items()} if isinstance(value, dict) else _arg("args", value)
+    return check_args(args)
+
+
+def _arg(where: str, value: object) -> object:
+    """Return an argument with what JSON cannot say put in its place, at any depth; ``_read_json`` bounds that."""
+    if isinstance(value, list):
+        return [_arg(where, one) for one in value]
+    if isinstance(value, dict) and not _is_special(value):
+        return {name: _arg(where, one) for name, one in value.items()}
+    return _param(where, value)
 
 
 def _read_json(body: bytes) -> Any:
@@ -134,12 +158,17 @@ def _param(where: str, value: object) -> object:
 
 
 def read_request(
-    statements: tuple[Statement, ...], pairs: Sequence[tuple[str, str]], key: str | None, fresh: str, *, read_only: bool
+    work: tuple[Statement, ...] | Named,
+    pairs: Sequence[tuple[str, str]],
+    key: str | None,
+    fresh: str,
+    *,
+    read_only: bool,
 ) -> Request:
     """Return a checked request.
 
     Args:
-        statements: from ``read_statements``.
+        work: from ``read_statements``, or a command and its arguments.
         pairs: the options in the URL.
         key: the header Idempotency-Key.
         fresh: the id of the command if none is given.
@@ -172,7 +201,9 @@ def read_request(
     except ValueError as error:
         raise UsageError(f"timeout={options['timeout']!r} is not a number of seconds") from error
     token = decode_token(_token_bytes(options.get("token", "")))
-    return Request(command, statements, read, isolation, token, timeout_s, read_only=read_only)
+    if isinstance(work, Named):
+        return Request(command, (), read, isolation, token, timeout_s, call=work)
+    return Request(command, work, read, isolation, token, timeout_s, read_only=read_only)
 
 
 def _token_bytes(text: str) -> bytes:
@@ -213,6 +244,15 @@ def pack_token(token: Token) -> str:
 def pack_row(row: Sequence[Any]) -> list[Any]:
     """Return a row as plain values."""
     return [_value(value) for value in row]
+
+
+def pack_value(value: Any) -> Any:
+    """Return what a command has returned as plain values, ready for ``write_json``."""
+    if isinstance(value, list | tuple):
+        return [pack_value(one) for one in value]
+    if isinstance(value, dict):
+        return {name: pack_value(one) for name, one in value.items()}
+    return _value(value)
 
 
 def _result(result: Result) -> dict[str, Any]:

@@ -82,6 +82,17 @@ SCHEMAS: dict[str, Schema] = {
         },
         "required": ["results", "place", "attempts", "token", "command"],
     },
+    "Called": {
+        "type": "object",
+        "properties": {
+            "value": {"description": "What the command returned."},
+            "place": _ref("Place"),
+            "attempts": {"type": "integer", "minimum": 1, "description": "Above 1, conflicts were met."},
+            "token": TEXT,
+            "command": TEXT,
+        },
+        "required": ["value", "place", "attempts", "token", "command"],
+    },
     "Error": {
         "type": "object",
         "properties": {
@@ -228,6 +239,17 @@ def _sql_path(summary: str) -> Schema:
     }
 
 
+def _command_path() -> Schema:
+    path = _sql_path("Call a command of the application by name")
+    name = {"type": "string", "minLength": 1, "maxLength": COMMAND_CHARACTERS_MAX, "pattern": "^[A-Za-z0-9_]+$"}
+    parameter = {"name": "name", "in": "path", "required": True, "schema": name, "description": "Of the command."}
+    path["post"]["parameters"] = [parameter, *OPTIONS]
+    body = {"description": "The arguments, by position or by name.", "anyOf": [{"type": "array"}, {"type": "object"}]}
+    path["post"]["requestBody"] = {"required": False, "content": {"application/json": {"schema": body}}}
+    path["post"]["responses"]["200"]["content"]["application/json"]["schema"] = _ref("Called")
+    return path
+
+
 def _get_path(summary: str, schema: str, *parameters: Schema) -> Schema:
     return {"get": {"summary": summary, "parameters": list(parameters), "responses": _responses(schema)}}
 
@@ -265,6 +287,7 @@ def document() -> Schema:
             "/db/execute": _sql_path("Run statements one after the other, each a transaction of its own"),
             "/db/query": _sql_path("Run statements that only read, all on the same state"),
             "/db/stream": _stream_path(),
+            "/db/command/{name}": _command_path(),
             "/db/transaction": _sql_path("Run statements as one transaction: all or none"),
             "/status": _get_path("What the node says about itself", "Status"),
             "/nodes": _get_path("The members, as this node knows them", "Nodes"),

@@ -19,8 +19,8 @@ from bedrockish.errors import (
     UnavailableError,
     UsageError,
 )
-from bedrockish.requests import Answer, Request, decode_token
-from bedrockish.wire import Failed, Told, decode_reply
+from bedrockish.requests import NOTHING, Answer, Request, Token, decode_token
+from bedrockish.wire import SETTLE, Failed, Told, decode_reply
 from net.errors import LinkClosedError
 from net.events import Hello
 from net.stream import Link
@@ -212,6 +212,93 @@ async def test_cancelled_call_leaves_the_client_usable() -> None:
             await client.execute(WRITE)
         assert scope.cancelled_caught
         assert (await client.execute(WRITE)).value() == 1
+
+
+async def test_cancelled_anywhere_the_client_goes_on() -> None:
+    """Calls are cancelled at every moment, in crowds; nobody gets the answer of another, and the link stays."""
+    node = ScriptedNode()
+
+    async def echo(request: Request) -> Answer:
+        number = request.statements[0].params
+        assert isinstance(number, list)
+        await trio.sleep(0.001 * (number[0] % 7))
+        return answer((number[0],))
+
+    node.script = [echo]
+    async with running(node) as url, open_client(url) as client:
+
+        async def ask(number: int) -> None:
+            with trio.move_on_after(0.0005 * (number % 13)):
+                assert (await client.execute("SELECT ?", [number])).value() == number
+
+        for _ in range(5):
+            async with trio.open_nursery() as nursery:
+                for number in range(100):
+                    nursery.start_soon(ask, number)
+        assert (await client.execute("SELECT ?", [7])).value() == 7
+        assert len(node.links) == 1
+
+
+async def test_a_batch_is_one_round_trip_and_calls_do_not_wait_for_each_other() -> None:
+    node = ScriptedNode()
+    here, go = 0, trio.Event()
+
+    async def wait(request: Request) -> Answer:
+        nonlocal here
+        here += 1
+        if here == 20:
+            go.set()  # only when all twenty are here is the first one answered
+        await go.wait()
+        return answer((1,), statements=len(request.statements))
+
+    node.script = [wait]
+    async with running(node) as url, open_client(url) as client:
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(client.execute, WRITE)
+        assert len(await client.transact([(WRITE, [number]) for number in range(1000)])) == 1000
+    assert [len(request.statements) for request in node.requests] == [1] * 20 + [1000]
+    assert len(node.links) == 1
+
+
+async def test_an_error_of_a_command_sent_again_speaks_of_all_attempts() -> None:
+    """The first attempt's answer was lost, the second one fails for sure: what became of the first is found out."""
+    settled: list[Answer | BedrockishError] = []
+
+    class Settles:
+        async def handle(self, owner: object, op: str, request: Request) -> Answer:
+            assert (op, request.command) == (SETTLE, "c1")
+            found = settled.pop()
+            if isinstance(found, BedrockishError):
+                raise found
+            return found
+
+        def end_owner(self, owner: object) -> None:
+            pass
+
+    node = ScriptedNode(transactions=Settles())
+    node.script = [node.refuse(ConstraintError("UNIQUE"))]
+    async with running(node) as url, open_client(url) as client:
+        settled.append(answer((7,)))  # the first one happened meanwhile
+        assert (await client.execute(WRITE, command="c1", resend=True)).value() == 7
+        settled.append(Answer(NOTHING, Token(), ("A", 9)))  # neither did, and neither will
+        with pytest.raises(ConstraintError, match="UNIQUE"):
+            await client.execute(WRITE, command="c1", resend=True)
+        settled.extend([UnavailableError("no quorum")] * 1000)
+        with pytest.raises(OutcomeUnknownError, match="no answer to command c1") as caught:
+            await client.execute(WRITE, command="c1", resend=True, timeout=0.2)
+        assert caught.value.details == {"command": "c1"}
+        with pytest.raises(ConstraintError):
+            await client.execute(WRITE, command="c1")
+        with pytest.raises(UsageError, match="name the command"):
+            await client.execute(WRITE, resend=True)
+        node.script = [give_up]
+        with pytest.raises(UsageError, match="c1 was given up"):
+            await client.execute(WRITE, command="c1")
+
+
+async def give_up(request: Request) -> Answer:
+    return Answer(NOTHING, Token(), ("A", 9))
 
 
 async def test_bad_calls_are_answered_with_typed_errors_and_the_link_goes_on() -> None:

@@ -82,7 +82,6 @@ EFFECTS: list[tuple[do.Effect, str]] = [
     (do.Keep("cut", 3 << 22), "keeps cut 3ms+0"),
     (do.Apply(ENTRY, False), "applies A4 Alice"),
     (do.Apply(ENTRY, True), "records the repeat A4 Alice"),
-    (do.Activate(ALICE), "activates Alice"),
     (do.SendEntries("B", {"A": 1}, 9), "sends B A1…"),
     (do.SendOutcome("B", ALICE), "tells B what the journal says of Alice"),
     (do.SetMembers(Membership(3, {})), "membership 3: "),
@@ -94,9 +93,6 @@ EVENTS: list[tuple[on.Event, str]] = [
     (on.Submitted(7, Request("order-7", ())), "ticket 7 is submitted as command order-7"),
     (on.Executed(7, PREPARED), "ticket 7 reads at [1, 0, 0, 0, 0]"),
     (on.Dropped(7), "ticket 7 needs no more"),
-    (on.Decided(7, ALICE, Answer(b"", Token())), "ticket 7 is Alice, which waits for its activation"),
-    (on.Activated(ALICE, ""), "Alice is in force"),
-    (on.Activated(ALICE, "no room"), "Alice fails: no room"),
     (
         on.Answered(7, DeadlineError("too late")),
         "ticket 7, taken for another node, is answered: DeadlineError: too late",

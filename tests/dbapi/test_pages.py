@@ -1,4 +1,4 @@
-"""The examples of docs/dbapi.md and docs/sqlalchemy.md run as they are printed, but for the addresses."""
+"""The examples of some pages run as they are printed, but for the addresses."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,11 @@ HOSTS = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"
 
 @pytest.mark.parametrize(
     ("page", "prints"),
-    [("docs/dbapi.md", ["Ann", "Bob", "Cleo"]), ("docs/sqlalchemy.md", ["hello"])],
+    [
+        ("docs/dbapi.md", ["Ann", "Bob", "Cleo"]),
+        ("docs/sqlalchemy.md", ["hello"]),
+        ("docs/pools.md", ["visits: 20", "balance: 100"]),
+    ],
 )
 def test_examples_of_a_page_run(page: str, prints: list[str], url: str, capsys: pytest.CaptureFixture[str]) -> None:
     registry.register("bedrockish", "bedrockish.sqlalchemy.dialect", "BedrockishDialect")

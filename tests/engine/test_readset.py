@@ -191,3 +191,19 @@ def test_a_parameter_used_twice_is_one_parameter(db: apsw.Connection) -> None:
 def test_an_unknown_opcode_reads_everything(db: apsw.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bedrockish.engine.seeks.KNOWN", frozenset({"Init", "Transaction", "OpenRead"}))
     assert set(reads(db, "SELECT * FROM accounts WHERE id = 1")[1]) == set(EVERYTHING)
+
+
+def test_a_blob_that_is_no_text_hides_nothing_that_is_read(db: apsw.Connection) -> None:
+    """SQLite prints it as a text that is none: one in the statement does not matter, one in a definition is for all."""
+    for sql in (
+        "SELECT x'ff00', balance FROM accounts WHERE id = 5",
+        "DELETE FROM accounts WHERE 1 AND id = 5 RETURNING X'FE'",
+    ):
+        assert reads(db, sql) == ([table_key("accounts", 5)], [])
+    _, ranges = reads(db, "SELECT '''x''ff''', id FROM accounts WHERE owner = x'ff' AND email = 'x''ff'")
+    assert ranges
+    db.execute("CREATE TABLE marked(id INTEGER PRIMARY KEY, mark DEFAULT x'ff')")
+    plan = analyse(db, read_schema(db), "INSERT INTO marked(id) VALUES (5)", 0)
+    assert plan.bind(()) == ([], list(EVERYTHING))
+    assert plan.fallbacks == (("blob in a definition", "everything"),)
+    assert "marked" in plan.tables

@@ -27,6 +27,7 @@ IN_TRACES = {
     "rolled back told early": "leader_dies_undecided",
     "accepted abort ends pending": "abort_accepted_is_still_pending",
     "holds without tests": "each_waits_for_the_other",
+    "exclusion ignores what is known": "race_rolled_back_counted_out",
     "known outcome still accepts": "race_seen_commit_counted_out",
     "decided by one": "leader_dies_committed",
     "accepted values ignored": "abort_accepted_is_still_pending",
@@ -39,6 +40,11 @@ SOON_IN_SEEDS = (
     "COMMIT before durable",
     "after ignored",
     "judged by one",
+    "two voters at once",
+    "the old voters go on counting",
+    "who forgot is let in",
+    "learners vote",
+    "snapshot skips test 3",
     "reports believed at once",
 )
 

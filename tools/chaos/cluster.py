@@ -18,6 +18,7 @@ class ProxiedCluster(LocalCluster):
 
     def __init__(self, directory: Path, names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(directory, names, settings)
+        self.options = "discover=no"  # the members' addresses are proxies, for peers only
         self.network = Network({node.name: node.port for node in self.nodes})
 
     def peer_address(self, node: LocalNode, peer: LocalNode) -> str:

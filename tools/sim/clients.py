@@ -128,7 +128,7 @@ class Client:
         self._send(self.call, self._pick())
 
     def _pick(self) -> str:
-        if self.luck.random() < 0.8:
+        if self.luck.random() >= self.world.options.wander:
             return self.home
         return self.luck.choice(self.world.alive_names() or [self.home])
 
@@ -210,8 +210,6 @@ class Client:
 
     def _choose(self) -> tuple[tuple[Statement, ...], str]:
         luck = self.luck
-        if self.world.options.alter and luck.random() < self.world.options.alter:
-            return (Statement("alter", ()),), SESSION
         level = luck.choice((STALE, SESSION, SESSION, STRICT, STRICT))
         if self.only_reads or luck.random() < 0.25:
             if luck.random() < 0.4:

@@ -150,6 +150,20 @@ class Faults:
         machine = self._machine()
         machine.paused_until = self.world.now + self._down_s()
 
+    def _some(self) -> "list[Machine]":
+        """As many voters as may be gone."""
+        voters = self.world.voters
+        return [self.world.machines[name] for name in self.luck.sample(voters, (len(voters) - 1) // 2)]
+
+    def _pause_some(self) -> None:
+        until = self.world.now + self._down_s()
+        for machine in self._some():
+            machine.paused_until = until
+
+    def _crash_some(self) -> None:
+        for machine in self._some():
+            self._crash(machine)
+
     def _slow_disk(self) -> None:
         self._machine().slow_until = self.world.now + self._down_s()
 

@@ -12,7 +12,19 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
-from bedrockish.core import activation, leading, ordering, reading, recovery, rollback, safety, state, voting
+from bedrockish import acquaintances
+from bedrockish.core import (
+    leading,
+    membership,
+    once,
+    ordering,
+    reading,
+    recovery,
+    rollback,
+    safety,
+    state,
+    voting,
+)
 from tools.sim import disk, machine
 
 
@@ -74,8 +86,25 @@ _HELD = "self.disk.then"
 _SLOW_DISKS = {"sync_ms": 20.0, "delay_ms": 1.0, "faults": ("crash", "crash_all"), "fault_every_s": 0.1, "load_s": 3.0}
 _DUELS = {"suspect_every_s": 0.004, "suspicion_ms": 200, "delay_ms": 5.0, "sync_ms": 0.5, "hot": 0.5, "load_s": 1.5}
 _RESTARTS = {**_DUELS, "faults": ("crash", "reset"), "fault_every_s": 0.03, "voters": 3}
-_CHANGES = {"alter": 0.2, "delay_ms": 5.0, "schema_delay_ms": 2, "load_s": 2.0, "voters": 3}
 _TIGHT_TIME = {**_DUELS, "closing_lag_ms": 1, "heartbeat_ms": 5, "faults": ("pause", "crash", "one_way"), "voters": 3}
+
+_POWER_CUTS = {
+    **{**_RESTARTS, "faults": ("crash_some", "crash_all"), "fault_every_s": 0.1, "load_s": 2.0, "dead": 1},
+    **{"suspicion_ms": 50, "heartbeat_ms": 50, "timeout_s": 2.0},
+}
+_ONE_WAY = {
+    **{"voters": 3, "faults": ("one_way",), "fault_every_s": 0.05, "suspect_every_s": 0.004, "suspicion_ms": 1_000},
+    **{"delay_ms": 1.0, "sync_ms": 0.2, "hot": 0.0, "keys": 12, "closing_lag_ms": 20, "heartbeat_ms": 20},
+    **{"load_s": 2.0, "clients": 4, "timeout_s": 2.0, "ordered": True, "lose": 0.0, "duplicate": 0.0},
+}
+_LATE = {
+    **{"voters": 3, "duplicate": 0.6, "ordered": False, "lose": 0.0, "delay_ms": 20.0, "sync_ms": 20.0, "hot": 0.9},
+    **{"keys": 3, "clients": 10, "load_s": 2.0, "faults": ("crash_some", "pause_some"), "fault_every_s": 0.2},
+    **{"suspect_every_s": 0.0, "suspicion_ms": 150, "timeout_s": 0.05, "closing_lag_ms": 3_000, "heartbeat_ms": 100},
+    **{"conflict_window_ms": 60_000, "forwarding": False, "talks": 0.0, "readers": 0, "changes_every_s": 0.0},
+}
+_CHANGES = {"changes_every_s": 0.1, "load_s": 3.0, "voters": 3, "heartbeat_ms": 50, "delay_ms": 5.0, "dead": 0}
+_TALKS = {"talks": 0.7, "voters": 3, "hot": 0.5, "delay_ms": 5.0, "load_s": 3.0}
 
 FAULTS: dict[str, Fault] = {
     "quorum less one": _fault(
@@ -143,6 +172,8 @@ FAULTS: dict[str, Fault] = {
     "window forgotten early": _fault(
         "the conflict window reaches back to every base",
         (_Safety, "_forget", "safe - pack(state.settings.conflict_window_ms)", "safe"),
+        **{"heartbeat_ms": 20, "closing_lag_ms": 20, "suspicion_ms": 2_000, "timeout_s": 5.0, "hot": 0.5},
+        **{"faults": ("partition", "reset"), "fault_every_s": 0.1, "conflict_window_ms": 60_000, "load_s": 2.0},
     ),
     "after ignored": _fault(
         "a commit is applied after its causes",
@@ -168,7 +199,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "rollbacks dropped": _fault(
         "BEGIN carries what its leader has given up",
-        (_Leading, "executed", "sorted(self.rollbacks.rolling)", "()"),
+        (_Leading, "_begin", "tuple(sorted(self.rollbacks.rolling))", "()"),
         **{**_DUELS, "voters": 5},
     ),
     "give up frees at once": _fault(
@@ -186,7 +217,7 @@ FAULTS: dict[str, Fault] = {
             "    vote = self.vote(txid)\n",
             "    if txid not in self.votes: return True\n    vote = self.vote(txid)\n",
         ),
-        **_DUELS,
+        **_LATE,
     ),
     "ballot 1 over a higher one": _fault(
         "a rollback is refused when a recovery has the promise",
@@ -226,7 +257,7 @@ FAULTS: dict[str, Fault] = {
     "holds below its cut": _fault(
         "a node whose cut has passed a transaction says never",
         (_Recovery, "_stand", "or state.cut >= txid.clock", ""),
-        **_TIGHT_TIME,
+        **_ONE_WAY,
     ),
     "known outcome still accepts": _fault(
         "who knows the outcome answers with it",
@@ -247,7 +278,7 @@ FAULTS: dict[str, Fault] = {
     "promises are volatile": _fault(
         "promises and accepted decisions are durable",
         (disk, "copy_vote", "vote.held, vote.promised, vote.accepted", "vote.held, 0, None"),
-        **_RESTARTS,
+        **_POWER_CUTS,
     ),
     "closed is the pending clock": _fault(
         "closed stays below what is pending",
@@ -272,39 +303,78 @@ FAULTS: dict[str, Fault] = {
         **_RESTARTS,
     ),
     "tokens are not looked at": _fault(
-        "a session waits for what it has seen", (_State, "has_seen", "return covers", "return True or covers")
+        "a session waits for what it has seen", (_State, "has_seen", "return ", "return True or ")
     ),
     "a read's token has the safe time": _fault(
         "a token's clock is above its vector",
         (_Leading, "_answer_read", ".clock, clock)", ".clock, self.state.safe)"),
-        follows_wall=False,
-        voters=6,
-        heartbeat_ms=20,
-        closing_lag_ms=50,
-        load_s=3.0,
+        **{"wander": 1.0, "clients": 10, "heartbeat_ms": 20, "closing_lag_ms": 20, "delay_ms": 20.0, "hot": 0.9},
+        **{"faults": ("slow_link",), "fault_every_s": 0.05, "talks": 0.0},
     ),
     "strict reads ask nobody": _fault(
         "a strict read asks a majority", (_Reading, "begin", "if len(read.clear) >= state.majority:", "if True:")
     ),
-    "clocks are not read": _fault(
-        "a transaction conflicts with a schema change in force at its clock",
-        (leading, "claim", "footprint.read_points | {clock_key(clock)}", "footprint.read_points"),
+    "two voters at once": _fault(
+        "one voter at a time comes or goes",
+        (
+            membership,
+            "_promote",
+            "members[member.node] = replace(member, voter=True)",
+            "members.update({node: replace(one, voter=True) for node, one in members.items()})",
+        ),
+        **{**_CHANGES, "learners": 2},
+    ),
+    "a change conflicts with nothing": _fault(
+        "a change of the members conflicts with everything",
+        (leading, "claim", "(*footprint.write_ranges, EVERYTHING) if kind == MEMBERS else", ""),
         **_CHANGES,
     ),
-    "nobody waits for a schema change": _fault(
-        "a transaction waits for the schema of its clock",
-        (activation.Activation, "holds_up", "scheduled is None or", "True or"),
+    "a change may lose the quorum": _fault(
+        "a change leaves voters enough that are alive",
+        (membership, "_check_votes", "if len(alive) < needed and not change.force:", "if False:"),
+        **{**_CHANGES, "faults": ("kill",), "fault_every_s": 0.5, "load_s": 9.0, "voters": 4, "think_ms": 100.0},
+    ),
+    "the old voters go on counting": _fault(
+        "a node counts by the membership that it has applied",
+        (_State, "set_peers", "self.voters = self", "self.voters = self.voters or self"),
         **_CHANGES,
     ),
-    "a schema change comes too soon": _fault(
-        "a schema change is activated when nothing can appear before it any more",
-        (_Safety, "advance", "state.awaits_schema(state.safe)", "state.awaits_schema(state.closed)"),
-        **_CHANGES,
+    "who forgot is let in": _fault(
+        "a voter that lost its file, or came back on an older one, is turned away",
+        (acquaintances.Acquaintances, "judge", "if reason:", "reason = ''\n    if reason:"),
+        **{**_CHANGES, "faults": ("wipe", "restore", "crash"), "fault_every_s": 0.1},
     ),
-    "a session does not wait for a schema": _fault(
-        "a session sees the schema changes that it was told of",
-        (_State, "has_seen", "self.awaits_schema(token.clock)", "False"),
-        **_CHANGES,
+    "learners vote": _fault(
+        "only voters lead and approve",
+        (_State, "is_voter", "member is not None and member.voter and", "member is not None and"),
+        **{**_DUELS, "learners": 2, "voters": 3, "wander": 1.0},
+    ),
+    "once is as often as one likes": _fault(
+        "an interactive transaction is lost when what it read has changed",
+        (once, "overtaken", "found = next(state.recent.conflicts(footprint, base), None)", "found = None"),
+        **_TALKS,
+    ),
+    "settled and yet it happens": _fault(
+        "the empty transaction that settles a command conflicts with it",
+        (leading, "claim", '{b"c:\\0" + command.encode()}', "set()"),
+        **{**_TALKS, "faults": ("one_way", "pause"), "fault_every_s": 0.05, "timeout_s": 0.3},
+    ),
+    "snapshot skips test 3": _fault(
+        "at isolation snapshot, too, the first to commit a row wins",
+        (
+            _Voting,
+            "_consider",
+            "found = found or self._vetoed(transaction)",
+            "found = None if transaction.isolation == 'snapshot' else found or self._vetoed(transaction)",
+        ),
+        (
+            _Leading,
+            "_step_back",
+            "found = next(state.recent.conflicts(footprint, prepared.base), None)",
+            "found = None if ticket.request.isolation == 'snapshot' else "
+            "next(state.recent.conflicts(footprint, prepared.base), None)",
+        ),
+        **{"snapshots": 1.0, "execute_ms": 5.0, "delay_ms": 5.0, "hot": 0.9, "talks": 0.0},
     ),
     "waiting goes on after a rollback": _fault(
         "who waits goes on when a rollback is accepted",

@@ -12,10 +12,12 @@ FAULTS = (
     "crash",
     "kill",
     "crash_all",
+    "crash_some",
     "partition",
     "one_way",
     "reset",
     "pause",
+    "pause_some",
     "slow_disk",
     "slow_link",
     "jump",
@@ -36,6 +38,7 @@ class Options:
         clients: how many clients, each sequential.
         load_s: for how long clients begin new commands, and faults happen.
         think_ms: mean pause of a client between commands.
+        wander: the chance that a client asks another node than its own.
         keys: how many accounts there are; fewer keys, more conflicts.
         hot: the chance that a command goes for one of two hot keys.
         delay_ms: mean one-way delay of a message.
@@ -56,8 +59,6 @@ class Options:
         talks: the chance that a command is an interactive transaction.
         readers: how many programs follow the change feed.
         forwarding: whether nodes send commands to where what they met is led.
-        alter: the chance that a command changes the schema.
-        schema_delay_ms: how long after its decision that comes into force.
     """
 
     seed: int
@@ -66,6 +67,7 @@ class Options:
     clients: int = 4
     load_s: float = 8.0
     think_ms: float = 60.0
+    wander: float = 0.2
     keys: int = 8
     hot: float = 0.2
     delay_ms: float = 2.0
@@ -92,8 +94,6 @@ class Options:
     talks: float = 0.0
     readers: int = 1
     forwarding: bool = True
-    alter: float = 0.0
-    schema_delay_ms: int = 50
 
     @property
     def settings(self) -> Settings:
@@ -105,7 +105,6 @@ class Options:
             conflict_window_ms=self.conflict_window_ms,
             fetch_bytes=self.fetch_bytes,
             forwarding=self.forwarding,
-            schema_delay_ms=self.schema_delay_ms,
         )
 
     def with_(self, **changes: object) -> "Options":
@@ -159,10 +158,9 @@ def draw_options(seed: int) -> Options:
         changes_every_s=luck.choice((0.0, 0.0, 0.1, 0.5)),
         snapshots=luck.choice((0.0, 0.0, 0.3)),
         talks=luck.choice((0.0, 0.0, 0.2, 0.5)),
+        wander=luck.choice((0.0, 0.2, 1.0)),
         readers=luck.choice((0, 1, 2)),
         forwarding=luck.random() < 0.7,
-        alter=luck.choice((0.0, 0.0, 0.03, 0.2)),
-        schema_delay_ms=luck.choice((0, 2, 50, 50)),
     )
 
 
@@ -200,8 +198,7 @@ def draw_hard_options(seed: int) -> Options:
         changes_every_s=luck.choice((0.0, 0.0, 0.0, 0.1)),
         snapshots=luck.choice((0.0, 0.0, 0.3)),
         talks=luck.choice((0.0, 0.0, 0.2)),
+        wander=luck.choice((0.0, 0.2, 1.0)),
         readers=luck.choice((0, 0, 1)),
         forwarding=luck.random() < 0.7,
-        alter=luck.choice((0.0, 0.0, 0.03, 0.2)),
-        schema_delay_ms=luck.choice((0, 2, 20)),
     )

@@ -13,6 +13,7 @@ from bedrockish.cli.shell.tables import import_file
 from bedrockish.cli.status import print_nodes, print_status
 from bedrockish.client.rows import Rows
 from bedrockish.errors import UsageError
+from bedrockish.http.bodies import pack_value, read_args, write_json
 from bedrockish.requests import READ_LEVELS
 
 OURS = "{0} NOT LIKE 'sqlite~_%' ESCAPE '~' AND {0} NOT LIKE 'bedrockish~_%' ESCAPE '~'"
@@ -156,6 +157,13 @@ def _explain(shell: Shell, words: list[str]) -> None:
     print_footprints(shell.connection.explain(words[0], timeout=shell.timeout), shell.out)
 
 
+def _call(shell: Shell, words: list[str]) -> None:
+    name, _, text = words[0].partition(" ")
+    args = read_args(text.encode()) if text.strip() else []
+    value = shell.connection.call(name, args, read=shell.read, timeout=shell.timeout)
+    shell.say(write_json(pack_value(value)).decode())
+
+
 def _status(shell: Shell, _: list[str]) -> None:
     print_status(shell.connection.status(timeout=shell.timeout), shell.out)
 
@@ -195,6 +203,14 @@ COMMANDS = {
     "output": Command("[FILE]", "print into a file from now on; without one, here again", _output, most=1),
     "timer": Command("on|off", "how long each statement took", _timer, 1, 1),
     "explain": Command("SQL", "what a statement reads and writes, and so conflicts with", _explain, 1, 1, raw=True),
+    "call": Command(
+        "NAME [JSON]",
+        "call a command of the application, with an array or an object of arguments",
+        _call,
+        1,
+        1,
+        raw=True,
+    ),
     "nodes": Command("", "the members of the cluster", _nodes),
     "status": Command("", "what the connected node says about itself", _status),
     "journal": Command("[N]", f"the last transactions, {JOURNAL_ENTRIES} of them", _journal, most=1),

@@ -1,0 +1,291 @@
+"""What takes long runs aside: in threads, on snapshots, so that the node's loop goes on for everybody else.
+
+The loop gives a request a few milliseconds. What needs more, and what is a function of somebody's, comes here: it gets
+a place (``engine.aside``) and a snapshot at the next moment at which the file has exactly what was applied, and runs.
+What comes out is compared with all that was committed meanwhile. If nothing of it meets, it is led like any other; else
+it runs again, on a newer snapshot, until its client's time is over.
+"""
+
+import ctypes
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from bedrockish.core.conflicts import claim
+from bedrockish.core.node import Node
+from bedrockish.core.once import overtaken
+from bedrockish.core.records import Prepared
+from bedrockish.engine.aside import Aside
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    DamagedError,
+    DeadlineError,
+    StatementTimeoutError,
+    UnavailableError,
+)
+from bedrockish.requests import STRICT, Answer, Request
+
+logger = logging.getLogger(__name__)
+
+TEXTS_MAX = 1_000  # texts that are remembered to take long
+WATCH_S = 0.25
+STUCK_S = 5.0  # after which a function that was told to stop counts as stuck
+
+Action = Callable[[Aside], Prepared]
+
+
+class StopWorkError(BaseException):
+    """Raised in the middle of a function that is to stop. No ``except Exception`` catches it."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request that runs aside, once.
+
+    Attributes:
+        since: seconds at which it was given a place.
+        stopped: seconds at which it was told to stop; 0: it was not.
+        is_over: its thread is done. Guarded by ``lock``.
+    """
+
+    ticket: int
+    request: Request
+    action: Action
+    is_python: bool
+    aside: Aside | None = None
+    thread: threading.Thread | None = None
+    since: float = 0.0
+    stopped: float = 0.0
+    is_over: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Asides:
+    """All that runs aside at one node.
+
+    Args:
+        engine: whose file it is.
+        core: knows what was committed.
+        places: how many run at the same time; others wait.
+        command_s: how long somebody's function may run, in seconds.
+        deliver: takes what came out: what is to be led or answered, the error, or None to have it executed again.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        core: Node,
+        places: int,
+        command_s: float,
+        deliver: Callable[[int, Prepared | BedrockishError | None], None],
+    ) -> None:
+        self._engine, self._core, self._places, self._deliver = engine, core, places, deliver
+        self._command_s = command_s
+        self._free: list[Aside] = []
+        self._jobs: dict[int, Job] = {}  # by ticket: those that somebody waits for
+        self._queue: deque[Job] = deque()  # those without a place
+        self._running: set[Job] = set()
+        self._lost: dict[int, tuple[int, ConflictError]] = {}  # by ticket: how often it was overtaken, and by what
+        self._long: dict[str, None] = {}
+        self._damage: BaseException | None = None
+        self.counts: Counter[str] = Counter()
+
+    # -- what the runtime does -------------------------------------------------------------------------------------
+
+    def expects(self, request: Request) -> bool:
+        """Whether a request has a text that took long before, so that the loop need not try."""
+        return bool(self._long) and any(one.sql in self._long for one in request.statements)
+
+    def took_long(self, sql: str) -> None:
+        """Remember a text whose request was over the loop's budget."""
+        self.counts["over_budget"] += 1
+        if len(self._long) >= TEXTS_MAX:
+            del self._long[next(iter(self._long))]
+        self._long[sql] = None
+
+    def start(self, ticket: int, request: Request, action: Action, *, is_python: bool) -> None:
+        """Do something with a place as soon as there is one; if it is somebody's function, it has its own limit."""
+        job = Job(ticket, request, action, is_python)
+        self._jobs[ticket] = job
+        self._queue.append(job)
+        self.counts["asides"] += 1
+        if not self._engine.dirty:
+            self._fill()
+
+    def at_boundary(self) -> None:
+        """Begin what waits: everything that was applied has just been committed to the file.
+
+        Raises:
+            BaseException: something went wrong that must not; the node must stop.
+        """
+        if self._damage is not None:
+            raise self._damage
+        if self._queue:
+            self._fill()
+
+    async def watch(self) -> None:
+        """Stop functions that run too long; until cancelled."""
+        while True:
+            await trio.sleep(WATCH_S)
+            for job in [job for job in self._jobs.values() if job.is_python and job.aside is not None]:
+                if time.monotonic() - job.since > self._command_s:
+                    name = job.request.call.name if job.request.call is not None else ""
+                    error = StatementTimeoutError(
+                        f"command {name} ran longer than {self._command_s:g} s and was stopped; let it do less, or "
+                        "raise command_ms_max at the node",
+                        name=name,
+                        limit_s=self._command_s,
+                    )
+                    self._stop(job)
+                    self._give(job, error)
+
+    def settle(self, ticket: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
+        """A ticket is answered: stop what still runs for it, and return what to answer."""
+        lost = self._lost.pop(ticket, None)
+        job = self._jobs.pop(ticket, None)
+        if job is not None:
+            self._stop(job)
+        if not isinstance(answer, DeadlineError):
+            return answer
+        if lost is not None:
+            times, error = lost
+            text = f"it ran {times} times, and each time {error.message}; or use the isolation 'snapshot'"
+            return ConflictError(text, **{**error.details, "attempts": times})
+        if job is None:
+            return answer
+        waited = "was waiting for others that take long" if job.aside is None else "was still running"
+        seconds = max(job.request.timeout_s, job.request.longest_s)
+        return DeadlineError(f"command {job.request.command} {waited} after {seconds:g} s; it did not happen")
+
+    def describe(self) -> dict[str, int]:
+        """Return how many run, wait, and do not stop although they were told to."""
+        now = time.monotonic()
+        stuck = sum(1 for job in self._running if job.stopped and now - job.stopped > STUCK_S)
+        return {"running": len(self._running) - stuck, "waiting": len(self._queue), "stuck": stuck}
+
+    def close(self) -> None:
+        """Stop everything: the node leaves."""
+        for job in [*self._jobs.values(), *self._running]:
+            self._stop(job)
+        for job in list(self._running):
+            assert job.thread is not None
+            job.thread.join(STUCK_S)
+        for aside in self._free:
+            aside.close()
+        self._free.clear()
+
+    # -- places ----------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Give places to those who wait."""
+        while self._queue:
+            stuck = self.describe()["stuck"]
+            if stuck >= 2 * self._places:
+                error = UnavailableError(f"{stuck} commands do not stop at this node; restart it, and repair them")
+                for job in self._queue:
+                    self._give(job, error)
+                self._queue.clear()
+            if len(self._running) - stuck >= self._places:
+                return
+            job = self._queue.popleft()
+            if not job.stopped:
+                self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        engine = self._engine
+        aside: Aside | None = None
+        try:
+            aside = self._free.pop() if self._free else Aside(engine.beside())
+            aside.begin(engine.applied, engine.schema_version, engine.moment())
+        except UnavailableError as error:
+            if aside is not None:
+                aside.close()
+            self._give(job, error)
+            return
+        job.aside, job.since = aside, time.monotonic()
+        token = trio.lowlevel.current_trio_token()
+        job.thread = threading.Thread(target=self._run, args=(job, aside, token), name="aside", daemon=True)
+        self._running.add(job)
+        job.thread.start()
+
+    def _run(self, job: Job, aside: Aside, token: trio.lowlevel.TrioToken) -> None:
+        """Do the work; in its own thread."""
+        found: Prepared | BaseException
+        try:
+            try:
+                found = job.action(aside)
+            except BaseException as error:
+                found = error
+            with job.lock:
+                job.is_over = True
+        except StopWorkError as error:  # it came too late to stop anything
+            job.is_over, found = True, error
+        try:
+            token.run_sync_soon(self._done, job, aside, found)
+        except trio.RunFinishedError:
+            aside.close()
+
+    def _done(self, job: Job, aside: Aside, found: Prepared | BaseException) -> None:
+        aside.end()
+        self._running.discard(job)
+        if aside.is_broken:
+            aside.close()
+        else:
+            self._free.append(aside)
+        if isinstance(found, Prepared) and not job.is_python and time.monotonic() - job.since < 0.5 * self._budget_s:
+            for statement in job.request.statements:  # it does not take long any more
+                self._long.pop(statement.sql, None)
+        if self._jobs.get(job.ticket) is job:
+            self._give(job, found)
+        if self._queue and not self._engine.dirty:
+            self._fill()
+
+    @property
+    def _budget_s(self) -> float:
+        return self._engine.beside().limits.budget_s
+
+    def _give(self, job: Job, found: Prepared | BaseException) -> None:
+        """Hand on what came out."""
+        if self._jobs.get(job.ticket) is job:
+            del self._jobs[job.ticket]
+        if isinstance(found, DamagedError) or not isinstance(found, Prepared | BedrockishError):
+            self._damage = self._damage or found
+            return
+        if isinstance(found, BedrockishError) or (found.readonly and job.request.read != STRICT):
+            self._deliver(job.ticket, found)
+            return
+        footprint = found.footprint
+        if not found.readonly:
+            footprint = claim(footprint, job.request.command, found.kind)
+        error = overtaken(self._core.state, footprint, found.base)
+        if error is None:
+            self._deliver(job.ticket, replace(found, base=dict(self._engine.applied)))
+            return
+        times, _ = self._lost.get(job.ticket, (0, error))
+        self._lost[job.ticket] = times + 1, error
+        self.counts["asides_overtaken"] += 1
+        self._deliver(job.ticket, None)
+
+    def _stop(self, job: Job) -> None:
+        """Let a job end soon; nobody waits for it."""
+        if job.stopped:
+            return
+        job.stopped = time.monotonic()
+        if job.aside is None:
+            return
+        error = DeadlineError(f"command {job.request.command} was stopped; it did not happen")
+        with job.lock:
+            if job.is_over:
+                return
+            job.aside.stop(error)
+            if job.is_python and job.thread is not None and job.thread.ident is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(job.thread.ident), ctypes.py_object(StopWorkError)
+                )

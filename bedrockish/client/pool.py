@@ -1,0 +1,255 @@
+"""A bounded number of sessions for many tasks, or many threads, each used by one of them at a time.
+
+Tasks may also share one client: its calls go over one link at once. A pool is for what belongs to one user alone: BEGIN
+and COMMIT on a blocking connection, and limits on how much one program asks at a time. What one session of a pool has
+seen, the next one sees too.
+"""
+
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import trio
+
+from bedrockish.client.aio import Client, open_client, target_of
+from bedrockish.client.blocking import Connection
+from bedrockish.client.entry import Entry, entry_of
+from bedrockish.client.looping import Loop
+from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UsageError
+from bedrockish.params import check_timeout
+
+SIZE = 10
+IDLE_S = 10.0  # after so long a session is asked whether it still lives before it is lent again
+ALIVE_S = 2.0  # how long it may take to say so
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """A session of the pool."""
+
+    client: Client
+    over: trio.Event
+    idle_since: float = 0.0
+
+
+class Pool:
+    """Sessions of one program. Get one from ``open_pool``.
+
+    Attributes:
+        size: how many sessions there are at most.
+    """
+
+    def __init__(self, url: str | None, entry: Entry, nursery: trio.Nursery, size: int, token: bytes | None) -> None:
+        self.size = size
+        self._target = target_of(url)
+        self._url, self._entry, self._nursery, self._token = url, entry, nursery, token
+        self._places = trio.Semaphore(size)
+        self._free: list[Kept] = []  # the one used last is at the end, and is lent first
+        self.is_closed = False
+
+    @asynccontextmanager
+    async def client(self, *, timeout: float | None = None) -> AsyncIterator[Client]:  # noqa: ASYNC109
+        """Lend a session for the block.
+
+        Args:
+            timeout: seconds to wait for one; by default what the URL says.
+
+        Raises:
+            DeadlineError: all sessions were in use for so long.
+            BedrockishError: see ``open_client``.
+        """
+        kept = await self.take(timeout)
+        try:
+            yield kept.client
+        finally:
+            self.give(kept)
+
+    async def take(self, timeout: float | None = None) -> Kept:  # noqa: ASYNC109
+        """Lend a session; the caller must ``give`` it back. Raises what ``client`` says."""
+        seconds = self._target.timeout_s if timeout is None else check_timeout(timeout)
+        if self.is_closed:
+            raise ClientClosedError("this pool is closed; open another")
+        with trio.move_on_after(seconds) as scope:
+            await self._places.acquire()
+        if scope.cancelled_caught:
+            raise DeadlineError(
+                f"all {self.size} sessions of the pool were in use for {seconds:g} s; "
+                "give them back sooner, or make the pool larger"
+            )
+        try:
+            kept = await self._alive() or await self._nursery.start(self._keep)
+        except BaseException:
+            self._places.release()
+            raise
+        assert isinstance(kept, Kept)
+        if self._token is not None:
+            kept.client.token = self._token
+        return kept
+
+    def give(self, kept: Kept, *, usable: bool = True) -> None:
+        """Take a session back; one that is broken, or that left something open, is closed."""
+        self._places.release()
+        with suppress(BedrockishError):
+            self._token = self._merged(kept.client)
+        if usable and not kept.client.is_closed and not kept.client.has_open_transactions and not self.is_closed:
+            kept.idle_since = trio.current_time()
+            self._free.append(kept)
+        else:
+            kept.over.set()
+
+    def _merged(self, client: Client) -> bytes:
+        if self._token is not None:
+            client.token = self._token
+        return client.token
+
+    async def _alive(self) -> Kept | None:
+        """Return a session that nobody uses and that answers, None if there is none."""
+        while self._free:
+            kept = self._free.pop()
+            if trio.current_time() - kept.idle_since < IDLE_S:
+                return kept
+            try:
+                await kept.client.ping(timeout=ALIVE_S)
+            except BedrockishError:
+                kept.over.set()
+            except BaseException:
+                kept.over.set()
+                raise
+            else:
+                return kept
+        return None
+
+    async def _keep(self, task_status: trio.TaskStatus[Kept]) -> None:
+        async with open_client(self._url, token=self._token, entry=self._entry) as client:
+            kept = Kept(client, trio.Event())
+            task_status.started(kept)
+            await kept.over.wait()
+
+
+@asynccontextmanager
+async def open_pool(
+    url: str | None = None, *, size: int = SIZE, token: bytes | None = None, entry: Entry | None = None
+) -> AsyncIterator[Pool]:
+    """Open a pool of sessions and close it at the end of the block. The first session is opened at once.
+
+    Args:
+        url: see ``open_client``.
+        size: how many sessions there are at most.
+        token: what another session has seen.
+        entry: see ``open_client``.
+
+    Raises:
+        UsageError: the size is not a positive number.
+        BedrockishError: see ``open_client``.
+    """
+    _check_size(size)
+    entry = entry or entry_of(target_of(url))
+    body: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        pool = Pool(url, entry, nursery, size, token)
+        try:
+            pool.give(await pool.take())
+            yield pool
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            body = error  # raised again below, outside of the nursery, so that it is not wrapped in a group
+        pool.is_closed = True
+        nursery.cancel_scope.cancel()
+    if body is not None:
+        raise body
+
+
+class _Lent:
+    """The home of a connection that was lent: the pool's loop."""
+
+    def __init__(self, loop: Loop[Pool], kept: Kept) -> None:
+        self.client, self.call = kept.client, loop.call
+
+    def stop(self) -> None:
+        """Do nothing: the pool sees that the connection was closed."""
+
+
+class ConnectionPool:
+    """Connections for threads, all in one loop. Get one from ``connect_pool``; close it after use."""
+
+    def __init__(self, loop: Loop[Pool]) -> None:
+        self._loop = loop
+        self._finalizer = weakref.finalize(self, loop.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def size(self) -> int:
+        """How many connections there are at most."""
+        return self._loop.opened.size
+
+    def close(self) -> None:
+        """Close all connections, also those that are lent. Closing twice is fine."""
+        self._finalizer()
+
+    @contextmanager
+    def connection(self, *, timeout: float | None = None) -> Iterator[Connection]:
+        """Lend a connection for the block. A transaction that it leaves open is rolled back.
+
+        Args:
+            timeout: seconds to wait for one; by default what the URL says.
+
+        Raises:
+            DeadlineError: all connections were in use for so long.
+            BedrockishError: see ``connect``.
+        """
+        pool = self._loop.opened
+        kept = self._loop.call(pool.take, timeout)
+        lent = Connection(_Lent(self._loop, kept))
+        try:
+            yield lent
+        finally:
+            usable = not lent.closed and _is_clean(lent)
+            with suppress(ClientClosedError):  # the pool was closed meanwhile, and the connection with it
+                self._loop.call(_give, pool, kept, usable)
+
+
+async def _give(pool: Pool, kept: Kept, usable: bool) -> None:
+    pool.give(kept, usable=usable)
+
+
+def _is_clean(lent: Connection) -> bool:
+    try:
+        if lent.in_transaction:
+            lent.execute("ROLLBACK")
+    except BedrockishError:
+        return False
+    return True
+
+
+def connect_pool(url: str | None = None, *, size: int = SIZE, token: bytes | None = None) -> ConnectionPool:
+    """Open a pool of connections for threads. The first connection is opened at once.
+
+    Args:
+        url: see ``connect``.
+        size: how many connections there are at most.
+        token: what another session has seen.
+
+    Raises:
+        UsageError: the size is not a positive number.
+        BedrockishError: see ``connect``.
+    """
+    _check_size(size)
+    target_of(url)  # a mistake in the URL is told before a thread is started
+    return ConnectionPool(Loop(partial(open_pool, url, size=size, token=token)))
+
+
+def _check_size(size: Any) -> None:
+    if type(size) is not int or size < 1:
+        raise UsageError(f"the size of a pool should be a positive whole number, not {size!r}")

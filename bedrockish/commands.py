@@ -1,0 +1,216 @@
+"""Commands: functions of an application that run inside the nodes, as transactions, and are called by name.
+
+    from bedrockish.commands import CommandError, Transaction, command
+
+    @command
+    def transfer(tx: Transaction, source: int, target: int, amount: int) -> int:
+        changed = tx.execute("UPDATE account SET balance = balance - ? WHERE id = ? AND balance >= ?",
+                             (amount, source, amount))
+        if not changed.rowcount:
+            raise CommandError("there is not enough on the account", reason="balance", account=source)
+        tx.execute("UPDATE account SET balance = balance + ? WHERE id = ?", (amount, target))
+        return tx.execute("SELECT balance FROM account WHERE id = ?", (source,)).value()
+
+A module of such functions is named in the configuration of every node. The idea, and the two parts *peek* and
+*process*, are Bedrock's.
+"""
+
+import inspect
+import logging
+import types
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, overload
+
+from bedrockish.client.rows import Rows
+from bedrockish.engine.aside import Work
+from bedrockish.errors import BedrockishError, CommandError
+from bedrockish.params import check_params
+from bedrockish.requests import Named, Params, Statement
+
+__all__ = ["Command", "CommandError", "Rows", "Transaction", "command", "query"]
+
+logger = logging.getLogger(__name__)
+
+Function = Callable[..., Any]
+_SIMPLE = (int, float, str, bytes, bool, list, dict)
+
+
+class Transaction:
+    """What a command works with. It is that command's alone, on a snapshot, and sees its own writes.
+
+    Attributes:
+        command: the unique id of this call, the same each time that it is run.
+        node: name of the node that runs it.
+        now: Unix time in seconds by that node's clock, when this run began.
+    """
+
+    def __init__(self, work: Work, command: str, node: str, now: float) -> None:
+        self.command, self.node, self.now = command, node, now
+        self._work = work
+        self._reading = False
+        self._savepoints = 0
+
+    def execute(self, sql: str, params: Params = None) -> Rows:
+        """Run a statement and return its rows.
+
+        Raises:
+            ConstraintError: the data forbids it; what came before stays, and the command may go on.
+            SqlError: SQLite does not accept it.
+            UnsupportedError: it is none that a command may use, or it writes in a ``peek``.
+            TooLargeError: a limit of the node is reached.
+        """
+        if not isinstance(sql, str) or not sql.strip():
+            raise CommandError(f"a statement should be an SQL text, not {sql!r:.80}", reason="failed")
+        done = self._work.run(Statement(sql, check_params(params)), read_only=self._reading)
+        return Rows(done.columns, done.rows, done.rowcount, done.lastrowid)
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Take back what was written in the block if it raises."""
+        self._savepoints += 1
+        name = f"block {self._savepoints}"
+        self._work.mark(name)
+        try:
+            yield
+        except Exception:
+            self._work.rollback_to(name)
+            raise
+        finally:
+            self._work.session.release(name)
+
+
+@dataclass(slots=True, eq=False)
+class Command:
+    """One command; made by ``command`` or ``query``.
+
+    Attributes:
+        name: what it is called by.
+        process: the function that writes; None if the command only reads.
+        peek_function: the function that only reads, and may answer alone.
+    """
+
+    name: str
+    process: Function | None
+    peek_function: Function | None = None
+
+    def peek(self, function: Function) -> Function:
+        """Let this function look first; ``None`` means that ``process`` is to run. It takes the same arguments."""
+        self.peek_function = function
+        return function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself: one command may use another one as an ordinary function."""
+        function = self.process or self.peek_function
+        assert function is not None
+        return function(*args, **kwargs)
+
+    @property
+    def signature(self) -> str:
+        """The arguments as they are written."""
+        function = self.process or self.peek_function
+        assert function is not None
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        return "(" + ", ".join(str(one) for one in parameters) + ")"
+
+    def check(self, call: Named) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call.
+
+        Raises:
+            CommandError: they are not those of the function.
+        """
+        args, kwargs = (), dict[str, Any]()
+        if isinstance(call.args, dict):
+            kwargs = call.args
+        else:
+            args = tuple(call.args)
+        for function in (self.peek_function, self.process):
+            if function is None:
+                continue
+            try:
+                bound = inspect.signature(function).bind(None, *args, **kwargs)
+            except TypeError as error:
+                raise self._wrong(str(error)) from None
+            hints = _hints(function)
+            for name, value in bound.arguments.items():
+                wanted = hints.get(name)
+                if wanted is not None and not _fits(value, wanted):
+                    kinds = " or ".join(sorted(kind.__name__ for kind in wanted))
+                    raise self._wrong(f"{name} should be {kinds}, not {type(value).__name__}")
+        return args, kwargs
+
+    def _wrong(self, why: str) -> CommandError:
+        return CommandError(
+            f"command {self.name} takes {self.signature}: {why}", reason="arguments", name=self.name, error=why
+        )
+
+    def run(self, tx: Transaction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """Return what it returns, and whether ``process`` has run."""
+        if self.peek_function is not None:
+            tx._reading = True
+            found = self.peek_function(tx, *args, **kwargs)
+            tx._reading = False
+            if found is not None or self.process is None:
+                return found, False
+        assert self.process is not None
+        return self.process(tx, *args, **kwargs), True
+
+
+@overload
+def command(function: Function, /) -> Command: ...
+@overload
+def command(*, name: str) -> Callable[[Function], Command]: ...
+def command(function: Function | None = None, /, *, name: str = "") -> Command | Callable[[Function], Command]:
+    """Make a command of a function: its first argument is the ``Transaction``, the others come from the caller.
+
+    It may run more than once for one call, and what it does then must rest on the transaction alone. What it returns
+    (plain values, lists, maps) is the caller's answer.
+    """
+    if function is None:
+        return lambda function: Command(name, function)
+    return Command(name or function.__name__, function)
+
+
+@overload
+def query(function: Function, /) -> Command: ...
+@overload
+def query(*, name: str) -> Callable[[Function], Command]: ...
+def query(function: Function | None = None, /, *, name: str = "") -> Command | Callable[[Function], Command]:
+    """Make a command of a function that only reads."""
+    if function is None:
+        return lambda function: Command(name, None, function)
+    return Command(name or function.__name__, None, function)
+
+
+def _hints(function: Function) -> dict[str, frozenset[type]]:
+    """Return which plain types a parameter takes, for those whose annotation says so."""
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception:  # an annotation that cannot be evaluated says nothing
+        return {}
+    found = {}
+    for name, hint in hints.items():
+        parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        kinds = [typing.get_origin(part) or part for part in parts]
+        if kinds and all(kind in (*_SIMPLE, type(None)) for kind in kinds):
+            found[name] = frozenset(kinds)
+    return found
+
+
+def _fits(value: object, wanted: frozenset[type]) -> bool:
+    kind = type(value)
+    return kind in wanted or (kind is int and float in wanted)
+
+
+def failed(name: str, node: str, error: BaseException) -> BedrockishError:
+    """Return what a caller is told of an exception that is the command's own mistake."""
+    return CommandError(
+        f"command {name} failed at {node} with {type(error).__name__}: {error}; it did not happen, and the log of "
+        f"{node} has more",
+        reason="failed",
+        name=name,
+        node=node,
+        error=type(error).__name__,
+    )

@@ -1,0 +1,207 @@
+"""A private, writable view of the node's file as it was at one moment. It costs the pages that are changed, no more.
+
+SQLite has one writer for each file, and that is the node's loop. Whoever else wants to write and take it back gets a
+connection on a file that is not there: its pages are those of a snapshot, read from the WAL as far as it belongs to
+the snapshot and else from the database file, and what it writes stays in memory. To SQLite it is an ordinary database
+with a rollback journal that nobody else uses.
+
+A reading transaction of somebody else must pin the snapshot meanwhile, or a checkpoint could put newer pages into the
+database file.
+"""
+
+import itertools
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+
+_WAL_HEADER, _FRAME_HEADER = 32, 24  # bytes
+_SALT_AT, _SALT_BYTES = 16, 8  # in the WAL's header; another one each time that the WAL begins anew
+_ROLLBACK_JOURNAL = b"\1\1"  # the file format without a WAL, in bytes 18 and 19 of page 1
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A state of the file, right after a commit.
+
+    Attributes:
+        frames: how many frames of the WAL belong to it.
+        salt: tells that WAL from the one before and the one after it.
+        version: another number for each commit.
+    """
+
+    frames: int
+    salt: bytes
+    version: int
+
+
+def salt_of(wal: int) -> bytes:
+    """Return the salt of a WAL, by its descriptor; empty if the file is."""
+    return os.pread(wal, _SALT_BYTES, _SALT_AT)
+
+
+class Frames:
+    """Where in the WAL the newest version of each page is, as of a moment that only moves forward."""
+
+    def __init__(self, wal: int, page_bytes: int) -> None:
+        self._wal, self._page_bytes = wal, page_bytes
+        self._salt = b""
+        self._count = 0
+        self._places: dict[int, int] = {}  # page -> offset of its content
+
+    def move(self, moment: Moment) -> None:
+        """Move to a later moment."""
+        if moment.salt != self._salt or moment.frames < self._count:
+            self._salt, self._count = moment.salt, 0
+            self._places.clear()
+        for number in range(self._count, moment.frames):
+            at = _WAL_HEADER + number * (_FRAME_HEADER + self._page_bytes)
+            head = os.pread(self._wal, 4, at)
+            if len(head) == 4:  # else the WAL was truncated, see ``page``
+                self._places[int.from_bytes(head, "big")] = at + _FRAME_HEADER
+        self._count = moment.frames
+
+    def page(self, number: int) -> bytes | None:
+        """Return a page, or None if it is to be read from the database file."""
+        place = self._places.get(number)
+        if place is None:
+            return None
+        data = os.pread(self._wal, self._page_bytes, place)
+        if len(data) == self._page_bytes and salt_of(self._wal) == self._salt:
+            return data
+        # A WAL begins anew, with another header first, only when all of it is in the database file and no snapshot
+        # needs it any more: then ours is in the database file as well, and stays there as long as it is pinned.
+        self._places.clear()
+        return None
+
+
+class OverlayFile(apsw.VFSFile):
+    """The file that is not there."""
+
+    def __init__(self, base: str, name: Any, wal: int, page_bytes: int) -> None:
+        super().__init__(base, name, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
+        self._frames = Frames(wal, page_bytes)
+        self._page_bytes = page_bytes
+        self._written: dict[int, bytes] = {}
+        self._pages = self._pages_now = 0
+        self._version = b""
+
+    def move(self, moment: Moment, pages: int) -> None:
+        """Show another moment, with so many pages; what was written is forgotten."""
+        self._frames.move(moment)
+        self._written.clear()
+        self._pages = self._pages_now = pages
+        self._version = struct.pack(">I", (moment.version + 1) & 0xFFFFFFFF)
+
+    @property
+    def written_bytes(self) -> int:
+        """How many bytes are kept in memory."""
+        return len(self._written) * self._page_bytes
+
+    def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802  (SQLite's name, like those below)
+        """Read a page or a part of one."""
+        number, start = divmod(offset, self._page_bytes)
+        page = self._written.get(number + 1)
+        if page is None:
+            page = self._original(number + 1)
+        return page if amount == len(page) else page[start : start + amount]
+
+    def _original(self, number: int) -> bytes:
+        if number > self._pages:
+            return b""
+        page = self._frames.page(number)
+        if page is None:
+            page = super().xRead(self._page_bytes, (number - 1) * self._page_bytes)
+        if number == 1:  # by bytes 24 to 27 SQLite knows whether the pages in its cache are still good
+            size = struct.pack(">I", self._pages)
+            version = self._version
+            page = page[:18] + _ROLLBACK_JOURNAL + page[20:24] + version + size + page[32:92] + version + page[96:]
+        return page
+
+    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
+        """Keep a page."""
+        number, start = divmod(offset, self._page_bytes)
+        assert not start
+        assert len(data) == self._page_bytes
+        self._written[number + 1] = bytes(data)
+        self._pages_now = max(self._pages_now, number + 1)
+
+    def xFileSize(self) -> int:  # noqa: N802
+        """Return the size in bytes."""
+        return self._pages_now * self._page_bytes
+
+    def xTruncate(self, newsize: int) -> None:  # noqa: N802
+        """Forget the pages at the end."""
+        self._pages_now = newsize // self._page_bytes
+        for number in [number for number in self._written if number > self._pages_now]:
+            del self._written[number]
+
+    def xSync(self, flags: int) -> None:  # noqa: N802
+        """There is nothing to be durable."""
+
+    def xLock(self, level: int) -> None:  # noqa: N802
+        """Nobody else uses it."""
+
+    def xUnlock(self, level: int) -> None:  # noqa: N802
+        """Nobody else uses it."""
+
+    def xCheckReservedLock(self) -> bool:  # noqa: N802
+        """Nobody else uses it."""
+        return False
+
+    def xFileControl(self, op: int, pointer: int) -> bool:  # noqa: N802, ARG002
+        """Nothing is known of any of it."""
+        return False
+
+    def xDeviceCharacteristics(self) -> int:  # noqa: N802
+        """Nothing is torn."""
+        return int(apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE)
+
+
+class Overlay(apsw.VFS):
+    """Opens the file that is not there, for one connection; temporary files are ordinary ones.
+
+    Args:
+        path: the database file.
+        wal: descriptor of its WAL.
+        page_bytes: size of its pages.
+    """
+
+    def __init__(self, path: str, wal: int, page_bytes: int) -> None:
+        self._own = f"bedrockish-overlay-{next(_numbers)}"
+        super().__init__(self._own, "")
+        self._path, self._wal, self._page_bytes = path, wal, page_bytes
+        self.file: OverlayFile | None = None
+
+    def connect(self, start: Callable[[OverlayFile], None]) -> apsw.Connection:
+        """Return the connection; ``start`` moves the file to a moment before anything is read."""
+        db = apsw.Connection(self._path, vfs=self._own, statementcachesize=256)
+        try:
+            assert self.file is not None
+            start(self.file)
+            db.pragma("journal_mode", "memory")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def xOpen(self, name: Any, flags: Any) -> Any:  # noqa: N802
+        """Open it, or a temporary file."""
+        if flags[0] & apsw.SQLITE_OPEN_MAIN_DB:
+            self.file = OverlayFile("", name, self._wal, self._page_bytes)
+            flags[1] = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_MAIN_DB
+            return self.file
+        return super().xOpen(name, flags)
+
+    def xAccess(self, pathname: str, flags: int) -> bool:  # noqa: N802
+        """There is no journal and no WAL to look at."""
+        return not pathname.startswith(self._path) and super().xAccess(pathname, flags)
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
+        """Nothing beside the database file is ours to delete."""
+        if not filename.startswith(self._path):
+            super().xDelete(filename, syncdir)

@@ -1,0 +1,122 @@
+"""Executes what the core wants executed: in the loop if it is short, aside if it is long or somebody's function."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bedrockish import commands
+from bedrockish.asides import StopWorkError
+from bedrockish.client.rows import Rows
+from bedrockish.commands import Command, Transaction
+from bedrockish.core.events import Dropped, Event, Executed
+from bedrockish.core.records import Prepared
+from bedrockish.engine.aside import Aside, Work
+from bedrockish.engine.execute import TakesLongError
+from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError
+from bedrockish.members import prepare_change
+from bedrockish.plain import plain
+from bedrockish.requests import SERIALIZABLE, Request, Result, encode_results
+from bedrockish.waiting import Waiter, answer_of
+from journal.changes import encode_changes
+
+if TYPE_CHECKING:
+    from bedrockish.runtime import Runtime
+
+WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
+
+
+class Executions:
+    """What one node does for an Execute effect."""
+
+    def __init__(self, node: "Runtime") -> None:
+        self._node = node
+
+    def execute(self, ticket: int, following: deque[Event]) -> None:
+        """Execute a ticket's request; what the core has to be told at once is added to ``following``."""
+        node = self._node
+        waiter = node.waiters.get(ticket)
+        if waiter is None:
+            following.append(Dropped(ticket))
+            return
+        request = waiter.request
+        node.counts["executions"] += 1
+        try:
+            entry = node.engine.find_command(request.command)
+            if entry is None:
+                prepared = self._prepare(ticket, waiter)
+                if prepared is not None:
+                    following.append(Executed(ticket, prepared))
+                return
+            node.counts["repeated_commands"] += 1
+            node.reply(ticket, answer_of(entry, request.token))
+        except DamagedError:
+            raise
+        except BedrockishError as error:
+            node.reply(ticket, error)
+        following.append(Dropped(ticket))
+
+    def _prepare(self, ticket: int, waiter: Waiter) -> Prepared | None:
+        """Return what a request does, or None if that will come later."""
+        node, request = self._node, waiter.request
+        if waiter.prepare is not None:
+            return waiter.prepare()
+        if request.change is not None:
+            return prepare_change(node.core, node.engine, request.change, node.known.stores, node.clock())
+        if request.call is not None:
+            command = node.plugins.find(request.call.name, node.core.state.me)
+            command.check(request.call)
+            node.asides.start(ticket, request, self._calling(command, request), is_python=True)
+            return None
+        if not node.asides.expects(request):
+            try:
+                return _checked(request, node.engine.execute(request, node.config.limits.loop_ms_max / 1000))
+            except TakesLongError as error:
+                node.asides.took_long(error.sql)
+        node.asides.start(ticket, request, lambda aside: _checked(request, aside.execute(request)), is_python=False)
+        return None
+
+    def _calling(self, command: Command, request: Request) -> Callable[[Aside], Prepared]:
+        """Return what runs a command at a place aside."""
+        node = self._node.core.state.me
+        room = self._node.config.limits.result_bytes_max
+        assert request.call is not None
+        args, kwargs = command.check(request.call)
+
+        def run(work: Work) -> Prepared:
+            tx = Transaction(work, request.command, node, time.time())
+            try:
+                value, processed = command.run(tx, args, kwargs)
+                result = encode_results([Result(("value",), [(_value(command, value),)])])
+            except (BedrockishError, StopWorkError):
+                raise
+            except BaseException as error:
+                commands.logger.exception("command %s (%s) failed", command.name, request.command)
+                raise commands.failed(command.name, node, error) from error
+            if len(result) > room:
+                raise TooLargeError(f"what command {command.name} returns takes more than {room} bytes; return less")
+            prepared = replace(work.finish(), result=result)
+            if processed and prepared.readonly:
+                # Led all the same: sent again after a lost answer, it must not find that there is nothing to do while
+                # its first run commits elsewhere.
+                prepared = replace(prepared, readonly=False, changes=encode_changes([]))
+            return _checked(request, prepared)
+
+        serializable = request.isolation == SERIALIZABLE
+        return lambda aside: aside.work(run, serializable=serializable)
+
+
+def _value(command: Command, value: object) -> object:
+    if isinstance(value, Rows):
+        value = value.rows
+    try:
+        return plain("what it returns", value)
+    except UsageError as error:
+        raise TypeError(f"{error.message} (from command {command.name})") from None
+
+
+def _checked(request: Request, prepared: Prepared) -> Prepared:
+    if request.read_only and not prepared.readonly:
+        raise UsageError(WRITES)
+    return prepared

@@ -1,0 +1,183 @@
+"""Which node is asked next: those of the URL, those learnt, not the dead ones; the nearest if that is wanted."""
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.addresses import Address, parse_url
+from bedrockish.client import aio
+from bedrockish.client.entry import entry_of
+from bedrockish.client.nearby import in_order, members_of
+from bedrockish.client.retry import Backoff
+from bedrockish.client.route import AVOID_S, Route
+from bedrockish.errors import AuthenticationError, UnavailableError
+from net.events import Hello
+from net.stream import Link
+from tests.client.scripted import ScriptedNode, running
+
+A, B, C, D = (Address(name, 1) for name in "abcd")
+GONE = UnavailableError("connection refused")
+
+
+def route(*addresses: Address) -> Route:
+    return Route(parse_url("bedrockish://" + ",".join(map(str, addresses))), Backoff(), lambda: 0.5)
+
+
+def test_who_was_found_dead_is_asked_last() -> None:
+    this = route(A, B, C)
+    assert this.next(0.0) == A
+    this.leave()
+    this.failed(A, GONE, 0.0)
+    assert this.next(0.0) == B
+    this.opened(B)
+    this.leave()
+    assert this.next(1.0) == C
+    this.opened(C)
+    this.leave()  # it would be the turn of A, which was dead a second ago
+    assert this.next(1.0) == B
+    this.opened(B)
+    this.leave()
+    this.leave()
+    assert this.next(AVOID_S + 1) == A
+
+
+def test_when_all_are_dead_all_are_asked_in_turn() -> None:
+    this = route(A, B)
+    found = []
+    for _ in range(4):
+        address = this.next(0.0)
+        found.append(address)
+        this.leave()
+        this.failed(address, GONE, 0.0)
+    assert found == [A, B, A, B]
+    assert "no node can be reached at a:1, b:1: connection refused" in this.unreachable().message
+
+
+def test_members_are_learnt_and_forgotten_but_not_those_of_the_url() -> None:
+    this = route(A, B)
+    assert this.next(0.0) == A
+    assert this.learn({A: True, C: True, D: False}, 0.0)
+    assert list(this.addresses) == [A, B, C, D]
+    assert this.next(0.0) == A  # no reason to leave
+    assert not this.learn({A: True, C: True}, 0.0)
+    assert list(this.addresses) == [A, B, C]
+    assert this.learn({D: False}, 0.0)
+    this.failed(A, GONE, 0.0)
+    this.leave()
+    this.failed(B, GONE, 0.0)
+    this.leave()
+    assert this.next(0.0) == D  # all three are dead, D by what the others say: the turn decides
+    this.leave()
+    assert this.learn({D: True}, 0.0) is False
+    assert this.next(0.0) == D
+
+
+def test_a_node_that_is_in_use_stays_though_it_is_no_member_any_more() -> None:
+    this = route(A)
+    this.learn({A: True, C: True}, 0.0)
+    this.leave()
+    assert this.next(0.0) == C
+    this.learn({D: True}, 0.0)
+    assert this.addresses == (A, C, D)
+    assert this.next(0.0) == C
+
+
+def test_a_wrong_password_is_told_when_everybody_was_asked() -> None:
+    this = route(A, B)
+    this.next(0.0)
+    this.failed(A, AuthenticationError("wrong"), 0.0)
+    assert not this.is_denied
+    this.failed(B, GONE, 0.0)
+    assert this.is_denied
+    assert this.hopeless_at(0.0) < 0
+    assert isinstance(this.unreachable(), AuthenticationError)
+    this.opened(A)
+    assert not this.is_denied
+
+
+def test_addresses_of_members_are_read_with_care() -> None:
+    told = {"A": {"address": "a:1", "up": False}, "B": {"address": "b:1"}, "C": {"address": "c:0"}, "D": {}, "E": 7}
+    assert members_of(told) == {A: False, B: True}
+    assert members_of(None) == {}
+
+
+class Knows(ScriptedNode):
+    """A node that tells of others."""
+
+    others: tuple[ScriptedNode, ...] = ()
+
+    def status(self) -> dict[str, object]:
+        return {"nodes": {one.name: {"address": f"127.0.0.1:{one.port}", "up": True} for one in (self, *self.others)}}
+
+
+async def test_a_client_goes_to_a_node_that_it_has_learnt_of() -> None:
+    first, second = Knows("A"), ScriptedNode("B")
+    first.others = (second,)
+    async with running(first, second) as url, open_client(url.partition(",")[0] + "/?discover=yes") as client:
+        while len(client._core.route) < 2:  # noqa: ASYNC110  its own task
+            await trio.sleep(0.01)
+        assert (await client.execute("SELECT 1")).place == ("A", 1)
+        first.scope.cancel()
+        assert (await client.execute("SELECT 1")).place == ("B", 1)
+
+
+async def test_one_node_in_the_url_is_that_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio, "LEARN_S", 0.01)
+    first, second = Knows("A"), ScriptedNode("B")
+    first.others = (second,)
+    async with running(first, second) as url, open_client(url.partition(",")[0] + "/?connect_timeout=0.1") as client:
+        await client.execute("SELECT 1")
+        await trio.sleep(0.05)
+        first.scope.cancel()
+        with pytest.raises(UnavailableError):
+            await client.execute("SELECT 1", timeout=0.5)
+
+
+async def test_members_are_asked_again_only_while_the_client_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio, "LEARN_S", 0.01)
+    asked = 0
+
+    class Counts(Knows):
+        def status(self) -> dict[str, object]:
+            nonlocal asked
+            asked += 1
+            return super().status()
+
+    async with running(Counts("A")) as url, open_client(url + "/?discover=yes") as client:
+        while not asked:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        await trio.sleep(0.1)
+        assert asked == 1
+        await client.execute("SELECT 1")
+        while asked < 2:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
+async def test_the_nearest_is_who_says_hello_first() -> None:
+    near, dead = ScriptedNode("B"), ScriptedNode("C")
+    async with running(near, dead) as url, trio.open_nursery() as nursery:
+        dead.scope.cancel()
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+        async def slow(stream: trio.SocketStream) -> None:
+            await trio.sleep(0.3)
+            with trio.move_on_after(5):
+                link = await Link.accept(stream, Hello("A", "bedrockish"))
+                await link.aclose()
+
+        nursery.start_soon(trio.serve_listeners, slow, listeners)
+        far = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        hosts = url.removeprefix("bedrockish://").split(",")
+        target = parse_url(f"bedrockish://{far},{hosts[1]},{hosts[0]}/?choice=nearest")
+        found = [str(address) for address in await in_order(target, entry_of(target))]
+        assert found == [hosts[0], far, hosts[1]]
+        async with open_client(f"bedrockish://{far},{hosts[0]}/?choice=nearest&discover=no") as client:
+            assert (await client.execute("SELECT 1")).place == ("B", 1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_random_order_has_all_of_them() -> None:
+    target = parse_url("bedrockish://a,b,c,d,e,f,g,h/?choice=random")
+    orders = {await in_order(target, entry_of(target)) for _ in range(20)}
+    assert len(orders) > 1
+    assert all(sorted(order) == sorted(target.addresses) for order in orders)

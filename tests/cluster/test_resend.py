@@ -1,0 +1,32 @@
+"""A command sent again in a new call, on real nodes: one definite answer for all its attempts."""
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from bedrockish import open_client
+from bedrockish.errors import ConstraintError, UsageError
+from tests.cluster.story import ready
+from tools.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+INSERT = "INSERT INTO payment VALUES (?, ?)"
+
+
+async def test_a_resend_gets_the_first_answer_or_an_error_for_good(cluster: LocalCluster, tmp_path: Path) -> None:
+    await ready(cluster)
+    async with open_client(cluster.url()) as first, open_client(cluster.url(1)) as second:
+        await first.execute("CREATE TABLE payment(id INTEGER PRIMARY KEY, amount INTEGER)")
+        done, never = str(uuid.uuid4()), str(uuid.uuid4())
+        place = (await first.execute(INSERT, (1, 100), command=done)).place
+        # It happened, so the same answer comes again, at whichever node.
+        again = await second.execute(INSERT, (1, 100), command=done, resend=True)
+        assert (again.place, again.rowcount) == (place, 1)
+        # Another command has the key now, so this one cannot happen; and after the error it never will.
+        with pytest.raises(ConstraintError):
+            await second.execute(INSERT, (1, 5), command=never, resend=True)
+        await first.execute("DELETE FROM payment")
+        with pytest.raises(UsageError, match=f"{never} was given up"):
+            await first.execute(INSERT, (1, 5), command=never)
+        assert (await second.execute("SELECT count(*) FROM payment", read="strict")).value() == 0

@@ -1,0 +1,335 @@
+"""What runs aside, on a private snapshot in a thread, is what the loop would have run."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from bedrockish.core.records import Prepared
+from bedrockish.engine.aside import Aside, Work
+from bedrockish.engine.execute import TakesLongError
+from bedrockish.errors import (
+    BedrockishError,
+    ConstraintError,
+    DeadlineError,
+    SqlError,
+    StatementTimeoutError,
+    TooLargeError,
+    UnsupportedError,
+)
+from bedrockish.requests import Statement, decode_results
+from tests.engine.nodes import Limits, Sql, TestNode, contents, ids_like_sqlite, request
+
+SCHEMA = [
+    "CREATE TABLE person(id INTEGER PRIMARY KEY, name TEXT UNIQUE COLLATE NOCASE, age INT CHECK (age >= 0))",
+    "CREATE TABLE pet(id INTEGER PRIMARY KEY, owner INT REFERENCES person(id) ON DELETE CASCADE, kind TEXT)",
+    "CREATE INDEX pet_kind ON pet(kind, owner)",
+    "CREATE TABLE late(id INTEGER PRIMARY KEY, owner INT REFERENCES person(id) DEFERRABLE INITIALLY DEFERRED)",
+    "CREATE TABLE word(word TEXT PRIMARY KEY, n INT) WITHOUT ROWID",
+    "CREATE TABLE sum2(id INTEGER PRIMARY KEY, a INT, b INT, c AS (a + b))",
+    "CREATE TABLE log(id INTEGER PRIMARY KEY AUTOINCREMENT, what TEXT)",
+    "CREATE TRIGGER pets AFTER INSERT ON pet BEGIN INSERT INTO log(what) VALUES ('pet ' || new.kind); END",
+    "CREATE VIEW grown AS SELECT name FROM person WHERE age >= 18",
+]
+ROWS = [
+    "INSERT INTO person VALUES (1, 'Ada', 36), (2, 'Bob', 17), (3, 'Cyd', 50)",
+    "INSERT INTO pet(id, owner, kind) VALUES (1, 1, 'cat'), (2, 1, 'dog'), (3, 3, 'cat')",
+    "INSERT INTO word VALUES ('one', 1), ('two', 2)",
+    "INSERT INTO sum2(id, a, b) VALUES (1, 1, 2), (2, 3, 4)",
+]
+REQUESTS: list[tuple[Sql, ...]] = [
+    ("SELECT * FROM person WHERE age > 20",),
+    ("SELECT name, count(*) FROM person JOIN pet ON owner = person.id GROUP BY 1 ORDER BY 1", "SELECT * FROM grown"),
+    ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500) SELECT sum(i) FROM n",),
+    (("SELECT * FROM pet WHERE kind = ? AND owner = :who", {"1": "cat", "who": 1}),),
+    (("UPDATE person SET age = age + ? WHERE name = ?", (1, "ada")), "SELECT age FROM person WHERE id = 1"),
+    ("SELECT 1", "INSERT INTO pet(owner, kind) VALUES (2, 'fish')", "SELECT count(*) FROM pet", "SELECT changes()"),
+    ("DELETE FROM person WHERE id = 1", "SELECT * FROM pet"),
+    ("INSERT INTO late VALUES (1, 9)", "INSERT INTO person VALUES (9, 'Joe', 1)"),
+    ("INSERT INTO late VALUES (1, 9)",),
+    ("PRAGMA defer_foreign_keys = ON", "INSERT INTO pet VALUES (9, 9, 'x')", "INSERT INTO person VALUES (9, 'J', 1)"),
+    ("INSERT INTO word VALUES ('one', 5) ON CONFLICT DO UPDATE SET n = n + excluded.n RETURNING n",),
+    ("REPLACE INTO person VALUES (7, 'BOB', 1)",),
+    ("UPDATE sum2 SET a = a * 10 WHERE c > 3", "SELECT c FROM sum2"),
+    ("INSERT INTO person(name, age) VALUES ('Eve', 20), ('Fay', 21)", "SELECT last_insert_rowid()"),
+    ("INSERT INTO person VALUES (8, 'ADA', 1)",),
+    ("INSERT INTO person VALUES (8, 'Zoe', -1)",),
+    ("INSERT OR ROLLBACK INTO person VALUES (8, 'ADA', 1)",),
+    ("INSERT INTO log(what) VALUES ('a'), ('b')", "DELETE FROM log"),
+    ("CREATE TABLE fresh(x)", "CREATE INDEX fresh_x ON fresh(x)"),
+    ("SELECT nothing FROM nowhere",),
+    ("ATTACH 'x' AS y",),
+    ("DELETE FROM word", "INSERT INTO word SELECT name, age FROM person"),
+]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[TestNode]:
+    node = ids_like_sqlite(TestNode(tmp_path / "a.db", limits=Limits(statement_s=20)))
+    node.run(*SCHEMA)
+    for text in ROWS:
+        node.run(text)
+    node.save()
+    yield node
+    node.engine.close()
+
+
+@pytest.fixture
+def aside(node: TestNode) -> Iterator[Aside]:
+    aside = Aside(node.engine.beside())
+    yield aside
+    aside.close()
+
+
+def begin(node: TestNode, aside: Aside) -> None:
+    node.save()
+    aside.begin(node.engine.applied, node.engine.schema_version, node.engine.moment())
+
+
+def outcome(action: Callable[[], Prepared]) -> Any:
+    try:
+        return action()
+    except BedrockishError as error:
+        return type(error), error.message
+
+
+def in_thread(action: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(outcome(action)))
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    return found[0]
+
+
+@pytest.mark.parametrize("statements", REQUESTS, ids=lambda statements: str(statements[0])[:60])
+@pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
+def test_it_gives_what_the_loop_gives(
+    node: TestNode, aside: Aside, statements: tuple[Sql, ...], isolation: str
+) -> None:
+    """Results, changes, footprint and errors are the same, and the next use knows nothing of it."""
+    wanted = replace(request(*statements), isolation=isolation)
+    expected = outcome(lambda: node.engine.execute(wanted))
+    before = node.tables()
+    for _ in range(2):
+        begin(node, aside)
+        node.engine._ids._highest.clear()  # or ids would go on from those that nobody has used
+        assert in_thread(lambda: aside.execute(wanted)) == expected
+        aside.end()
+    assert node.tables() == before
+    assert not aside.is_broken
+
+
+def test_it_sees_its_snapshot_while_others_commit_and_the_wal_begins_anew(node: TestNode, aside: Aside) -> None:
+    """Whatever the file goes through, both connections show the moment of ``begin``."""
+    draw = random.Random(5)
+    engine = node.engine
+    question = "SELECT group_concat(id || name || age) FROM (SELECT * FROM person ORDER BY id)"
+    write = ("UPDATE person SET age = 1000 WHERE id % 3 = 0", question)
+    for number in range(120):
+        begin(node, aside)
+        expected = node.prepare(question).result, node.prepare(*write).result
+        for _ in range(draw.randint(0, 4)):
+            values = draw.randrange(200), str(draw.random()) * draw.randint(1, 200), draw.randrange(99)
+            node.run(("REPLACE INTO person VALUES (?, ?, ?)", values))
+            node.save()
+        if draw.random() < 0.3:
+            engine.checkpoint()
+        if draw.random() < 0.2:
+            engine._limits = Limits(wal_frames_max=1)  # finish the checkpoint and truncate, if no snapshot forbids it
+            node.run("UPDATE word SET n = n + 1")
+            node.save()
+            engine._limits = Limits()
+        found = in_thread(lambda: aside.execute(request(question))), in_thread(lambda: aside.execute(request(*write)))
+        assert (found[0].result, found[1].result) == expected, number
+        aside.end()
+
+
+def test_a_change_larger_than_the_page_cache_is_taken_back(node: TestNode, aside: Aside) -> None:
+    """Pages that SQLite writes before the end of a transaction are in memory, and gone afterwards."""
+    node.run("CREATE TABLE big(id INTEGER PRIMARY KEY, x BLOB)")
+    many = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500) "
+        "INSERT INTO big SELECT i, randomblob(30000) FROM n"
+    )
+    for _ in range(2):
+        begin(node, aside)
+        prepared = in_thread(lambda: aside.execute(request(many, "SELECT count(*), sum(length(x)) FROM big")))
+        assert decode_results(prepared.result)[1].rows == [(500, 15_000_000)]
+        assert len(prepared.changes) > 15_000_000
+        aside.end()
+    assert node.rows("SELECT count(*) FROM big") == [(0,)]
+
+
+def test_the_loop_can_stop_it(node: TestNode, aside: Aside) -> None:
+    """A statement that would take for ever ends with the error that it was stopped with, and the place goes on."""
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    writing = f"INSERT INTO word {endless.replace('count(*)', 'i, 1')}"
+    for statements in ([endless], ["DELETE FROM word", endless], [writing]):
+        begin(node, aside)
+        timer = threading.Timer(0.2, aside.stop, [DeadlineError("enough")])
+        timer.start()
+        found = in_thread(partial(aside.execute, request(*statements)))
+        timer.join()
+        assert found == (DeadlineError, "enough")
+        aside.end()
+    begin(node, aside)
+    assert decode_results(in_thread(lambda: aside.execute(request("SELECT count(*) FROM word"))).result)[0].rows == [
+        (2,)
+    ]
+    aside.end()
+
+
+def test_what_is_stopped_before_it_begins_does_not_begin(node: TestNode, aside: Aside) -> None:
+    begin(node, aside)
+    aside.stop(DeadlineError("enough"))
+    assert in_thread(lambda: aside.execute(request("SELECT 1"))) == (DeadlineError, "enough")
+    aside.end()
+
+
+def test_a_statement_has_its_time(tmp_path: Path) -> None:
+    """The limit interrupts a run-away with an error of its own, in the loop and aside, for reads and for writes."""
+    node = TestNode(tmp_path / "a.db", limits=Limits(statement_s=0.05))
+    node.run("CREATE TABLE t(x)")
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n WHERE i < 0"
+    aside = Aside(node.engine.beside())
+    for text in (endless, f"INSERT INTO t {endless}"):
+        with pytest.raises(StatementTimeoutError, match=r"longer than 0\.05 s") as caught:
+            node.prepare(text)
+        assert caught.value.details == {"sql": text, "limit_s": 0.05}
+        begin(node, aside)
+        assert in_thread(partial(aside.execute, request(text)))[0] is StatementTimeoutError
+        aside.end()
+    aside.close()
+    node.engine.close()
+
+
+def test_what_is_over_its_budget_in_the_loop_is_to_be_run_aside(node: TestNode) -> None:
+    """One long statement, or many short ones; a schema statement takes its time; and the open batch survives it."""
+    long = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000000) "
+        "INSERT INTO word SELECT i, max(i) FROM n"
+    )
+    entry = node.entry(node.prepare("INSERT INTO word VALUES ('kept', 1)"))
+    node.apply(entry)  # not flushed yet: SQLite rolls it back together with the statement
+    with pytest.raises(TakesLongError) as caught:
+        node.engine.execute(request(long), 0.01)
+    assert caught.value.sql == long
+    with pytest.raises(TakesLongError):
+        node.engine.execute(request(*["UPDATE word SET n = n + 1"] * 5_000), 0.01)
+    assert ("kept", 1) in contents(node.engine._db)["word"]
+    node.run("CREATE TABLE numbers(x)")
+    node.engine.execute(request("CREATE INDEX i ON numbers(x)", "DROP TABLE numbers"), 0.0)
+
+
+def test_ids_that_were_given_aside_are_not_given_again(tmp_path: Path) -> None:
+    node = TestNode(tmp_path / "a.db")
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
+    node.run("CREATE TABLE u(id INTEGER PRIMARY KEY, x)")
+    aside = Aside(node.engine.beside())
+    seen: set[int] = set()
+    text = "INSERT INTO t(x) VALUES (1), (2) RETURNING id"
+    for _ in range(3):
+        begin(node, aside)
+        for prepared in (in_thread(lambda: aside.execute(request(text))), node.prepare(text)):
+            ids = {row[0] for row in decode_results(prepared.result)[0].rows}
+            assert not ids & seen
+            seen |= ids
+        aside.end()
+    node.run("DROP TABLE t")
+    begin(node, aside)
+    assert decode_results(in_thread(lambda: aside.execute(request("INSERT INTO u(x) VALUES (1)"))).result)
+    aside.end()
+    aside.close()
+    node.engine.close()
+
+
+def work(aside: Aside, action: Callable[[Work], Any]) -> tuple[Any, Any]:
+    told: list[Any] = []
+
+    def run(desk: Work) -> Prepared:
+        told.append(action(desk))
+        return desk.finish()
+
+    prepared = in_thread(lambda: aside.work(run))
+    return (told[0] if told else None), prepared
+
+
+def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode, aside: Aside) -> None:
+    def action(desk: Work) -> Any:
+        first = desk.run(Statement("SELECT count(*) FROM person")).rows
+        desk.run(Statement("INSERT INTO person VALUES (10, 'Kim', 3)"))
+        with pytest.raises(ConstraintError):
+            desk.run(Statement("INSERT INTO person VALUES (11, 'KIM', 3)"))
+        desk.mark("s")
+        desk.run(Statement("DELETE FROM person"))
+        gone = desk.run(Statement("SELECT count(*) FROM person")).rows
+        desk.rollback_to("s")
+        return first, gone, desk.run(Statement("SELECT count(*) FROM person")).rows
+
+    begin(node, aside)
+    told, prepared = work(aside, action)
+    aside.end()
+    assert told == ([(3,)], [(0,)], [(4,)])
+    assert not prepared.readonly
+    node.apply(node.entry(prepared))
+    assert (10, 10, "Kim", 3) in node.tables()["person"]
+    assert len(node.tables()["pet"]) == 3
+
+
+def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: TestNode, aside: Aside) -> None:
+    def action(desk: Work) -> Any:
+        with pytest.raises(UnsupportedError, match="may only read"):
+            desk.run(Statement("DELETE FROM person"), read_only=True)
+        for text in ("CREATE TABLE x(y)", "BEGIN", "COMMIT", "PRAGMA user_version = 3"):
+            with pytest.raises(UnsupportedError):
+                desk.run(Statement(text))
+        with pytest.raises(SqlError):
+            desk.run(Statement("SELEC"))
+        return desk.run(Statement("SELECT 1"), read_only=True).rows
+
+    begin(node, aside)
+    told, prepared = work(aside, action)
+    aside.end()
+    assert told == [(1,)]
+    assert prepared.readonly
+
+
+def test_works_read_set_is_that_of_its_statements(node: TestNode, aside: Aside) -> None:
+    """The same points and ranges as of a request with the same statements."""
+    texts = ["SELECT * FROM person WHERE id = 1", "SELECT * FROM pet WHERE kind = 'cat'", "UPDATE word SET n = 3"]
+    begin(node, aside)
+    _, prepared = work(aside, lambda desk: [desk.run(Statement(text)) for text in texts])
+    aside.end()
+    assert prepared.footprint == node.prepare(*texts).footprint
+    assert prepared.changes == node.prepare(*texts).changes
+
+
+def test_all_results_together_are_bounded(tmp_path: Path) -> None:
+    node = TestNode(tmp_path / "a.db", limits=Limits(result_bytes=10_000))
+    aside = Aside(node.engine.beside())
+    begin(node, aside)
+    _, failed = work(aside, lambda desk: [desk.run(Statement("SELECT randomblob(1000)")) for _ in range(20)])
+    assert failed[0] is TooLargeError
+    aside.end()
+    aside.close()
+    node.engine.close()
+
+
+def test_closing_it_leaves_sqlites_locks_alone(node: TestNode) -> None:
+    """A closed descriptor on the file would drop the locks of the node's own connection."""
+    aside = Aside(node.engine.beside())
+    begin(node, aside)
+    in_thread(lambda: aside.execute(request("DELETE FROM word")))
+    aside.end()
+    aside.close()
+    other = apsw.Connection(str(node.path))
+    with pytest.raises(apsw.BusyError):
+        other.execute("BEGIN IMMEDIATE")
+    other.close()

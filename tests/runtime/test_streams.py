@@ -1,0 +1,80 @@
+"""A strict stream reads the very snapshot that a majority was asked about."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from bedrockish.config import Bounds
+from bedrockish.core.node import Node
+from bedrockish.core.records import Prepared
+from bedrockish.errors import ConflictError
+from bedrockish.requests import NOTHING, STRICT, Answer, Request, Statement, Token, decode_results
+from bedrockish.snapshots import Snapshots
+from bedrockish.streams import Streams
+from tests.engine.test_interactive import Desk
+
+
+class StillCore:
+    """What a stream looks at in a core: the clocks."""
+
+    class state:  # noqa: N801
+        me = "A"
+
+        class now:  # noqa: N801
+            wall_ms = 0
+
+        class clock:  # noqa: N801
+            @staticmethod
+            def read(wall_ms: int) -> int:
+                return 7
+
+
+@dataclass
+class Majority:
+    """Says of the first snapshot that it is asked about that it misses something, and commits that."""
+
+    desk: Desk
+    asked: list[dict[str, int]] = field(default_factory=list)
+
+    async def __call__(
+        self, request: Request, prepare: Callable[[], Prepared] | None = None, *, once: bool = False
+    ) -> Answer:
+        assert prepare is not None
+        read = prepare()
+        if request.read == STRICT:
+            assert once, "another snapshot would be executed for it"
+            assert read.footprint.read_ranges
+            self.asked.append(dict(read.base))
+            if len(self.asked) == 1:
+                self.desk.node.run("INSERT INTO t VALUES (2, 'new')")
+                self.desk.node.engine.flush()
+                raise ConflictError("there is something newer")
+        return Answer(NOTHING, Token())
+
+
+async def durable() -> None:
+    pass
+
+
+async def test_a_strict_stream_reads_what_a_majority_was_asked_about(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "A.db")
+    desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    desk.node.run("INSERT INTO t VALUES (1, 'old')")
+    desk.node.engine.flush()
+    majority = Majority(desk)
+    snapshots = Snapshots(desk.node.engine, desk.interactive.readers, durable)
+    damaged = cast(Any, None)
+    streams = Streams(desk.interactive, cast(Node, StillCore()), majority, snapshots, Bounds(), damaged)
+    statement = Statement("SELECT id FROM t", None)
+    for read, expected in ((STRICT, [(1,), (2,)]), ("session", [(1,), (2,), (3,)])):
+        owner = object()
+        stream = await streams.open(owner, Request(f"c-{read}", (statement,), read))
+        assert stream.token.vector == (majority.asked[-1] if read == STRICT else dict(desk.node.engine.applied))
+        rows, more = await streams.fetch(stream)
+        assert decode_results(rows)[0].rows == expected
+        assert not more
+        desk.node.run("INSERT OR REPLACE INTO t VALUES (3, 'later')")
+        desk.node.engine.flush()
+    assert len(majority.asked) == 2
+    assert majority.asked[0] != majority.asked[1]

@@ -103,7 +103,12 @@ def main(places: tuple[Path, ...], verbose: bool, quiet: bool, directory: Path |
     try:
         with tempfile.TemporaryDirectory(dir=directory, prefix="bedrockish-logic-") as place:
             with local_cluster(Path(place, "nodes")) as cluster:
-                reports = trio.run(lambda: run_all(cluster, read(files), quiet=quiet))
+                try:
+                    reports = trio.run(lambda: run_all(cluster, read(files), quiet=quiet))
+                finally:
+                    for node in cluster.nodes:
+                        if not node.is_running:
+                            print(f"node {node.name} has ended:\n{node.last_words()}", file=sys.stderr)
             equal = len(digests(cluster)) == 1
     except (DemoError, FormatError, BedrockishError, OSError) as error:
         raise click.ClickException(str(error)) from error

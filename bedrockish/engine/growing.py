@@ -33,7 +33,10 @@ class Growing:
         self._write_ranges: set[Range] = set()
 
     def read(self, piece: Piece, params: tuple[object, ...], *, failed: bool = False) -> None:
-        """Add what a statement with these parameters reads, or looked up before it failed."""
+        """Add what a statement with these parameters reads, or looked up before it failed.
+
+        That decides what it failed with. Rows that it made before, and that SQLite took back, decide nothing else.
+        """
         plan, definitions = self._analysis.plan(piece)
         points, ranges = plan.bind_failed(params) if failed else plan.bind(params)
         self._definitions |= definitions
@@ -76,17 +79,6 @@ class Growing:
     def _whole(self, table: str) -> list[Range]:
         indexes = self._analysis.schema.tables[table].indexes
         return [object_range(f"t:{table}"), *(object_range(index.object) for index in indexes)]
-
-    def undone(self, changes: Iterable[Change], blurred: Iterable[str]) -> None:
-        """Changes were made by a statement that failed."""
-        keys = self._analysis.keys
-        for change in changes:
-            row = (change.table, change.rowid, change.rowid_after, change.before, change.after)
-            for points, ranges in (keys.keys(*row), keys.reads(*row)):
-                self._reads.update(points)
-                self._read_ranges.update(ranges)
-        for name in blurred:
-            self._read_ranges.update(self._whole(name))
 
     def footprint(self, *, reads: bool | None = None) -> Footprint:
         """Return what is to be certified.

@@ -347,7 +347,6 @@ class Interactive:
                 return
         db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")
-        session.sets.undone(changes, touched)
 
     def _restore(self) -> bool:
         """If SQLite has rolled back the whole batch because of a statement, do it again; whether it has."""

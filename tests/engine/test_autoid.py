@@ -361,3 +361,18 @@ def test_errors_show_the_clients_text(full: TestNode) -> None:
     with pytest.raises(ConstraintError) as caught:
         full.run(sql)
     assert caught.value.details["sql"] == sql
+
+
+def test_rows_are_complete_before_the_first_id_is_given(full: TestNode) -> None:
+    """Whatever else SQLite would do with a subquery: ids follow its ORDER BY, and a trigger does not ask twice."""
+    db = full.engine._db
+    for sql in (
+        "INSERT INTO t(name) SELECT name || 'x' FROM t ORDER BY name DESC",
+        "INSERT INTO t SELECT NULL, name || 'x', 1 FROM t",
+        "INSERT INTO watched(x) VALUES (1)",
+        "INSERT INTO watched VALUES (NULL, 1)",
+    ):
+        text = rewritten(full, sql)
+        assert text is not None
+        plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + text).fetchall()]
+        assert "MATERIALIZE bedrockish_rows" in plan, plan

@@ -21,6 +21,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.once import overtaken
 from bedrockish.core.records import Prepared
 from bedrockish.engine.aside import Aside
+from bedrockish.engine.clocks import Scope
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import (
     BedrockishError,
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 TEXTS_MAX = 1_000  # texts that are remembered to take long
 WATCH_S = 0.25
+CLOCKS = 256  # values of the clock that a thread gets at a time
 STUCK_S = 5.0  # after which a function that was told to stop counts as stuck
 
 Action = Callable[[Aside], Prepared]
@@ -52,6 +54,7 @@ class Job:
     Attributes:
         since: seconds at which it was given a place.
         stopped: seconds at which it was told to stop; 0: it was not.
+        clock: whether a majority has been asked for its transaction's clock.
         is_over: its thread is done. Guarded by ``lock``.
     """
 
@@ -59,12 +62,40 @@ class Job:
     request: Request
     action: Action
     is_python: bool
+    clock: bool = False
     aside: Aside | None = None
     thread: threading.Thread | None = None
     since: float = 0.0
     stopped: float = 0.0
     is_over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class _Clocks:
+    """Values of the node's clock for a thread: taken from the loop, a block at a time."""
+
+    def __init__(self, scope: Scope, token: trio.lowlevel.TrioToken) -> None:
+        self._scope, self._token = scope, token
+        self._next = self._end = 0
+
+    def take(self) -> int:
+        """Return the next value.
+
+        Raises:
+            UnavailableError: the node is leaving.
+        """
+        if self._next == self._end:
+            try:
+                self._end = 1 + trio.from_thread.run_sync(self._block, trio_token=self._token)
+            except trio.RunFinishedError:
+                raise UnavailableError("the node is leaving; it did not happen") from None
+            self._next = self._end - CLOCKS
+        self._next += 1
+        return self._next - 1
+
+    def _block(self) -> int:
+        """Return the last of as many values that nobody else gets."""
+        return self._scope.take_many(CLOCKS)
 
 
 class Asides:
@@ -110,9 +141,9 @@ class Asides:
             del self._long[next(iter(self._long))]
         self._long[sql] = None
 
-    def start(self, ticket: int, request: Request, action: Action, *, is_python: bool) -> None:
+    def start(self, ticket: int, request: Request, action: Action, *, is_python: bool, clock: bool) -> None:
         """Do something with a place as soon as there is one; if it is somebody's function, it has its own limit."""
-        job = Job(ticket, request, action, is_python)
+        job = Job(ticket, request, action, is_python, clock)
         self._jobs[ticket] = job
         self._queue.append(job)
         self.counts["asides"] += 1
@@ -203,7 +234,7 @@ class Asides:
         aside: Aside | None = None
         try:
             aside = self._free.pop() if self._free else Aside(engine.beside())
-            aside.begin(engine.applied, engine.schema_version, engine.moment())
+            aside.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
         except UnavailableError as error:
             if aside is not None:
                 aside.close()
@@ -211,6 +242,9 @@ class Asides:
             return
         job.aside, job.since = aside, time.monotonic()
         token = trio.lowlevel.current_trio_token()
+        clocks = _Clocks(engine.scope, token)
+        # The clock is of this moment, so that it is later than what the snapshot has.
+        aside.scope.begin_aside(job.request.command, engine.scope.take() if job.clock else 0, clocks.take)
         job.thread = threading.Thread(target=self._run, args=(job, aside, token), name="aside", daemon=True)
         self._running.add(job)
         job.thread.start()
@@ -266,7 +300,9 @@ class Asides:
             footprint = claim(footprint, job.request.command, found.kind)
         error = overtaken(self._core.state, footprint, found.base)
         if error is None:
-            self._deliver(job.ticket, replace(found, base=dict(self._engine.applied)))
+            # One that was told its clock stays younger than all that it has seen; others move up.
+            moved = found if found.clock else replace(found, base=dict(self._engine.applied))
+            self._deliver(job.ticket, moved)
             return
         times, _ = self._lost.get(job.ticket, (0, error))
         self._lost[job.ticket] = times + 1, error

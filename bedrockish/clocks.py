@@ -8,14 +8,19 @@ LATELY_S = 0.002
 
 
 class Clocks:
-    """Readings of the clocks, of which those that are close together share one."""
+    """Readings of the clocks, of which those that are close together share one.
 
-    def __init__(self) -> None:
+    Args:
+        wall_offset_ms: added to the wall clock, to try out what wrong ones do.
+    """
+
+    def __init__(self, wall_offset_ms: int = 0) -> None:
+        self._wall_offset_ms = wall_offset_ms
         self._last = self.now()
 
     def now(self) -> Now:
         """Read the clocks."""
-        self._last = Now(time.monotonic(), time.time_ns() // 1_000_000)
+        self._last = Now(time.monotonic(), time.time_ns() // 1_000_000 + self._wall_offset_ms)
         return self._last
 
     def lately(self) -> Now:

@@ -71,6 +71,34 @@ class Log:
     json: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The node's part of the cluster's clock.
+
+    Attributes:
+        enable_cluster_clock: it follows the wall clock; False is the safety valve: it only counts.
+        wall_offset_ms: added to the machine's wall clock, in milliseconds; to try out what clocks that are wrong do.
+    """
+
+    enable_cluster_clock: bool = True
+    wall_offset_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How long the journal is.
+
+    Attributes:
+        journal_prune: whether the node removes the beginning of its journal by itself, as far as nobody needs it.
+        journal_keep_minutes: how old an entry may become, in minutes by the cluster's clock.
+        journal_keep_mb: how large the journal may become, in millions of bytes, before its oldest entries go.
+    """
+
+    journal_prune: bool = False
+    journal_keep_minutes: int = 7 * 24 * 60
+    journal_keep_mb: int = 1_000_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All that a node is told from outside.
@@ -91,6 +119,8 @@ class Config:
         limits: what a node takes on at most.
         log: what is logged.
         security: who may come.
+        clock: its part of the cluster's clock.
+        journal: how long it is.
     """
 
     node: str
@@ -107,9 +137,14 @@ class Config:
     limits: Bounds = field(default_factory=Bounds)
     log: Log = field(default_factory=Log)
     security: Security = field(default_factory=Security)
+    clock: Clock = field(default_factory=Clock)
+    journal: Keeping = field(default_factory=Keeping)
 
 
-SECTIONS: Mapping[str, type] = {"timings": Settings, "limits": Bounds, "log": Log, "security": Security}
+_SECTIONS = (Settings, Bounds, Log, Security, Clock, Keeping)
+SECTIONS: Mapping[str, type] = dict(
+    zip(("timings", "limits", "log", "security", "clock", "journal"), _SECTIONS, strict=True)
+)
 TOP = ("node", "database", "listen", "cluster", "full_sync", "http", "http_token", "users", "plugins", "peers")
 
 
@@ -179,6 +214,8 @@ def build(
         limits=sections["limits"],
         log=sections["log"],
         security=sections["security"],
+        clock=sections["clock"],
+        journal=sections["journal"],
     )
     check_security(config)
     return config
@@ -287,10 +324,16 @@ def _scalar(given: _Given, default: Any) -> Any:
             raise ConfigError(f"{given.where}: {value!r} is neither true nor false; write one of the two")
         return value
     if isinstance(default, int):
-        if given.is_text and isinstance(value, str) and re.fullmatch(r"[0-9][0-9_]*", value):
+        if (
+            given.is_text
+            and isinstance(value, str)
+            and re.fullmatch(r"[0-9][0-9_]*" if default else r"-?[0-9][0-9_]*", value)
+        ):
             value = int(value)
-        if type(value) is not int or not 0 < value < NUMBER_MAX:
-            raise ConfigError(f"{given.where}: {value!r} is not a positive whole number; write one, such as {default}")
+        least = 1 if default else -NUMBER_MAX  # only an offset is 0 by default
+        if type(value) is not int or not least <= value < NUMBER_MAX:
+            kind = "positive whole number" if default else "whole number"
+            raise ConfigError(f"{given.where}: {value!r} is not a {kind}; write one, such as {default}")
         return value
     assert isinstance(default, str)
     if not isinstance(value, str):

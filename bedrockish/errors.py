@@ -183,6 +183,14 @@ class ProtocolMismatchError(BedrockishError):
     exit_code = 3
 
 
+def told_too_early(command: str) -> ConflictError:
+    """Return the error for an open transaction whose clock cannot be that of its commit any more."""
+    return ConflictError(
+        f"transaction {command} took its transaction_clock() too early: others have committed since, or that time is "
+        "closed; it did not happen: run it again, call transaction_clock() last, and commit within closing_lag_ms"
+    )
+
+
 def _subclasses(cls: type[BedrockishError]) -> dict[str, type[BedrockishError]]:
     found = {cls.code: cls}
     for sub in cls.__subclasses__():

@@ -10,9 +10,10 @@ from bedrockish import commands
 from bedrockish.asides import StopWorkError
 from bedrockish.client.rows import Rows
 from bedrockish.commands import Command, Transaction
-from bedrockish.core.events import Dropped, Event, Executed
+from bedrockish.core.events import ClockWanted, Dropped, Event, Executed
 from bedrockish.core.records import Prepared
 from bedrockish.engine.aside import Aside, Work
+from bedrockish.engine.clocks import ClockNeededError
 from bedrockish.engine.execute import TakesLongError
 from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError
 from bedrockish.members import prepare_change
@@ -33,8 +34,14 @@ class Executions:
     def __init__(self, node: "Runtime") -> None:
         self._node = node
 
-    def execute(self, ticket: int, following: deque[Event]) -> None:
-        """Execute a ticket's request; what the core has to be told at once is added to ``following``."""
+    def execute(self, ticket: int, clock: int, following: deque[Event]) -> None:
+        """Execute a ticket's request; what the core has to be told at once is added to ``following``.
+
+        Args:
+            ticket: which.
+            clock: what ``transaction_clock()`` gives in it; 0: nothing yet.
+            following: events.
+        """
         node = self._node
         waiter = node.waiters.get(ticket)
         if waiter is None:
@@ -45,7 +52,7 @@ class Executions:
         try:
             entry = node.engine.find_command(request.command)
             if entry is None:
-                prepared = self._prepare(ticket, waiter)
+                prepared = self._prepare(ticket, waiter, clock)
                 if prepared is not None:
                     following.append(Executed(ticket, prepared))
                 return
@@ -53,11 +60,14 @@ class Executions:
             node.reply(ticket, answer_of(entry, request.token))
         except DamagedError:
             raise
+        except ClockNeededError:
+            following.append(ClockWanted(ticket))
+            return
         except BedrockishError as error:
             node.reply(ticket, error)
         following.append(Dropped(ticket))
 
-    def _prepare(self, ticket: int, waiter: Waiter) -> Prepared | None:
+    def _prepare(self, ticket: int, waiter: Waiter, clock: int) -> Prepared | None:
         """Return what a request does, or None if that will come later."""
         node, request = self._node, waiter.request
         if waiter.prepare is not None:
@@ -67,14 +77,15 @@ class Executions:
         if request.call is not None:
             command = node.plugins.find(request.call.name, node.core.state.me)
             command.check(request.call)
-            node.asides.start(ticket, request, self._calling(command, request), is_python=True)
+            node.asides.start(ticket, request, self._calling(command, request), is_python=True, clock=clock > 0)
             return None
         if not node.asides.expects(request):
             try:
-                return _checked(request, node.engine.execute(request, node.config.limits.loop_ms_max / 1000))
+                return _checked(request, node.engine.execute(request, node.config.limits.loop_ms_max / 1000, clock))
             except TakesLongError as error:
                 node.asides.took_long(error.sql)
-        node.asides.start(ticket, request, lambda aside: _checked(request, aside.execute(request)), is_python=False)
+        run = lambda aside: _checked(request, aside.execute(request))  # noqa: E731
+        node.asides.start(ticket, request, run, is_python=False, clock=clock > 0)
         return None
 
     def _calling(self, command: Command, request: Request) -> Callable[[Aside], Prepared]:

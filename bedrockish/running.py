@@ -64,9 +64,14 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials) -> 
     donor = Donor(runtime.core, runtime.engine, config.database, runtime.durable)
 
     async def on_client(link: Link) -> None:
-        limit = config.limits.in_flight_max
         await serve_client(
-            link, runtime, in_flight_max=limit, donor=donor, begin=runtime.begin, transactions=runtime.transactions
+            link,
+            runtime,
+            in_flight_max=config.limits.in_flight_max,
+            donor=donor,
+            begin=runtime.begin,
+            transactions=runtime.transactions,
+            upkeep=runtime.upkeep,
         )
 
     mesh = net.Mesh(

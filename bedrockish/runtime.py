@@ -10,7 +10,6 @@ import logging
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, assert_never
 
@@ -22,10 +21,11 @@ from bedrockish.asides import Asides
 from bedrockish.clocks import Clocks
 from bedrockish.config import Config
 from bedrockish.core import effects as do
-from bedrockish.core.describe import Printer, log_line
+from bedrockish.core.describe import describe_said
 from bedrockish.core.events import (
     Accused,
     Answered,
+    ClockWanted,
     Dropped,
     Event,
     Executed,
@@ -37,8 +37,8 @@ from bedrockish.core.events import (
     Woken,
 )
 from bedrockish.core.messages import Entries, Gossip, Message, Outcome, decode, encode
-from bedrockish.core.node import Node
 from bedrockish.core.records import Prepared
+from bedrockish.engine.clocks import ClockNeededError
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish.executing import Executions
@@ -49,9 +49,9 @@ from bedrockish.requests import Answer, Request, Statement, Token
 from bedrockish.status import describe_node
 from bedrockish.syncing import Syncer
 from bedrockish.transactions import Transactions
-from bedrockish.waiting import Done, Kept, Prepare, Waiter, answer_of
+from bedrockish.upkeep import Upkeep, start_core
+from bedrockish.waiting import Done, Kept, Prepare, Waiter, answer_of, packed_entries
 from bedrockish.watching import Watch
-from journal.entry import Entry
 from journal.errors import EntryMalformedError
 from net import mesh as net
 from net.events import Hello
@@ -69,11 +69,12 @@ class Runtime:
         self.config = config
         self.plugins = plugins or Plugins()
         self.counts: Counter[str] = Counter()
-        self.started = time.time()
-        self._clocks = Clocks()
-        self.core = Node(engine.recover(), config.timings, random.random, self._clocks.now())
+        self._clocks = Clocks(config.clock.wall_offset_ms)
+        self.started = self._clocks.now().wall_ms / 1000
+        self.core = start_core(engine, config, random.random, self._clocks.now())
         self.known = Acquaintances(engine.get_meta(PREFIX), engine.set_meta)
         # What peers are told when a link is opened; batches only once they are durable.
+        self.upkeep = Upkeep(self.core, engine, config, self._clocks, self._post, self.durable)
         self.transactions = Transactions(engine, self.core, self.submit, self.durable, config.limits)
         self.info = {"version": __version__, "store": self.core.state.store, "batches": engine.batches}
         self.info["plugins"] = self.plugins.tell()
@@ -148,7 +149,7 @@ class Runtime:
         told = describe_node(
             self.core, self.engine, self.config, counts, self.mesh, refused, self._clocks.now(), self.started
         )
-        told |= {"plugins": self.plugins.describe(), "asides": self.asides.describe()}
+        told |= {"plugins": self.plugins.describe(), "asides": self.asides.describe(), **self.upkeep.status()}
         return {**told, "open_transactions": len(self.transactions), "open_streams": len(self.transactions.streams)}
 
     def events(self, after: int) -> dict[str, Any]:
@@ -159,12 +160,14 @@ class Runtime:
         """Go on with what ran aside; None: it has to run again."""
         if isinstance(found, Prepared):
             self._post(Executed(ticket, found))
+        elif isinstance(found, ClockNeededError):
+            self._post(ClockWanted(ticket))
         elif isinstance(found, BedrockishError):
             self.reply(ticket, found)
             self._post(Dropped(ticket))
         else:
             following: deque[Event] = deque()
-            self._executions.execute(ticket, following)
+            self._executions.execute(ticket, 0, following)
             for event in following:
                 self._post(event)
 
@@ -222,6 +225,7 @@ class Runtime:
             self._perform(self.core.start(self._clocks.now()))
             nursery.start_soon(self.transactions.watch)
             nursery.start_soon(self.asides.watch)
+            nursery.start_soon(self.upkeep.watch)
             with self._syncer:
                 while self._failure is None:
                     self._turn()
@@ -268,11 +272,8 @@ class Runtime:
             effects = self.core.step(following.popleft(), self._clocks.lately())
 
     def _log(self, said: Event | do.Send) -> None:
-        """Tell, in the words of the gist, what happened or what is going to be sent."""
         state = self.core.state
-        printer = Printer(state.membership.nodes)
-        text = printer.effect(said) if isinstance(said, do.Send) else printer.event(said)
-        logger.debug("%s", log_line(state.me, self.engine.applied.get(state.me, 0), text))
+        logger.debug("%s", describe_said(state.me, self.engine.applied.get(state.me, 0), state.membership.nodes, said))
 
     def _do(self, effect: do.Effect, following: deque[Event]) -> None:
         engine = self.engine
@@ -290,8 +291,8 @@ class Runtime:
                 self.counts["commits"] += 1
                 self.counts["commits_led"] += entry.leader == self.core.state.me
                 self.counts["repeats"] += repeat
-            case do.Execute(ticket):
-                self._executions.execute(ticket, following)
+            case do.Execute(ticket, clock):
+                self._executions.execute(ticket, clock, following)
             case do.Reply(ticket, answer):
                 self.reply(ticket, answer)
             case do.Admit(ticket, request):
@@ -299,13 +300,15 @@ class Runtime:
                 following.append(Submitted(ticket, request))
             case do.Keep(name, value):
                 engine.set_meta(name, value)
+            case do.KeepHold(name, times, clock):
+                engine.journal.save_hold(name, times, clock)
             case do.SendEntries(peer, wants, limit):
-                self._send_entries(peer, wants, limit)
+                self._send(peer, Entries(packed_entries(engine, wants, limit), self.core.state.clock.value))
             case do.SendOutcome(peer, txid):
                 entries = engine.find_txid(txid)
                 leader, tick = entries[0].place if entries else ("", 0)
-                clock = self.core.state.clock.value
-                self._send(peer, Outcome(txid, bool(entries), leader, tick, clock))
+                if entries or txid > engine.journal.horizon:  # else it may be one of those that were removed
+                    self._send(peer, Outcome(txid, bool(entries), leader, tick, self.core.state.clock.value))
             case do.SetMembers():
                 if self.mesh is not None and self._nursery is not None:
                     set_members(self.mesh, self.core, self.known, self._nursery)
@@ -327,14 +330,6 @@ class Runtime:
         if self._encoded[0] is not message:  # the same message to several peers is encoded once
             self._encoded = (message, encode(message))
         self._kept.messages.setdefault(peer, []).append(self._encoded[1])
-
-    def _send_entries(self, peer: str, wants: Mapping[str, int], limit: int) -> None:
-        entries: list[Entry] = []
-        share = max(1, limit // max(1, len(wants)))
-        for leader, first_tick in wants.items():
-            entries.extend(self.engine.read_entries(leader, first_tick, share))
-        packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries)
-        self._send(peer, Entries(packed, self.core.state.clock.value))
 
     # -- durability ------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ client that goes away takes nothing back: what it began ends by itself (a comman
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, assert_never
@@ -22,6 +22,7 @@ from bedrockish.wire import (
     NODES,
     PING,
     SNAPSHOT,
+    UPKEEP,
     Answered,
     Ask,
     AskChunk,
@@ -43,6 +44,17 @@ logger = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 128
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
+
+
+class Upkeeps(Protocol):
+    """What a session needs in order to serve an operator."""
+
+    async def handle(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what an operator asks.
+
+        Raises:
+            UsageError: it cannot be done.
+        """
 
 
 class Submits(Protocol):
@@ -158,6 +170,7 @@ async def serve_client(
     donor: Donates | None = None,
     begin: Begin | None = None,
     transactions: Transacts | None = None,
+    upkeep: Upkeeps | None = None,
 ) -> None:
     """Answer one client until its link is over; what it began goes on. Somebody else runs the link.
 
@@ -168,11 +181,13 @@ async def serve_client(
         donor: gives copies of the file to nodes that join.
         begin: runs a command and calls back, without a task for each; None: ``node.submit`` is awaited.
         transactions: keeps interactive transactions, which end with the link.
+        upkeep: does what an operator asks.
     """
     loan = Loan(donor)
     try:
         async with trio.open_nursery() as nursery:
-            link.deliver_to(_Session(link, node, loan, begin, nursery, in_flight_max, transactions).take)
+            session = _Session(link, node, loan, begin, nursery, in_flight_max, transactions, upkeep)
+            link.deliver_to(session.take)
             closed = await link.wait_closed()
             logger.debug("client %s is gone: %s", link.remote.node, closed.reason)
     finally:
@@ -193,8 +208,9 @@ class _Session:
         nursery: trio.Nursery,
         in_flight_max: int,
         transactions: Transacts | None,
+        upkeep: Upkeeps | None,
     ) -> None:
-        self._transactions = transactions
+        self._transactions, self._upkeep = transactions, upkeep
         self._link, self._node, self._loan, self._begin = link, node, loan, begin
         self._nursery, self._in_flight_max = nursery, in_flight_max
         self._in_flight = 0
@@ -248,6 +264,8 @@ class _Session:
         try:
             if isinstance(call, Step):
                 reply = Answered(call.id, await self._step(call))
+            elif isinstance(call, Ask) and call.op == UPKEEP:
+                reply = Told(call.id, await self._do_upkeep(call.asked or {}))
             else:
                 reply = await _reply(self._node, self._loan, call)
         except BedrockishError as error:
@@ -258,6 +276,11 @@ class _Session:
         if self._transactions is None:
             raise UsageError("this node keeps no interactive transactions")
         return await self._transactions.handle(self._link, call.op, call.request)
+
+    async def _do_upkeep(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        if self._upkeep is None:
+            raise UsageError("this node takes no orders on links")
+        return await self._upkeep.handle(asked)
 
     async def _send(self, reply: Reply) -> None:
         try:

@@ -17,6 +17,7 @@ from bedrockish.control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, parse_c
 from bedrockish.core.node import Node
 from bedrockish.core.once import overtaken
 from bedrockish.core.records import Prepared
+from bedrockish.engine.clocks import ClockNeededError
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.interactive import Interactive
 from bedrockish.engine.session import Session
@@ -28,7 +29,7 @@ from bedrockish.errors import (
     UnsupportedError,
     UsageError,
 )
-from bedrockish.requests import NOTHING, SERIALIZABLE, SESSION, STRICT, Answer, Request, Result, Statement, Token
+from bedrockish.requests import NOTHING, SERIALIZABLE, SESSION, STALE, STRICT, Answer, Request, Result, Statement, Token
 from bedrockish.requests import encode_results as encode
 from bedrockish.snapshots import Snapshots
 from bedrockish.streams import Streams
@@ -211,7 +212,7 @@ class Transactions:
             self._close(earlier)
         self._ended.pop(request.command, None)
         now = time.monotonic()
-        one = Open(request, owner, Session(request.isolation == SERIALIZABLE), now, now, busy=1)
+        one = Open(request, owner, Session(request.isolation == SERIALIZABLE, request.command), now, now, busy=1)
         self._open[request.command] = one
         try:
             answer = await self._submit(replace(request, read=SESSION, statements=()), self._nothing, once=True)
@@ -293,11 +294,23 @@ class Transactions:
         for piece, params in interactive.pieces(session, statement):
             if interactive.needs_snapshot(session, piece):
                 await self._snapshot(one)
-            last, size = interactive.run(session, piece, params, room - taken)
+            try:
+                last, size = interactive.run(session, piece, params, room - taken)
+            except ClockNeededError:
+                await self._take_clock(one)
+                last, size = interactive.run(session, piece, params, room - taken)
             taken += size
         assert last is not None
         results.append(last)
         return taken
+
+    async def _take_clock(self, one: Open) -> None:
+        """Give a transaction its clock: later than all that was acknowledged anywhere before this call."""
+        asks = (Statement("SELECT transaction_clock()"),)
+        await self._submit(replace(one.request, command=f"{one.name}+clock"[-200:], statements=asks, read=STALE))
+        self._find(one.owner, one.name)
+        # Newer than what a majority has moved up to, and than all that the statement is going to see in this moment.
+        one.session.clock = self._engine.scope.take()
 
     def _control(self, session: Session, control: Control) -> None:
         match control.kind:
@@ -330,9 +343,10 @@ class Transactions:
         base = one.session.base
         if base is None:
             return
+        state = self._core.state
         on_snapshot = one.session.snapshot is not None and not one.session.wrote
         seen = base if on_snapshot else dict(self._engine.applied)
-        if seen != one.told:
+        if seen != one.told or state.clock.value > state.ceiling:  # it may have been told a clock
             await self._durable()
             one.told = seen
 
@@ -355,7 +369,7 @@ class Transactions:
         prepared = self._interactive.finish(session)
         token = self._token(one)
         self._close(one)
-        if prepared.readonly and begun.read != STRICT:
+        if prepared.readonly and begun.read != STRICT and not prepared.clock:
             return Answer(prepared.result, token)
         return await self._submit(last, lambda: prepared, once=True)
 

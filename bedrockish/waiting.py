@@ -1,13 +1,14 @@
 """Who waits at a node: callers for their answers, and everything that must not leave before it is durable."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import trio
 
 from bedrockish.core.records import Prepared
+from bedrockish.engine.engine import Engine
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
 from bedrockish.requests import Answer, Request, Token
 from journal.entry import Entry
@@ -15,6 +16,7 @@ from journal.vector import merge
 
 Done = Callable[[Answer | BedrockishError], None]
 Prepare = Callable[[], Prepared]
+Packed = tuple[tuple[bytes, bytes, bytes], ...]
 
 
 class Submit(Protocol):
@@ -57,6 +59,19 @@ class Kept:
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.replies or self.marks)
+
+
+def packed_entries(engine: Engine, wants: Mapping[str, int], limit: int) -> Packed:
+    """Return entries of several timelines, each from a tick on, in the form in which they travel.
+
+    Args:
+        engine: has them.
+        wants: timeline -> first tick.
+        limit: bytes, of all of them together, roughly.
+    """
+    share = max(1, limit // max(1, len(wants)))
+    found = (entry for leader, tick in wants.items() for entry in engine.read_entries(leader, tick, share))
+    return tuple((entry.prev, entry.label, entry.transaction.body) for entry in found)
 
 
 def answer_of(entry: Entry, token: Token) -> Answer:

@@ -12,7 +12,7 @@ call's: a reply with it is about the link itself. Unknown fields are ignored, un
     {"id": 7, "op": "stream" | "fetch" | "close", …}      like "execute"; the reply to a stream has "more": true | false
     {"id": 7, "op": "outcome", "command": "c0…"}          {"id": 7, "op": "status" | "nodes" | "ping"}
     {"id": 7, "op": "join" | "snapshot"}                  {"id": 7, "op": "chunk", "offset": 0}
-    {"id": 7, "op": "events", "after": 0}                 {"id": 7, "op": "explain", "statement": ["SELECT 1", null]}
+    {"id": 7, "op": "events", "after": 0}                 {"id": 7, "op": "explain" | "upkeep", …}
 
     {"id": 7, "ok": true, "results": bytes, "token": bytes, "place": ["A", 3] | null, "attempts": 1}
     {"id": 7, "ok": true, "value": …}                     {"id": 7, "ok": false, "error": {code, message, details}}
@@ -44,10 +44,10 @@ from journal.value import value
 
 EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
 CALL = "call"
-JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN = "join", "snapshot", "chunk", "events", "explain"
+JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "events", "explain", "upkeep"
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
-QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN)
+QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
 OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
 LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX = 0, 10_000, 200
 
@@ -65,7 +65,6 @@ class Step:
     """One step of an interactive transaction, named by the command that its COMMIT is. The reply is an answer.
 
     ``settle`` makes sure that the command has happened or never will; the results are empty if it never will.
-
     Or one of a streamed result: ``stream`` opens it (columns, no rows), ``fetch`` takes rows, ``close`` gives it up.
     """
 
@@ -84,13 +83,14 @@ class AskOutcome:
 
 @value
 class Ask:
-    """Ask ``status``, ``nodes``, ``ping``; ``join``: what a new node has to know; ``snapshot``: make a copy of the file
-    and reply its size and SHA-256; ``events``: what was said; ``explain``: what a statement would read and write."""
+    """Ask ``status``, ``nodes``, ``ping``, ``join``: what a new node needs, ``snapshot``: make a copy, whose size and
+    SHA-256 are the reply, ``events``: what was said, ``explain`` a statement, ``upkeep``: do what is ``asked``."""
 
     id: int
     op: str
     after: int = 0
     statement: Statement | None = None
+    asked: Mapping[str, Any] | None = None
 
 
 @value
@@ -114,7 +114,7 @@ class Answered:
 
 @value
 class Told:
-    """The reply to everything that is no command."""
+    """The reply to all else."""
 
     id: int
     value: Any
@@ -175,8 +175,8 @@ def encode_call(call: Call) -> bytes:
             }
         case AskOutcome(number, command):
             packed = {"id": number, "op": OUTCOME, "command": command}
-        case Ask(number, op, after, statement):
-            packed = {"id": number, "op": op} | ({"after": after} if op == EVENTS else {})
+        case Ask(number, op, after, statement, asked):
+            packed = {"id": number, "op": op, "after": after} | ({} if asked is None else {"asked": dict(asked)})
             if statement is not None:
                 packed["statement"] = [statement.sql, _pack_params(statement.params)]
         case AskChunk(number, offset):
@@ -220,8 +220,8 @@ def decode_call(payload: bytes) -> Call:
     except UsageError as error:
         raise MalformedCallError(error.message, number) from error
     if op in QUESTIONS:
-        after = packed.get("after")
-        return Ask(number, op, after if type(after) is int else 0)
+        after, asked = packed.get("after"), packed.get("asked")
+        return Ask(number, op, after if type(after) is int else 0, None, asked if isinstance(asked, Mapping) else None)
     if op == CHUNK and type(packed.get("offset")) is int:
         return AskChunk(number, packed["offset"])
     raise MalformedCallError(f"there is no operation {op!r}; there is {', '.join(OPS)}", number)

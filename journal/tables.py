@@ -8,6 +8,7 @@ import apsw
 
 from journal.changes import DELETE, INSERT, Change, Row, Value
 
+CLOCK_FUNCTIONS = ("cluster_clock", "transaction_clock", "transaction_id", "safe_clock", "clock_time", "is_after")
 ROWID_NAMES = ("rowid", "_rowid_", "oid")
 
 

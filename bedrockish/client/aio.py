@@ -12,6 +12,7 @@ from bedrockish.client.asking import URL_VARIABLE as URL_VARIABLE
 from bedrockish.client.asking import Statements as Statements
 from bedrockish.client.asking import check_modes, command_rows, make_call, make_request, map_of
 from bedrockish.client.asking import target_of as target_of
+from bedrockish.client.clocks import ClockCalls
 from bedrockish.client.driving import Driver
 from bedrockish.client.entry import Entry, entry_of
 from bedrockish.client.nearby import in_order, members_of
@@ -27,7 +28,7 @@ LEARN_S = 30.0  # how often a client in use asks who belongs to the cluster
 T = TypeVar("T")
 
 
-class Client(Driver):
+class Client(ClockCalls, Driver):
     """A session with a cluster. Get one from ``open_client``."""
 
     @property
@@ -337,11 +338,7 @@ class Client(Driver):
         return list(reply.value)
 
     async def ping(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Make sure that some node answers.
-
-        Raises:
-            BedrockishError: none does.
-        """
+        """Make sure that some node answers; else raise a BedrockishError."""
         await self._call(Ask(0, PING), self._seconds(timeout))
 
     async def _keep_learning(self) -> None:

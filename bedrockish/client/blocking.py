@@ -225,6 +225,24 @@ class Connection:
         """Return what each statement of a text would read and write at the connected node; nothing happens."""
         return self._loop.call(self._client.explain, sql, params, timeout=timeout)
 
+    def cluster_clock(self, *, timeout: float | None = None) -> int:
+        """Return a new value of the connected node's clock."""
+        return self._loop.call(self._client.cluster_clock, timeout=timeout)
+
+    def transaction_clock(self, *, timeout: float | None = None) -> int:
+        """Return a clock later than everything acknowledged anywhere before this call."""
+        return self._loop.call(self._client.transaction_clock, timeout=timeout)
+
+    def safe_clock(self, *, timeout: float | None = None) -> int:
+        """Return the clock up to which nothing can appear any more."""
+        return self._loop.call(self._client.safe_clock, timeout=timeout)
+
+    def hold(
+        self, name: str, after: str | None = None, *, release: bool = False, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Have the journal kept after a cursor, for a reader of this name. See ``Client.hold``."""
+        return self._loop.call(self._client.hold, name, after, release=release, timeout=timeout)
+
     def ping(self, *, timeout: float | None = None) -> None:
         """Make sure that some node answers."""
         self._loop.call(self._client.ping, timeout=timeout)

@@ -33,6 +33,19 @@ REASONS = {
 }
 
 
+def describe_said(node: str, tick: int, nodes: Sequence[str], said: on.Event | do.Send) -> str:
+    """Tell, in the words of the gist, what happened to a node or what it is going to send.
+
+    Args:
+        node: which.
+        tick: its own one.
+        nodes: all members, in the order of the vectors.
+        said: the event, or the effect.
+    """
+    printer = Printer(nodes)
+    return log_line(node, tick, printer.effect(said) if isinstance(said, do.Send) else printer.event(said))
+
+
 def log_line(node: str, tick: int, text: str) -> str:
     """Return a line of the gist: who speaks, how many transactions it has committed, and what it says."""
     return f"{node}{tick}: {text}"
@@ -85,6 +98,12 @@ class Printer:
                 return f"CHECK read {read} at {self.vector(vector)}"
             case say.Checked(read, others):
                 return f"CHECKED read {read}" + (f", met {self._names(others)}" if others else ", nothing in its way")
+            case say.AskClock(_, clock):
+                return f"ASK CLOCK, ours is {clock_text(clock)}"
+            case say.ToldClock(_, clock):
+                return f"TOLD CLOCK {clock_text(clock)}"
+            case say.Removed(upto):
+                return "REMOVED up to " + ", ".join(f"{leader}{tick}" for leader, tick in sorted(upto.items()))
             case say.Forward():
                 return "FORWARD a command"
             case say.Forwarded(command):
@@ -185,6 +204,14 @@ class Printer:
             case on.Executed(ticket, prepared):
                 done = "reads" if prepared.readonly else "writes"
                 return f"{self.ticket(ticket)} {done} at {self.vector(prepared.base)}"
+            case on.ClockWanted(ticket):
+                return f"{self.ticket(ticket)} wants a transaction clock"
+            case on.ClockSet(follows_wall):
+                return f"the clock {'follows the wall' if follows_wall else 'only counts'} from now on"
+            case on.Shortened(upto):
+                return f"the journal has lost its beginning up to {self.vector(upto)}"
+            case on.Held(name, clock):
+                return f"reader {name} holds the journal " + ("no more" if clock is None else f"at {clock_text(clock)}")
             case on.Dropped(ticket):
                 return f"{self.ticket(ticket)} needs no more"
             case on.Answered(ticket, answer):
@@ -219,6 +246,8 @@ class Printer:
                 return f"drops its vote on {self.name(txid)}"
             case do.Keep(key, value):
                 return f"keeps {key} {clock_text(value)}"
+            case do.KeepHold(name, _, clock):
+                return f"keeps the hold of {name} at {clock_text(clock)}"
             case do.Apply(entry, repeat):
                 what = "records the repeat" if repeat else "applies"
                 return f"{what} {entry.leader}{entry.tick} {self.name(entry.txid)}"

@@ -36,11 +36,13 @@ class Reply:
 class Execute:
     """Run this ticket's request on the database as it is now and step ``Executed``.
 
+    ``clock`` is what ``transaction_clock()`` gives in it; if that is called and it is 0, step ``ClockWanted``.
     If the command is in the journal already, answer from there and step ``Dropped``; if it fails, answer the error and
     step ``Dropped``.
     """
 
     ticket: int
+    clock: int = 0
 
 
 @value
@@ -73,6 +75,15 @@ class Keep:
 
     name: str
     value: int
+
+
+@value
+class KeepHold:
+    """Keep from which clock on a reader needs the journal; ``times`` is how often it has begun anew."""
+
+    name: str
+    times: int
+    clock: int
 
 
 @value
@@ -115,5 +126,17 @@ class Halt:
 
 
 Effect = (
-    Send | Reply | Execute | Admit | Persist | Forget | Keep | Apply | SendEntries | SendOutcome | SetMembers | Halt
+    Send
+    | Reply
+    | Execute
+    | Admit
+    | Persist
+    | Forget
+    | Keep
+    | KeepHold
+    | Apply
+    | SendEntries
+    | SendOutcome
+    | SetMembers
+    | Halt
 )

@@ -7,6 +7,7 @@ from bedrockish.core.records import Prepared
 from bedrockish.errors import BedrockishError
 from bedrockish.requests import Answer, Request
 from journal.value import value
+from journal.vector import Vector
 
 
 class Now(NamedTuple):
@@ -34,6 +35,35 @@ class Executed:
 
     ticket: int
     prepared: Prepared
+
+
+@value
+class ClockWanted:
+    """Executing a request met ``transaction_clock()``, and there was none: ask for one, and Execute it again."""
+
+    ticket: int
+
+
+@value
+class ClockSet:
+    """The operator lets the clock follow the wall, or only count (``enable_cluster_clock``)."""
+
+    follows_wall: bool
+
+
+@value
+class Shortened:
+    """The beginning of the journal was removed: the last tick of each timeline that was."""
+
+    upto: Vector
+
+
+@value
+class Held:
+    """A reader needs the journal after a clock; None: it needs it no more."""
+
+    name: str
+    clock: int | None
 
 
 @value
@@ -86,4 +116,18 @@ class Woken:
     """The deadline that the node gave has passed."""
 
 
-Event = Submitted | Executed | Dropped | Answered | Received | PeerUp | PeerDown | Accused | Woken
+Event = (
+    Submitted
+    | Executed
+    | ClockWanted
+    | ClockSet
+    | Shortened
+    | Held
+    | Dropped
+    | Answered
+    | Received
+    | PeerUp
+    | PeerDown
+    | Accused
+    | Woken
+)

@@ -6,10 +6,12 @@ happen" only when every attempt that it made is known to have ended so.
 """
 
 from bedrockish.clock import pack
+from bedrockish.core import tickets as ticketing
+from bedrockish.core.clocking import Clocking
 from bedrockish.core.conflicts import Known, claim
 from bedrockish.core.effects import Execute, Reply
 from bedrockish.core.forwarding import Forwarding
-from bedrockish.core.messages import Approve, Begin, Commit, Forwarded, Reason, Reject
+from bedrockish.core.messages import Approve, Begin, Commit, Forwarded, Reason, Reject, ToldClock
 from bedrockish.core.once import move
 from bedrockish.core.ordering import Ordering
 from bedrockish.core.queues import Queues
@@ -17,22 +19,12 @@ from bedrockish.core.reading import Reading
 from bedrockish.core.records import Prepared
 from bedrockish.core.rollback import Rollbacks
 from bedrockish.core.state import State
-from bedrockish.core.tickets import (
-    ENDING_MS,
-    READ_AGAIN_MS,
-    Attempt,
-    Stage,
-    Ticket,
-    committed,
-    did_not_happen,
-    retry_pause_ms,
-    unknown,
-)
+from bedrockish.core.tickets import Attempt, Stage, Ticket
 from bedrockish.core.voting import Voting
-from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish.errors import BedrockishError, UnavailableError, told_too_early
 from bedrockish.requests import STRICT, Answer, Request, Token
 from journal.footprint import Footprint
-from journal.transaction import Transaction, Txid
+from journal.transaction import Txid
 from journal.vector import merge
 
 
@@ -46,6 +38,7 @@ class Leading:
         self.reading = reading
         self.rollbacks = Rollbacks(state)
         self.forwarding = Forwarding(state)
+        self.clocking = Clocking(state)
         self.tickets: dict[int, Ticket] = {}
         self.attempts: dict[Txid, Attempt] = {}
         self.queues = Queues(self.tickets, self._execute)
@@ -76,8 +69,32 @@ class Leading:
                 self._execute(ticket)
 
     def _execute(self, ticket: Ticket) -> None:
+        if ticket.wants_clock and not ticket.once:
+            ticket.stage, ticket.read = Stage.CLOCK, None
+            if not self.clocking.ask(ticket.number):
+                return
+        self._execute_at(ticket)
+
+    def _execute_at(self, ticket: Ticket) -> None:
         ticket.stage = Stage.EXECUTING
-        self.state.emit(Execute(ticket.number))
+        self.state.emit(Execute(ticket.number, self.state.tick() if ticket.wants_clock else 0))
+
+    def clock_wanted(self, number: int) -> None:
+        """What is executed calls ``transaction_clock()``: get one first."""
+        ticket = self.tickets.get(number)
+        if ticket is not None and ticket.stage is Stage.EXECUTING:
+            ticket.wants_clock = True
+            self._execute(ticket)
+
+    def clock_told(self, peer: str, message: ToldClock) -> None:
+        """A voter has told its clock: with those of a majority, execute; or answer what was only read with it."""
+        ticket = self.tickets.get(self.clocking.on_told(peer, message) or 0)
+        if ticket is None or ticket.stage is not Stage.CLOCK:
+            return
+        if ticket.read is None:
+            self._execute_at(ticket)
+        else:
+            self._read(ticket, ticket.read)
 
     def executed(self, number: int, prepared: Prepared) -> None:
         """Lead what was executed, or answer it if it only read."""
@@ -93,10 +110,9 @@ class Leading:
                 return
             prepared = moved
         if prepared.readonly:
-            if ticket.request.read == STRICT:
-                self._check_read(ticket, prepared)
-            else:
-                self._answer_read(ticket, prepared)
+            ticket.stage, ticket.read = Stage.CLOCK, prepared
+            if not prepared.clock or self.clocking.ask(number, prepared.clock):
+                self._read(ticket, prepared)
             return
         if not state.is_voter(state.me):
             why = state.trouble or f"node {state.me} is a learner, which only reads; write at {', '.join(state.voters)}"
@@ -116,7 +132,7 @@ class Leading:
         state = self.state
         found = next(state.recent.conflicts(footprint, prepared.base), None)
         if found is not None:
-            self._pause(ticket, 1)  # committed but not in its snapshot: run it on a newer one
+            self._pause(ticket, 1)  # ticketing.committed but not in its snapshot: run it on a newer one
             return True
         for found in state.pending.conflicts(footprint):
             if found.other in self.rollbacks:
@@ -131,20 +147,15 @@ class Leading:
 
     def _begin(self, ticket: Ticket, prepared: Prepared, footprint: Footprint) -> None:
         state = self.state
-        transaction = Transaction(
-            Txid(state.tick(), state.me),
-            dict(sorted(prepared.base.items())),
-            state.safe,
-            prepared.schema,
-            state.membership.version,
-            ticket.request.command,
-            ticket.request.isolation,
-            prepared.kind,
-            footprint,
-            prepared.changes,
-            prepared.result,
-            tuple(sorted(self.rollbacks.rolling)),
-        )
+        if prepared.clock and not self.clocking.fits(prepared.clock, ticket.begun):
+            ticket.unfit += 1
+            if ticket.once or ticket.unfit > ticketing.UNFIT_MAX:
+                self._end(ticket, told_too_early(ticket.request.command))
+            else:
+                self._pause(ticket, 1)
+            return
+        rolling = tuple(sorted(self.rollbacks.rolling))
+        transaction = ticketing.make_transaction(state, ticket, prepared, footprint, rolling)
         if self.voting.held_back(transaction):
             self._pause(ticket, 10 + 20 * state.draw())
             return
@@ -153,17 +164,22 @@ class Leading:
         approvals = {state.me: state.applied.get(state.me, 0)}
         attempt = Attempt(transaction, ticket.number, state.now.seconds, approvals)
         self.attempts[txid] = attempt
-        ticket.stage = Stage.IN_FLIGHT
+        ticket.stage, ticket.begun = Stage.IN_FLIGHT, txid.clock
         ticket.open.add(txid)
         state.send_voters(Begin(transaction.body))
         self.queues.begun(ticket, transaction)
         self._count(attempt)
 
+    def _read(self, ticket: Ticket, prepared: Prepared) -> None:
+        if ticket.request.read == STRICT:
+            self._check_read(ticket, prepared)
+        else:
+            self._answer_read(ticket, prepared)
+
     def _answer_read(self, ticket: Ticket, prepared: Prepared) -> None:
         # The clock of a token is above that of everything in its vector: safe time may stand in for the vector.
-        clock = self.state.clock.read(self.state.now.wall_ms)
-        vector = merge(prepared.base, ticket.request.token.vector)
-        token = Token(vector, max(ticket.request.token.clock, clock))
+        seen, clock = ticket.request.token, self.state.clock.read(self.state.now.wall_ms)
+        token = Token(merge(prepared.base, seen.vector), max(seen.clock, clock))
         self._finish(ticket, Answer(prepared.result, token, None, ticket.attempts))
 
     def _check_read(self, ticket: Ticket, prepared: Prepared) -> None:
@@ -172,7 +188,7 @@ class Leading:
         if valid:
             self._answer_read(ticket, prepared)
         elif valid is False:
-            self._pause(ticket, READ_AGAIN_MS * (1 + self.state.draw()))
+            self._pause(ticket, ticketing.READ_AGAIN_MS * (1 + self.state.draw()))
 
     def read_checked(self, number: int, *, valid: bool) -> None:
         """A majority has answered for a strict read: answer it, or execute it again on a newer snapshot."""
@@ -182,7 +198,7 @@ class Leading:
         if valid:
             self._answer_read(ticket, ticket.read)
         else:
-            self._pause(ticket, READ_AGAIN_MS * (1 + self.state.draw()))
+            self._pause(ticket, ticketing.READ_AGAIN_MS * (1 + self.state.draw()))
 
     # -- answers from voters ---------------------------------------------------------------------------------------
 
@@ -216,23 +232,15 @@ class Leading:
         if message.reason == Reason.PROMISED:
             return  # a recovery runs; its outcome will come
         attempt.rejects[peer] = message
+        ticket = self.tickets.get(attempt.ticket)
+        if message.reason == Reason.AHEAD and ticket is not None:
+            ticket.refusal = ticketing.clock_refused(self.state.me, peer)
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
         self._count_rejects(attempt, patient=True)
 
     def _count_rejects(self, attempt: Attempt, *, patient: bool) -> None:
-        """Give up when approvals enough cannot come any more.
-
-        Once somebody has rejected, a voter that is out of reach, or that let our patience run out, counts as if it
-        had: else one reject and one dead voter would keep the transaction, and its keys, for ever.
-        """
-        state = self.state
-        if not attempt.rejects:
-            return
-        lost = len(attempt.rejects)
-        for node in state.voters:
-            if node != state.me and node not in attempt.approvals and node not in attempt.rejects:
-                lost += not patient or not state.peers[node].up
-        if lost > len(state.voters) - state.quorum:
+        """Give up when approvals enough cannot come any more."""
+        if ticketing.is_lost(attempt, self.state, patient=patient):
             self._give_up(attempt)
 
     def check(self, gone: str | None = None) -> None:
@@ -262,7 +270,7 @@ class Leading:
             return
         ticket.last = next((reject for reject in attempt.rejects.values() if reject.reason == Reason.FOR), ticket.last)
         ticket.rejections += 1
-        self._pause(ticket, retry_pause_ms(ticket, self.state.settings, self.state.draw()))
+        self._pause(ticket, ticketing.retry_pause_ms(ticket, self.state.settings, self.state.draw()))
 
     def _pause(self, ticket: Ticket, after_ms: float) -> None:
         ticket.stage = Stage.PAUSED
@@ -289,7 +297,7 @@ class Leading:
         elif ticket.stage is Stage.FORWARDED:
             self._execute(ticket)
         elif not ticket.open:
-            self._finish(ticket, self._did_not_happen(ticket))
+            self._finish(ticket, ticketing.did_not_happen(ticket, self.state))
 
     def doom(self, committed: Known) -> None:
         """Give up what conflicts with a commit that arrived and is not in its base."""
@@ -342,11 +350,11 @@ class Leading:
         ticket.open.discard(transaction.txid)
         if commit:
             place = self.state.recent.known[transaction.txid].places[0]
-            self._finish(ticket, committed(ticket, transaction, place))
+            self._finish(ticket, ticketing.committed(ticket, transaction, place))
         elif ticket.stage is Stage.IN_FLIGHT:
             self._pause(ticket, self.state.settings.retry_ms_min * (1 + self.state.draw()))
         elif ticket.stage is Stage.ENDING and not ticket.open:
-            self._finish(ticket, self._did_not_happen(ticket))
+            self._finish(ticket, ticketing.did_not_happen(ticket, self.state))
 
     def drop(self, number: int) -> None:
         """A ticket needs no more from us."""
@@ -365,7 +373,7 @@ class Leading:
             self._finish(ticket, error)
             return
         ticket.stage, ticket.error = Stage.ENDING, error
-        self.state.timer(ENDING_MS, "ticket_deadline", ticket.number)
+        self.state.timer(ticketing.ENDING_MS, "ticket_deadline", ticket.number)
         self.queues.leave(ticket)
 
     def past_deadline(self, number: int) -> None:
@@ -374,7 +382,7 @@ class Leading:
         if ticket is None or ticket.extend(self.state):
             return
         if ticket.stage is Stage.ENDING:
-            self._finish(ticket, unknown(ticket))
+            self._finish(ticket, ticketing.unknown(ticket))
             return
         in_flight, away = ticket.stage is Stage.IN_FLIGHT, ticket.stage is Stage.FORWARDED
         ticket.stage = Stage.ENDING
@@ -387,14 +395,6 @@ class Leading:
                     self.rollbacks.give_up(txid)
         if number in self.tickets:
             if ticket.open or away:
-                self.state.timer(ENDING_MS, "ticket_deadline", number)
+                self.state.timer(ticketing.ENDING_MS, "ticket_deadline", number)
             else:
-                self._finish(ticket, self._did_not_happen(ticket))
-
-    def _did_not_happen(self, ticket: Ticket) -> BedrockishError:
-        request = ticket.request
-        if not ticket.attempts and not self.state.has_seen(request.token):
-            return UnavailableError(
-                f"node {self.state.me} has not caught up with this session in {request.timeout_s:g} s; try another node"
-            )
-        return did_not_happen(ticket, self.state.quorum)
+                self._finish(ticket, ticketing.did_not_happen(ticket, self.state))

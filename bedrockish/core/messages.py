@@ -4,8 +4,8 @@ On the wire a message is a CBOR array: the number of its kind, then its fields i
 version, are ignored; an unknown kind is refused with a typed error.
 """
 
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import field, fields
 from enum import IntEnum
 from typing import Any
 
@@ -160,7 +160,10 @@ class Ask:
 
 @value
 class Gossip:
-    """What a node has applied, closed and cut; also its sign of life. ``wall_ms`` is its wall clock, in Unix time."""
+    """What a node has applied, closed and cut; also its sign of life. ``wall_ms`` is its wall clock, in Unix time.
+
+    ``holds`` are the readers that still need the journal from a clock on: name -> (how often it was taken, clock).
+    """
 
     applied: Vector
     closed: int
@@ -169,6 +172,7 @@ class Gossip:
     store: str
     batches: int
     wall_ms: int
+    holds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @value
@@ -223,6 +227,30 @@ class Forwarded:
     clock: int
 
 
+@value
+class AskClock:
+    """Move up to this clock, and tell me yours."""
+
+    number: int
+    clock: int
+
+
+@value
+class ToldClock:
+    """The answer to ASK CLOCK, from a node whose clock is at least what was asked."""
+
+    number: int
+    clock: int
+
+
+@value
+class Removed:
+    """The answer to FETCH when what is wanted was removed from the journal: the last tick removed of each timeline."""
+
+    upto: Vector
+    clock: int
+
+
 Message = (
     Begin
     | Approve
@@ -243,6 +271,9 @@ Message = (
     | Checked
     | Forward
     | Forwarded
+    | AskClock
+    | ToldClock
+    | Removed
 )
 
 Reader = Callable[[Any], Any]
@@ -282,6 +313,12 @@ def _optional(reader: Reader) -> Reader:
     return lambda value: None if value is None else reader(value)
 
 
+def _holds(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise EntryMalformedError(f"there should be a map of holds, not {value!r:.80}")
+    return {_text(name): _several(_whole, _whole)(hold) for name, hold in value.items()}
+
+
 def _many(reader: Reader) -> Reader:
     def read(value: Any) -> Any:
         if not isinstance(value, list):
@@ -315,13 +352,16 @@ WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
     10: (Refused, (_X, _W, _W)),
     11: (Outcome, (_X, _flag, _T, _W, _W)),
     12: (Ask, (_X, _W)),
-    13: (Gossip, (_V, _W, _W, _W, _T, _W, _W)),
+    13: (Gossip, (_V, _W, _W, _W, _T, _W, _W, _holds)),
     14: (Fetch, (_V, _W)),
     15: (Entries, (_many(_several(_B, _B, _B)), _W)),
     16: (Check, (_W, _V, _B, _W)),
     18: (Forward, (_B, _W)),
     19: (Forwarded, (_T, _B, _W)),
     17: (Checked, (_W, _many(_X), _W)),
+    20: (AskClock, (_W, _W)),
+    21: (ToldClock, (_W, _W)),
+    22: (Removed, (_V, _W)),
 }
 _NUMBER = {cls: number for number, (cls, _) in WIRE.items()}
 _NAMES = {cls: tuple(field.name for field in fields(cls)) for cls in _NUMBER}

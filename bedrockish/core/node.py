@@ -11,13 +11,17 @@ from bedrockish.core.effects import Effect
 from bedrockish.core.events import (
     Accused,
     Answered,
+    ClockSet,
+    ClockWanted,
     Dropped,
     Event,
     Executed,
+    Held,
     Now,
     PeerDown,
     PeerUp,
     Received,
+    Shortened,
     Submitted,
     Woken,
 )
@@ -27,6 +31,7 @@ from bedrockish.core.messages import (
     Accepted,
     Approve,
     Ask,
+    AskClock,
     Begin,
     Check,
     Checked,
@@ -42,7 +47,9 @@ from bedrockish.core.messages import (
     Recover,
     Refused,
     Reject,
+    Removed,
     Rollback,
+    ToldClock,
 )
 from bedrockish.core.ordering import Ordering
 from bedrockish.core.reading import Reading
@@ -53,6 +60,7 @@ from bedrockish.core.settings import Settings
 from bedrockish.core.state import State
 from bedrockish.core.voting import Voting
 from journal.transaction import Txid
+from journal.vector import merge
 
 
 class Node:
@@ -100,6 +108,16 @@ class Node:
                 self.leading.submit(ticket, request, once=once)
             case Executed(ticket, prepared):
                 self.leading.executed(ticket, prepared)
+            case ClockWanted(ticket):
+                self.leading.clock_wanted(ticket)
+            case ClockSet(follows_wall):
+                self.state.set_clock(follows_wall=follows_wall)
+                self.safety.gossip()
+            case Shortened(upto):
+                self.state.removed = merge(self.state.removed, upto)
+            case Held(name, clock):
+                self.safety.held(name, clock)
+                self.safety.gossip()
             case Dropped(ticket):
                 self.leading.drop(ticket)
             case Answered(ticket, answer):
@@ -119,6 +137,11 @@ class Node:
         for name, subject in self.state.due():
             self._on_timer(name, subject)
         return self._answer()
+
+    def tick(self, now: Now) -> int:
+        """Return a new value of the clock, for somebody outside; the next step keeps the ceiling that it needs."""
+        self.state.set_now(now)
+        return self.state.tick()
 
     def deadline(self) -> float | None:
         """Return the seconds at which to step ``Woken`` if nothing happens before, or None for never."""
@@ -163,9 +186,12 @@ class Node:
         if known.suspected:
             known.suspected, known.patience = False, min(2 * known.patience, PATIENCE_MAX)
         match message:
-            case Begin() | Fetch():
-                pass  # a BEGIN's clock is tested before it is followed
-            case _:
+            case Begin() | Fetch() | AskClock() | ToldClock():
+                pass  # a BEGIN's clock, and one that is asked for, are tested before they are followed
+            case Gossip() | Check() | Forward() | Ask():
+                known.clock = max(known.clock, message.clock)
+                state.hear_clock(peer, message.clock)
+            case _:  # a promise or an outcome rests on it: it is followed wherever it leads
                 known.clock = max(known.clock, message.clock)
                 state.clock.adjust(message.clock)
         match message:
@@ -203,6 +229,12 @@ class Node:
                 self.ordering.on_entries(peer, message)
             case Check():
                 self.reading.on_check(peer, message)
+            case AskClock():
+                self.leading.clocking.on_ask(peer, message)
+            case ToldClock():
+                self.leading.clock_told(peer, message)
+            case Removed():
+                self.ordering.on_removed(peer, message)
             case Forward():
                 self.leading.forwarding.on_forward(peer, message)
             case Forwarded():
@@ -237,6 +269,7 @@ class Node:
         self.voting.settle()
         self.recovery.check()
         self.leading.check()
+        self.leading.clocking.repeat(self.leading.tickets)
         self.leading.settle()
         self.state.timer(self.state.settings.heartbeat_ms, "heartbeat")
 

@@ -53,4 +53,7 @@ def move(state: State, ticket: Ticket, prepared: Prepared) -> Prepared | Bedrock
     if not prepared.readonly:
         footprint = claim(footprint, ticket.request.command, prepared.kind)
     error = overtaken(state, footprint, prepared.base)
-    return replace(prepared, base=dict(state.applied)) if error is None else error
+    if error is not None:
+        return error
+    # One that was told its clock stays younger than all that it has seen; others move up.
+    return prepared if prepared.clock else replace(prepared, base=dict(state.applied))

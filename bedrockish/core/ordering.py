@@ -9,13 +9,13 @@ from collections import deque
 from dataclasses import dataclass
 
 from bedrockish.core.effects import Apply, Forget, Halt, SendEntries, SetMembers
-from bedrockish.core.messages import Commit, Entries, Fetch, Outcome
+from bedrockish.core.messages import Commit, Entries, Fetch, Outcome, Removed
 from bedrockish.core.records import Membership, decode_membership
 from bedrockish.core.state import State
 from journal.entry import GENESIS, Entry, Label, decode_entry, decode_label, label_entry
 from journal.errors import EntryMalformedError
 from journal.transaction import MEMBERS, Transaction, Txid, decode_transaction
-from journal.vector import Vector, covers
+from journal.vector import Vector, covers, merge
 
 EARLY_MAX = 10_000  # COMMITs kept ahead of a gap; beyond, they are fetched again
 
@@ -226,6 +226,8 @@ class Ordering:
             if (not behind and now - gap.since < patience) or (gap.asked and now - gap.asked < 1.0):
                 continue
             peer = self._whom(leader, taken + 1, not_again=gap.peer if gap.asked else "", busy=asks)
+            if not peer:
+                self._is_it_removed(leader, taken + 1)
             if peer:
                 asks.setdefault(peer, {})[leader] = taken + 1
                 gap.asked, gap.peer = now, peer
@@ -236,13 +238,42 @@ class Ordering:
         able = [
             node
             for node, peer in self.state.peers.items()
-            if peer.up and (peer.applied.get(leader, 0) >= tick or node == leader)
+            if peer.up
+            and (peer.applied.get(leader, 0) >= tick or node == leader)
+            and peer.removed.get(leader, 0) < tick
         ]
         others = [node for node in able if node != not_again] or able
         return min(others, key=lambda node: (len(busy.get(node, ())), node != leader, node), default=None)
 
     def on_fetch(self, peer: str, message: Fetch) -> None:
-        """Give a peer what it wants of what we have."""
-        have = {leader: tick for leader, tick in message.wants.items() if tick <= self.state.applied.get(leader, 0)}
+        """Give a peer what it wants of what we have, and say of the rest if we have removed it."""
+        state = self.state
+        removed = {leader: state.removed.get(leader, 0) for leader in message.wants}
+        removed = {leader: tick for leader, tick in removed.items() if tick >= message.wants[leader]}
+        if removed:
+            state.send(peer, Removed(removed, state.clock.read(state.now.wall_ms)))
+        wants = {leader: tick for leader, tick in message.wants.items() if leader not in removed}
+        have = {leader: tick for leader, tick in wants.items() if tick <= state.applied.get(leader, 0)}
         if have:
-            self.state.emit(SendEntries(peer, have, min(message.limit, 16_000_000)))
+            state.emit(SendEntries(peer, have, min(message.limit, 16_000_000)))
+
+    def on_removed(self, peer: str, message: Removed) -> None:
+        """Ask somebody else for what a peer has removed from its journal."""
+        known = self.state.peers.get(peer)
+        if known is not None:
+            known.removed = merge(known.removed, message.upto)
+            for leader in message.upto:
+                if leader in self.gaps and self.gaps[leader].peer == peer:
+                    self.gaps[leader].asked = 0.0
+            self.fetch_missing(at_once=True)
+
+    def _is_it_removed(self, leader: str, tick: int) -> None:
+        """Say so, for good, if everybody who has had an entry has removed it: this node can never catch up."""
+        state = self.state
+        had = [peer for node, peer in state.peers.items() if node == leader or peer.applied.get(leader, 0) >= tick]
+        if had and all(peer.removed.get(leader, 0) >= tick for peer in had):
+            state.stuck = (
+                f"node {state.me} lacks {leader}{tick}, which all others have removed from their journals; stop it, "
+                f"run 'bedrockish member replace URL {state.me} NEW', and then 'bedrockish join URL --voter', without "
+                "--replay, for the node NEW on an empty file"
+            )

@@ -29,6 +29,7 @@ class Prepared:
         footprint: what it read and wrote.
         changes: encoded changes (see ``journal.changes``).
         result: encoded results (see ``bedrockish.requests``).
+        clock: what ``transaction_clock()`` gave in it, which is later than all in ``base``; 0 if it was not called.
     """
 
     base: Vector
@@ -38,6 +39,7 @@ class Prepared:
     footprint: Footprint
     changes: bytes
     result: bytes
+    clock: int = 0
 
 
 @dataclass(slots=True)
@@ -165,6 +167,8 @@ class Recovered:
         batches: how many durable batches this file has seen.
         safe: a safe time known before the restart.
         joining: what a new node was told when it was taken in; None once it has caught up.
+        removed: the last tick of each timeline that was removed from the journal.
+        holds: readers that still need the journal from a clock on.
     """
 
     node: str
@@ -179,3 +183,5 @@ class Recovered:
     batches: int = 0
     safe: int = 0
     joining: Joining | None = None
+    removed: Vector = field(default_factory=dict)
+    holds: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -7,15 +7,21 @@
 """
 
 from collections import deque
+from collections.abc import Mapping
 
 from bedrockish.clock import pack
-from bedrockish.core.effects import Forget, Keep
+from bedrockish.core.effects import Forget, Keep, KeepHold
 from bedrockish.core.messages import Gossip
 from bedrockish.core.ordering import Ordering
 from bedrockish.core.state import State
+from journal.transaction import Txid
 from journal.vector import canonical, covers
 
 IDLE_CUT_S = 1.0  # seconds between two moves of the cut when there is nothing that waits for it
+HURRY_S = 0.02  # seconds between two moves while a few things wait; while many do, the heartbeat is quick enough
+NEVER = Txid(1 << 64, "")
+RELEASED = (1 << 63) - 1  # the clock of a hold that holds nothing
+HURRY_MAX = 64  # things that wait
 
 
 class Safety:
@@ -25,7 +31,9 @@ class Safety:
         self.state = state
         self.ordering = ordering
         self._cut_at = -IDLE_CUT_S
-        self._readings: deque[tuple[float, int]] = deque()  # (seconds, clock) of late, oldest first
+        self._moved_at = -HURRY_S
+        self._told: tuple[int, int] = (0, 0)
+        self._aged: deque[tuple[float, int]] = deque()  # (seconds, safe time then), oldest first
 
     def on_gossip(self, peer: str, message: Gossip) -> None:
         """Take in what a peer has applied, closed and cut."""
@@ -42,8 +50,42 @@ class Safety:
             )
         self.state.hear_wall(known, message.wall_ms)
         known.report = (message.applied, message.closed, message.cut)
+        self._hear_holds(message.holds)
         self.ordering.want(message.applied)
         self._cover()
+        self._hurry()
+
+    def _hear_holds(self, holds: Mapping[str, tuple[int, int]]) -> None:
+        for name, hold in holds.items():
+            if hold > self.state.holds.get(name, (0, 0)):
+                self.hold(name, hold)
+
+    def hold(self, name: str, hold: tuple[int, int]) -> None:
+        """Note, durably, from which clock on a reader needs the journal."""
+        self.state.holds[name] = hold
+        self.state.emit(KeepHold(name, *hold))
+
+    def held(self, name: str, clock: int | None) -> None:
+        """Take what a reader of ours needs; a clock below an earlier one of the same reader is a new beginning."""
+        times, before = self.state.holds.get(name, (0, RELEASED))
+        if clock is None:
+            self.hold(name, (times, RELEASED))
+        elif before == RELEASED or clock < before:
+            self.hold(name, (times + 1, clock))
+        elif clock > before:
+            self.hold(name, (times, clock))
+
+    def _hurry(self) -> None:
+        """Move on between two heartbeats while a few things wait to become safe and have had the time to."""
+        state = self.state
+        if not 0 < len(state.done) + len(state.votes) <= HURRY_MAX or state.now.seconds - self._moved_at < HURRY_S:
+            return
+        lowest = min(min(state.done, default=NEVER).clock, min(state.votes, default=NEVER).clock)
+        if state.lag.closable(state.now.seconds) < lowest:
+            return
+        self.advance()
+        if (state.closed, state.cut) != self._told:
+            self.gossip()
 
     def _cover(self) -> None:
         for known in self.state.peers.values():
@@ -55,10 +97,12 @@ class Safety:
     def advance(self) -> None:
         """Move the three times on, as far as they go."""
         state = self.state
+        self._moved_at = state.now.seconds
         self._cover()
         pending, unapplied = state.pending.smallest_clock(), self.ordering.smallest_unapplied()
         lowest = min((clock for clock in (pending, unapplied) if clock is not None), default=None)
-        closable = self._read_a_while_ago()
+        state.lag.read(state.now.seconds, state.clock.read(state.now.wall_ms))
+        closable = state.lag.closable(state.now.seconds)
         if lowest is not None:
             closable = min(closable, lowest - 1)
         state.closed = max(state.closed, closable)
@@ -83,20 +127,6 @@ class Safety:
             return True  # something waits to become safe
         return state.now.seconds - self._cut_at >= IDLE_CUT_S
 
-    def _read_a_while_ago(self) -> int:
-        """Return what the clock said ``closing_lag_ms`` ago.
-
-        That, and not the clock less so many milliseconds, or a clock that only counts (it is logical, or the wall
-        went backwards) would never close what it counted last.
-        """
-        state = self.state
-        self._readings.append((state.now.seconds, state.clock.read(state.now.wall_ms)))
-        latest = state.now.seconds - state.settings.closing_lag_ms / 1000
-        while len(self._readings) > 1 and self._readings[1][0] <= latest:
-            self._readings.popleft()
-        seconds, clock = self._readings[0]
-        return clock if seconds <= latest else 0
-
     def _reached(self, name: str) -> int:
         """Return the largest clock that a majority of the voters has reached, as far as we have covered their words."""
         state = self.state
@@ -109,6 +139,7 @@ class Safety:
 
     def gossip(self) -> None:
         """Tell everybody where we stand."""
+        self._told = (self.state.closed, self.state.cut)
         self.state.send_all(self._report())
 
     def gossip_to(self, peer: str) -> None:
@@ -120,7 +151,8 @@ class Safety:
         clock = state.clock.read(state.now.wall_ms)
         # One that has forgotten its promises cannot say what it has closed: safe time may not rest on it.
         closed, cut = (0, 0) if state.barred else (state.closed, state.cut)
-        return Gossip(canonical(state.applied), closed, cut, clock, state.store, state.batches, state.wall_ms)
+        report = (canonical(state.applied), closed, cut, clock, state.store, state.batches, state.wall_ms)
+        return Gossip(*report, dict(state.holds))
 
     def _forget(self) -> None:
         """Drop what safe time decides: up to it, the journal is the whole truth."""
@@ -139,3 +171,16 @@ class Safety:
         state.done = {txid for txid in state.done if txid.clock > safe}
         state.own_ends = {txid: end for txid, end in state.own_ends.items() if end[0] > state.closed}
         state.recent.forget(safe - pack(state.settings.conflict_window_ms))
+        if not state.clock.follows_wall:
+            state.recent.forget(self._safe_long_ago())
+
+    def _safe_long_ago(self) -> int:
+        """Return what was safe a conflict window ago: a clock that only counts does not tell how old anything is."""
+        state, aged = self.state, self._aged
+        window_s = state.settings.conflict_window_ms / 1000
+        if not aged or state.now.seconds - aged[-1][0] >= window_s / 16:
+            aged.append((state.now.seconds, state.safe))
+        found = 0
+        while aged and aged[0][0] <= state.now.seconds - window_s:
+            found = aged.popleft()[1]
+        return found

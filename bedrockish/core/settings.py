@@ -10,7 +10,9 @@ class Settings:
     Attributes:
         heartbeat_ms: how often a node tells the others what it has applied and closed.
         suspicion_ms: how long a leader may be silent before others finish its transactions.
-        closing_lag_ms: how far behind its clock a node closes time; transactions slower than this are told TOO LATE.
+        closing_lag_ms: how far behind its clock a node closes time at most; transactions slower than this are told
+            TOO LATE.
+        closing_lag_ms_min: how far at least; between the two it follows how late transactions arrive.
         conflict_window_ms: how old a snapshot may be at BEGIN, and how long footprints are kept (twice that at most).
         clock_offset_ms: a BEGIN whose clock is further than this ahead of our wall clock is refused.
         clock_block_ms: how far ahead the clock's ceiling is made durable at a time.
@@ -25,6 +27,7 @@ class Settings:
     heartbeat_ms: int = 100
     suspicion_ms: int = 1_000
     closing_lag_ms: int = 500
+    closing_lag_ms_min: int = 100
     conflict_window_ms: int = 60_000
     clock_offset_ms: int = 5_000
     clock_block_ms: int = 1_000

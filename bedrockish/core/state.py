@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bedrockish.clock import HybridClock, pack
+from bedrockish.clock import HybridClock, milliseconds, pack
 from bedrockish.core.conflicts import Pending, Recent
 from bedrockish.core.effects import Effect, Forget, Keep, Persist, Send, SetMembers
 from bedrockish.core.events import Now
+from bedrockish.core.lag import Lag
 from bedrockish.core.messages import Message
 from bedrockish.core.records import Membership, Recovered, Vote
 from bedrockish.core.settings import Settings, approvals_needed, majority
@@ -36,6 +37,8 @@ class Peer:
         wall_ahead_ms: its wall clock less our monotonic one, when it last told; None if it never did.
         suspected: we have begun to finish its transactions without it.
         patience: how many times ``suspicion_ms`` it may be silent; doubled when it was suspected and is alive.
+        ahead_ms: how far ahead of what most voters' clocks say its clock is, if that is further than we follow; else 0.
+        removed: the last tick of each timeline that it said to have removed from its journal.
     """
 
     up: bool = False
@@ -48,6 +51,8 @@ class Peer:
     wall_ahead_ms: int | None = None
     suspected: bool = False
     patience: float = 1.0
+    ahead_ms: int = 0
+    removed: Vector = field(default_factory=dict)
 
 
 class State:
@@ -98,6 +103,12 @@ class State:
         self.voters: list[str] = []
         self._reading: Now | None = None
         self._walls: list[int] = []  # the other voters' wall clocks, less our monotonic one
+        self.believed_ms = 0  # what most voters' wall clocks say; 0 before that is known
+        self.lag = Lag(settings)
+        self.counted = not follows_wall  # whether the clock has only counted, ever since the start
+        self.removed: dict[str, int] = dict(recovered.removed)
+        self.holds: dict[str, tuple[int, int]] = dict(recovered.holds)
+        self.stuck = ""  # why this node cannot get what it lacks
         self.effects: list[Effect] = []
         self.counts: Counter[str] = Counter()  # what happened, for people who watch
         self.ended: list[Txid] = []  # whose outcome became known in this step
@@ -162,6 +173,8 @@ class State:
         """Why this node takes no requests, for people; empty if it does."""
         if self.barred:
             return self.barred
+        if self.stuck:
+            return self.stuck
         if self.joining is not None:
             return f"node {self.me} is new and still catching up; ask {', '.join(self.joining.membership.voters)}"
         if self.me not in self.membership.members:
@@ -223,14 +236,15 @@ class State:
         if now is self._reading:
             return  # several events of one turn share a reading
         self._reading = now
-        self.wall_ms = now.wall_ms
+        self.wall_ms = self.believed_ms = now.wall_ms
         if len(self.voters) > 1:
             if len(self._walls) + self.is_voter(self.me) < self.majority:
-                now = Now(now.seconds, 0)
+                self.believed_ms, now = 0, Now(now.seconds, 0)
             else:
                 seconds_ms = int(now.seconds * 1000)
                 known = sorted([*self._walls, now.wall_ms - seconds_ms])
-                most = known[(len(known) - 1) // 2] + seconds_ms + self.settings.clock_offset_ms
+                self.believed_ms = max(0, known[(len(known) - 1) // 2] + seconds_ms)
+                most = self.believed_ms + self.settings.clock_offset_ms
                 now = Now(now.seconds, max(0, min(now.wall_ms, most)))
         self.now = now
 
@@ -242,6 +256,29 @@ class State:
     def _hear_walls(self) -> None:
         told = [peer.wall_ahead_ms for node, peer in self.peers.items() if self.is_voter(node)]
         self._walls = [ahead for ahead in told if ahead is not None]
+
+    def ahead_ms(self, clock: int) -> int:
+        """Return how far a clock is ahead of ours and of most voters' wall clocks, if further than allowed; else 0."""
+        if not self.clock.follows_wall:
+            return 0
+        ahead = milliseconds(clock) - max(self.believed_ms, milliseconds(self.clock.value))
+        return ahead if ahead > self.settings.clock_offset_ms else 0
+
+    def hear_clock(self, peer: str, clock: int) -> bool:
+        """Move up to a clock that is only hearsay: no promise and no outcome rests on it; False if it is refused."""
+        ahead = self.ahead_ms(clock)
+        known = self.peers.get(peer)
+        if known is not None:
+            known.ahead_ms = ahead
+        if ahead:
+            return False
+        self.clock.adjust(clock)
+        return True
+
+    def set_clock(self, *, follows_wall: bool) -> None:
+        """Let the clock follow the wall from now on, or only count."""
+        self.clock.follows_wall = follows_wall
+        self.counted = self.counted or not follows_wall
 
     # -- time ------------------------------------------------------------------------------------------------------
 

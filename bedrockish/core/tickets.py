@@ -8,13 +8,14 @@ from bedrockish.core.messages import Reject
 from bedrockish.core.records import Prepared
 from bedrockish.core.settings import Settings
 from bedrockish.core.state import State
-from bedrockish.errors import BedrockishError, ConflictError, DeadlineError, OutcomeUnknownError
+from bedrockish.errors import BedrockishError, ConflictError, DeadlineError, OutcomeUnknownError, UnavailableError
 from bedrockish.requests import Answer, Request, Token
 from journal.footprint import Footprint, object_of
 from journal.transaction import Transaction, Txid
 from journal.vector import merge
 
 ENDING_MS = 1_500  # how long a ticket past its deadline waits for the end of its last attempt
+UNFIT_MAX = 5  # times; what is that slow will be so again
 READ_AGAIN_MS = 5  # pause before a strict read that met a writer is executed again
 
 
@@ -24,6 +25,7 @@ class Stage(Enum):
     TOKEN = "waits until this node has seen what its session has"
     EXECUTING = "is being executed"
     CHECKING = "asks a majority whether its read is valid"
+    CLOCK = "asks a majority for a transaction clock"
     FORWARDED = "is with the leader of what it conflicts with"
     WAITING = "waits for a transaction that it conflicts with"
     PAUSED = "pauses before it is executed again"
@@ -43,6 +45,10 @@ class Ticket:
         rejections: how often voters turned it down.
         footprint: of its last execution.
         read: what it read, while a majority is asked about it.
+        wants_clock: it calls transaction_clock().
+        begun: the last clock with which it has begun a transaction.
+        unfit: how often its clock was too old when it was done.
+        refusal: what to say if it did not happen, because somebody takes our clock for wrong.
         open: its transactions of which the end is not known yet.
         behind: tickets that wait until this one, which goes first, is in flight or done.
         last: the last reject that named another transaction.
@@ -63,6 +69,10 @@ class Ticket:
     open: set[Txid] = field(default_factory=set)
     behind: deque[int] = field(default_factory=deque)
     last: Reject | None = None
+    wants_clock: bool = False
+    begun: int = 0
+    unfit: int = 0
+    refusal: str = ""
     once: bool = False
     is_long: bool = False
     error: BedrockishError | None = None
@@ -102,6 +112,34 @@ def committed(ticket: Ticket, transaction: Transaction, place: tuple[str, int]) 
     return Answer(transaction.result, Token(vector, max(transaction.txid.clock, seen.clock)), place, ticket.attempts)
 
 
+def make_transaction(
+    state: State, ticket: Ticket, prepared: Prepared, footprint: Footprint, rollbacks: tuple[Txid, ...]
+) -> Transaction:
+    """Return what a ticket's BEGIN asks approval for, under a new name, or the one that its client was told."""
+    return Transaction(
+        Txid(prepared.clock or state.tick(), state.me),
+        dict(sorted(prepared.base.items())),
+        state.safe,
+        prepared.schema,
+        state.membership.version,
+        ticket.request.command,
+        ticket.request.isolation,
+        prepared.kind,
+        footprint,
+        prepared.changes,
+        prepared.result,
+        rollbacks,
+    )
+
+
+def clock_refused(me: str, peer: str) -> str:
+    """Return what to say of a transaction that a voter refused because of our clock."""
+    return (
+        f"{peer} refuses it, because the clock of {me} is further ahead than most voters' clocks allow; set the "
+        f"machine's clock, or turn the following of it off ('bedrockish clock URL off')"
+    )
+
+
 def retry_pause_ms(ticket: Ticket, settings: Settings, draw: float) -> float:
     """Return how long a ticket pauses after a rejection: longer each time, with jitter."""
     ceiling: float = min(settings.retry_ms_max, settings.retry_ms_min * 2 ** min(ticket.rejections, 10))
@@ -117,14 +155,36 @@ def unknown(ticket: Ticket) -> BedrockishError:
     )
 
 
-def did_not_happen(ticket: Ticket, quorum: int) -> BedrockishError:
+def is_lost(attempt: Attempt, state: State, *, patient: bool) -> bool:
+    """Whether approvals enough cannot come any more.
+
+    Once somebody has rejected, a voter that is out of reach, or that let our patience run out, counts as if it had:
+    else one reject and one dead voter would keep the transaction, and its keys, for ever.
+    """
+    if not attempt.rejects:
+        return False
+    lost = len(attempt.rejects)
+    for node in state.voters:
+        if node != state.me and node not in attempt.approvals and node not in attempt.rejects:
+            lost += not patient or not state.peers[node].up
+    return lost > len(state.voters) - state.quorum
+
+
+def did_not_happen(ticket: Ticket, state: State) -> BedrockishError:
     """Return the error for a ticket of which every attempt is known to have ended without a commit."""
     reject, request = ticket.last, ticket.request
+    if not ticket.attempts and not state.has_seen(request.token):
+        return UnavailableError(
+            f"node {state.me} has not caught up with this session in {request.timeout_s:g} s; try another node"
+        )
     if ticket.error is not None:
         return ticket.error
+    if ticket.refusal:
+        return UnavailableError(f"command {request.command} did not happen: {ticket.refusal}")
     if reject is None or reject.other is None:
         return DeadlineError(
-            f"no quorum of {quorum} approvals in {request.timeout_s:g} s; command {request.command} did not happen"
+            f"no quorum of {state.quorum} approvals in {request.timeout_s:g} s; command {request.command} did not "
+            "happen"
         )
     name = readable(object_of(reject.key))
     return ConflictError(

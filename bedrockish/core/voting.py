@@ -6,7 +6,7 @@ leaves, because the driver lets nothing leave before.
 
 from dataclasses import dataclass
 
-from bedrockish.clock import milliseconds, pack
+from bedrockish.clock import pack
 from bedrockish.core.conflicts import Conflict, prepare_commit
 from bedrockish.core.effects import SendOutcome
 from bedrockish.core.messages import Accepted, Approve, Ask, Begin, Outcome, Reason, Refused, Reject, Rollback
@@ -71,6 +71,7 @@ class Voting:
             self._approve(txid)  # the answer was lost
             return
         reason = self._untimely(transaction)
+        state.lag.late(state.now.seconds, txid.clock)
         if reason is not None:
             self._reject(txid, reason)
             return
@@ -106,10 +107,12 @@ class Voting:
             return Reason.TOO_LATE
         if clock - transaction.safe > pack(state.settings.conflict_window_ms):
             return Reason.TOO_OLD
-        ahead = milliseconds(clock) - max(state.now.wall_ms, milliseconds(state.clock.value))
-        if state.clock.follows_wall and ahead > state.settings.clock_offset_ms:
-            return Reason.AHEAD
-        return None
+        if state.counted and not covers(transaction.base, state.recent.floor):
+            return Reason.TOO_OLD  # a clock that only counts says nothing of age, so what was dropped is compared
+        ahead, leader = state.ahead_ms(clock), state.peers.get(transaction.txid.leader)
+        if leader is not None:
+            leader.ahead_ms = ahead
+        return Reason.AHEAD if ahead else None
 
     def _vetoed(self, transaction: Transaction) -> Conflict | None:
         for txid, (ended_at, own) in self.state.own_ends.items():

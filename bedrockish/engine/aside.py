@@ -9,6 +9,7 @@ the same as of a request that the loop executes: results, row changes, and a foo
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import apsw
@@ -16,6 +17,7 @@ import apsw
 from bedrockish.core.records import Prepared
 from bedrockish.engine.apply import RowApplier
 from bedrockish.engine.capture import Capture
+from bedrockish.engine.clocks import ClockNeededError, Holder, Scope, register
 from bedrockish.engine.execute import PROGRESS_STEPS, Executor
 from bedrockish.engine.guard import READ, Guard
 from bedrockish.engine.interactive import Interactive
@@ -35,6 +37,7 @@ class Aside:
 
     Attributes:
         is_broken: it must not be used again.
+        scope: what the clock's functions give here.
     """
 
     def __init__(self, beside: Beside) -> None:
@@ -45,9 +48,12 @@ class Aside:
         self._base: dict[str, int] = {}
         self._version = 0
         self.is_broken = False
+        self.scope = Scope()
+        self._applied_clock = 0
         self._wal = os.dup(beside.wal)
         try:
             self._reader = beside.reader()
+            register(self._reader, Holder(self.scope))
             self._reader.pragma("cache_size", -READER_KIB)
         except apsw.Error as error:
             os.close(self._wal)
@@ -57,14 +63,14 @@ class Aside:
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
-    def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment) -> None:
-        """Take a snapshot of what the file has now, which must be all that was applied.
+    def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
+        """Take a snapshot of what the file has now, which must be all that was applied, with no later clock.
 
         Raises:
             UnavailableError: it cannot be taken.
         """
         self._base, self._version, self._moment = dict(base), schema_version, moment
-        self._stopped = None
+        self._stopped, self._applied_clock = None, applied_clock
         if self._writer is not None:
             self._writer.executor.stopped = None
         try:
@@ -109,7 +115,8 @@ class Aside:
         Raises:
             BedrockishError: as there, or what ``stop`` was given.
         """
-        return self._inside(lambda writer: writer.executor.execute(request, dict(self._base), self._version))
+        prepared = self._inside(lambda writer: writer.executor.execute(request, dict(self._base), self._version))
+        return replace(prepared, clock=self.scope.clock) if self.scope.used else prepared
 
     def work(self, action: Callable[["Work"], Prepared], *, serializable: bool = True) -> Prepared:
         """Let somebody run statements one after the other, and return what comes of them.
@@ -121,7 +128,12 @@ class Aside:
         """
 
         def run(writer: _Writer) -> Prepared:
-            return action(Work(writer, self._base, self._version, serializable=serializable))
+            session = Session(serializable, self.scope.command, clock=self.scope.clock)
+            work = Work(writer, self._base, self._version, session, self.scope, self._applied_clock)
+            prepared = action(work)
+            if self.scope.is_missing:
+                raise ClockNeededError("transaction_clock() was called, and what was thrown was caught")
+            return prepared
 
         return self._inside(run)
 
@@ -150,6 +162,7 @@ class Aside:
         try:
             if self._writer is None:
                 self._writer = _Writer(self._beside, self._wal, self._reader, self._moment, pages)
+                register(self._writer.db, Holder(self.scope))
             else:
                 self._writer.move(self._moment, pages)
             self._writer.learn(self._version)
@@ -223,12 +236,20 @@ class Work:
 
     dirty = False
 
-    def __init__(self, writer: _Writer, base: Mapping[str, int], version: int, *, serializable: bool) -> None:
-        self._writer = writer
+    def __init__(
+        self,
+        writer: _Writer,
+        base: Mapping[str, int],
+        version: int,
+        session: Session,
+        scope: Scope,
+        applied_clock: int,
+    ) -> None:
+        self._writer, self.scope, self.applied_clock = writer, scope, applied_clock
         self.applied, self.schema_version = dict(base), version
         self._left = writer.limits.result_bytes
         self._interactive = Interactive(self, lambda _footprint, _base: None)
-        self.session = Session(serializable)
+        self.session = session
         self._end: BedrockishError | None = None
 
     def lend(self, _leave: Callable[[], None]) -> Parts:

@@ -10,21 +10,24 @@ what was asked for since the last commit, so that nobody's request can take away
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
 
-from bedrockish.core.records import Prepared, Recovered, Vote, decode_joining, decode_membership
+from bedrockish.core.records import Prepared, Recovered, Vote, decode_membership
 from bedrockish.engine import system
 from bedrockish.engine.apply import RowApplier
 from bedrockish.engine.autoid import AutoIds
 from bedrockish.engine.capture import Capture
+from bedrockish.engine.clocks import Holder, Scope, register
 from bedrockish.engine.durability import Wal, copy_file
 from bedrockish.engine.execute import Executor
 from bedrockish.engine.explain import explain
 from bedrockish.engine.failures import broken
 from bedrockish.engine.guard import Guard
+from bedrockish.engine.journal import Journal
 from bedrockish.engine.limits import Limits
 from bedrockish.engine.opening import FileLock, Founding, Prepare, connect
 from bedrockish.engine.overlay import Moment, salt_of
@@ -51,6 +54,8 @@ class Engine:
         schema_version: how many schema entries were applied.
         batches: how many batches were committed in the life of the file.
         bootstrap: the membership that the cluster was founded with, encoded.
+        scope: what the clock's functions give on the writing connection; whoever drives the engine gives it a clock.
+        journal: how much of it there is, and who needs it.
     """
 
     def __init__(
@@ -62,11 +67,14 @@ class Engine:
         self._guard = Guard(db)
         self._ids = AutoIds()
         self._ids.register(db)
+        self.scope = Scope()
+        register(db, Holder(self.scope))
         self._executor = Executor(db, self._guard, self._capture, limits, self._ids)
         self._applier = RowApplier(db)
         self._wal = Wal(db, full_sync=full_sync)
         self._batch: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._closed = False
+        self.journal = Journal(db, self._write)
         self._leave: Callable[[], None] = lambda: None
         self.schema_version: int = system.get_meta(db, "schema_version")
         self.batches: int = system.get_meta(db, "batches")
@@ -128,29 +136,15 @@ class Engine:
         Args:
             window: how far below the last safe time entries are still wanted, in units of the clock.
         """
-        db = self._db
-        safe = int(system.get_meta(db, "safe") or 0)
-        membership = decode_membership(system.get_meta(db, "membership"))
-        joining = system.get_meta(db, "joining")
-        return Recovered(
-            node=system.get_meta(db, "node"),
-            store=system.get_meta(db, "store"),
-            membership=membership,
-            applied=dict(self.applied),
-            heads=dict(self._heads),
-            window=tuple(store.tail(db, max(0, safe - window))),
-            votes=tuple(system.votes(db)),
-            ceiling=int(system.get_meta(db, "clock_ceiling") or 0),
-            cut=int(system.get_meta(db, "cut") or 0),
-            batches=self.batches,
-            safe=safe,
-            joining=decode_joining(joining) if joining else None,
-        )
+        return self.journal.recover(dict(self.applied), dict(self._heads), self.batches, window)
 
-    def execute(self, request: Request, budget_s: float = float("inf")) -> Prepared:
+    def execute(self, request: Request, budget_s: float = float("inf"), clock: int = 0) -> Prepared:
         """Run a request on the database as it is now, and take it back: nothing of it remains.
 
+        ``clock`` is what ``transaction_clock()`` gives in it, later than all that was applied; 0: nothing yet.
+
         Raises:
+            ClockNeededError: it calls that, and ``clock`` is 0.
             TakesLongError: it has run for ``budget_s`` and is not done.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.
@@ -159,7 +153,9 @@ class Engine:
             DamagedError: the file failed; the node must stop.
         """
         base, version = dict(self.applied), self.schema_version
-        return self._take_back(lambda: self._executor.execute(request, base, version, budget_s))
+        self.scope.begin(request.command, clock)
+        prepared = self._take_back(lambda: self._executor.execute(request, base, version, budget_s))
+        return replace(prepared, clock=clock) if self.scope.used else prepared
 
     def explain(self, statement: Statement) -> list[dict[str, Any]]:
         """Tell what each statement of a text would read and write, as ``explain.explain``; nothing of it remains."""
@@ -215,6 +211,7 @@ class Engine:
         assert entry.prev == self._heads.get(leader, GENESIS), f"{leader}{tick} does not continue its timeline"
         self._write(self._apply, entry, repeat, applied_ms)
         self.applied[leader] = tick
+        self.journal.applied_clock = max(self.journal.applied_clock, entry.txid.clock)
         self._heads[leader] = entry.hash
 
     def save_vote(self, vote: Vote) -> None:
@@ -332,6 +329,11 @@ class Engine:
         self._wal.close()
         self._db.close()
         self._lock.close()
+
+    @property
+    def applied_clock(self) -> int:
+        """A clock that is not before that of anything applied."""
+        return self.journal.applied_clock
 
     def _reader(self) -> apsw.Connection:
         reader = apsw.Connection(self._file, flags=apsw.SQLITE_OPEN_READONLY)

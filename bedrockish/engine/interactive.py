@@ -28,7 +28,7 @@ from bedrockish.engine.guard import READ, SCHEMA, WRITE, Piece, first_word
 from bedrockish.engine.parts import Lends
 from bedrockish.engine.readers import Readers
 from bedrockish.engine.session import Session
-from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, UnsupportedError
+from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, UnsupportedError, told_too_early
 from bedrockish.requests import Request, Result, Statement, encode_results
 from journal.changes import Change, encode_changes
 from journal.footprint import Footprint
@@ -114,8 +114,9 @@ class Interactive:
         if session.base is None:
             self._start(session)
         assert session.sets is not None
+        self.engine.scope.begin(session.command, session.clock)
         if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
-            rows, size = session.snapshot.run(piece, params, room)
+            rows, size = session.snapshot.run(piece, params, room, self.engine.scope)
             session.sets.read(piece, params)
             return Result(piece.columns, rows, -1, session.lastrowid or None), size
         self._enter(session)
@@ -129,12 +130,7 @@ class Interactive:
         return self._write(session, piece, params, room)
 
     def add_schema(self, session: Session, statement: Statement, request: Request) -> None:
-        """Take a schema statement: it is tried now, with those before it, and done at COMMIT.
-
-        Args:
-            session: the transaction.
-            statement: a text that holds nothing but schema statements.
-            request: the transaction's, with no statements.
+        """Take a text of schema statements, tried now and done at COMMIT; ``request`` is that, with no statements.
 
         Raises:
             UnsupportedError: rows were written before, or this is no schema statement.
@@ -197,9 +193,11 @@ class Interactive:
 
         Raises:
             ConstraintError: a deferred foreign key is broken.
-            ConflictError: what the transaction rests on has changed.
+            ConflictError: what the transaction rests on has changed, or it took its clock before what it has seen.
         """
         assert not session.ddl
+        if session.clock and session.base_clock >= session.clock:
+            raise told_too_early(session.command)
         if session.base is None:
             self._start(session)
         assert session.base is not None
@@ -209,7 +207,8 @@ class Interactive:
         footprint = session.sets.footprint(reads=True if not session.wrote else None)
         changes = encode_changes(session.changes) if session.wrote else b""
         result = encode_results([Result((), [], -1, session.lastrowid or None)])
-        return Prepared(dict(session.base), session.schema, not session.wrote, ROWS, footprint, changes, result)
+        base, reads, clock = dict(session.base), not session.wrote, session.clock
+        return Prepared(base, session.schema, reads, ROWS, footprint, changes, result, clock)
 
     def end(self, session: Session) -> None:
         """Forget the transaction. Ending it twice is fine."""
@@ -238,6 +237,7 @@ class Interactive:
 
     def _start(self, session: Session) -> None:
         session.base, session.schema = dict(self.engine.applied), self.engine.schema_version
+        session.base_clock = self.engine.applied_clock
         session.sets = Growing(self._executor._analysis, serializable=session.serializable)
 
     def _check_schema(self, session: Session) -> None:
@@ -262,7 +262,7 @@ class Interactive:
             if error is not None:
                 raise error
             if session.serializable:
-                session.base = dict(engine.applied)
+                session.base, session.base_clock = dict(engine.applied), engine.applied_clock
         if session.serializable and session.snapshot is not None:
             self.readers.give_back(session.snapshot)
             session.snapshot = None

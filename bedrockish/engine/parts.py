@@ -10,6 +10,7 @@ from bedrockish.core.records import Prepared
 from bedrockish.engine.apply import RowApplier
 from bedrockish.engine.autoid import AutoIds
 from bedrockish.engine.capture import Capture
+from bedrockish.engine.clocks import Scope
 from bedrockish.engine.execute import Executor
 from bedrockish.engine.limits import Limits
 from bedrockish.requests import Request
@@ -38,6 +39,11 @@ class Lends(Protocol):
 
     applied: dict[str, int]
     schema_version: int
+    scope: Scope
+
+    @property
+    def applied_clock(self) -> int:
+        """A clock that is not before that of anything applied."""
 
     @property
     def dirty(self) -> bool:

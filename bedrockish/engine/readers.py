@@ -10,6 +10,7 @@ from typing import Any
 import apsw
 
 from bedrockish.engine.capture import row_bytes
+from bedrockish.engine.clocks import Holder, Scope, register
 from bedrockish.engine.failures import translate
 from bedrockish.engine.guard import Piece
 from bedrockish.engine.limits import Limits
@@ -32,6 +33,8 @@ class Snapshot:
     def __init__(self, db: apsw.Connection, limits: Limits) -> None:
         self._db, self.limits = db, limits
         self.until = float("inf")
+        self._holder = Holder()
+        register(db, self._holder)
         db.set_progress_handler(lambda: limits.seconds() > self.until, STEPS)
 
     def begin(self) -> None:
@@ -55,14 +58,24 @@ class Snapshot:
         """Interrupt what runs in another thread."""
         self._db.interrupt()
 
-    def run(self, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[list[tuple[Any, ...]], int]:
+    def run(
+        self, piece: Piece, params: tuple[Any, ...], room: int, scope: Scope | None = None
+    ) -> tuple[list[tuple[Any, ...]], int]:
         """Run a statement that reads; return its rows and about how many bytes they take.
 
+        Args:
+            piece: the statement.
+            params: its parameters.
+            room: bytes that its rows may take.
+            scope: what the clock's functions give in it.
+
         Raises:
+            ClockNeededError: it calls ``transaction_clock()``, and there is none.
             SqlError: SQLite does not accept a value.
             TooLargeError: the rows take more than ``room`` bytes, or it runs too long.
         """
         self.until = self.limits.seconds() + self.limits.statement_s
+        self._holder.scope = scope
         rows: list[tuple[Any, ...]] = []
         size = 0
         cursor = self._db.cursor()
@@ -82,6 +95,7 @@ class Snapshot:
             raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
         finally:
             self.until = float("inf")
+            self._holder.scope = None
             cursor.close(True)
         return rows, size
 

@@ -25,7 +25,10 @@ class Session:
     """One open transaction.
 
     Attributes:
+        command: its id.
         base: the commits that it has seen; None until its first statement.
+        base_clock: a clock that is not before that of any of them.
+        clock: what ``transaction_clock()`` gives in it; 0 until it is called.
         schema: version of the schema that it runs on.
         sets: what it has read and written.
         snapshot: where it reads as long as it has not written.
@@ -39,6 +42,9 @@ class Session:
     """
 
     serializable: bool
+    command: str = ""
+    base_clock: int = 0
+    clock: int = 0
     base: dict[str, int] | None = None
     schema: int = 0
     sets: Growing | None = None

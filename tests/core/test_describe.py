@@ -61,6 +61,9 @@ MESSAGES: list[tuple[say.Message, str]] = [
     (say.Check(1, {"B": 2}, b"", 0), "CHECK read 1 at [0, 2, 0, 0, 0]"),
     (say.Checked(1, (), 0), "CHECKED read 1, nothing in its way"),
     (say.Checked(1, (BETTY,), 0), "CHECKED read 1, met Betty"),
+    (say.AskClock(1, 2 << 22), "ASK CLOCK, ours is 2ms+0"),
+    (say.ToldClock(1, (2 << 22) + 1), "TOLD CLOCK 2ms+1"),
+    (say.Removed({"C": 2, "A": 1}, 0), "REMOVED up to A1, C2"),
     (say.Forward(b"", 0), "FORWARD a command"),
     (say.Forwarded("order-7", b"", 0), "FORWARDED command order-7"),
 ]
@@ -80,6 +83,7 @@ EFFECTS: list[tuple[do.Effect, str]] = [
     (do.Persist(Vote(ALICE, None, False, ENDED, (ENDED, False))), "keeps its vote on Alice: rolled back"),
     (do.Forget(ALICE), "drops its vote on Alice"),
     (do.Keep("cut", 3 << 22), "keeps cut 3ms+0"),
+    (do.KeepHold("mirror", 1, 3 << 22), "keeps the hold of mirror at 3ms+0"),
     (do.Apply(ENTRY, False), "applies A4 Alice"),
     (do.Apply(ENTRY, True), "records the repeat A4 Alice"),
     (do.SendEntries("B", {"A": 1}, 9), "sends B A1…"),
@@ -92,6 +96,12 @@ PREPARED = Prepared({"A": 1}, 0, True, ROWS, Footprint(), b"", b"")
 EVENTS: list[tuple[on.Event, str]] = [
     (on.Submitted(7, Request("order-7", ())), "ticket 7 is submitted as command order-7"),
     (on.Executed(7, PREPARED), "ticket 7 reads at [1, 0, 0, 0, 0]"),
+    (on.ClockWanted(7), "ticket 7 wants a transaction clock"),
+    (on.ClockSet(False), "the clock only counts from now on"),
+    (on.ClockSet(True), "the clock follows the wall from now on"),
+    (on.Shortened({"A": 1}), "the journal has lost its beginning up to [1, 0, 0, 0, 0]"),
+    (on.Held("mirror", 3 << 22), "reader mirror holds the journal at 3ms+0"),
+    (on.Held("mirror", None), "reader mirror holds the journal no more"),
     (on.Dropped(7), "ticket 7 needs no more"),
     (
         on.Answered(7, DeadlineError("too late")),

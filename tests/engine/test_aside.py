@@ -89,7 +89,7 @@ def aside(node: TestNode) -> Iterator[Aside]:
 
 def begin(node: TestNode, aside: Aside) -> None:
     node.save()
-    aside.begin(node.engine.applied, node.engine.schema_version, node.engine.moment())
+    aside.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), node.engine.applied_clock)
 
 
 def outcome(action: Callable[[], Prepared]) -> Any:

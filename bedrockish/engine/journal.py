@@ -1,0 +1,111 @@
+"""The journal as the engine keeps it: how big it is, where it begins, and who still needs what of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+
+from bedrockish.core.records import Recovered, decode_joining, decode_membership
+from bedrockish.engine import system
+from journal import pruning, store
+from journal.transaction import Txid
+from journal.vector import Vector
+
+HOLD = "hold:"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much there is.
+
+    Attributes:
+        entries: how many.
+        bytes: about how many.
+        oldest: the smallest clock; 0 if there is none.
+    """
+
+    entries: int
+    bytes: int
+    oldest: int
+
+
+class Journal:
+    """The journal of one node.
+
+    Args:
+        db: the writing connection.
+        write: does something in the open batch, in a way that can be done again.
+    """
+
+    def __init__(self, db: apsw.Connection, write: Callable[..., None]) -> None:
+        self._db, self._write = db, write
+        row = db.execute("SELECT max(clock) FROM bedrockish_journal WHERE repeat = 0").fetchone()
+        self.applied_clock: int = (row[0] if row is not None else None) or 0  # the greatest clock that was applied
+        self.horizon = Txid(*pruning.horizon(db))  # the greatest name that was removed
+
+    def recover(self, applied: Vector, heads: Mapping[str, bytes], batches: int, window: int) -> Recovered:
+        """Return what the file knows.
+
+        Args:
+            applied: the last tick applied of each timeline.
+            heads: its hash.
+            batches: how many batches the file has seen.
+            window: how far below the last safe time entries are still wanted, in units of the clock.
+        """
+        db = self._db
+        safe = int(system.get_meta(db, "safe") or 0)
+        joining = system.get_meta(db, "joining")
+        return Recovered(
+            node=system.get_meta(db, "node"),
+            store=system.get_meta(db, "store"),
+            membership=decode_membership(system.get_meta(db, "membership")),
+            applied=applied,
+            heads=heads,
+            window=tuple(store.tail(db, max(0, safe - window))),
+            votes=tuple(system.votes(db)),
+            ceiling=int(system.get_meta(db, "clock_ceiling") or 0),
+            cut=int(system.get_meta(db, "cut") or 0),
+            batches=batches,
+            safe=safe,
+            joining=decode_joining(joining) if joining else None,
+            removed=self.removed,
+            holds=self.holds,
+        )
+
+    @property
+    def removed(self) -> dict[str, int]:
+        """The last tick of each timeline that was removed."""
+        return {leader: mark.tick for leader, mark in pruning.marks(self._db).items()}
+
+    @property
+    def size(self) -> Size:
+        """How much there is."""
+        return Size(*pruning.size(self._db))
+
+    def clock_at(self, fraction: float) -> int:
+        """Return a clock at or below which this part of the transactions lies, the oldest ones."""
+        return pruning.clock_at(self._db, fraction)
+
+    def plan(self, clock: int, held: Mapping[str, int] | None) -> dict[str, int]:
+        """Return up to which ticks the journal can be removed; see ``pruning.plan``."""
+        return pruning.plan(self._db, clock, held)
+
+    def remove(self, upto: Mapping[str, int], most: int) -> None:
+        """Remove some of the beginning in the open batch, ``most`` entries at a time."""
+        self._write(pruning.remove, self._db, dict(upto), most)
+        self.horizon = Txid(*pruning.horizon(self._db))
+
+    def save_hold(self, name: str, times: int, clock: int) -> None:
+        """Keep in the open batch from which clock on a reader needs the journal."""
+        self._write(system.set_meta, self._db, HOLD + name, f"{times}:{clock}")
+
+    @property
+    def holds(self) -> dict[str, tuple[int, int]]:
+        """From which clock on each reader needs the journal, and how often it has begun anew."""
+        found: dict[str, tuple[int, int]] = {}
+        kept: dict[str, Any] = system.meta_under(self._db, HOLD)
+        for name, value in kept.items():
+            times, _, clock = str(value).partition(":")
+            found[name.removeprefix(HOLD)] = int(times), int(clock)
+        return found

@@ -11,7 +11,7 @@ import sys
 import time
 
 from tools.sim.faulty import FAULTS, Fault, in_force
-from tools.sim.options import Options, draw_hard_options, draw_options
+from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 
 
@@ -31,7 +31,7 @@ def hunt(fault: Fault, seeds: int, seconds: float) -> tuple[int, str, float]:
 
 
 def _options(seed: int, fault: Fault) -> Options:
-    options = draw_options(seed) if seed % 4 == 0 else draw_hard_options(seed)
+    options = draw_wide_options(seed) if seed % 4 == 0 else draw_hard_options(seed)
     voters = dict(fault.options).get("voters", options.voters)
     assert isinstance(voters, int)
     options = options.with_(dead=min(options.dead, (voters - 1) // 2))

@@ -1,19 +1,26 @@
 """Runs seeds through the simulator, and says which law breaks where.
 
-tools/simulate --seed 42 -v        one world, one line per event
-tools/simulate --seeds 100         seeds 1 to 100
-tools/simulate --minutes 10        as many as fit
+tools/simulate --seed 42 -v            one world, one line per event
+tools/simulate --seeds 100 --jobs 4    seeds 1 to 100, each twice, in four processes
+tools/simulate --minutes 10            as many as fit
+tools/simulate --seed 42 --shrink 400  the smallest world that breaks the same law, within 400 tries
 """
 
 import argparse
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
+from dataclasses import dataclass
+from multiprocessing import get_context
 
-from tools.sim.options import Options, draw_hard_options, draw_options
+from tools.sim.options import Options, draw_hard_options, draw_options, draw_wide_options
 from tools.sim.shrink import shrink
 from tools.sim.world import LawBrokenError, World
+
+DRAWS = {"all": draw_options, "wide": draw_wide_options, "hard": draw_hard_options}
 
 
 def run_seed(options: Options, *, verbose: bool = False, twice: bool = False) -> tuple[LawBrokenError | None, World]:
@@ -32,6 +39,55 @@ def run_seed(options: Options, *, verbose: bool = False, twice: bool = False) ->
     return broken, world
 
 
+@dataclass(frozen=True)
+class Job:
+    """One seed to run, in whichever process."""
+
+    options: Options
+    verbose: bool
+    twice: bool
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of it. ``seconds`` of a processor; ``law`` is empty if none was broken."""
+
+    options: Options
+    law: str
+    story: str
+    told: str
+    counts: Counter[str]
+    seconds: float
+
+
+def run_job(job: Job) -> Finding:
+    """Run one seed; an error of the simulator itself counts as a broken law, so that its seed is told."""
+    began = time.process_time()
+    try:
+        broken, world = run_seed(job.options, verbose=job.verbose, twice=job.twice)
+    except Exception:
+        story = traceback.format_exc()
+        return Finding(job.options, "the simulator runs", story, "", Counter(), time.process_time() - began)
+    law, story = (broken.law, broken.story) if broken is not None else ("", "")
+    return Finding(job.options, law, story, world.digest.hexdigest(), world.counts, time.process_time() - began)
+
+
+def run_jobs(jobs: Iterable[Job], processes: int) -> Iterator[Finding]:
+    """Run them, in as many processes."""
+    if processes <= 1:
+        yield from map(run_job, jobs)
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        running: set[Future[Finding]] = set()
+        for job in jobs:  # which may have no end but that of the time
+            running.add(pool.submit(run_job, job))
+            if len(running) >= 3 * processes:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        for future in as_completed(running):
+            yield future.result()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="tools/simulate", description=__doc__.splitlines()[0] if __doc__ else "")
@@ -39,42 +95,69 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=20, metavar="K", help="run K seeds (20)")
     parser.add_argument("--start", type=int, default=1, metavar="S", help="the first of them (1)")
     parser.add_argument("--minutes", type=float, metavar="M", help="go on for M minutes")
-    parser.add_argument("--twice", action="store_true", help="run each seed twice and compare")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="in N processes (1)")
+    parser.add_argument("--once", action="store_true", help="do not run each seed a second time to compare")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override an option")
-    parser.add_argument("--hard", action="store_true", help="small, hot worlds full of needless recoveries")
+    parser.add_argument(
+        "--worlds", choices=DRAWS, default="all", help="wide: of every kind; hard: small and hot; all: both, in turn"
+    )
     parser.add_argument("--shrink", type=int, default=0, metavar="RUNS", help="make a failing world smaller")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first broken law")
     parser.add_argument("-v", "--verbose", action="store_true", help="one line per event")
     chosen = parser.parse_args(arguments)
     overrides = dict(_override(text, parser) for text in chosen.set)
     began = time.monotonic()
+    draw = DRAWS[chosen.worlds]
+    jobs = (Job(draw(seed).with_(**overrides), chosen.verbose, not chosen.once) for seed in _seeds(chosen, began))
     total: Counter[str] = Counter()
-    failures = 0
-    for seed in _seeds(chosen, began):
-        options = (draw_hard_options if chosen.hard else draw_options)(seed).with_(**overrides)
-        if chosen.verbose or chosen.seed is not None:
-            print(f"seed {seed}: {options}", flush=True)
-        broken, world = run_seed(options, verbose=chosen.verbose, twice=chosen.twice)
-        total.update(world.counts)
+    failures, seconds = 0, 0.0
+    for found in run_jobs(jobs, 1 if chosen.verbose else chosen.jobs):
+        total.update(found.counts)
         total["seeds"] += 1
+        seconds += found.seconds
         if chosen.seed is not None:
-            print(f"story {world.digest.hexdigest()}")
-        if broken is not None:
+            print(f"seed {found.options.seed}: {found.options}\nstory {found.told}", flush=True)
+        if found.law:
             failures += 1
-            print(f"seed {seed} breaks a law: {broken.law}\n  {broken.story}\n  {options}", flush=True)
-            if chosen.shrink:
-                small = shrink(options, lambda other: _law(run_seed(other)[0]), chosen.shrink)
-                print(f"  smaller: {small}", flush=True)
+            _tell(found, chosen.shrink)
             if not chosen.keep_going:
                 break
-    took = time.monotonic() - began
-    print(" ".join(f"{name}={total[name]}" for name in sorted(total)))
-    print(f"{total['seeds']} seeds, {failures} failed, {took:.1f} s, {total['events'] / max(took, 1e-9):,.0f} events/s")
+    _sum_up(total, failures, seconds, time.monotonic() - began)
     return 1 if failures else 0
+
+
+def _tell(found: Finding, runs: int) -> None:
+    options = found.options
+    print(f"seed {options.seed} breaks a law: {found.law}\n  {found.story}\n  {options}", flush=True)
+    if runs:
+        small = shrink(options, lambda other: _law(run_seed(other)[0]), runs)
+        print(f"  smaller: seed {small.seed}: {small}", flush=True)
 
 
 def _law(broken: LawBrokenError | None) -> str:
     return broken.law if broken is not None else ""
+
+
+def _sum_up(total: Counter[str], failures: int, seconds: float, took: float) -> None:
+    faults = {name.removeprefix("fault "): count for name, count in sorted(total.items()) if name.startswith("fault ")}
+    if total["lost"] or total["doubled"]:
+        faults |= {"message lost": total["lost"], "message doubled": total["doubled"]}
+    print(f"transactions {total['commits']}, repeats {total['repeats']}, strict reads {total['strict reads']}")
+    print(f"commands answered {total['answers']}, did not happen {total['errors']}, unknown {total['unknown']}")
+    print("faults " + ", ".join(f"{name} {count}" for name, count in faults.items()))
+    print(f"recoveries {total['recoveries']}, adoptions {total['adoptions']}")
+    members = {
+        name.removeprefix("member "): count for name, count in sorted(total.items()) if name.startswith("member ")
+    }
+    kinds = ", ".join(f"{name} {count}" for name, count in members.items())
+    print(f"membership changes {total['membership changes']}: {kinds}")
+    joined = total["joined by copy"], total["joined by replay"]
+    print(f"joined by copy {joined[0]}, by replay {joined[1]}; files lost {total['files lost']}", end="")
+    print(f", put back {total['files put back']}; turned away {total['turned away']}")
+    print(
+        f"{total['seeds']} seeds, {failures} failed, {total['events']} events, {seconds / 3600:.3f} core-hours, "
+        f"{took:.1f} s"
+    )
 
 
 def _override(text: str, parser: argparse.ArgumentParser) -> tuple[str, object]:

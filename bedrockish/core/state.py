@@ -114,7 +114,7 @@ class State:
         self.ended: list[Txid] = []  # whose outcome became known in this step
         self.released: list[Txid] = []  # no longer pending in this step, because their rollback was accepted
         self.progress = False  # something was applied in this step
-        self.late = False  # a second label turned up below safe time: what was noted of it can be forgotten at once
+        self.late = False  # something at or below safe time was noted nevertheless: it can be forgotten at once
         self._timers: list[tuple[float, int, str, object]] = []
         self._timer_count = 0
         self.set_peers()
@@ -357,6 +357,7 @@ class State:
         if known is not None:
             return
         self.outcomes[txid] = commit
+        self.late = self.late or txid.clock <= self.safe
         self.pending.remove(txid)
         self.ended.append(txid)
         vote = self.votes.get(txid)

@@ -1,0 +1,51 @@
+"""What safe time decides is forgotten, also when it comes up once more."""
+
+from bedrockish.core.messages import Commit, Gossip
+from journal.entry import GENESIS, Entry
+from tests.core.test_member_changes import CLOCK, WALL, One, commit, membership, transaction
+
+MEMBERS = membership(0, "ABC")
+
+
+def gossip(applied: dict[str, int], clock: int) -> Gossip:
+    return Gossip(applied, clock, clock, clock, "store", 1, WALL)
+
+
+def test_a_second_label_below_safe_time_leaves_nothing() -> None:
+    """A transaction was adopted, and is safe; its first label turns up. No later commit is needed to forget it."""
+    one = One(MEMBERS)
+    made = transaction("C", 1)
+    adopted = Entry("A", 1, {"A": 1}, made, "C", GENESIS)
+    one.hear("A", Commit(adopted.label, made.body, adopted.hash, CLOCK))
+    state = one.node.state
+    assert state.applied == {"A": 1}
+    for peer in "AC":
+        one.hear(peer, gossip({"A": 1}, CLOCK + 10))
+    state.closed = CLOCK + 10
+    one.node.safety.advance()
+    for peer in "AC":
+        one.hear(peer, gossip({"A": 1}, CLOCK + 10))
+    one.node.safety.advance()
+    assert state.safe == CLOCK + 10
+    assert not state.outcomes and not state.done
+    one.hear("C", commit(made))
+    assert state.applied == {"A": 1, "C": 1}
+    one.node.safety.advance()
+    assert not state.outcomes and not state.done
+
+
+def test_what_ends_because_it_is_below_safe_time_leaves_nothing() -> None:
+    """A transaction is pending here, and below safe time: that is its end, and the end of what is known of it."""
+    one = One(MEMBERS)
+    made = transaction("C", 1)
+    state = one.node.state
+    state.hold(made)
+    state.closed = CLOCK + 10
+    for peer in "AC":
+        one.hear(peer, gossip({}, CLOCK + 10))
+    one.node.safety.advance()
+    assert state.safe == CLOCK + 10
+    one.node._settle()
+    assert not state.pending.transactions and not state.votes
+    one.node.safety.advance()
+    assert not state.outcomes

@@ -27,11 +27,13 @@ def test_a_second_label_below_safe_time_leaves_nothing() -> None:
         one.hear(peer, gossip({"A": 1}, CLOCK + 10))
     one.node.safety.advance()
     assert state.safe == CLOCK + 10
-    assert not state.outcomes and not state.done
+    assert not state.outcomes
+    assert not state.done
     one.hear("C", commit(made))
     assert state.applied == {"A": 1, "C": 1}
     one.node.safety.advance()
-    assert not state.outcomes and not state.done
+    assert not state.outcomes
+    assert not state.done
 
 
 def test_what_ends_because_it_is_below_safe_time_leaves_nothing() -> None:
@@ -46,6 +48,7 @@ def test_what_ends_because_it_is_below_safe_time_leaves_nothing() -> None:
     one.node.safety.advance()
     assert state.safe == CLOCK + 10
     one.node._settle()
-    assert not state.pending.transactions and not state.votes
+    assert not state.pending.transactions
+    assert not state.votes
     one.node.safety.advance()
     assert not state.outcomes

@@ -64,6 +64,7 @@ MAY_IMPORT = {
     ),
     "bedrockish/sqlalchemy": "bedrockish.addresses bedrockish.errors bedrockish.sqlalchemy sqlalchemy",
     "examples/shop": "examples.shop sqlalchemy",
+    "examples/notes": "bedrockish flask",
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
     "bedrockish/cli": "bedrockish journal net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
@@ -72,6 +73,7 @@ MAY_IMPORT = {
     ),
     "tools": "bedrockish journal net tools apsw cbor2 click rich trio",
     "tools/checker": "tools.checker networkx",
+    "tools/overhead.py": "bedrockish net tools click rich sqlalchemy trio",
     "tools/questions.py": "bedrockish journal tools trio pyspark",
     "tools/soundness.py": "bedrockish journal tools apsw hypothesis",
     "tools/soundness_cases.py": "bedrockish journal tools apsw hypothesis",
@@ -81,7 +83,7 @@ MAY_IMPORT = {
     "tools/make_demo_data.py": "",
 }
 # Run by name and not imported by any module: the programs. (A file with ``__main__`` in it is one anyway.)
-ENTRY_POINTS = {"bedrockish.cli.main", "tests.sqlalchemy_suite.plugin"}
+ENTRY_POINTS = {"bedrockish.cli.main", "examples.notes.app", "tests.sqlalchemy_suite.plugin"}
 # Names of things that write text, and places on the machine of whoever wrote it. Spelt so that this file passes.
 FOREIGN_WORDS = re.compile(r"\b(cl[a]ude|chat[g]pt|anth[r]opic|open[a]i|cop[i]lot)\b", re.IGNORECASE)
 FOREIGN_PATHS = re.compile(r"(?<![\w.:/-])/(?:root|home|Users|work|farm)/\w")

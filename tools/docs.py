@@ -1,4 +1,4 @@
-"""Writes the documentation that repeats what the code says: docs/cli.md, docs/errors.md, and parts of docs/protocol.md.
+"""Writes the documentation that repeats what the code says: command line, errors, reference, parts of the protocol.
 
 Run it after changing the command line, an error class, a message or a trace; a test compares the files with what this
 would write.
@@ -19,6 +19,7 @@ from bedrockish.cli.main import main as command_line
 from bedrockish.core.describe import REASONS
 from bedrockish.core.messages import WIRE, Reason
 from bedrockish.core.settings import approvals_needed, majority
+from tools.reference import reference_page
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by `python -m tools.docs`; do not edit. -->"
@@ -164,6 +165,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/cli.md": cli_page,
     "docs/errors.md": errors_page,
     "docs/protocol.md": protocol_page,
+    "docs/reference.md": lambda: reference_page(NOTE),
 }
 
 

@@ -17,6 +17,8 @@ HOSTS = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"
     [
         ("docs/dbapi.md", ["Ann", "Bob", "Cleo"]),
         ("docs/sqlalchemy.md", ["hello"]),
+        ("docs/migrating.md", ["write docs 1", "finished"]),
+        ("docs/retry.md", ["left: 70", "left: 65"]),
         ("docs/pools.md", ["visits: 20", "balance: 100"]),
     ],
 )

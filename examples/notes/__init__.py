@@ -1,0 +1,1 @@
+"""A web application with Flask on a pool of connections."""

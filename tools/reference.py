@@ -1,0 +1,80 @@
+"""Writes docs/reference.md: what ``bedrockish`` and ``bedrockish.dbapi`` offer, from signatures and docstrings."""
+
+import inspect
+import re
+from collections.abc import Iterator
+
+import bedrockish
+import bedrockish.dbapi
+from bedrockish.errors import BedrockishError
+
+HEAD = [
+    "Everything that `import bedrockish` offers, and what `bedrockish.dbapi` adds to it.",
+    "The error classes are in [errors](errors.md), the command line in [its own reference](cli.md).",
+    "A blocking class has the methods of its trio twin, where their arguments are explained.",
+]
+DBAPI = ("connect", "Connection", "Cursor", "Row")
+
+
+def reference_page(note: str) -> str:
+    """Return the page; ``note`` says that it is written by a program."""
+    lines = ["# Reference", "", note, "", *HEAD, "", "## bedrockish"]
+    for name in sorted(bedrockish.__all__, key=str.lower):
+        found = getattr(bedrockish, name)
+        if not (inspect.isclass(found) and issubclass(found, BedrockishError)):
+            lines += entry(f"bedrockish.{name}", found)
+    lines += ["", "## bedrockish.dbapi", "", "PEP 249; see [DB-API](dbapi.md) for what is different from sqlite3."]
+    for name in DBAPI:
+        lines += entry(f"bedrockish.dbapi.{name}", getattr(bedrockish.dbapi, name))
+    return "\n".join(lines) + "\n"
+
+
+def entry(name: str, found: object) -> list[str]:
+    """Return the lines about a class or a function."""
+    if not inspect.isclass(found):
+        return ["", f"### {name}", "", *signature(name.rpartition(".")[2], found), "", *described(found)]
+    lines = ["", f"### {name}", "", *described(found)]
+    for member, kind in members(found):
+        if isinstance(kind, property):
+            lines += ["", f"#### {found.__name__}.{member}", "", *described(kind)]
+        else:
+            lines += ["", f"#### {found.__name__}.{member}", "", *signature(member, kind), "", *described(kind)]
+    return lines
+
+
+def members(cls: type) -> Iterator[tuple[str, object]]:
+    """Yield what a class offers, bases of ours included, in the order of the source."""
+    seen = set()
+    for base in reversed([one for one in cls.__mro__ if one.__module__.startswith("bedrockish")]):
+        for name, found in vars(base).items():
+            if isinstance(found, classmethod | staticmethod):
+                found = found.__func__
+            if not name.startswith("_") and (inspect.isfunction(found) or isinstance(found, property)):
+                if name not in seen and inspect.getdoc(found):
+                    yield name, getattr(cls, name) if inspect.isfunction(found) else found
+                seen.add(name)
+
+
+def signature(name: str, found: object) -> list[str]:
+    """Return a signature as a block, without ``self`` and the packages' names."""
+    assert callable(found)
+    text = str(inspect.signature(found))
+    text = re.sub(r"\((self|cls)(, )?", "(", text, count=1)
+    text = re.sub(r"\b(?:[a-z_]+\.)+([A-Z]\w*)", r"\1", text)
+    text = re.sub(r"<class '([\w.]+)'>", lambda match: match[1].rpartition(".")[2], text).replace("NoneType", "None")
+    is_async = inspect.iscoroutinefunction(found)
+    return ["```text", f"{'await ' if is_async else ''}{name}{text}", "```"]
+
+
+def described(found: object) -> list[str]:
+    """Return a docstring, its sections as lists."""
+    doc = inspect.getdoc(found) or ""
+    lines: list[str] = []
+    for block in re.split(r"\n\s*\n", doc):
+        head, _, rest = block.partition("\n")
+        if head in ("Args:", "Raises:", "Attributes:"):
+            parts = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", rest, flags=re.MULTILINE)
+            lines += [f"{head[:-1]}:", "", *(f"- `{part}`: {' '.join(said.split())}" for part, said in parts), ""]
+        else:
+            lines += [" ".join(block.split()).replace("``", "`"), ""]
+    return [line.replace("``", "`") for line in lines[:-1]]

@@ -58,8 +58,8 @@ def members(cls: type) -> Iterator[tuple[str, object]]:
 def signature(name: str, found: object) -> list[str]:
     """Return a signature as a block, without ``self`` and the packages' names."""
     assert callable(found)
-    text = str(inspect.signature(found))
-    text = re.sub(r"\((self|cls)(, )?", "(", text, count=1)
+    whole = inspect.signature(found)
+    text = str(whole.replace(parameters=[one for one in whole.parameters.values() if one.name not in ("self", "cls")]))
     text = re.sub(r"\b(?:[a-z_]+\.)+([A-Z]\w*)", r"\1", text)
     text = re.sub(r"<class '([\w.]+)'>", lambda match: match[1].rpartition(".")[2], text).replace("NoneType", "None")
     is_async = inspect.iscoroutinefunction(found)

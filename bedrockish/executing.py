@@ -64,7 +64,7 @@ class Executions:
             following.append(ClockWanted(ticket))
             return
         except BedrockishError as error:
-            node.reply(ticket, error)
+            node.reply(ticket, node.core.verdict(ticket, error))
         following.append(Dropped(ticket))
 
     def _prepare(self, ticket: int, waiter: Waiter, clock: int) -> Prepared | None:

@@ -163,7 +163,7 @@ class Runtime:
         elif isinstance(found, ClockNeededError):
             self._post(ClockWanted(ticket))
         elif isinstance(found, BedrockishError):
-            self.reply(ticket, found)
+            self.reply(ticket, self.core.verdict(ticket, found))
             self._post(Dropped(ticket))
         else:
             following: deque[Event] = deque()

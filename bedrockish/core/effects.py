@@ -37,8 +37,8 @@ class Execute:
     """Run this ticket's request on the database as it is now and step ``Executed``.
 
     ``clock`` is what ``transaction_clock()`` gives in it; if that is called and it is 0, step ``ClockWanted``.
-    If the command is in the journal already, answer from there and step ``Dropped``; if it fails, answer the error and
-    step ``Dropped``.
+    If the command is in the journal already, answer from there and step ``Dropped``; if it fails, answer what
+    ``Node.verdict`` makes of the error and step ``Dropped``.
     """
 
     ticket: int

@@ -6,41 +6,58 @@ and leads it in turn; so the key's commands follow each other at one node, witho
 is only a short cut: a command is applied once wherever it runs, and if no word comes back, it is executed here.
 """
 
+from collections.abc import Mapping
+
 from bedrockish.core.effects import Admit
 from bedrockish.core.messages import Forward, Forwarded
 from bedrockish.core.state import State
 from bedrockish.core.tickets import Stage, Ticket
-from bedrockish.errors import BedrockishError
+from bedrockish.errors import BedrockishError, UnavailableError
 from bedrockish.requests import Answer
 from bedrockish.wire import Answered, Execute, Failed, MalformedCallError, decode_call, decode_reply, encode_call
 from bedrockish.wire import encode_reply as encode_answer
-from journal.transaction import Txid
 
 BODY_BYTES_MAX = 1 << 20  # a longer command waits where it is
 MARGIN_S = 0.5  # what is left of its time for the answer's way back
+THE_ONLY = 1  # number of the call in a body; a call has one, though nothing else travels there
+AGAIN_MS = 50  # pause of a learner that has nobody to send a command to
 FORWARDS_MAX = 2  # of one ticket; then it takes its chances here
 
 
 class Forwarding:
     """Commands of ours at other leaders, and of others at us."""
 
-    def __init__(self, state: State) -> None:
-        self.state = state
+    def __init__(self, state: State, tickets: Mapping[int, Ticket]) -> None:
+        self.state, self.tickets = state, tickets
         self.sent: dict[str, tuple[int, str, float]] = {}  # command -> our ticket, whom we sent it to, since when
         self.admitted: dict[int, tuple[str, str]] = {}  # ticket here -> who sent it, command
         self._count = 0
 
-    def forward(self, ticket: Ticket, other: Txid) -> bool:
+    def forward(self, ticket: Ticket, leader: str) -> bool:
         """Send a ticket to the leader of what it met; False if it has to wait here."""
-        state, request, leader = self.state, ticket.request, other.leader
+        return self.state.settings.forwarding and ticket.forwards < FORWARDS_MAX and self._send(ticket, leader)
+
+    def write_elsewhere(self, ticket: Ticket) -> BedrockishError | None:
+        """Send a learner's ticket, which writes, to a voter: to another one each time; or return why not."""
+        state = self.state
+        voters = [node for node in state.voters if node in state.peers and state.peers[node].up]
+        if voters and not state.trouble and self._send(ticket, voters[ticket.forwards % len(voters)]):
+            return None
+        if ticket.astray:  # it may have happened where it went: nobody may be told otherwise
+            ticket.stage = Stage.PAUSED
+            state.timer(AGAIN_MS, "ticket_again", ticket.number)
+            return None
+        why = f"node {state.me} is a learner, which only reads; write at {', '.join(state.voters)}"
+        return UnavailableError(state.trouble or why)
+
+    def _send(self, ticket: Ticket, leader: str) -> bool:
+        state, request = self.state, ticket.request
         peer = state.peers.get(leader)
         left = ticket.deadline - state.now.seconds - MARGIN_S
         if (
-            not state.settings.forwarding
-            or ticket.number < 0
+            ticket.number < 0
             or ticket.once
             or ticket.open
-            or ticket.forwards >= FORWARDS_MAX
             or request.change is not None
             or request.command in self.sent
             or peer is None
@@ -49,7 +66,7 @@ class Forwarding:
             or left <= MARGIN_S
         ):
             return False
-        body = encode_call(Execute(0, request.within(left)))
+        body = encode_call(Execute(THE_ONLY, request.within(left)))
         if len(body) > BODY_BYTES_MAX:
             return False
         ticket.stage = Stage.FORWARDED
@@ -76,30 +93,38 @@ class Forwarding:
         found = self.admitted.pop(number, None)
         if found is not None:
             peer, command = found
-            reply = Failed(0, answer) if isinstance(answer, BedrockishError) else Answered(0, answer)
+            reply = Failed(THE_ONLY, answer) if isinstance(answer, BedrockishError) else Answered(THE_ONLY, answer)
             clock = self.state.clock.read(self.state.now.wall_ms)
             self.state.send(peer, Forwarded(command, encode_answer(reply), clock))
 
-    def on_forwarded(self, peer: str, message: Forwarded) -> tuple[int, Answer | BedrockishError | None] | None:
-        """Take the answer to a command that we sent away: (ticket, what to tell; None: execute it here)."""
+    def on_forwarded(self, peer: str, message: Forwarded) -> tuple[Ticket | None, Answer | BedrockishError | None]:
+        """Take the answer to a command that we sent away: (whose: a ticket, what to tell; None: execute it here)."""
         found = self.sent.get(message.command)
         if found is None or found[1] != peer:
-            return None
+            return None, None
         del self.sent[message.command]
+        ticket = self.tickets.get(found[0])
+        if ticket is None or ticket.stage not in (Stage.FORWARDED, Stage.ENDING):
+            return None, None
         try:
             reply = decode_reply(message.body)
         except BedrockishError:
-            return found[0], None
+            reply = None
         if isinstance(reply, Answered):
-            return found[0], reply.answer
-        if isinstance(reply, Failed) and reply.error.details.get("reason") == "unknown":
-            return found[0], None  # a command by name, which we have
-        if isinstance(reply, Failed) and not reply.error.retry and reply.error.code not in ("unknown", "damaged"):
-            return found[0], reply.error  # it cannot be done, anywhere
-        return found[0], None
+            return ticket, reply.answer
+        if not isinstance(reply, Failed) or reply.error.code in ("unknown", "damaged"):
+            ticket.astray = True
+            return ticket, None
+        by_name = reply.error.details.get("reason") == "unknown"  # a command by name, which we have
+        anywhere = not reply.error.retry and not by_name  # it cannot be done, there or here
+        return ticket, reply.error if anywhere or not self.state.is_voter(self.state.me) else None
 
-    def overdue(self, gone: str | None = None) -> list[int]:
+    def overdue(self, gone: str | None = None) -> list[Ticket]:
         """Take back the tickets of which there is no word for too long, or that are with a node that is gone."""
         now, patience = self.state.now.seconds, 2 * self.state.settings.suspicion_ms / 1000
         late = [command for command, (_, peer, since) in self.sent.items() if peer == gone or now - since > patience]
-        return [self.sent.pop(command)[0] for command in late]
+        found = [self.tickets.get(self.sent.pop(command)[0]) for command in late]
+        back = [ticket for ticket in found if ticket is not None and ticket.stage is Stage.FORWARDED]
+        for ticket in back:
+            ticket.astray = True
+        return back

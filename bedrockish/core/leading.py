@@ -37,9 +37,9 @@ class Leading:
         self.voting = voting
         self.reading = reading
         self.rollbacks = Rollbacks(state)
-        self.forwarding = Forwarding(state)
         self.clocking = Clocking(state)
         self.tickets: dict[int, Ticket] = {}
+        self.forwarding = Forwarding(state, self.tickets)
         self.attempts: dict[Txid, Attempt] = {}
         self.queues = Queues(self.tickets, self._execute)
 
@@ -115,8 +115,9 @@ class Leading:
                 self._read(ticket, prepared)
             return
         if not state.is_voter(state.me):
-            why = state.trouble or f"node {state.me} is a learner, which only reads; write at {', '.join(state.voters)}"
-            self._finish(ticket, UnavailableError(why))
+            refusal = self.forwarding.write_elsewhere(ticket)
+            if refusal is not None:
+                self._finish(ticket, refusal)
             return
         footprint = claim(prepared.footprint, ticket.request.command, prepared.kind)
         ticket.footprint = footprint
@@ -137,7 +138,7 @@ class Leading:
         for found in state.pending.conflicts(footprint):
             if found.other in self.rollbacks:
                 continue  # our own, given up: our BEGIN carries its rollback
-            if found.other.leader != state.me and self.forwarding.forward(ticket, found.other):
+            if found.other.leader != state.me and self.forwarding.forward(ticket, found.other.leader):
                 self.queues.leave(ticket)
                 return True
             self.state.counts["waited"] += 1
@@ -236,6 +237,8 @@ class Leading:
         if message.reason == Reason.AHEAD and ticket is not None:
             ticket.refusal = ticketing.clock_refused(self.state.me, peer)
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
+        if message.other is not None:
+            self.ordering.ask_about(message.other, peer)
         self._count_rejects(attempt, patient=True)
 
     def _count_rejects(self, attempt: Attempt, *, patient: bool) -> None:
@@ -249,10 +252,8 @@ class Leading:
         Args:
             gone: a peer that cannot be reached any more.
         """
-        for number in self.forwarding.overdue(gone):
-            ticket = self.tickets.get(number)
-            if ticket is not None and ticket.stage is Stage.FORWARDED:
-                self._execute(ticket)
+        for ticket in self.forwarding.overdue(gone):
+            self._execute(ticket)
         patience = self.state.settings.suspicion_ms / 1000
         for attempt in [attempt for attempt in self.attempts.values() if attempt.counting]:
             if attempt.transaction.txid in self.state.outcomes:
@@ -283,17 +284,16 @@ class Leading:
         if ticket is None or ticket.stage is not Stage.PAUSED:
             return
         elder = ticket.lost_to()  # of two that meet, the elder stays; the younger goes to where the elder is led
-        if elder is None or elder.leader == self.state.me or not self.forwarding.forward(ticket, elder):
+        if elder is None or elder.leader == self.state.me or not self.forwarding.forward(ticket, elder.leader):
             self._execute(ticket)
 
     def on_forwarded(self, peer: str, message: Forwarded) -> None:
         """Another leader has answered a command of ours."""
-        found = self.forwarding.on_forwarded(peer, message)
-        ticket = self.tickets.get(found[0]) if found is not None else None
-        if found is None or ticket is None or ticket.stage not in (Stage.FORWARDED, Stage.ENDING):
+        ticket, answer = self.forwarding.on_forwarded(peer, message)
+        if ticket is None:
             return
-        if found[1] is not None:
-            self._finish(ticket, found[1])
+        if answer is not None:
+            self._finish(ticket, answer)
         elif ticket.stage is Stage.FORWARDED:
             self._execute(ticket)
         elif not ticket.open:

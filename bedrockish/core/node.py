@@ -58,7 +58,9 @@ from bedrockish.core.recovery import PATIENCE_MAX, Recovery
 from bedrockish.core.safety import Safety
 from bedrockish.core.settings import Settings
 from bedrockish.core.state import State
+from bedrockish.core.tickets import unknown
 from bedrockish.core.voting import Voting
+from bedrockish.errors import BedrockishError
 from journal.transaction import Txid
 from journal.vector import merge
 
@@ -143,6 +145,15 @@ class Node:
         self.state.set_now(now)
         return self.state.tick()
 
+    def verdict(self, ticket: int, error: BedrockishError) -> BedrockishError:
+        """Return what to answer for a request that fails when it is executed.
+
+        That is the error, unless the request was sent to another leader before and no word came back: then it may have
+        happened there, and nobody can tell.
+        """
+        found = self.leading.tickets.get(ticket)
+        return unknown(found) if found is not None and found.astray else error
+
     def deadline(self) -> float | None:
         """Return the seconds at which to step ``Woken`` if nothing happens before, or None for never."""
         return self.state.deadline()
@@ -218,7 +229,7 @@ class Node:
                 self.leading.rollbacks.on_refused(message)
                 self.recovery.on_refused(message)
             case Outcome():
-                self._on_outcome(message)
+                self._on_outcome(peer, message)
             case Ask():
                 self.voting.on_ask(peer, message)
             case Gossip():
@@ -246,9 +257,9 @@ class Node:
             case _:
                 assert_never(message)
 
-    def _on_outcome(self, message: Outcome) -> None:
+    def _on_outcome(self, peer: str, message: Outcome) -> None:
         if message.commit:
-            self.ordering.on_outcome(message)
+            self.ordering.on_outcome(peer, message)
             self.ordering.fetch_missing(at_once=True)
         elif message.txid not in self.state.outcomes and message.txid.clock > self.state.safe:
             self.state.end(message.txid, commit=False)

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from bedrockish.core.effects import Apply, Forget, Halt, SendEntries, SetMembers
-from bedrockish.core.messages import Commit, Entries, Fetch, Outcome, Removed
+from bedrockish.core.messages import Ask, Commit, Entries, Fetch, Outcome, Removed
 from bedrockish.core.records import Membership, decode_membership
 from bedrockish.core.state import State
 from journal.entry import GENESIS, Entry, Label, decode_entry, decode_label, label_entry
@@ -132,9 +132,12 @@ class Ordering:
         self.settle()
         self.fetch_missing()
 
-    def on_outcome(self, message: Outcome) -> None:
+    def on_outcome(self, peer: str, message: Outcome) -> None:
         """Take a hint that a transaction is committed at a place: fetch that entry. (Only taking it is knowing it.)"""
         if message.commit and message.tick > self.state.taken.get(message.leader, 0):
+            known = self.state.peers[peer]
+            if known.applied.get(message.leader, 0) < message.tick:  # it has it, though its last report is older
+                known.applied = {**known.applied, message.leader: message.tick}
             self.want({message.leader: message.tick})
 
     def _take(self, entry: Entry) -> None:
@@ -208,6 +211,17 @@ class Ordering:
             if tick > self.state.taken.get(leader, 0):
                 gap = self.gaps.setdefault(leader, Gap(tick, self.state.now.seconds))
                 gap.upto = max(gap.upto, tick)
+
+    def ask_about(self, txid: Txid, peer: str) -> None:
+        """Ask a peer that has met a transaction what became of it, if we know nothing of it and cannot hear its leader.
+
+        Its COMMIT will not come to us then, and what we run meanwhile would be turned down again for the same reason.
+        """
+        state = self.state
+        leader = state.peers.get(txid.leader)
+        unheard = txid.leader != state.me and (leader is None or not leader.up)
+        if unheard and txid not in state.outcomes and txid not in state.pending and txid.clock > state.safe:
+            state.send(peer, Ask(txid, state.clock.read(state.now.wall_ms)))
 
     def fetch_missing(self, *, at_once: bool = False) -> None:
         """Ask for what has been missing for a while: COMMITs under way usually arrive before that.

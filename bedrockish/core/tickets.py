@@ -55,6 +55,7 @@ class Ticket:
         once: it cannot be executed again: what it did rests on what its client has been told of its reads.
         is_long: it was given more time, because it was being executed when its first time was over.
         error: what to answer when the last of its attempts has ended without a commit.
+        astray: it was sent to another leader, and no word came back: it may have happened there, or may yet.
     """
 
     number: int
@@ -76,6 +77,7 @@ class Ticket:
     once: bool = False
     is_long: bool = False
     error: BedrockishError | None = None
+    astray: bool = False
 
     def extend(self, state: State) -> bool:
         """Move the deadline once, if it is at work and its client has more time: another node would begin anew."""
@@ -171,8 +173,10 @@ def is_lost(attempt: Attempt, state: State, *, patient: bool) -> bool:
 
 
 def did_not_happen(ticket: Ticket, state: State) -> BedrockishError:
-    """Return the error for a ticket of which every attempt is known to have ended without a commit."""
+    """Return the error for a ticket of which every attempt here is known to have ended without a commit."""
     reject, request = ticket.last, ticket.request
+    if ticket.astray:
+        return unknown(ticket)
     if not ticket.attempts and not state.has_seen(request.token):
         return UnavailableError(
             f"node {state.me} has not caught up with this session in {request.timeout_s:g} s; try another node"

@@ -308,7 +308,8 @@ class Machine:
         try:
             prepared = self._prepare(waiter)
         except BedrockishError as error:
-            self._reply(ticket, error)
+            assert self.node is not None
+            self._reply(ticket, self.node.verdict(ticket, error))
             following.append(Dropped(ticket))
             return
         self.world.counts["executions"] += 1

@@ -1,0 +1,202 @@
+"""Commands that are led elsewhere: on a hot key, from a learner; and what a client is told when no word comes back."""
+
+from collections import deque
+from dataclasses import replace
+
+from bedrockish.core.events import Now
+from bedrockish.core.messages import Approve, Ask, Commit, Forward, Forwarded, Gossip, Message, Outcome
+from bedrockish.core.records import Member, Membership
+from bedrockish.core.settings import Settings
+from bedrockish.requests import Request, Statement
+from tools.modelcheck.place import Place, new_place
+
+SETTINGS = Settings()
+
+
+def add(command: str, key: str, timeout_s: float = 10.0) -> Request:
+    return Request(command, (Statement("add", [key, 1]),), timeout_s=timeout_s)
+
+
+class Net:
+    """Real cores on links that can be cut, with real timers and a clock that jumps to the next of them."""
+
+    def __init__(self, voters: str, learners: str = "", settings: Settings = SETTINGS) -> None:
+        self.seconds = 1.0
+        members = {name: Member(name, "", voter=name in voters) for name in voters + learners}
+        self.places: dict[str, Place] = {}
+        self.flights: deque[tuple[str, str, Message]] = deque()
+        self.kept: set[type] = set()  # messages that are neither delivered nor lost
+        self.cuts: set[frozenset[str]] = set()
+        self.said: list[tuple[str, str, Message]] = []
+        for name in members:
+            self.places[name] = new_place(name, Membership(0, members), settings, (), eager=True)
+            self.places[name].now, self.places[name].timed = self.now, True
+            self.places[name].start()
+        for name in members:
+            for other in members:
+                if other != name:
+                    self.play(name, "meet", other)
+        self.run(2.0)
+        self.said.clear()
+
+    @property
+    def now(self) -> Now:
+        return Now(self.seconds, 0)
+
+    def play(self, name: str, *event: object) -> None:
+        place = self.places[name]
+        place.now = self.now
+        sent = [(name, peer, message) for peer, message in place.play(event)]
+        self.said += [one for one in sent if not isinstance(one[2], Gossip)]
+        self.flights += [one for one in sent if frozenset(one[:2]) not in self.cuts]
+
+    def ask(self, name: str, request: Request) -> None:
+        place = self.places[name]
+        place.script = (*place.script, request)
+        self.play(name, "submit")
+
+    def cut(self, one: str, other: str) -> None:
+        self.cuts.add(frozenset((one, other)))
+        self.flights = deque(flight for flight in self.flights if frozenset(flight[:2]) not in self.cuts)
+        self.play(one, "part", other)
+        self.play(other, "part", one)
+
+    def mend(self, one: str, other: str) -> None:
+        self.cuts.discard(frozenset((one, other)))
+        self.play(one, "meet", other)
+        self.play(other, "meet", one)
+
+    def deliver(self) -> None:
+        waiting = deque[tuple[str, str, Message]]()
+        while self.flights:
+            flight = self.flights.popleft()
+            if type(flight[2]) in self.kept:
+                waiting.append(flight)
+            else:
+                self.play(flight[1], "receive", flight[0], flight[2])
+        self.flights = waiting
+
+    def run(self, seconds: float) -> None:
+        end = self.seconds + seconds
+        while True:
+            self.deliver()
+            deadlines = [place.core.deadline() or end for place in self.places.values()]
+            if min(deadlines) >= end:
+                self.seconds = end
+                return
+            self.seconds = max(self.seconds, *[min(deadlines)])
+            for name, place in self.places.items():
+                if (place.core.deadline() or end) <= self.seconds:
+                    self.play(name, "wake")
+
+    def told(self, name: str) -> dict[str, str]:
+        return self.places[name].told
+
+    def kinds(self, sender: str) -> list[str]:
+        return [type(message).__name__ for name, _, message in self.said if name == sender]
+
+
+def meet(net: Net) -> None:
+    """B has a transaction in flight on x, A knows of it; A's client asks for the same row, and A passes that on."""
+    net.ask("B", add("first", "x"))
+    net.kept = {Approve}
+    net.deliver()
+    net.kept = set()
+    net.ask("A", add("second", "x", timeout_s=8.0))
+    assert net.kinds("A")[-1] == "Forward"
+
+
+def test_the_loser_goes_to_the_winner_and_is_told_there() -> None:
+    """The command is led by B, and A tells its client."""
+    net = Net("ABC")
+    meet(net)
+    net.run(1.0)
+    assert net.told("A") == {"second": "B2"}
+    assert net.told("B") == {"first": "B1"}
+
+
+def test_who_is_cut_off_after_passing_a_command_on_does_not_say_that_it_did_not_happen() -> None:
+    """It did: B has led it, and no word of that came back before A's client had to be answered."""
+    net = Net("ABC")
+    meet(net)
+    net.kept = {Forwarded, Commit}
+    net.deliver()
+    net.cut("A", "B")
+    net.cut("A", "C")
+    net.kept = set()
+    net.run(10.0)
+    assert "second" in net.places["B"].disk.durable.commands
+    assert net.told("A") == {"second": "cannot tell"}
+
+
+def test_who_gets_no_answer_from_elsewhere_runs_the_command_itself_once() -> None:
+    """The command never arrives at B. A takes it back and leads it."""
+    net = Net("ABC")
+    meet(net)
+    net.kept = {Forward}
+    net.run(2 * SETTINGS.suspicion_ms / 1000 + 1)
+    assert net.told("A") == {"second": "A1"}
+    net.kept = set()
+    net.run(4.0)  # now it arrives, too
+    for place in net.places.values():
+        assert place.disk.durable.rows["x"][1] == 2
+
+
+def test_a_learner_passes_what_writes_on_to_a_voter() -> None:
+    """Its client need not know that it is one; what it reads, it reads here."""
+    net = Net("ABC", "D")
+    net.ask("D", add("through D", "x"))
+    net.run(1.0)
+    assert net.told("D") == {"through D": "A1"}
+    assert net.kinds("D").count("Forward") == 1
+    assert net.places["D"].disk.durable.rows["x"][1] == 1
+
+
+def test_a_learner_tries_another_voter_and_the_command_happens_once() -> None:
+    """A takes it and is cut off before it has answered; D goes to the next one with the same id."""
+    net = Net("ABC", "D")
+    net.kept = {Forwarded}
+    net.ask("D", add("through D", "x"))
+    net.deliver()
+    net.cut("A", "D")
+    net.kept = set()
+    net.run(3.0)
+    assert net.told("D") == {"through D": "A1"}
+    assert net.places["C"].disk.durable.rows["x"][1] == 1
+
+
+def test_a_learner_that_is_cut_off_says_what_it_knows() -> None:
+    """Before anything left it: that it did not happen. After: that it cannot tell."""
+    net = Net("ABC", "D")
+    net.kept = {Forward}
+    net.ask("D", add("under way", "x", timeout_s=3.0))
+    for name in "ABC":
+        net.cut(name, "D")
+    net.ask("D", add("later", "y", timeout_s=3.0))
+    net.run(6.0)
+    assert net.told("D") == {"under way": "cannot tell", "later": "did not happen"}
+
+
+def test_a_learner_without_forwarding_setting_still_passes_on() -> None:
+    """The setting is about hot keys; a learner has no other way."""
+    net = Net("ABC", "D", replace(SETTINGS, forwarding=False))
+    net.ask("D", add("through D", "x"))
+    net.run(1.0)
+    assert net.told("D") == {"through D": "A1"}
+
+
+def test_who_is_rejected_for_a_commit_it_cannot_hear_of_asks_at_once() -> None:
+    """A and C cannot talk. C's commit is known to B, which turns A's transaction down for it: A need not wait for
+    B's next report to fetch it."""
+    net = Net("ABC", settings=replace(SETTINGS, heartbeat_ms=60_000, suspicion_ms=600_000))
+    net.cut("A", "C")
+    net.ask("C", add("first", "x"))
+    net.deliver()
+    assert net.told("C") == {"first": "C1"}
+    net.ask("A", add("second", "x"))
+    net.run(0.5)
+    assert net.told("A") == {"second": "A1"}
+    asked = [message for name, _, message in net.said if name == "A" and isinstance(message, Ask)]
+    answers = [message for name, _, message in net.said if name == "B" and isinstance(message, Outcome)]
+    assert asked
+    assert answers

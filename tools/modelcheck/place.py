@@ -1,0 +1,324 @@
+"""One node of a model: a real core with a disk, driven to the letter of ``core.effects``, one event at a time.
+
+Time stands still. What a timer would bring, the model does at any moment instead: it suspects a leader, gives up,
+fetches, executes again. All that a place knows can be frozen, so that each event at each state is played only once.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bedrockish.core import effects as do
+from bedrockish.core.events import Answered, Dropped, Event, Executed, Now, PeerDown, PeerUp, Received, Submitted, Woken
+from bedrockish.core.messages import Entries, Message, Outcome
+from bedrockish.core.node import Node
+from bedrockish.core.records import Membership
+from bedrockish.core.settings import Settings
+from bedrockish.errors import BedrockishError, OutcomeUnknownError
+from bedrockish.requests import Answer, Request
+from journal.entry import Entry
+from journal.transaction import Txid
+from tools.sim.database import execute
+from tools.sim.disk import Disk, Image, Write
+from tools.sim.waiting import answer_of
+
+STILL = Now(1.0, 0)
+WINDOW = 1 << 62
+
+Sent = tuple[str, Message]
+
+
+class HaltedError(Exception):
+    """Raised when a core asks to be stopped."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """A message that leaves when all that was written before it is durable."""
+
+    sent: Sent
+
+    def __call__(self) -> None:
+        LEAVING.append(self.sent)
+
+
+@dataclass(frozen=True)
+class Tell:
+    """An answer that a client gets when all that was written before it is durable."""
+
+    told: dict[str, str]
+    command: str
+    words: str
+
+    def __call__(self) -> None:
+        self.told[self.command] = self.words
+
+
+@dataclass(frozen=True)
+class Post:
+    """The answer to a command of another node's client, which goes to the core when it could leave."""
+
+    ticket: int
+    answer: Answer | BedrockishError
+
+    def __call__(self) -> None:
+        POSTED.append(self)
+
+
+POSTED: list[Post] = []
+LEAVING: list[Sent] = []  # what left in the event that is being played
+EARLY: set[str] = set()  # deliberate faults: messages that leave before they may ("Reply" for answers)
+
+
+def level_luck() -> float:
+    """Return the number that every draw gives: luck only spreads things over time, and time stands still."""
+    return 0.5
+
+
+def unwatched(_: Write) -> None:
+    """Take no notice of a write."""
+
+
+@dataclass
+class Place:
+    """A node, or what is left of it.
+
+    Attributes:
+        script: the requests that clients will make here, in order.
+        eager: a write is durable at once; else by an event of its own.
+        node: the core; None when it is dead.
+        tickets: the requests that wait for an answer.
+        told: what clients were told here, by command; it is the world's knowledge and outlives the node.
+        timers: what the core asked to be reminded of, without the when.
+        taken: how many requests of the script were made.
+        now: the time; it stands still unless ``timed``, and then timers are the core's own.
+    """
+
+    name: str
+    membership: Membership
+    settings: Settings
+    script: tuple[Request, ...]
+    eager: bool
+    disk: Disk
+    node: Node | None = None
+    tickets: dict[int, Request] = field(default_factory=dict)
+    told: dict[str, str] = field(default_factory=dict)
+    timers: set[tuple[str, object]] = field(default_factory=set)
+    taken: int = 0
+    now: Now = STILL
+    timed: bool = False
+
+    @property
+    def core(self) -> Node:
+        assert self.node is not None
+        return self.node
+
+    # -- what can happen here --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start on what the disk holds."""
+        self.disk.seen.batches = self.disk.durable.batches = 0  # a count that only grows: no scope is about it
+        recovered = self.disk.seen.recover(self.name, self.name, WINDOW)
+        self.node = Node(recovered, self.settings, level_luck, self.now, follows_wall=False)
+        self.perform(self.node.start(self.now))
+
+    def crash(self, survivors: int = 0) -> None:
+        """Lose everything but what is durable."""
+        self.node = None
+        self.tickets.clear()
+        self.timers.clear()
+        self.disk.crash(survivors)
+
+    def play(self, event: tuple[object, ...]) -> list[Sent]:
+        """Let something happen and return what leaves.
+
+        Raises:
+            HaltedError, AssertionError, DivergedError: the core, or its disk, found that something cannot be.
+        """
+        LEAVING.clear()
+        POSTED.clear()
+        match event:
+            case ("receive", str(peer), message):
+                self.step(Received(peer, message))  # type: ignore[arg-type]
+            case ("submit",):
+                self._submit()
+            case ("part", str(peer)):
+                self.step(PeerDown(peer))
+            case ("wake",):
+                self.step(Woken())
+            case ("sync",):
+                self.disk.make_durable(len(self.disk.closed))
+            case ("reboot", int(survivors)):
+                self.crash(survivors)
+                self.start()
+                LEAVING.clear()  # nobody is linked yet
+            case ("die", int(survivors)):
+                self.crash(survivors)
+            case ("meet", str(peer)):
+                self.step(PeerDown(peer))
+                self.step(PeerUp(peer))
+            case ("timer", str(name), subject):
+                self.timers.discard((name, subject))
+                self.core._on_timer(name, subject)
+                self.perform(self.core._answer())
+            case _:
+                self._turn(*event)
+        self._let_go()
+        while POSTED:
+            post = POSTED.pop()
+            self.step(Answered(post.ticket, post.answer))
+            self._let_go()
+        return list(LEAVING)
+
+    def _turn(self, name: object, txid: object = None) -> None:
+        """Let the core do what it would do if time had passed."""
+        core = self.core
+        core.state.set_now(self.now)
+        match name, txid:
+            case "suspect", Txid() as txid:
+                core.recovery.start(core.state.pending.transactions[txid])
+            case "again", Txid() as txid:
+                core.recovery._again(txid, core.recovery.rounds[txid])
+            case "give up", Txid() as txid:
+                core.leading._give_up(core.leading.attempts[txid])
+            case "fetch", None:
+                core.ordering.fetch_missing(at_once=True)
+            case "heartbeat", None:
+                core._heartbeat()
+            case _:
+                raise ValueError(f"nothing is called {name!r}")
+        self.perform(core._answer())
+
+    def choices(self) -> list[tuple[object, ...]]:
+        """Return what can happen here by itself; how often is a matter of the scope."""
+        if self.node is None:
+            return []
+        core, found = self.node, list[tuple[object, ...]]()
+        if self.taken < len(self.script):
+            found.append(("submit",))
+        if self.disk.must_sync:
+            found.append(("sync",))
+        found += [("timer", name, subject) for name, subject in sorted(self.timers, key=repr)]
+        rounds = core.recovery.rounds
+        found += [("suspect", txid) for txid in sorted(core.state.pending.transactions) if txid not in rounds]
+        found += [("again", txid) for txid in sorted(rounds)]
+        found += [("give up", txid) for txid, one in sorted(core.leading.attempts.items()) if one.counting]
+        taken = core.state.taken
+        if any(taken.get(leader, 0) < gap.upto and not gap.asked for leader, gap in core.ordering.gaps.items()):
+            found.append(("fetch",))
+        found.append(("heartbeat",))
+        return found
+
+    # -- the driver ------------------------------------------------------------------------------------------------
+
+    def step(self, event: Event) -> None:
+        """Give the core one event and do what it asks."""
+        self.perform(self.core.step(event, self.now))
+
+    def _submit(self) -> None:
+        request = self.script[self.taken]
+        self.taken += 1
+        self.tickets[self.taken] = request
+        self.step(Submitted(self.taken, request))
+
+    def perform(self, effects: Sequence[do.Effect]) -> None:
+        """Do what the core asks, in order."""
+        following: deque[Event] = deque()
+        while True:
+            for effect in effects:
+                self._do(effect, following)
+            if not following:
+                break
+            effects = self.core.step(following.popleft(), self.now)
+        timers = self.core.state._timers
+        if not self.timed:
+            kept = {(name, subject) for _, _, name, subject in timers}
+            self.timers |= {one for one in kept if one[0] in ("ticket_again", "recover_again", "fetch")}
+            timers.clear()
+        self.disk.close_batch()
+        if self.eager:
+            self.disk.make_durable(len(self.disk.closed))
+
+    def _let_go(self) -> None:
+        """Let leave what waits for no write."""
+        while self.disk.closed and not self.disk.closed[0].writes:
+            self.disk.make_durable(1)
+
+    def _do(self, effect: do.Effect, following: deque[Event]) -> None:
+        disk = self.disk
+        match effect:
+            case do.Send(peer, message):
+                self._send(peer, message)
+            case do.Persist() | do.Forget() | do.Keep() | do.Apply():
+                disk.write(effect)
+            case do.Execute(ticket):
+                following.append(self._execute(ticket))
+            case do.Reply(ticket, answer):
+                self._tell(ticket, answer)
+            case do.SendEntries(peer, wants, _):
+                entries = [
+                    e for leader, first in wants.items() for e in disk.seen.timelines.get(leader, [])[first - 1 :]
+                ]
+                packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries)
+                self._send(peer, Entries(packed, self.core.state.clock.value))
+            case do.SendOutcome(peer, txid):
+                entry = disk.seen.txids.get(txid)
+                leader, tick = entry.place if entry is not None else ("", 0)
+                self._send(peer, Outcome(txid, entry is not None, leader, tick, self.core.state.clock.value))
+            case do.SetMembers():
+                pass
+            case do.Halt(reason):
+                raise HaltedError(reason)
+            case do.Admit(ticket, request):
+                self.tickets[ticket] = request
+                following.append(Submitted(ticket, request))
+
+    def _send(self, peer: str, message: Message) -> None:
+        leave = Leave((peer, message))
+        if type(message).__name__ in EARLY:
+            leave()
+        else:
+            self.disk.then(leave)
+
+    def _tell(self, ticket: int, answer: Answer | BedrockishError) -> None:
+        request = self.tickets.pop(ticket, None)
+        if request is None:
+            return
+        if ticket < 0:
+            self.disk.then(Post(ticket, answer))  # it came from another node, which tells its client
+            return
+        tell = Tell(self.told, request.command, told(answer))
+        if "Reply" in EARLY:
+            tell()
+        else:
+            self.disk.then(tell)
+
+    def _execute(self, ticket: int) -> Event:
+        request = self.tickets.get(ticket)
+        if request is None:
+            return Dropped(ticket)
+        entry: Entry | None = self.disk.seen.commands.get(request.command)
+        if entry is not None:
+            self._tell(ticket, answer_of(entry, request.token))
+            return Dropped(ticket)
+        try:
+            return Executed(ticket, execute(self.disk.seen.rows, request, self.disk.seen.applied, self.name))
+        except BedrockishError as error:
+            self._tell(ticket, self.core.verdict(ticket, error))
+            return Dropped(ticket)
+
+
+def told(answer: Answer | BedrockishError) -> str:
+    """Return what a client knows from an answer: the place of its commit, or that there is none, or neither."""
+    if isinstance(answer, BedrockishError):
+        return "cannot tell" if isinstance(answer, OutcomeUnknownError) else "did not happen"
+    return "read" if answer.place is None else f"{answer.place[0]}{answer.place[1]}"
+
+
+def new_place(
+    name: str, membership: Membership, settings: Settings, script: tuple[Request, ...], *, eager: bool
+) -> Place:
+    """Return a node that has not started yet, on an empty disk."""
+    disk = Disk(Image(membership))
+    disk.on_durable = unwatched
+    return Place(name, membership, settings, script, eager, disk)

@@ -1,0 +1,136 @@
+"""A fair ending: from some state on nothing more goes wrong, time passes, and everything must come to rest.
+
+What the dead had under way is lost. The living hear each other, with the core's own timers, until nothing is in doubt;
+then the dead start again, and all must become equal.
+"""
+
+from collections import deque
+from itertools import combinations_with_replacement
+
+from bedrockish.core.events import Now
+from bedrockish.core.messages import Message
+from journal.order import draws
+from tools.modelcheck.facts import facts_of, quarrel
+from tools.modelcheck.nodes import CAUGHT, BrokenError
+from tools.modelcheck.place import STILL, Place
+
+PATIENCE_S = 90.0  # of virtual time; most endings take two or three seconds
+
+
+class Ending:
+    """Real nodes, what is under way between them, and time.
+
+    Args:
+        places: the nodes, dead ones among them.
+        under_way: (sender, receiver, message), in the order in which they arrive.
+    """
+
+    def __init__(self, places: dict[str, Place], under_way: list[tuple[str, str, Message]]) -> None:
+        self.places = places
+        self.seconds = STILL.seconds + 0.001
+        self.flights = deque(one for one in under_way if places[one[0]].node is not None)
+        for place in places.values():
+            place.eager = place.timed = True
+
+    @property
+    def living(self) -> list[Place]:
+        return [place for place in self.places.values() if place.node is not None]
+
+    def run(self) -> None:
+        """Come to rest, start the dead, come to rest again.
+
+        Raises:
+            BrokenError: it does not, or a law is broken on the way.
+        """
+        try:
+            dead = [place for place in self.places.values() if place.node is None]
+            for place in self.living:
+                self._wake(place)
+                for other in dead:
+                    self._play(place, ("part", other.name))
+                while place.taken < len(place.script):
+                    self._play(place, ("submit",))
+                self._play(place, ("sync",))
+                for other in self.living:
+                    if other is not place and not place.core.state.peers[other.name].up:
+                        self._play(place, ("meet", other.name))
+            self._rest("everything ends while some are gone" if dead else "everything ends")
+            for place in dead:
+                self._start(place)
+            if dead:
+                self._rest("who comes back becomes equal")
+        except CAUGHT as error:
+            raise BrokenError("no node stops", f"{type(error).__name__} {error}") from error
+        self._judge()
+
+    def _wake(self, place: Place) -> None:
+        """Let the core's own timers run from now on, and give it some luck to break ties with."""
+        place.now = Now(self.seconds, 0)
+        state = place.core.state
+        state.set_now(place.now)
+        state.draw = draws(ord(place.name))
+        state.timer(0, "heartbeat")
+        for name, subject in sorted(place.timers, key=repr):
+            state.timer(1, name, subject)
+        place.timers.clear()
+
+    def _start(self, place: Place) -> None:
+        place.now = Now(self.seconds, 0)
+        place.start()
+        place.core.state.draw = draws(ord(place.name))
+        for other in self.living:
+            if other is not place:
+                self._play(place, ("meet", other.name))
+                self._play(other, ("meet", place.name))
+
+    def _play(self, place: Place, event: tuple[object, ...]) -> None:
+        place.now = Now(self.seconds, 0)
+        self.flights += [(place.name, peer, message) for peer, message in place.play(event)]
+
+    def _rest(self, law: str) -> None:
+        """Let time pass until nothing is in doubt and all who live are equal."""
+        until = self.seconds + PATIENCE_S
+        while True:
+            while self.flights:
+                sender, receiver, message = self.flights.popleft()
+                if self.places[receiver].node is not None:
+                    self._play(self.places[receiver], ("receive", sender, message))
+            if self._at_rest():
+                return
+            if self.seconds > until:
+                raise BrokenError(law, self._why())
+            deadlines = {place.name: place.core.deadline() for place in self.living}
+            self.seconds = max(self.seconds, min(one for one in deadlines.values() if one is not None))
+            for place in self.living:
+                deadline = place.core.deadline()
+                if deadline is not None and deadline <= self.seconds:
+                    self._play(place, ("wake",))
+
+    def _at_rest(self) -> bool:
+        applied = [place.core.state.applied for place in self.living]
+        return all(one == applied[0] for one in applied) and not any(
+            len(place.core.state.pending) or place.core.leading.tickets or place.core.recovery.rounds
+            for place in self.living
+        )
+
+    def _why(self) -> str:
+        told = []
+        for place in self.living:
+            state = place.core.state
+            pending = [f"{one.command} ({one.txid})" for one in state.pending.transactions.values()]
+            told.append(f"{place.name} has {dict(state.applied)} and holds {', '.join(pending) or 'nothing'}")
+        return "; ".join(told)
+
+    def _judge(self) -> None:
+        facts = [facts_of(place) for place in self.living]
+        for one, other in combinations_with_replacement(facts, 2):
+            found = quarrel(one, other)
+            if found is not None:
+                raise BrokenError(*found)
+        rows = [place.disk.durable.rows for place in self.living]
+        if any(one != rows[0] for one in rows):
+            raise BrokenError("all databases are equal", str(rows))
+        for place in self.living:
+            for command, words in place.told.items():
+                if words[:1].isupper() and command not in self.living[0].disk.durable.commands:
+                    raise BrokenError("no acknowledged commit is lost", f"{command} was told to be {words}")

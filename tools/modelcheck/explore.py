@@ -1,0 +1,309 @@
+"""Breadth first through all that can happen in a scope.
+
+A state is one number for each node, one for each link and what is left of each limit; numbers stand for what nodes and
+links hold, and equal content has equal numbers. A law is looked at whenever what a node knows for good has changed.
+"""
+
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+
+from bedrockish.core.messages import decode
+from bedrockish.core.records import Member, Membership
+from tools.modelcheck.ending import Ending
+from tools.modelcheck.frozen import thaw
+from tools.modelcheck.nodes import BrokenError, Nodes
+from tools.modelcheck.place import Sent, new_place
+from tools.modelcheck.scopes import LIMITS, Scope
+
+State = tuple[int, ...]
+SUBJECTS = len(LIMITS)
+
+
+@dataclass
+class Report:
+    """What came of a search.
+
+    Attributes:
+        states, transitions, depth: how much there is, or how far it came.
+        local: states of single nodes; ``played``: events that were played on real cores.
+        exhausted: whether that is all there is within the limits.
+        final: states in which nothing more can happen; ``ended``: of these, brought to a fair end.
+        law, story: the law that broke, and how.
+    """
+
+    states: int = 0
+    transitions: int = 0
+    depth: int = 0
+    local: int = 0
+    played: int = 0
+    seconds: float = 0.0
+    exhausted: bool = False
+    final: int = 0
+    ended: int = 0
+    law: str = ""
+    story: str = ""
+
+
+class Explorer:
+    """Goes through one scope."""
+
+    def __init__(self, scope: Scope, *, reduced: bool = True) -> None:
+        self.scope, self.nodes = scope, Nodes(scope)
+        self.n = scope.voters
+        self.first = self.n + self.n * self.n  # of the limits; the link i -> j is at n + i * n + j
+        self.at = {limit: self.first + index for index, limit in enumerate(LIMITS)}
+        self.form = Struct(f"<{self.first}I{SUBJECTS}B")
+        self.report = Report()
+        self.parents = array("q")
+        self.meets = [self.nodes.event(("meet", name)) for name in scope.names]
+        self.reboot = self.nodes.event(("reboot", 0))
+        self.death = self.nodes.event(("die", 0))
+        self.reduced = reduced and scope.ordered
+        pairs = [(i, j) for i in range(self.n) for j in range(self.n) if scope.is_cut(scope.names[i], scope.names[j])]
+        self.cut = {self.n + i * self.n + j for i, j in pairs}
+        self.may_die = [scope.allows("deaths", name) for name in scope.names]
+        self.finals: list[State] = []
+        self.at_fault, self.ending_began = 0, False
+        self.receives: dict[tuple[int, int], int] = {}
+
+    # -- the beginning ---------------------------------------------------------------------------------------------
+
+    def begin(self) -> State:
+        """Return the state in which all nodes have met and nothing else has happened."""
+        scope, nodes = self.scope, self.nodes
+        membership = Membership(0, {name: Member(name, "") for name in scope.names})
+        places = {
+            name: new_place(name, membership, scope.settings, scope.script(name), eager=True) for name in scope.names
+        }
+        for place in places.values():
+            place.start()
+        under_way: list[tuple[str, Sent]] = []
+        for name in places:
+            under_way += [(name, sent) for other in self._linked(name) for sent in places[name].play(("meet", other))]
+        while under_way:
+            sender, (receiver, message) = under_way.pop(0)
+            sent = places[receiver].play(("receive", sender, message))
+            under_way += [(receiver, one) for one in sent]
+        links = [0] * self.n**2
+        for name, place in places.items():
+            place.eager = scope.eager
+            if name in scope.dead:
+                for receiver, message in [one for _ in place.script for one in place.play(("submit",))]:
+                    if receiver not in scope.dead and receiver in self._linked(name):
+                        link = self.nodes.index[name] * self.n + self.nodes.index[receiver]
+                        links[link] = self.nodes.push(links[link], self.nodes.message(message))
+                place.play(("die", 0))
+        limits = [getattr(scope.limits, limit) for limit in LIMITS]
+        return (*(nodes.number(place) for place in places.values()), *links, *limits)
+
+    def _linked(self, name: str) -> list[str]:
+        return [other for other in self.scope.names if other != name and not self.scope.is_cut(name, other)]
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def steps(self, state: State) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield what can happen: (node, event, link, what is left on it, limit); 0 for no link or no limit."""
+        for node in range(self.n):
+            if self.nodes.known[state[node]].alive:
+                yield from self.steps_of(state, node)
+
+    def steps_of(self, state: State, node: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield what can happen at one node."""
+        n = self.n
+        for link in range(n + node, self.first, n):
+            if state[link]:
+                yield from self._arrivals(node, link, state[link])
+        for choice in self.nodes.choices(state[node]):
+            if not choice.limit or state[choice.limit]:
+                yield node, choice.event, 0, 0, choice.limit
+
+    def _arrivals(self, node: int, link: int, queue: int) -> Iterator[tuple[int, int, int, int, int]]:
+        nodes = self.nodes
+        content = nodes.queues[queue]
+        sender = (link - self.n) // self.n
+        for position in range(1 if self.scope.ordered else len(content)):
+            yield node, self._receive(sender, content[position]), link, nodes.rest(queue, position), 0
+
+    def _receive(self, sender: int, message: int) -> int:
+        event = self.receives.get((sender, message))
+        if event is None:
+            event = self.receives[sender, message] = self.nodes.event(("receive", self.scope.names[sender], message))
+        return event
+
+    def take(self, state: State, step: tuple[int, int, int, int, int]) -> list[int]:
+        """Return the state after a step."""
+        node, event, link, rest, limit = step
+        after = list(state)
+        if link:
+            after[link] = rest
+        if limit:
+            after[limit] -= 1
+        self._play(after, node, event)
+        return after
+
+    def _play(self, state: list[int], node: int, event: int) -> None:
+        nodes, n = self.nodes, self.n
+        place, sends = nodes.play(state[node], event)
+        state[node] = place
+        for receiver, message in sends:
+            link = n + node * n + receiver
+            if nodes.known[state[receiver]].alive and link not in self.cut:
+                state[link] = nodes.push(state[link], message)
+
+    def strikes(self, state: State) -> Iterator[tuple[str, list[int]]]:
+        """Yield what befalls nodes and links: (words, the state after it)."""
+        scope, known = self.scope, self.nodes.known
+        for node, name in enumerate(scope.names):
+            if not known[state[node]].alive:
+                continue
+            for limit, act in (("deaths", self._die), ("restarts", self._restart)):
+                if state[self.at[limit]] and scope.allows(limit, name):
+                    after = list(state)
+                    after[self.at[limit]] -= 1
+                    act(after, node)
+                    yield f"{limit} {name}", after
+            if state[self.at["resets"]]:
+                for other in range(node):
+                    if known[state[other]].alive and self.n + node * self.n + other not in self.cut:
+                        after = list(state)
+                        after[self.at["resets"]] -= 1
+                        self._meet(after, node, other)
+                        yield f"resets {scope.names[other]} {name}", after
+
+    def _die(self, state: list[int], node: int) -> None:
+        state[node], _ = self.nodes.play(state[node], self.death)
+        for sender in range(self.n):
+            state[self.n + sender * self.n + node] = 0
+
+    def _restart(self, state: list[int], node: int) -> None:
+        """Crash and come back at once: what happens in between happens to others, and might as well be before."""
+        state[node], _ = self.nodes.play(state[node], self.reboot)
+        for other in range(self.n):
+            if other != node and self.n + node * self.n + other not in self.cut:
+                if self.nodes.known[state[other]].alive:
+                    self._meet(state, node, other)
+                else:
+                    state[self.n + other * self.n + node] = 0
+
+    def _meet(self, state: list[int], one: int, other: int) -> None:
+        """Break a link, with all that is on it, and join it again."""
+        state[self.n + one * self.n + other] = state[self.n + other * self.n + one] = 0
+        self._play(state, one, self.meets[other])
+        self._play(state, other, self.meets[one])
+
+    # -- the search ------------------------------------------------------------------------------------------------
+
+    def search(self, seconds: float) -> Report:
+        """Go through everything, or as far as the time allows."""
+        began, report = time.monotonic(), self.report
+        try:
+            self._search(began + seconds)
+            self._end(began + 2 * seconds)
+        except BrokenError as broken:
+            report.law, report.story = broken.law, broken.story
+        report.seconds = time.monotonic() - began
+        report.local, report.played = len(self.nodes.known), self.nodes.played
+        return report
+
+    def _search(self, until: float) -> None:
+        scope, report, pack, unpack = self.scope, self.report, self.form.pack, self.form.unpack
+        first = self.begin()
+        self.order = [pack(*first)]
+        visited = set(self.order)
+        self.parents.append(-1)
+        done = 0
+        while done < len(self.order):
+            if report.depth == scope.depth or len(self.order) > scope.states:
+                return
+            report.depth += 1
+            for done in range(done, len(self.order)):  # noqa: B020  goes on where the last level ended
+                if done & 1023 == 0 and time.monotonic() > until:
+                    return
+                self.at_fault, state = done, unpack(self.order[done])
+                for after in self._following(state):
+                    report.transitions += 1
+                    key = pack(*after)
+                    if key in visited:
+                        continue
+                    visited.add(key)
+                    self.order.append(key)
+                    self.parents.append(done)
+                    self.check(state, after)
+                report.states = len(self.order)
+            done += 1
+        report.exhausted = True
+
+    def _following(self, state: State) -> Iterator[list[int]]:
+        alone = self._alone(state) if self.reduced else None
+        some = False
+        for step in self.steps(state) if alone is None else alone:
+            some = True
+            yield self.take(state, step)
+        if not some:
+            self.report.final += 1
+            self.finals.append(state)
+        for _, after in self.strikes(state) if alone is None else ():
+            yield after
+
+    def _alone(self, state: State) -> list[tuple[int, int, int, int, int]] | None:
+        """Return the steps of one node if it is enough to let that one be the next, else None.
+
+        It is when every link to it from a living node has something on it, so that nothing which happens elsewhere
+        changes what it can do next; and when no limit that it shares with others is left for it.
+        """
+        if state[self.at["restarts"]] or state[self.at["resets"]]:
+            return None
+        nodes, known, best = self.nodes, self.nodes.known, None
+        for node in range(self.n):
+            if not known[state[node]].alive or (state[self.at["deaths"]] and self.may_die[node]):
+                continue
+            if any(
+                not state[link] and link not in self.cut and known[state[sender]].alive
+                for sender, link in enumerate(range(self.n + node, self.first, self.n))
+                if sender != node
+            ):
+                continue
+            if any(choice.limit and state[choice.limit] for choice in nodes.choices(state[node])):
+                continue
+            steps = list(self.steps_of(state, node))
+            if best is None or len(steps) < len(best):
+                best = steps
+        return best or None
+
+    # -- fair endings ----------------------------------------------------------------------------------------------
+
+    def _end(self, until: float) -> None:
+        """Bring some states to a fair end."""
+        self.ending_began = True
+        count = min(self.scope.endings, len(self.order))
+        for number in range(count):
+            if time.monotonic() > until:
+                return
+            self.at_fault = (number + 1) * len(self.order) // count - 1
+            state = self.form.unpack(self.order[self.at_fault])
+            alive = sum(self.nodes.known[place].alive for place in state[: self.n])
+            if self.n - alive <= (self.n - 1) // 2:
+                self.ending(state).run()
+                self.report.ended += 1
+
+    def ending(self, state: State) -> Ending:
+        """Return the ending that a state has when nothing more goes wrong."""
+        nodes, names = self.nodes, self.scope.names
+        places = {name: thaw(nodes.known[state[node]].data) for node, name in enumerate(names)}
+        under_way = [
+            (names[link // self.n], names[link % self.n], decode(nodes.messages[message]))
+            for link, queue in enumerate(state[self.n : self.first])
+            for message in nodes.queues[queue]
+        ]
+        return Ending(places, under_way)
+
+    def check(self, before: State, after: list[int]) -> None:
+        known = self.nodes.known
+        for node in range(self.n):
+            place = after[node]
+            if place != before[node] and known[place].facts != known[before[node]].facts:
+                for other in after[: self.n]:
+                    self.nodes.check(place, other)

@@ -1,0 +1,104 @@
+"""What one node says of the outcomes, and whether two nodes can both be right.
+
+What is looked at never goes away again: what is durable, what was told. So a law that breaks stays broken, and it is
+enough to look whenever a node's facts have changed.
+"""
+
+from dataclasses import dataclass
+
+from bedrockish.core.state import ENDED
+from journal.footprint import conflict
+from journal.transaction import Transaction, Txid
+from tools.modelcheck.frozen import number_of, shared
+from tools.modelcheck.place import Place
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is durable at one node, and what its clients were told.
+
+    Attributes:
+        node: which.
+        journal: (leader, tick, hash, number of the transaction), in the order of applying.
+        aborted: transactions that are rolled back.
+        told: (command, what its client was told).
+        safe: up to which clock nothing can appear any more, as this node has it.
+    """
+
+    node: str
+    journal: tuple[tuple[str, int, bytes, int], ...]
+    aborted: frozenset[Txid]
+    told: tuple[tuple[str, str], ...]
+    safe: int
+
+
+def facts_of(place: Place) -> Facts:
+    """Return the facts of a node."""
+    durable = place.disk.durable
+    return Facts(
+        place.name,
+        tuple((e.leader, e.tick, e.hash, number_of(e.transaction)) for e, _ in durable.order),
+        frozenset(txid for txid, vote in durable.votes.items() if vote.accepted == (ENDED, False)),
+        tuple(sorted(place.told.items())),
+        durable.meta.get("safe", 0),
+    )
+
+
+def transaction(number: int) -> Transaction:
+    found = shared(number)
+    assert isinstance(found, Transaction)
+    return found
+
+
+def quarrel(one: Facts, other: Facts) -> tuple[str, str] | None:
+    """Return a law that two nodes break together (or one alone), and how."""
+    return _half(one, other) or (_half(other, one) if one is not other else None)
+
+
+def _half(one: Facts, other: Facts) -> tuple[str, str] | None:
+    places = {(leader, tick): (hash_, number) for leader, tick, hash_, number in other.journal}
+    mine = {number for *_, number in one.journal}
+    for leader, tick, hash_, number in one.journal:
+        txid = transaction(number).txid
+        if txid in other.aborted:
+            return "one outcome", f"{one.node} has {name(number)} at {leader}{tick}, {other.node} has it rolled back"
+        if places.get((leader, tick), (hash_, 0))[0] != hash_:
+            return "timelines do not fork", f"{leader}{tick} is one thing at {one.node}, another at {other.node}"
+        if txid.clock <= other.safe and all(number != theirs for *_, theirs in other.journal):
+            return (
+                "nothing appears below safe",
+                f"{name(number)} is committed at {one.node}, and {other.node} is past it",
+            )
+    for number in mine:
+        for theirs in {number for *_, number in other.journal} - {number}:
+            found = _both(one, other, number, theirs)
+            if found is not None:
+                return found
+    for command, words in one.told:
+        kept = [(f"{leader}{tick}", transaction(number).command) for leader, tick, _, number in other.journal]
+        if words != "read" and any(place == words and found != command for place, found in kept):
+            return "no acknowledged commit is lost", f"{command} was told to be {words}, which is something else"
+        if one is other and words[:1].isupper() and (words, command) not in kept:
+            return "no acknowledged commit is lost", f"{one.node} told of {command} at {words} and does not have it"
+    return None
+
+
+def _both(one: Facts, other: Facts, left: int, right: int) -> tuple[str, str] | None:
+    """Look at two commits: one of one node, another of another."""
+    x, y = transaction(left), transaction(right)
+    if x.command == y.command:
+        return "a command happens once", f"{x.command} is committed as {name(left)} and as {name(right)}"
+    if conflict(x.footprint, y.footprint) is None or _has_seen(x, one, right) or _has_seen(y, other, left):
+        return None
+    return "no concurrent conflicting commits", f"{name(left)} and {name(right)} meet, and neither has seen the other"
+
+
+def _has_seen(x: Transaction, at: Facts, other: int) -> bool:
+    """Whether a commit has seen another one: what applied it has applied its base, so it knows all labels in there."""
+    return any(number == other and x.base.get(leader, 0) >= tick for leader, tick, _, number in at.journal)
+
+
+def name(number: int) -> str:
+    """Return how a person knows a transaction: its command and its txid."""
+    found = transaction(number)
+    return f"{found.command} ({found.txid})"

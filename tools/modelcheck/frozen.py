@@ -1,0 +1,121 @@
+"""A node as bytes: a key that is the same for the same state, and a copy that can be thawed and stepped.
+
+Two nodes with the same key behave alike. So the key takes in everything that a core and its disk hold, by walking over
+their attributes, whatever those are called; only what is named in ``LEFT_OUT`` is not part of it.
+"""
+
+import io
+import pickle
+from collections import deque
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from hashlib import blake2b
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+from bedrockish.core.records import Membership
+from bedrockish.core.settings import Settings
+from journal.entry import Entry
+from journal.footprint import Footprint
+from journal.transaction import Transaction
+
+# Statistics, numbers that only tell timers apart, and constants of a scope.
+LEFT_OUT = frozenset(
+    {"counts", "_timer_count", "_timers", "settings", "draw", "batches", "store", "suspected", "patience"}
+)
+SHARED = (Transaction, Entry, Footprint, Membership, Settings)
+_PLAIN = (int, str, bytes, bool, type(None), float)
+_CALLABLE = (FunctionType, MethodType, BuiltinFunctionType)
+
+_shared: list[object] = []
+_numbers: dict[tuple[object, ...], int] = {}
+
+
+def number_of(value: object) -> int:
+    """Return the number under which a value that never changes is kept, once, for all nodes."""
+    match value:
+        case Transaction():
+            key: tuple[object, ...] = (1, value.body)
+        case Entry():
+            key = (2, value.hash)
+        case Footprint():
+            key = (3, repr(value.pack()))
+        case Membership():
+            key = (4, value.version, tuple(sorted((m.node, m.voter) for m in value.members.values())))
+        case _:
+            key = (5, repr(value))
+    found = _numbers.get(key)
+    if found is None:
+        found = _numbers[key] = len(_shared)
+        _shared.append(value)
+    return found
+
+
+def shared(number: int) -> object:
+    """Return the value that is kept under a number."""
+    return _shared[number]
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table = {kind: lambda value: (shared, (number_of(value),)) for kind in SHARED}  # noqa: RUF012
+
+
+def freeze(value: object) -> bytes:
+    """Return bytes from which ``thaw`` makes an independent copy."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def thaw(data: bytes) -> Any:
+    """Return a copy of what was frozen."""
+    return pickle.loads(data)
+
+
+def key_of(value: object) -> bytes:
+    """Return sixteen bytes that are the same for equal states."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+    pickler.fast = True  # no references to what was written before: only the content counts, not who shares it
+    pickler.dump(_Walk().plain(value))
+    return blake2b(buffer.getvalue(), digest_size=16).digest()
+
+
+class _Walk:
+    """Makes nested tuples of anything; an object that is met again on the way is only named."""
+
+    def __init__(self) -> None:
+        self.met: set[int] = set()
+
+    def plain(self, value: Any) -> object:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind in SHARED:
+            return kind.__name__, number_of(value)
+        if isinstance(value, Enum):
+            return str(value)
+        if isinstance(value, tuple | list | deque):
+            return tuple([self.plain(item) for item in value])
+        if isinstance(value, AbstractSet):
+            return "set", *sorted([self.plain(item) for item in value], key=repr)
+        if isinstance(value, Mapping):
+            return "map", *[(self.plain(key), self.plain(item)) for key, item in value.items()]
+        if is_dataclass(value):
+            return kind.__name__, *[
+                self.plain(getattr(value, field.name)) for field in fields(value) if field.name not in LEFT_OUT
+            ]
+        if isinstance(value, _CALLABLE):
+            return "code"
+        return self._object(value)
+
+    def _object(self, value: object) -> object:
+        name = type(value).__name__
+        if id(value) in self.met:
+            return name
+        self.met.add(id(value))
+        slots: Callable[[type], Any] = lambda kind: getattr(kind, "__slots__", ())  # noqa: E731
+        names = [*vars(value)] if hasattr(value, "__dict__") else [n for k in type(value).__mro__ for n in slots(k)]
+        return name, *[(n, self.plain(getattr(value, n, None))) for n in names if n not in LEFT_OUT]

@@ -1,0 +1,188 @@
+"""All states of single nodes, and what each event does to each of them.
+
+What an event does to a node depends on that node alone. So it is played on a real core once, and looked up whenever the
+same node, in the same state, meets the same event again.
+"""
+
+from dataclasses import dataclass, field
+
+from bedrockish.core.messages import Message, decode, encode
+from bedrockish.errors import BedrockishError
+from journal.transaction import Txid
+from tools.modelcheck.facts import Facts, facts_of, quarrel
+from tools.modelcheck.frozen import freeze, key_of, thaw
+from tools.modelcheck.place import HaltedError, Place
+from tools.modelcheck.scopes import LIMITS, Scope
+from tools.sim.database import DivergedError
+
+Event = tuple[object, ...]
+Sends = tuple[tuple[int, int], ...]  # (receiver, message)
+LIMIT_OF = {"suspect": "suspicions", "again": "suspicions", "give up": "rollbacks", "heartbeat": "heartbeats"}
+CAUGHT = (AssertionError, HaltedError, DivergedError, KeyError, AttributeError, TypeError, ValueError, BedrockishError)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that a node can do by itself: the event, and the place of its limit in a state (0: no limit)."""
+
+    event: int
+    limit: int
+
+
+@dataclass(slots=True)
+class Known:
+    """A state of one node.
+
+    Attributes:
+        node: which.
+        data: the frozen place.
+        facts: what it says of the outcomes.
+        choices: what can happen here by itself; None while not asked.
+        after: event -> (the node's next state, what it sends), as far as played.
+    """
+
+    node: int
+    data: bytes
+    facts: int
+    alive: bool
+    choices: tuple[Choice, ...] | None = None
+    after: dict[int, tuple[int, Sends]] = field(default_factory=dict)
+
+
+class BrokenError(Exception):
+    """Raised when a law is broken. ``story`` says how; the explorer adds the way there."""
+
+    def __init__(self, law: str, story: str) -> None:
+        super().__init__(f"{law}: {story}")
+        self.law, self.story = law, story
+
+
+class Nodes:
+    """All states of nodes, messages and links that were met, by number."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope, self.names = scope, scope.names
+        self.index = {name: index for index, name in enumerate(self.names)}
+        self.known: list[Known] = []
+        self.events: list[Event] = []
+        self.messages: list[bytes] = []
+        self.queues: list[tuple[int, ...]] = [()]
+        self.pushed: dict[tuple[int, int], int] = {}
+        self.rests: dict[tuple[int, int], int] = {}
+        self.facts: list[Facts] = []
+        self.played = 0
+        self._keys: dict[bytes, int] = {}
+        self._events: dict[Event, int] = {}
+        self._messages: dict[bytes, int] = {}
+        self._queues: dict[tuple[int, ...], int] = {(): 0}
+        self._facts: dict[Facts, int] = {}
+        self._agree: set[tuple[int, int]] = set()
+
+    def number(self, place: Place) -> int:
+        """Return the number of a node's state."""
+        key = key_of(place)
+        found = self._keys.get(key)
+        if found is None:
+            found = self._keys[key] = len(self.known)
+            facts = facts_of(place)
+            number = self._facts.setdefault(facts, len(self.facts))
+            if number == len(self.facts):
+                self.facts.append(facts)
+            self.known.append(Known(self.index[place.name], freeze(place), number, place.node is not None))
+        return found
+
+    def event(self, event: Event) -> int:
+        """Return the number of an event."""
+        found = self._events.get(event)
+        if found is None:
+            found = self._events[event] = len(self.events)
+            self.events.append(event)
+        return found
+
+    def message(self, message: Message) -> int:
+        """Return the number of a message."""
+        data = encode(message)
+        found = self._messages.get(data)
+        if found is None:
+            found = self._messages[data] = len(self.messages)
+            self.messages.append(data)
+        return found
+
+    def push(self, queue: int, message: int) -> int:
+        """Return the number of a link's content with one more message."""
+        found = self.pushed.get((queue, message))
+        if found is None:
+            found = self.pushed[queue, message] = self.queue((*self.queues[queue], message))
+        return found
+
+    def rest(self, queue: int, position: int) -> int:
+        """Return the number of a link's content without one message."""
+        found = self.rests.get((queue, position))
+        if found is None:
+            content = self.queues[queue]
+            found = self.rests[queue, position] = self.queue(content[:position] + content[position + 1 :])
+        return found
+
+    def queue(self, content: tuple[int, ...]) -> int:
+        """Return the number of a link's content."""
+        found = self._queues.get(content)
+        if found is None:
+            found = self._queues[content] = len(self.queues)
+            self.queues.append(content)
+        return found
+
+    def play(self, place: int, event: int) -> tuple[int, Sends]:
+        """Let an event happen to a node; on a real core, the first time.
+
+        Raises:
+            BrokenError: the core, or its disk, found that something cannot be.
+        """
+        known = self.known[place]
+        found = known.after.get(event)
+        if found is None:
+            self.played += 1
+            real: Place = thaw(known.data)
+            told = self.events[event]
+            if told[0] == "receive":
+                told = ("receive", told[1], decode(self.messages[int(str(told[2]))]))
+            try:
+                sent = real.play(told)
+            except CAUGHT as error:
+                raise BrokenError("no node stops", f"{real.name}: {type(error).__name__} {error}") from error
+            sends = tuple((self.index[peer], self.message(message)) for peer, message in sent if peer in self.index)
+            found = known.after[event] = self.number(real), sends
+        return found
+
+    def choices(self, place: int) -> tuple[Choice, ...]:
+        """Return what can happen at a node by itself."""
+        known = self.known[place]
+        if known.choices is None:
+            known.choices = tuple(self._choices(thaw(known.data))) if known.alive else ()
+        return known.choices
+
+    def _choices(self, place: Place) -> list[Choice]:
+        found, first = [], len(self.names) + len(self.names) ** 2
+        for event in place.choices():
+            limit = "retries" if event[:2] == ("timer", "ticket_again") else LIMIT_OF.get(str(event[0]), "")
+            if limit and not self.scope.allows(limit, place.name):
+                continue
+            if limit in ("suspicions", "rollbacks") and self.scope.which:
+                transaction = place.core.state.votes[event[1]].transaction if isinstance(event[1], Txid) else None
+                if transaction is None or transaction.command not in self.scope.which:
+                    continue
+            found.append(Choice(self.event(event), first + LIMITS.index(limit) if limit else 0))
+        return found
+
+    def check(self, left: int, right: int) -> None:
+        """See that what two nodes know can both be true.
+
+        Raises:
+            BrokenError: it cannot.
+        """
+        pair = self.known[left].facts, self.known[right].facts
+        if pair in self._agree:
+            return
+        found = quarrel(self.facts[pair[0]], self.facts[pair[1]])
+        if found is not None:
+            raise BrokenError(*found)
+        self._agree.add(pair)

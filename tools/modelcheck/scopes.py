@@ -1,0 +1,198 @@
+"""What is gone through: how many nodes, which requests, and how often what may happen by itself."""
+
+from dataclasses import dataclass, fields, replace
+
+from bedrockish.core.settings import Settings
+from bedrockish.requests import Request, Statement
+
+NAMES = "ABCDEFG"
+STILL = Settings(forwarding=False, clock_block_ms=0, fetch_after_ms=1)
+TIMED = replace(STILL, closing_lag_ms=0)  # a heartbeat closes time up to now
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How often something may happen in one run, all nodes together.
+
+    Attributes:
+        suspicions: recoveries begun, or begun again.
+        rollbacks: transactions given up by their leaders without need.
+        retries: executions after the first of a command.
+        restarts: crashes from which the node comes back at once.
+        deaths: crashes for good.
+        resets: links that break and come back, losing what is on them.
+        heartbeats: reports of what is applied, closed and cut.
+    """
+
+    suspicions: int = 0
+    rollbacks: int = 0
+    retries: int = 0
+    restarts: int = 0
+    deaths: int = 0
+    resets: int = 0
+    heartbeats: int = 0
+
+
+LIMITS = tuple(field.name for field in fields(Limits))
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A small world.
+
+    Attributes:
+        about: what happens in it, in a few words.
+        requests: (node, command, key, ...): each adds one to its keys there.
+        limits: how often what may happen does.
+        where: for some limits, the nodes at which it may happen; else all.
+        which: the commands whose transactions may be suspected or given up; empty for all.
+        eager: writes are durable at once (see the page for why that loses nothing); else by an event of their own.
+        ordered: links keep their order.
+        settings: of all nodes.
+        dead: nodes that have sent the BEGINs of their requests and are dead when it starts.
+        cut: pairs of nodes that cannot talk, until the ending.
+        endings: how many states, evenly spread over all, are brought to a fair end.
+        depth, states: bounds of the search, for a scope that cannot be exhausted.
+    """
+
+    about: str
+    voters: int
+    requests: tuple[tuple[str, ...], ...]
+    limits: Limits
+    where: tuple[tuple[str, str], ...] = ()
+    which: tuple[str, ...] = ()
+    eager: bool = True
+    ordered: bool = True
+    settings: Settings = STILL
+    dead: str = ""
+    cut: tuple[str, ...] = ()
+    endings: int = 20
+    depth: int = 10_000
+    states: int = 100_000_000
+
+    @property
+    def names(self) -> str:
+        return NAMES[: self.voters]
+
+    def script(self, name: str) -> tuple[Request, ...]:
+        """Return the requests that are made at a node, in order."""
+        return tuple(
+            Request(command, tuple(Statement("add", [key, 1]) for key in keys), timeout_s=1e6)
+            for node, command, *keys in self.requests
+            if node == name
+        )
+
+    def allows(self, limit: str, name: str) -> bool:
+        """Whether something may happen at a node, if it may happen at all."""
+        return getattr(self.limits, limit) > 0 and name in dict(self.where).get(limit, self.names)
+
+    def is_cut(self, one: str, other: str) -> bool:
+        """Whether two nodes cannot talk."""
+        return one + other in self.cut or other + one in self.cut
+
+    def with_(self, **changes: object) -> "Scope":
+        """Return the scope with some things changed; a limit is named like any other field."""
+        limits = {name: changes.pop(name) for name in list(changes) if name in LIMITS}
+        return replace(self, limits=replace(self.limits, **limits), **changes)  # type: ignore[arg-type]
+
+
+MEET = (("A", "P", "x"), ("B", "Q", "x"))
+PASS = (("A", "P", "x"), ("B", "Q", "y"))
+SAME = (("A", "P", "x"), ("B", "P", "x"))
+CHAIN = (("A", "P", "x"), ("B", "Q", "x", "y"), ("C", "R", "y"))
+ALONE = (("A", "P", "x"),)
+
+
+def at(**nodes: str) -> tuple[tuple[str, str], ...]:
+    """Return at which nodes the things of some limits may happen."""
+    return tuple(nodes.items())
+
+
+SCOPES: dict[str, Scope] = {
+    "meet-3": Scope("two that meet; losers run again", 3, MEET, Limits(retries=1)),
+    "pass-3": Scope("two that do not meet; anybody restarts", 3, PASS, Limits(restarts=1)),
+    "restart-3": Scope("two that meet; anybody restarts", 3, MEET, Limits(restarts=1)),
+    "recover-3": Scope("two that meet; anybody recovers one of them", 3, MEET, Limits(suspicions=1)),
+    "rollback-3": Scope(
+        "two that meet; one given up, and run again", 3, MEET, Limits(rollbacks=1, retries=1), endings=50
+    ),
+    "recover-rollback-3": Scope(
+        "two that meet; anybody recovers, a leader gives up", 3, MEET, Limits(suspicions=1, rollbacks=1)
+    ),
+    "death-3": Scope(
+        "two that meet; anybody dies, anybody recovers", 3, MEET, Limits(suspicions=1, deaths=1), endings=100
+    ),
+    "restart-recover-3": Scope(
+        "two that meet; a leader or C restarts, C recovers",
+        3,
+        MEET,
+        Limits(suspicions=1, restarts=1),
+        where=at(suspicions="C", restarts="AC"),
+        which=("P",),
+    ),
+    "twice-recovered-3": Scope(
+        "one; B and C recover it, two rounds", 3, ALONE, Limits(suspicions=2, restarts=1), where=at(restarts="B")
+    ),
+    "retry-elsewhere-3": Scope(
+        "one command at two leaders; one dies, C recovers",
+        3,
+        SAME,
+        Limits(suspicions=1, deaths=1, retries=1),
+        where=at(suspicions="BC", deaths="A"),
+        endings=100,
+    ),
+    "sync-3": Scope(
+        "one; each write is durable by an event of its own, anybody restarts, B recovers",
+        3,
+        ALONE,
+        Limits(suspicions=1, restarts=1),
+        where=at(suspicions="B"),
+        eager=False,
+    ),
+    "reset-3": Scope("two that meet; a link breaks and comes back", 3, MEET, Limits(resets=1)),
+    "line-3": Scope(
+        "two that meet on a line A-B-C; anybody recovers, and again",
+        3,
+        (("A", "P", "x"), ("C", "Q", "x")),
+        Limits(suspicions=2, rollbacks=1),
+        cut=("AC",),
+    ),
+    "chain-3": Scope("P meets Q, Q meets R", 3, CHAIN, Limits()),
+    "time-3": Scope(
+        "one; heartbeats close and cut time, B or C recovers",
+        3,
+        ALONE,
+        Limits(suspicions=1, heartbeats=3),
+        where=at(suspicions="B"),
+        settings=TIMED,
+    ),
+    "meet-4": Scope("two that meet", 4, MEET, Limits()),
+    "recover-4": Scope(
+        "one; B recovers it while A may die",
+        4,
+        ALONE,
+        Limits(suspicions=1, deaths=1),
+        where=at(suspicions="B", deaths="A"),
+    ),
+    "orphans-4": Scope("one of two that meet is an orphan", 4, MEET, Limits(suspicions=1), dead="A", endings=100),
+    "orphans-5": Scope(
+        "two that meet, both orphans; recoveries", 5, MEET, Limits(suspicions=2), dead="AB", endings=300
+    ),
+    "orphans-7": Scope("two that meet, both orphans, C is dead", 7, MEET, Limits(), dead="ABC", endings=1_000),
+    "race-5": Scope(
+        "two that meet; C recovers P while B gives Q up",
+        5,
+        MEET,
+        Limits(suspicions=1, rollbacks=1),
+        where=at(suspicions="C", rollbacks="B"),
+        which=("P", "Q"),
+        cut=("AD", "AE", "BC"),
+    ),
+    "dying-leaders-5": Scope(
+        "two that meet; both leaders may die, C, D or E recover",
+        5,
+        MEET,
+        Limits(suspicions=2, deaths=2),
+        where=at(suspicions="CDE", deaths="AB"),
+    ),
+}

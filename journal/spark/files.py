@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -54,7 +55,7 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro" + ("&immutable=1" if at_rest else "")
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as db:
-            db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            db.text_factory = partial(str, encoding="utf-8", errors="replace")
             if not _has_table(db, "bedrockish_journal"):
                 raise NoJournalError(path, f"{path} is a database without a journal; give the file of a node")
             yield db

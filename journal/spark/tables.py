@@ -6,19 +6,19 @@ own translation. Payloads are decoded here, in the worker, by the journal's own 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cbor2
 import pyarrow as pa
 
 from journal.changes import DELETE, INSERT, UPDATE, Row, decode_changes, decode_statements
-from journal.entry import Entry, decode_entry
+from journal.entry import Label, decode_label
 from journal.errors import EntryMalformedError
 from journal.footprint import Footprint, object_of
 from journal.spark.begins import Beginning, decode_members
 from journal.spark.values import row_text
 from journal.stored import Stored
-from journal.transaction import MEMBERS, ROWS, SCHEMA, Txid
+from journal.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid, decode_transaction
 
 ARROW = {
     "STRING": pa.string(),
@@ -80,7 +80,9 @@ class Context:
     tables: frozenset[str] | None = None
     keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
     _row: Stored | None = None
-    _decoded: Entry | EntryMalformedError | None = None
+    _decoded: "Decoded | EntryMalformedError | None" = None
+    _packed_row: Stored | None = None
+    _packed: list[Any] = field(default_factory=list)
 
     def wants(self, *columns: str) -> bool:
         """Whether one of these columns is wanted."""
@@ -92,18 +94,20 @@ class Context:
         Raises:
             EntryMalformedError: the body cannot be decoded.
         """
-        try:
-            packed = cbor2.loads(row.body)
-            if not isinstance(packed, list) or len(packed) < 14:
-                raise EntryMalformedError("its body is not a transaction")
-        except (cbor2.CBORError, ValueError, TypeError, RecursionError, EntryMalformedError) as error:
-            if self.skip:
-                return None
-            raise self.unreadable(row, error) from error
-        return packed[place]
+        if self._packed_row is not row:  # several tables may ask for the same row in turn
+            try:
+                packed = cbor2.loads(row.body)
+                if not isinstance(packed, list) or len(packed) < 14:
+                    raise EntryMalformedError("its body is not a transaction")
+            except (cbor2.CBORError, ValueError, TypeError, RecursionError, EntryMalformedError) as error:
+                if self.skip:
+                    return None
+                raise self.unreadable(row, error) from error
+            self._packed_row, self._packed = row, packed
+        return self._packed[place]
 
-    def decoded(self, row: Stored) -> Entry | EntryMalformedError:
-        """Return an entry, or why it cannot be decoded; several tables may ask for the same row in turn."""
+    def decoded(self, row: Stored) -> "Decoded | EntryMalformedError":
+        """Return what an entry says, or why it cannot be decoded; several tables may ask for the same row in turn."""
         if self._row is not row or self._decoded is None:
             self._row = row
             try:
@@ -111,19 +115,6 @@ class Context:
             except EntryMalformedError as error:
                 self._decoded = error
         return self._decoded
-
-    def entry(self, row: Stored) -> Entry | None:
-        """Decode an entry, or return None if it may be skipped.
-
-        Raises:
-            EntryMalformedError: it cannot be decoded.
-        """
-        found = self.decoded(row)
-        if isinstance(found, Entry):
-            return found
-        if self.skip:
-            return None
-        raise self.unreadable(row, found) from found
 
     def unpack(self, row: Stored, decode: Callable[[bytes], list[_T]]) -> list[_T]:
         """Return what an entry changed, or nothing if it cannot be decoded and may be skipped.
@@ -157,15 +148,25 @@ class Context:
         return found
 
 
-def _decode(row: Stored) -> Entry:
+class Decoded(NamedTuple):
+    """What the bytes of an entry say. Its hash is not computed here: Spark does that, from the bytes."""
+
+    label: Label
+    transaction: Transaction
+
+
+def _decode(row: Stored) -> Decoded:
     try:
-        entry = decode_entry(row.prev, row.label, row.body)
+        label, transaction = decode_label(row.label), decode_transaction(row.body)
+        if label.txid != transaction.txid:
+            raise EntryMalformedError(f"its label is of {label.txid}, and its body of {transaction.txid}")
+        if type(row.prev) is not bytes or len(row.prev) != 32:
+            raise EntryMalformedError("prev should be a hash of 32 bytes")
     except (RecursionError, OverflowError, TypeError, AttributeError) as error:
         raise EntryMalformedError(f"its bytes are not an entry: {error!r}") from error
-    vectors = (*entry.after.values(), *entry.quorum.values(), entry.transaction.config)
-    if any(number >= _INT64 for number in vectors):
+    if max((*transaction.base.values(), *label.quorum.values(), transaction.config)) >= _INT64:
         raise EntryMalformedError("it has a tick or version beyond 2^63")
-    return entry
+    return Decoded(label, transaction)
 
 
 def _head(context: Context, row: Stored) -> tuple[Any, ...]:
@@ -188,14 +189,14 @@ HEAD = {
 def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     adopted_from = after = quorum = config = isolation = malformed = None
     if context.wants(*_DECODED):
-        entry = context.decoded(row)
-        if isinstance(entry, EntryMalformedError):
-            malformed = str(entry)
+        found = context.decoded(row)
+        if isinstance(found, EntryMalformedError):
+            malformed = str(found)
         else:
-            transaction = entry.transaction
-            adopted_from, isolation, config = entry.adopted_from, transaction.isolation, transaction.config
-            after, quorum = list(entry.after.items()), list(entry.quorum.items())
-            malformed = _disagreement(row, entry)
+            label, transaction = found
+            adopted_from, isolation, config = label.adopted_from, transaction.isolation, transaction.config
+            after, quorum = list(transaction.base.items()), list(label.quorum.items())
+            malformed = _disagreement(row, label, transaction)
     yield (
         *_head(context, row),
         row.seq,
@@ -216,20 +217,20 @@ def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     )
 
 
-def _disagreement(row: Stored, entry: Entry) -> str | None:
-    if entry.place != (row.leader, row.tick):
-        return f"the row stands at {row.leader}{row.tick}, but its label says {entry.leader}{entry.tick}"
-    if entry.txid != (row.clock, row.origin):
-        return f"the row is of {Txid(row.clock, row.origin)}, but its label says {entry.txid}"
+def _disagreement(row: Stored, label: Label, transaction: Transaction) -> str | None:
+    if (label.leader, label.tick) != (row.leader, row.tick):
+        return f"the row stands at {row.leader}{row.tick}, but its label says {label.leader}{label.tick}"
+    if label.txid != (row.clock, row.origin):
+        return f"the row is of {Txid(row.clock, row.origin)}, but its label says {label.txid}"
     for name, said, hashed in (
-        ("command", row.command, entry.transaction.command),
-        ("kind", row.kind, entry.transaction.kind),
+        ("command", row.command, transaction.command),
+        ("kind", row.kind, transaction.kind),
     ):
         if said != hashed:
             return f"the row's {name} is {said!r}, but its body says {hashed!r}"
-    stranger = entry.leader if entry.adopted_from is None else entry.adopted_from
-    if entry.txid.leader != stranger:
-        return f"its transaction was led by {entry.txid.leader}, not by {stranger}"
+    stranger = label.leader if label.adopted_from is None else label.adopted_from
+    if label.txid.leader != stranger:
+        return f"its transaction was led by {label.txid.leader}, not by {stranger}"
     return None
 
 
@@ -240,30 +241,39 @@ def _changes(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     for place, change in enumerate(changes):
         if context.tables is not None and change.table not in context.tables:
             continue
-        columns, places = context.key_columns(change.table, change.columns) if keys else ((), ())
+        pk = pk_after = None
+        if keys:
+            columns, places = context.key_columns(change.table, change.columns)
+            pk_after = row_text(columns, _key(places, change.after))
+            pk = pk_after if change.before is None else row_text(columns, _key(places, change.before))
         yield (
             *head,
             place,
             change.table,
             change.rowid,
             change.rowid_after,
-            _key_text(columns, places, change.after if change.before is None else change.before),
-            _key_text(columns, places, change.after),
+            pk,
+            pk_after,
             _CHANGE_TYPES.get(change.op, change.op),
             row_text(change.columns, change.before) if before else None,
             row_text(change.columns, change.after) if after else None,
         )
 
 
-def _key_text(columns: tuple[str, ...], places: tuple[int, ...], row: Row | None) -> str | None:
-    return None if row is None or not columns else row_text(columns, tuple(row[place] for place in places))
+def _key(places: tuple[int, ...], row: Row | None) -> Row | None:
+    return None if row is None or not places else tuple([row[place] for place in places])
 
 
 def _approvals(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
-    entry = context.entry(row)
-    if entry is not None:
-        for approver, tick in entry.quorum.items():
-            yield *_head(context, row), approver, tick
+    try:
+        quorum = decode_label(row.label).quorum  # the body says nothing of them
+    except EntryMalformedError as error:
+        if not context.skip:
+            raise context.unreadable(row, error) from error
+        return
+    head = _head(context, row)
+    for approver, tick in quorum.items():
+        yield *head, approver, tick
 
 
 def _footprints(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:

@@ -1,0 +1,138 @@
+"""Makes sound journals of any size without a cluster: what the audits, the data source and the export are measured on.
+
+``python -m tools.make_journals DIRECTORY --commits 1000000`` writes the file of each of three nodes. Commits are
+concurrent wherever they do not meet, as those of nodes are that are some commits behind each other; a part of them
+writes one and the same key. Nothing but the journal's own code writes: a million commits take minutes.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+import cbor2
+import click
+
+from journal import store
+from journal.changes import UPDATE, Change, encode_changes
+from journal.entry import GENESIS, Entry
+from journal.footprint import Footprint
+from journal.transaction import ROWS, Transaction, Txid
+
+NODES = ("A", "B", "C")
+START_MS = 1_790_000_000_000
+KEYS = 100_000
+OWNER = "somebody or other"
+RANGED = 0.05  # of all commits, that read a range as well
+
+
+@dataclass
+class Maker:
+    """Makes a chain of commits that are never concurrent on one key, each leader some commits behind the others."""
+
+    hot: float
+    changes: int
+    luck: random.Random = field(default_factory=lambda: random.Random(7))
+    applied: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, dict[str, int]] = field(default_factory=lambda: {node: {} for node in NODES})
+    heads: dict[str, bytes] = field(default_factory=dict)
+    written: dict[int, tuple[str, int]] = field(default_factory=dict)
+    read: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def entry(self, number: int) -> Entry:
+        """Return the next commit."""
+        leader = self.luck.choice(NODES)
+        tick = self.applied.get(leader, 0) + 1
+        base = dict(self.seen[leader])
+        if self.luck.random() < 0.5:
+            base = dict(self.applied)  # the leader catches up
+        one = 0 if self.luck.random() < self.hot else self.luck.randrange(1, KEYS)
+        other = self.luck.randrange(KEYS, 2 * KEYS)
+        low = self.luck.randrange(2 * KEYS, 3 * KEYS)
+        ranges = ((_key(low), _key(low + 20)),) if self.luck.random() < RANGED else ()
+        if any(base.get(name, 0) < at for row in (one, other) for name, at in self._uses(row)):
+            base = dict(self.applied)  # it conflicted with something that it had not seen, and ran again
+        self.seen[leader] = {**base, leader: tick}
+        self.written[one] = (leader, tick)
+        self.read.pop(one, None)
+        self.read.setdefault(other, {})[leader] = tick
+        self.applied[leader] = tick
+        # Further rows are of this commit alone, so that nobody else meets them.
+        rows = [one, *(3 * KEYS + number * self.changes + more for more in range(1, self.changes))]
+        footprint = Footprint(frozenset({b"s:accounts\0", _key(one), _key(other)}), ranges, frozenset(map(_key, rows)))
+        return self._made(number, leader, tick, base, footprint, rows)
+
+    def _uses(self, row: int) -> list[tuple[str, int]]:
+        return [*([self.written[row]] if row in self.written else []), *self.read.get(row, {}).items()]
+
+    def _made(
+        self, number: int, leader: str, tick: int, base: dict[str, int], footprint: Footprint, rows: Sequence[int]
+    ) -> Entry:
+        clock = (START_MS << 22) + (number + 1 << 20)
+        columns = ("id", "owner", "balance")
+        changes = encode_changes(
+            Change("accounts", columns, UPDATE, row, row, (row, OWNER, number), (row, OWNER, number + 1))
+            for row in rows
+        )
+        transaction = Transaction(
+            Txid(clock, leader), base, 0, 0, 0, f"command-{number}", "serializable", ROWS, footprint, changes, b""
+        )
+        friend = next(node for node in NODES if node != leader)
+        quorum = {leader: tick, friend: self.applied.get(friend, 0)}
+        entry = Entry(leader, tick, quorum, transaction, None, self.heads.get(leader, GENESIS))
+        self.heads[leader] = entry.hash
+        return entry
+
+
+def _key(row: int) -> bytes:
+    return b"t:accounts\0" + row.to_bytes(8, "big")
+
+
+def make_journals(
+    directory: Path, commits: int, hot: float = 0.0, changes: int = 1, nodes: Sequence[str] = NODES
+) -> list[Path]:
+    """Write the files of nodes, all with the same commits.
+
+    Args:
+        directory: where; it is made, and must not be there.
+        commits: how many.
+        hot: the share of them that write one and the same key.
+        changes: rows that each of them changes.
+        nodes: whose files to write, of the three nodes that there are.
+    """
+    directory.mkdir(parents=True)
+    paths = [directory / f"{node}.db" for node in nodes]
+    files = [apsw.Connection(str(path)) for path in paths]
+    founding = cbor2.dumps([0, {node: [f"{node}:1", True, node * 8] for node in NODES}])
+    for node, db in zip(nodes, files, strict=True):
+        store.create(db)
+        db.execute("CREATE TABLE accounts(id INTEGER PRIMARY KEY, owner TEXT, balance INTEGER)")
+        db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID")
+        db.execute("INSERT INTO bedrockish_meta VALUES ('node', ?), ('bootstrap', ?)", (node, founding))
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("BEGIN")
+    maker = Maker(hot, changes)
+    for number in range(commits):
+        entry = maker.entry(number)
+        for db in files:
+            store.append(db, entry, repeat=False, applied_ms=START_MS + number // 4)
+    for db in files:
+        db.execute("COMMIT")
+        db.close()
+    return paths
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, exists=False))
+@click.option("--commits", default=100_000, show_default=True, help="How many.")
+@click.option("--changes", default=1, show_default=True, help="Rows that each of them changes.")
+@click.option("--hot", default=0.2, show_default=True, help="Share of the commits that write one and the same key.")
+def main(directory: Path, commits: int, changes: int, hot: float) -> None:
+    """Write sound journals of three nodes into a new DIRECTORY."""
+    for path in make_journals(directory, commits, hot, changes):
+        print(path)
+
+
+if __name__ == "__main__":
+    main(prog_name="tools.make_journals")

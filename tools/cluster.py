@@ -21,7 +21,7 @@ from bedrockish import open_client
 from bedrockish.errors import BedrockishError
 
 ROOT = Path(__file__).resolve().parent.parent
-READY_S = 20.0
+READY_S = 60.0
 STOP_S = 10.0
 OURS = (".sqlite", ".sqlite.lock", ".sqlite-wal", ".sqlite-shm", ".toml", ".log")
 

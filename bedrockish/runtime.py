@@ -130,9 +130,9 @@ class Runtime:
         await self.durable()
         return None if entry is None else answer_of(entry, Token())
 
-    async def explain(self, statement: Statement) -> list[dict[str, Any]]:
-        """Return what each statement of a text would read and write."""
-        told = self.engine.explain(statement)
+    async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+        """Return what each statement of a text would read and write, or the ``columns`` of the first one's result."""
+        told = self.engine.explain(statement, columns=columns)
         await self.durable()
         return told
 

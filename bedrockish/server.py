@@ -73,8 +73,8 @@ class Submits(Protocol):
     def events(self, after: int) -> dict[str, Any]:
         """Return what the node lately said and heard, after a number that an earlier reply had."""
 
-    async def explain(self, statement: Statement) -> list[dict[str, Any]]:
-        """Tell what each statement of a text would read and write.
+    async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+        """Tell what each statement of a text would read and write; with ``columns``, only what the first one returns.
 
         Raises:
             BedrockishError: it cannot run.
@@ -303,9 +303,9 @@ async def _reply(node: Submits, loan: Loan, call: Execute | AskOutcome | AskChun
             return Told(number, None) if answer is None else Answered(number, answer)
         case AskChunk(number, offset):
             return Told(number, await loan.chunk(offset))
-        case Ask(number, op, after, statement):
+        case Ask(number, op, after, statement, asked):
             if op == EXPLAIN and statement is not None:
-                return Told(number, await node.explain(statement))
+                return Told(number, await node.explain(statement, columns=asked is not None))
             if op == EVENTS:
                 return Told(number, node.events(after))
             if op == JOIN:

@@ -84,7 +84,8 @@ class AskOutcome:
 @value
 class Ask:
     """Ask ``status``, ``nodes``, ``ping``, ``join``: what a new node needs, ``snapshot``: make a copy, whose size and
-    SHA-256 are the reply, ``events``: what was said, ``explain`` a statement, ``upkeep``: do what is ``asked``."""
+    SHA-256 are the reply, ``events``: what was said, ``explain`` a statement (or tell the ``columns`` that it returns),
+    ``upkeep``: do what is ``asked``."""
 
     id: int
     op: str
@@ -216,7 +217,9 @@ def decode_call(payload: bytes) -> Call:
         if op == OUTCOME:
             return AskOutcome(number, _command(packed))
         if op == EXPLAIN:
-            return Ask(number, op, statement=_statement(1, packed.get("statement")))
+            asked = packed.get("asked")
+            asked = {"columns": True} if isinstance(asked, Mapping) and asked.get("columns") is True else None
+            return Ask(number, op, statement=_statement(1, packed.get("statement")), asked=asked)
     except UsageError as error:
         raise MalformedCallError(error.message, number) from error
     if op in QUESTIONS:

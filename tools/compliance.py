@@ -70,7 +70,7 @@ def report(ours: Outcomes, plain: Outcomes) -> bool:
     }
     print(f"\nskipped here, passed by plain SQLite: {len(skipped)}")
     reasons = Counter(
-        reason_of(ours.get(test, ("", "in a class that is left out as a whole for one of these reasons"))[1])
+        reason_of(ours.get(test, ("", f"CLASS: {test.partition('::')[0]} is left out as a whole"))[1])
         for test in skipped
     )
     for reason, count in reasons.most_common():
@@ -85,7 +85,7 @@ def report(ours: Outcomes, plain: Outcomes) -> bool:
 
 def reason_of(text: str) -> str:
     """Return our own words out of the suite's, which name the test as well."""
-    found = re.search(r"(ATTACH|TEMPORARY|REGEXP|IDS): .*", text)
+    found = re.search(r"(ATTACH|TEMPORARY|REGEXP|IDS|CTAS): .*", text)
     return found[0] if found else text
 
 

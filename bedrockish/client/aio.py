@@ -10,25 +10,26 @@ import trio
 
 from bedrockish.client.asking import URL_VARIABLE as URL_VARIABLE
 from bedrockish.client.asking import Statements as Statements
-from bedrockish.client.asking import check_modes, command_rows, make_call, make_request, map_of
+from bedrockish.client.asking import check_modes, command_rows, make_call, make_request
 from bedrockish.client.asking import target_of as target_of
 from bedrockish.client.clocks import ClockCalls
 from bedrockish.client.driving import Driver
 from bedrockish.client.entry import Entry, entry_of
 from bedrockish.client.nearby import in_order, members_of
+from bedrockish.client.questions import QuestionCalls
 from bedrockish.client.rows import Rows, rows_of
 from bedrockish.client.streaming import RowStream, streaming
 from bedrockish.client.transaction import Options, Transaction, run_transaction, transaction
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UnavailableError, UsageError
-from bedrockish.params import check_params, check_timeout
-from bedrockish.requests import SERIALIZABLE, MemberChange, Params, Request, Statement, decode_token
-from bedrockish.wire import EVENTS, EXPLAIN, NODES, PING, SETTLE, STATUS, Answered, Ask, AskOutcome, Step, Told
+from bedrockish.params import check_timeout
+from bedrockish.requests import SERIALIZABLE, MemberChange, Params, Request, decode_token
+from bedrockish.wire import NODES, PING, SETTLE, Answered, Ask, AskOutcome, Step, Told
 
 LEARN_S = 30.0  # how often a client in use asks who belongs to the cluster
 T = TypeVar("T")
 
 
-class Client(ClockCalls, Driver):
+class Client(ClockCalls, Driver, QuestionCalls):
     """A session with a cluster. Get one from ``open_client``."""
 
     @property
@@ -295,47 +296,6 @@ class Client(ClockCalls, Driver):
         """
         reply = await self._call(AskOutcome(0, command), self._seconds(timeout))
         return rows_of(reply.answer) if isinstance(reply, Answered) else None
-
-    async def status(self, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
-        """Return what the connected node says about itself and the cluster.
-
-        Raises:
-            BedrockishError: no node could be asked.
-        """
-        return map_of(await self._call(Ask(0, STATUS), self._seconds(timeout)))
-
-    async def nodes(self, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
-        """Return the members of the cluster as the connected node knows them.
-
-        Raises:
-            BedrockishError: no node could be asked.
-        """
-        return map_of(await self._call(Ask(0, NODES), self._seconds(timeout)))
-
-    async def events(self, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
-        """Return what the connected node lately said and heard of transactions, after a number from an earlier reply.
-
-        Raises:
-            BedrockishError: no node could be asked.
-        """
-        return map_of(await self._call(Ask(0, EVENTS, after), self._seconds(timeout)))
-
-    async def explain(
-        self,
-        sql: str,
-        params: Params = None,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]]:
-        """Return what each statement of a text would read and write at the connected node; nothing happens.
-
-        Raises:
-            BedrockishError: it cannot run, or no node could be asked.
-        """
-        what = Ask(0, EXPLAIN, statement=Statement(sql, check_params(params)))
-        reply = await self._call(what, self._seconds(timeout))
-        assert isinstance(reply, Told)
-        return list(reply.value)
 
     async def ping(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Make sure that some node answers; else raise a BedrockishError."""

@@ -104,3 +104,16 @@ def map_of(reply: Answered | Told) -> dict[str, Any]:
     if not isinstance(reply, Told) or not isinstance(reply.value, Mapping):
         raise ProtocolMismatchError("the node answered with something else than a map")
     return dict(reply.value)
+
+
+def columns_of(reply: Answered | Told) -> list[tuple[str, str | None]]:
+    """Return the columns that a node told.
+
+    Raises:
+        ProtocolMismatchError: it told something else.
+    """
+    try:
+        assert isinstance(reply, Told)
+        return [(name, declared) for name, declared in reply.value[0]["columns"]]
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        raise ProtocolMismatchError("the node answered with something else than columns") from error

@@ -225,6 +225,10 @@ class Connection:
         """Return what each statement of a text would read and write at the connected node; nothing happens."""
         return self._loop.call(self._client.explain, sql, params, timeout=timeout)
 
+    def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
+        """Return name and declared type of each column that a statement returns. See ``Client.columns``."""
+        return self._loop.call(self._client.columns, sql, timeout=timeout)
+
     def cluster_clock(self, *, timeout: float | None = None) -> int:
         """Return a new value of the connected node's clock."""
         return self._loop.call(self._client.cluster_clock, timeout=timeout)

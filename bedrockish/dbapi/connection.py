@@ -1,6 +1,7 @@
 """The connection of PEP 249, with the habits of sqlite3."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -19,6 +20,7 @@ from bedrockish.params import check_timeout
 from bedrockish.requests import ISOLATIONS, READ_LEVELS, SESSION
 
 T = TypeVar("T")
+DECLARED_S, DECLARED_MAX = 60.0, 1000  # how long, and for how many texts, declared types are kept
 ISOLATION_LEVELS = (None, "", "DEFERRED", "IMMEDIATE", "EXCLUSIVE")
 
 
@@ -30,7 +32,7 @@ class Connection:
     Attributes:
         row_factory: what new cursors make of each row, as ``row_factory(cursor, tuple)``; None for tuples.
         text_factory: makes what is fetched of each text from its UTF-8 bytes; ``str`` by default.
-        detect_types: 0 or ``PARSE_COLNAMES``.
+        detect_types: 0, ``PARSE_COLNAMES``, ``PARSE_DECLTYPES`` or both.
     """
 
     Warning = errors.Warning
@@ -49,6 +51,7 @@ class Connection:
         self._lock = threading.RLock()
         self.row_factory: RowFactory | None = None
         self.text_factory: Callable[[bytes], Any] = str
+        self._declared_types: dict[str, tuple[float, list[str | None]]] = {}
 
     # -- the standard ----------------------------------------------------------------------------------------------
 
@@ -200,6 +203,23 @@ class Connection:
             except BedrockishError as error:
                 raise standing_for(error) from error
 
+    def _declared(self, sql: str) -> list[str | None]:
+        """Return the declared types of a statement's columns: asked once for a text, and anew after a minute."""
+        kept = self._declared_types.get(sql)
+        if kept is not None and time.monotonic() - kept[0] < DECLARED_S:
+            return kept[1]
+        types = self._run(
+            lambda session: [declared for _, declared in self._link.columns(sql, timeout=session.timeout_s)]
+        )
+        if len(self._declared_types) >= DECLARED_MAX:
+            self._declared_types.clear()
+        self._declared_types[sql] = (time.monotonic(), types)
+        return types
+
+    def _forget_types(self) -> None:
+        """Ask anew: the schema was changed."""
+        self._declared_types.clear()
+
     def _script(self, sql: str) -> Rows:
         """Run a statement of a script: nothing begins a transaction but BEGIN."""
 
@@ -237,21 +257,16 @@ def connect(
         autocommit: sqlite3's; False for the standard's habit, where every statement is in a transaction.
         schema_commits: let CREATE, ALTER and DROP commit the rows that were changed before them, as MySQL does;
             otherwise they are refused until the program commits.
-        detect_types: ``PARSE_COLNAMES`` to have columns named ``x [typename]`` converted.
+        detect_types: ``PARSE_COLNAMES`` to have columns named ``x [typename]`` converted, ``PARSE_DECLTYPES`` those
+            whose table declares such a type; or both, of which the name counts first.
         token: what another session has seen.
 
     Raises:
         InterfaceError: the URL cannot be understood.
-        OperationalError: no node can be reached.
-        NotSupportedError: ``PARSE_DECLTYPES``.
+        OperationalError: no node can be reached, or it does not let us in.
     """
-    if detect_types & PARSE_DECLTYPES:
-        raise NotSupportedError(
-            "PARSE_DECLTYPES needs the declared types of columns, which nodes do not send; "
-            'use PARSE_COLNAMES and SELECT x AS "x [timestamp]"'
-        )
-    if detect_types not in (0, PARSE_COLNAMES):
-        raise ProgrammingError(f"detect_types should be 0 or PARSE_COLNAMES, not {detect_types!r}")
+    if type(detect_types) is not int or not 0 <= detect_types <= PARSE_COLNAMES | PARSE_DECLTYPES:
+        raise ProgrammingError(f"detect_types should be PARSE_COLNAMES, PARSE_DECLTYPES or both, not {detect_types!r}")
     if read is not None and read not in READ_LEVELS:
         raise ProgrammingError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
     try:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bedrockish.client.rows import Rows
 from bedrockish.dbapi.errors import InterfaceError, ProgrammingError
-from bedrockish.dbapi.statements import WRITE, inserts, is_single, kind_of, split
-from bedrockish.dbapi.values import adapt_all, converter_of, type_codes
+from bedrockish.dbapi.statements import READ, SCHEMA, WRITE, inserts, is_single, kind_of, split
+from bedrockish.dbapi.values import adapt_all, converter_of, declared_converter, type_codes
 
 if TYPE_CHECKING:
     from bedrockish.dbapi.connection import Connection
@@ -40,6 +40,7 @@ class Cursor:
         self._rows: list[tuple[Any, ...]] = []
         self._place = 0
         self._description: tuple[Column, ...] | None = None
+        self._declared: list[str | None] = []
 
     # -- what the standard wants to be readable --------------------------------------------------------------------
 
@@ -52,10 +53,12 @@ class Cursor:
     def description(self) -> tuple[Column, ...] | None:
         """Seven items for each column, of which the name and the type code are told; None without a result.
 
-        The type code is that of the column's first value that is not NULL, and compares equal to STRING and the like.
+        The type code compares equal to STRING and the like. With PARSE_DECLTYPES it is the declared type of the column;
+        for what has none, and without, that of the column's first value that is not NULL.
         """
         if self._description is None and self._columns:
             codes = type_codes(len(self._columns), self._rows)
+            codes = [self._declared[place] or code for place, code in enumerate(codes)] if self._declared else codes
             shorten = bool(self._connection.detect_types & PARSE_COLNAMES)
             self._description = tuple(
                 (name.partition("[")[0].rstrip() if shorten else name, code, None, None, None, None, None)
@@ -95,8 +98,14 @@ class Cursor:
         kind = kind_of(sql)
         self._forget()
         self._rowcount = -1
+        declared = self._ask_types(sql, kind)
         rows = self._connection._run(lambda session: session.run(sql, params, kind))
+        if declared is None and rows.columns:
+            declared = self._connection._declared(sql)
+        self._declared = declared or []
         self._take(rows)
+        if kind == SCHEMA:
+            self._connection._forget_types()
         if rows.lastrowid is not None and inserts(sql):
             self._lastrowid = rows.lastrowid
         return self
@@ -144,6 +153,20 @@ class Cursor:
         if not is_single(sql):
             raise ProgrammingError("only one statement can be executed at a time; use executescript() for several")
 
+    def _ask_types(self, sql: str, kind: str) -> list[str | None] | None:
+        """Return declared types, [] if they are not wanted, None if they can only be had afterwards.
+
+        They are asked for before anything happens, so that no answer is lost because of them. Where the node does not
+        know a table yet, which running the statement makes it wait for, they are asked for then.
+        """
+        wanted = self._connection.detect_types & PARSE_DECLTYPES
+        if not wanted or not (kind == READ or "RETURNING" in sql.upper()):
+            return []
+        try:
+            return self._connection._declared(sql)
+        except ProgrammingError:
+            return None
+
     def _take(self, rows: Rows) -> None:
         self._columns, self._rowcount = rows.columns, rows.rowcount
         self._rows = rows.rows
@@ -153,10 +176,12 @@ class Cursor:
             self._rows = [
                 tuple(make(value.encode()) if isinstance(value, str) else value for value in row) for row in self._rows
             ]
+        converters = [declared_converter(declared) for declared in self._declared] or [None] * len(rows.columns)
         if self._connection.detect_types & PARSE_COLNAMES:
-            converters = [converter_of(name) for name in rows.columns]
-            if any(converters):
-                self._rows = [tuple(map(_convert, converters, row)) for row in self._rows]
+            named = [converter_of(name) for name in rows.columns]
+            converters = [first or second for first, second in zip(named, converters, strict=True)]
+        if any(converters):
+            self._rows = [tuple(map(_convert, converters, row)) for row in self._rows]
 
     # -- fetching --------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ SQLite stores None, integers of 64 bits, floats, texts and bytes. What else a pr
 
 import datetime
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -117,6 +118,13 @@ def converter_of(column: str) -> Callable[[bytes], Any] | None:
     """Return what converts the values of a column by its name, such as ``at [timestamp]``; None if nothing does."""
     _, bracket, rest = column.partition("[")
     return _converters.get(rest.partition("]")[0].upper()) if bracket else None
+
+
+def declared_converter(declared: str | None) -> Callable[[bytes], Any] | None:
+    """Return what converts the values of a column by its declared type, of which the first word counts, as in sqlite3:
+    that of ``number(10)`` is ``number``; None if nothing does.
+    """
+    return _converters.get(re.split(r"[ (]", declared.upper(), maxsplit=1)[0]) if declared else None
 
 
 def _to_date(data: bytes) -> datetime.date:

@@ -157,9 +157,9 @@ class Engine:
         prepared = self._take_back(lambda: self._executor.execute(request, base, version, budget_s))
         return replace(prepared, clock=clock) if self.scope.used else prepared
 
-    def explain(self, statement: Statement) -> list[dict[str, Any]]:
+    def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
         """Tell what each statement of a text would read and write, as ``explain.explain``; nothing of it remains."""
-        return self._take_back(lambda: explain(self._executor, statement))
+        return self._take_back(lambda: explain(self._executor, statement, columns=columns))
 
     def _take_back(self, action: Callable[[], T]) -> T:
         """Do something in the open batch, and take it back, whatever comes out."""

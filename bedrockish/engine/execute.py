@@ -122,6 +122,10 @@ class Executor:
             return self._schema_prepared(run, base, schema_version, changed=cookie != pragmas.numbers(self._db))
         return self._rows_prepared(run, base, schema_version)
 
+    def compiled(self, sql: str) -> Piece:
+        """Return the first statement of a text, compiled and not run. Raises what ``Guard.compile`` says."""
+        return self._guard.compile(sql)
+
     def _pieces(self, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
         """Yield the compiled statements of a text with their parameters; each is to be run before the next is asked."""
         binder = Binder(statement.params)

@@ -15,18 +15,21 @@ ITEMS_MAX = 100
 _ALL = {b"t:": "every table", b"i:": "every index", b"s:": "every definition"}
 
 
-def explain(executor: Executor, statement: Statement) -> list[dict[str, Any]]:
+def explain(executor: Executor, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
     """Run a text inside the open transaction and tell what each of its statements did; the caller takes it back.
 
     Returns:
         a map for each statement: its ``sql``; its ``kind``, ``read``, ``write`` or ``schema``; ``ids``, whether the
         node gives ids to its rows; the ``reads`` and ``writes``; ``wider``, pairs of what was taken for more than it
-        may be and why; ``error``, what it failed with, or empty.
+        may be and why; ``error``, what it failed with, or empty. With ``columns``, one map with them alone, as pairs
+        of name and declared type; nothing is run then.
 
     Raises:
         SqlError: SQLite does not accept it, or its parameters.
         UnsupportedError: it cannot be replicated.
     """
+    if columns:
+        return [{"columns": [list(pair) for pair in executor.compiled(statement.sql).declared]}]
     found = []
     for piece, params in executor._pieces(statement):
         found.append(_explain(executor, piece, params))

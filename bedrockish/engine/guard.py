@@ -79,6 +79,7 @@ class Piece:
         setting: name of the PRAGMA that it sets for the time of the request, or empty.
         inner: tables that its triggers insert into, with an empty text, and tables and columns that they update.
         auto: what to run instead, so that the node gives the ids that it leaves out.
+        declared: name and declared type of each column of the result; None for the type of what is no table's column.
     """
 
     sql: str
@@ -91,6 +92,7 @@ class Piece:
     setting: str = ""
     inner: frozenset[tuple[str, str]] = frozenset()
     auto: Rewritten | None = None
+    declared: tuple[tuple[str, str | None], ...] = ()
 
     def text(self, params: Sequence[Any]) -> str:
         """Return what to run with these parameters."""
@@ -135,13 +137,14 @@ class Guard:
 
         def look(cursor: apsw.Cursor, text: str, _bindings: object) -> bool:
             nonlocal piece
-            columns = tuple(column[0] for column in cursor.get_description()) if cursor.has_vdbe else ()
+            declared = tuple((name, kind) for name, kind in cursor.get_description()) if cursor.has_vdbe else ()
+            columns = tuple(name for name, _ in declared)
             kind = self._kind(cursor, text, seen)
             names = tuple(cursor.bindings_names)
             setting = next(iter(seen.given & pragmas.SETTINGS), "")
             whole = seen.catalogue or bool(cursor.is_explain) or (apsw.SQLITE_PRAGMA in seen.actions and not setting)
             rest, tables, inner = sql[len(text) :], frozenset(seen.tables), frozenset(seen.inner)
-            piece = Piece(text, kind, names, columns, tables, whole, rest, setting, inner)
+            piece = Piece(text, kind, names, columns, tables, whole, rest, setting, inner, declared=declared)
             return False
 
         cursor = self._db.cursor()

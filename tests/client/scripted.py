@@ -48,7 +48,7 @@ class ScriptedNode:
     def events(self, after: int) -> dict[str, Any]:
         return {"node": self.name, "last": after, "events": []}
 
-    async def explain(self, statement: Statement) -> list[dict[str, Any]]:
+    async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
         return [{"sql": statement.sql, "kind": "read", "ids": False, "reads": ["table t: 1"], "writes": []}]
 
     async def outcome(self, command: str) -> Answer | None:

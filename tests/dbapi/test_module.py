@@ -3,6 +3,8 @@
 import datetime
 import threading
 import time
+import warnings
+from typing import Any
 
 import pytest
 
@@ -46,9 +48,62 @@ def test_arguments_are_checked_after_connecting(url: str) -> None:
             db.connect(url, **wrong)
 
 
-def test_declared_types_are_not_converted(url: str) -> None:
-    with pytest.raises(db.NotSupportedError, match="PARSE_COLNAMES"):
-        db.connect(url, detect_types=db.PARSE_DECLTYPES)
+def declared_story(module: Any, connection: Any) -> list[Any]:
+    """Use declared types as a program does."""
+    module.register_converter("money", lambda data: ("money", data))
+    connection.execute('CREATE TABLE decl(d DATE, t timestamp, m "money(10) x", i INTEGER PRIMARY KEY, plain)')
+    moment = "2024-02-29 01:02:03"
+    connection.execute("INSERT INTO decl VALUES ('2024-02-29', ?, 5, 7, '2024-01-01')", (moment,))
+    found = connection.execute("SELECT * FROM decl").fetchall()
+    sql = 'SELECT d, date(d), m AS "m [date]", d AS x FROM (SELECT d, NULL AS m FROM decl)'
+    found += connection.execute(sql).fetchall()
+    found += connection.execute("UPDATE decl SET m = NULL RETURNING m, d, i").fetchall()
+    found += connection.execute("WITH w AS (SELECT t FROM decl) SELECT t FROM w").fetchall()
+    connection.commit()
+    connection.execute("ALTER TABLE decl RENAME COLUMN plain TO p")
+    connection.execute("ALTER TABLE decl ADD COLUMN also DATE")
+    found += connection.execute("SELECT p, also FROM decl").fetchall()
+    connection.execute("DROP TABLE decl")
+    connection.execute("CREATE TABLE decl(d money)")
+    connection.execute("INSERT INTO decl VALUES ('1')")
+    found += connection.execute("SELECT * FROM decl").fetchall()
+    connection.commit()
+    connection.execute("DROP TABLE decl")
+    return list(found)
+
+
+def test_declared_types_are_converted_as_in_sqlite3(url: str) -> None:
+    """The same program on sqlite3 and here: what is declared decides, the first word of it, and NULL stays None."""
+    import sqlite3
+
+    both = db.PARSE_DECLTYPES | db.PARSE_COLNAMES
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # sqlite3's own converter of timestamps
+        theirs = sqlite3.connect(":memory:", detect_types=both)
+        expected = declared_story(sqlite3, theirs)
+        theirs.close()
+    ours = db.connect(url, detect_types=both)
+    assert declared_story(db, ours) == expected
+    ours.close()
+
+
+def test_type_codes_are_those_declared_if_they_are_asked_for(url: str, table: str) -> None:
+    connection = db.connect(url, detect_types=db.PARSE_DECLTYPES)
+    description = connection.execute(f"SELECT id, name, amount, data, 1 FROM {table}").description
+    assert description is not None
+    assert [column[1] for column in description] == ["INTEGER", "TEXT", "REAL", "BLOB", None]  # there is no row
+    assert description[0][1] == db.ROWID
+    assert description[3][1] == db.BINARY
+    with pytest.raises(db.ProgrammingError, match="no such table"):
+        connection.execute("SELECT * FROM nowhere")
+    connection.close()
+
+
+def test_wrong_detect_types(url: str) -> None:
+    wrong: Any
+    for wrong in (4, -1, "1"):
+        with pytest.raises(db.ProgrammingError, match="detect_types should be"):
+            db.connect(url, detect_types=wrong)
 
 
 def test_exceptions_form_the_tree_of_the_standard() -> None:

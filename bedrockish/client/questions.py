@@ -1,0 +1,79 @@
+"""What a client may ask of the node that it is connected to: about itself, and about a statement."""
+
+from typing import Any, Protocol
+
+from bedrockish.client.asking import columns_of, map_of
+from bedrockish.params import check_params
+from bedrockish.requests import Params, Statement
+from bedrockish.wire import EVENTS, EXPLAIN, NODES, STATUS, Answered, Ask, Told
+
+
+class _Asks(Protocol):
+    """What the calls below are made with."""
+
+    async def _call(self, what: Ask, timeout_s: float) -> Answered | Told:
+        """Make a call."""
+
+    def _seconds(self, timeout_s: float | None) -> float:
+        """Return how long a call may take."""
+
+
+class QuestionCalls:
+    """The calls, for a client to inherit."""
+
+    async def status(self: _Asks, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
+        """Return what the connected node says about itself and the cluster.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        return map_of(await self._call(Ask(0, STATUS), self._seconds(timeout)))
+
+    async def nodes(self: _Asks, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
+        """Return the members of the cluster as the connected node knows them.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        return map_of(await self._call(Ask(0, NODES), self._seconds(timeout)))
+
+    async def events(self: _Asks, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
+        """Return what the connected node lately said and heard of transactions, after a number from an earlier reply.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        return map_of(await self._call(Ask(0, EVENTS, after), self._seconds(timeout)))
+
+    async def explain(
+        self: _Asks,
+        sql: str,
+        params: Params = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> list[dict[str, Any]]:
+        """Return what each statement of a text would read and write at the connected node; nothing happens.
+
+        Raises:
+            BedrockishError: it cannot run, or no node could be asked.
+        """
+        what = Ask(0, EXPLAIN, statement=Statement(sql, check_params(params)))
+        reply = await self._call(what, self._seconds(timeout))
+        assert isinstance(reply, Told)
+        return list(reply.value)
+
+    async def columns(
+        self: _Asks,
+        sql: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> list[tuple[str, str | None]]:
+        """Return name and declared type of each column that a statement returns, without running it.
+
+        The type is None for what is not the column of a table.
+
+        Raises:
+            BedrockishError: SQLite does not accept it, or no node could be asked.
+        """
+        what = Ask(0, EXPLAIN, statement=Statement(sql), asked={"columns": True})
+        return columns_of(await self._call(what, self._seconds(timeout)))

@@ -44,11 +44,14 @@ class Forwarding:
         if voters and not state.trouble and self._send(ticket, voters[ticket.forwards % len(voters)]):
             return None
         if ticket.astray:  # it may have happened where it went: nobody may be told otherwise
-            ticket.stage = Stage.PAUSED
-            state.timer(AGAIN_MS, "ticket_again", ticket.number)
+            self._pause(ticket)
             return None
         why = f"node {state.me} is a learner, which only reads; write at {', '.join(state.voters)}"
         return UnavailableError(state.trouble or why)
+
+    def _pause(self, ticket: Ticket) -> None:
+        ticket.stage = Stage.PAUSED
+        self.state.timer(AGAIN_MS, "ticket_again", ticket.number)
 
     def _send(self, ticket: Ticket, leader: str) -> bool:
         state, request = self.state, ticket.request
@@ -117,7 +120,11 @@ class Forwarding:
             return ticket, None
         by_name = reply.error.details.get("reason") == "unknown"  # a command by name, which we have
         anywhere = not reply.error.retry and not by_name  # it cannot be done, there or here
-        return ticket, reply.error if anywhere or not self.state.is_voter(self.state.me) else None
+        leads = self.state.is_voter(self.state.me)
+        if ticket.astray and not leads and ticket.stage is Stage.FORWARDED:
+            self._pause(ticket)  # that one did not do it, and another one may have
+            return None, None
+        return ticket, reply.error if not ticket.astray and (anywhere or not leads) else None
 
     def overdue(self, gone: str | None = None) -> list[Ticket]:
         """Take back the tickets of which there is no word for too long, or that are with a node that is gone."""

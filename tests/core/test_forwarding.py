@@ -165,6 +165,21 @@ def test_a_learner_tries_another_voter_and_the_command_happens_once() -> None:
     assert net.places["C"].disk.durable.rows["x"][1] == 1
 
 
+def test_a_learner_does_not_believe_one_voter_that_it_did_not_happen_when_another_may_have_done_it() -> None:
+    """A has led it and is cut off with its COMMIT; B is asked next, cannot lead it, and says that it did not."""
+    net = Net("ABC", "D")
+    net.kept = {Forwarded, Commit}
+    net.ask("D", add("through D", "x", timeout_s=9.0))
+    net.deliver()
+    assert "through D" in net.places["A"].disk.durable.commands
+    for name in "BCD":
+        net.cut("A", name)
+    net.cut("B", "C")
+    net.kept = set()
+    net.run(15.0)
+    assert net.told("D") == {"through D": "cannot tell"}
+
+
 def test_a_learner_that_is_cut_off_says_what_it_knows() -> None:
     """Before anything left it: that it did not happen. After: that it cannot tell."""
     net = Net("ABC", "D")

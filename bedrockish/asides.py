@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from bedrockish.core.conflicts import claim
 from bedrockish.core.node import Node
-from bedrockish.core.once import overtaken
+from bedrockish.core.once import lost
 from bedrockish.core.records import Prepared
 from bedrockish.engine.aside import Aside
 from bedrockish.engine.clocks import Scope
@@ -295,10 +294,7 @@ class Asides:
         if isinstance(found, BedrockishError) or (found.readonly and job.request.read != STRICT):
             self._deliver(job.ticket, found)
             return
-        footprint = found.footprint
-        if not found.readonly:
-            footprint = claim(footprint, job.request.command, found.kind)
-        error = overtaken(self._core.state, footprint, found.base)
+        error = lost(self._core.state, job.request.command, found)
         if error is None:
             # One that was told its clock stays younger than all that it has seen; others move up.
             moved = found if found.clock else replace(found, base=dict(self._engine.applied))

@@ -10,7 +10,7 @@ from bedrockish import commands
 from bedrockish.asides import StopWorkError
 from bedrockish.client.rows import Rows
 from bedrockish.commands import Command, Transaction
-from bedrockish.core.events import ClockWanted, Dropped, Event, Executed
+from bedrockish.core.events import ClockWanted, Decided, Dropped, Event, Executed
 from bedrockish.core.records import Prepared
 from bedrockish.engine.aside import Aside, Work
 from bedrockish.engine.clocks import ClockNeededError
@@ -18,8 +18,9 @@ from bedrockish.engine.execute import TakesLongError
 from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError
 from bedrockish.members import prepare_change
 from bedrockish.plain import plain
+from bedrockish.recalling import again
 from bedrockish.requests import SERIALIZABLE, Request, Result, encode_results
-from bedrockish.waiting import Waiter, answer_of
+from bedrockish.waiting import Waiter
 from journal.changes import encode_changes
 
 if TYPE_CHECKING:
@@ -57,7 +58,11 @@ class Executions:
                     following.append(Executed(ticket, prepared))
                 return
             node.counts["repeated_commands"] += 1
-            node.reply(ticket, answer_of(entry, request.token))
+            found = again(node.engine, entry, request.token, ticket)
+            if isinstance(found, Decided):
+                following.append(found)
+                return
+            node.reply(ticket, found)
         except DamagedError:
             raise
         except ClockNeededError:

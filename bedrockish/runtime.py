@@ -24,6 +24,7 @@ from bedrockish.core import effects as do
 from bedrockish.core.describe import describe_said
 from bedrockish.core.events import (
     Accused,
+    Activated,
     Answered,
     ClockWanted,
     Dropped,
@@ -45,12 +46,13 @@ from bedrockish.executing import Executions
 from bedrockish.measuring import Histogram
 from bedrockish.members import judge, set_members
 from bedrockish.plugins import Plugins
+from bedrockish.recalling import recall
 from bedrockish.requests import Answer, Request, Statement, Token
 from bedrockish.status import describe_node
 from bedrockish.syncing import Syncer
 from bedrockish.transactions import Transactions
 from bedrockish.upkeep import Upkeep, start_core
-from bedrockish.waiting import Done, Kept, Prepare, Waiter, answer_of, packed_entries
+from bedrockish.waiting import Done, Kept, Prepare, Waiter, packed_entries
 from bedrockish.watching import Watch
 from journal.errors import EntryMalformedError
 from net import mesh as net
@@ -128,7 +130,7 @@ class Runtime:
         """Return the answer of a command that happened, as far as this node knows."""
         entry = self.engine.find_command(command)
         await self.durable()
-        return None if entry is None else answer_of(entry, Token())
+        return None if entry is None else recall(self.engine, entry, Token())
 
     async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return what each statement of a text would read and write, or the ``columns`` of the first one's result."""
@@ -302,6 +304,8 @@ class Runtime:
                 engine.set_meta(name, value)
             case do.KeepHold(name, times, clock):
                 engine.journal.save_hold(name, times, clock)
+            case do.Activate(txid):
+                following.append(Activated(txid, engine.versions.activate(txid)))
             case do.SendEntries(peer, wants, limit):
                 self._send(peer, Entries(packed_entries(engine, wants, limit), self.core.state.clock.value))
             case do.SendOutcome(peer, txid):

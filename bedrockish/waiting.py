@@ -77,4 +77,5 @@ def packed_entries(engine: Engine, wants: Mapping[str, int], limit: int) -> Pack
 def answer_of(entry: Entry, token: Token) -> Answer:
     """Return the answer that the client of an entry had, for one that has seen what the token says."""
     vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
-    return Answer(entry.transaction.result, Token(vector, max(entry.txid.clock, token.clock)), entry.place)
+    clock = max(entry.txid.clock, entry.transaction.activates, token.clock)
+    return Answer(entry.transaction.result, Token(vector, clock), entry.place)

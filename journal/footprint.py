@@ -5,7 +5,8 @@ space, and a range is a pair (low, high) with low <= key < high. Objects are nam
 
 * ``t:NAME``  the rows of a table, by rowid or by primary key (WITHOUT ROWID),
 * ``i:NAME``  an index, by its columns and then the rowid,
-* ``s:NAME``  the definition of a table, index, view or trigger.
+* ``e:``      clocks, eight bytes each. A transaction reads the point of its own clock, and a schema change writes all
+  from its activation on: so the two conflict just when that transaction belongs on the new schema.
 
 How columns become bytes is the engine's business; nobody else looks inside.
 """
@@ -19,6 +20,23 @@ from journal.value import value
 Range = tuple[bytes, bytes]
 
 HIGH = b"\xff"  # sorts after every encoded column
+_CLOCKS, _CLOCKS_END = b"e:\0", b"e:\x01"
+LAST_CLOCK = (1 << 64) - 1
+
+
+def clock_key(clock: int) -> bytes:
+    """Return the key that a transaction with this clock reads: it runs on the schema in force then."""
+    return _CLOCKS + clock.to_bytes(8)
+
+
+def is_clock(key: bytes) -> bool:
+    """Whether a key stands for a clock."""
+    return key.startswith(_CLOCKS)
+
+
+def clocks_from(clock: int) -> Range:
+    """Return what a schema change writes that is in force from a clock on."""
+    return clock_key(clock), _CLOCKS_END
 
 
 def object_range(name: str) -> Range:

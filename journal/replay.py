@@ -19,6 +19,7 @@ from journal.entry import GENESIS, Entry
 from journal.errors import ChainBrokenError, ForkError, JournalPrunedError, ReplayMismatchError, TargetExistsError
 from journal.order import draws, interleave, may_apply
 from journal.pruning import marks
+from journal.schema import run, settled, switch
 from journal.store import applied, open_database, open_readonly, scan, scan_timeline
 from journal.tables import (
     CLOCK_FUNCTIONS,
@@ -196,8 +197,7 @@ def _rebuild(
         db.execute("PRAGMA journal_mode = OFF")  # the file is new: it is whole, or it is removed
         db.execute("PRAGMA synchronous = OFF")
         # The rows that triggers and foreign keys changed are in the entries: they must not happen a second time.
-        db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
-        db.config(apsw.SQLITE_DBCONFIG_ENABLE_FKEY, 0)
+        switch(db, on=False)
         for function in CLOCK_FUNCTIONS:  # views and triggers may name them; nothing calls them here
             db.create_scalar_function(function, _not_here)
         rebuild = _Rebuild(db, _adopted(sources))
@@ -206,6 +206,7 @@ def _rebuild(
             rebuild.take(sourced)
             if progress is not None and rebuild.entries % PROGRESS_EVERY == 0:
                 progress(rebuild.entries)
+        rebuild.end({txid for _, source in sources for txid in settled(source)})
         db.execute("COMMIT")
         if progress is not None:
             progress(rebuild.entries)
@@ -242,6 +243,7 @@ class _Rebuild:
         self.db, self.applier = db, Applier(db)
         self.heads: dict[str, tuple[int, bytes]] = {}
         self.seen: set[Txid] = set()
+        self.waiting: Sourced | None = None  # the change of the schema that is decided and not yet in force
         self.entries = self.repeats = self.changes = self.statements = 0
 
     def take(self, sourced: Sourced) -> None:
@@ -256,6 +258,9 @@ class _Rebuild:
                 self.repeats += 1
                 return
             self.seen.add(entry.txid)
+        waiting = self.waiting
+        if waiting is not None and entry.transaction.schema > waiting.entry.transaction.schema:
+            self._activate(waiting)  # what runs on the schema after it has seen all that runs on the one before
         if entry.transaction.kind == ROWS:
             self._rows(sourced)
         elif entry.transaction.kind == SCHEMA:
@@ -272,14 +277,39 @@ class _Rebuild:
             self.changes += 1
 
     def _schema(self, sourced: Sourced) -> None:
-        for statement in decode_statements(sourced.entry.transaction.changes):
-            try:
-                self.db.execute(statement).fetchall()
-            except apsw.Error as error:
-                why = f"SQLite refuses the schema change {statement!r}: {error}"
-                raise ReplayMismatchError(sourced.path, sourced.place, None, None, why) from error
-            self.statements += 1
-        self.applier.forget()
+        statements = decode_statements(sourced.entry.transaction.changes)
+        self.statements += len(statements)
+        if sourced.entry.transaction.activates:
+            if self.waiting is not None:
+                why = "it changes the schema before the change before it is in force"
+                raise ReplayMismatchError(sourced.path, sourced.place, None, None, why)
+            self.waiting = sourced
+            return
+        failure = self._run(sourced, statements)
+        if failure:
+            why = f"SQLite refuses the schema change {'; '.join(statements)!r}: {failure}"
+            raise ReplayMismatchError(sourced.path, sourced.place, None, None, why)
+
+    def _activate(self, sourced: Sourced) -> None:
+        """Put a change of the schema in force; one that the data forbids changes nothing, as on the nodes."""
+        self.waiting = None
+        self._run(sourced, decode_statements(sourced.entry.transaction.changes))
+
+    def _run(self, sourced: Sourced, statements: Sequence[str]) -> str:
+        switch(self.db, on=True)
+        try:
+            return run(self.db, statements)
+        except apsw.Error as error:
+            why = f"SQLite refuses the schema change {'; '.join(statements)!r}: {error}"
+            raise ReplayMismatchError(sourced.path, sourced.place, None, None, why) from error
+        finally:
+            switch(self.db, on=False)
+            self.applier.forget()
+
+    def end(self, settled: set[Txid]) -> None:
+        """All entries are taken: put in force what is so at a node whose journal was read."""
+        if self.waiting is not None and self.waiting.entry.txid in settled:
+            self._activate(self.waiting)
 
 
 def digest(source: apsw.Connection | str | os.PathLike[str]) -> str:

@@ -85,6 +85,9 @@ class Transaction:
         result: what the client is answered, encoded; kept so that a retry gets the same answer.
         rollbacks: the leader's transactions that it has given up and of which it did not yet know that a majority
             accepted this; whoever approves or holds X accepts their rollback first.
+        activates: of a schema change, the clock from which on it is in force: transactions with a smaller clock run on
+            the schema before it, all others on the one that it makes. 0: from its commit on, as journals of earlier
+            versions have it.
         body: the canonical bytes of all of the above.
     """
 
@@ -100,6 +103,7 @@ class Transaction:
     changes: bytes
     result: bytes
     rollbacks: tuple[Txid, ...] = ()
+    activates: int = 0
     body: bytes = field(repr=False, default=b"")
 
     def __post_init__(self) -> None:
@@ -123,6 +127,7 @@ class Transaction:
                 self.changes,
                 self.result,
                 [[clock, leader] for clock, leader in self.rollbacks],
+                *((self.activates,) if self.activates else ()),
             ]
         )
 
@@ -154,7 +159,8 @@ def decode_transaction(body: bytes) -> Transaction:
         changes,
         result,
     ) = packed[:13]
-    numbers = (version, clock, safe, schema, config)
+    activates = packed[14] if len(packed) > 14 else 0
+    numbers = (version, clock, safe, schema, config, activates)
     if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) >= 1 << 64:
         raise EntryMalformedError("version, clocks and schema of a transaction should be unsigned 64-bit integers")
     if not (type(leader) is type(command) is type(isolation) is type(kind) is str and kind in KINDS):
@@ -174,5 +180,6 @@ def decode_transaction(body: bytes) -> Transaction:
         changes,
         result,
         tuple(check_txid(txid) for txid in _list(packed[13])),
+        activates,
         bytes(body),
     )

@@ -10,7 +10,8 @@ import argparse
 import sys
 import time
 
-from tools.sim.faulty import FAULTS, Fault, in_force
+from tools.sim.editing import Fault, in_force
+from tools.sim.faulty import FAULTS
 from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 

@@ -1,29 +1,47 @@
 """Prepared transactions and the conflict tests: the two calls that the gist asks SQLite for, on logical keys.
 
 ``test_conflict(a, b)`` tells whether two transactions conflict; ``prepare_commit(x)`` whether x conflicts with anything
-that this node holds pending, or knows to be committed and x has not seen. A command's id and the membership need no
-rules of their own: ``claim`` puts them into the footprint as keys.
+that this node holds pending, or knows to be committed and x has not seen. A command's id, the membership and the schema
+need no rules of their own: ``claim`` puts them into the footprint as keys.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from journal.footprint import Footprint, conflict, object_of
-from journal.transaction import MEMBERS, Transaction, Txid
+from journal.footprint import Footprint, clock_key, clocks_from, conflict, is_clock, object_of
+from journal.transaction import MEMBERS, SCHEMA, Transaction, Txid
 from journal.vector import Vector
 
 EVERYTHING = (b"", b"\xff\xff")
 
 
-def claim(footprint: Footprint, command: str, kind: str) -> Footprint:
-    """Return the footprint with the key of its command, and with every key for a change of the membership."""
+def claim(footprint: Footprint, command: str, kind: str, clock: int, activates: int = 0) -> Footprint:
+    """Return the footprint with the key of its command, and the keys that put it before or after schema changes.
+
+    A transaction reads its own clock. A schema change writes all clocks from its activation on, so that it conflicts
+    with what has such a clock, with every other schema change, and with nothing else. A change of the membership writes
+    every key.
+    """
+    write_points = footprint.write_points | {b"c:\0" + command.encode()}
+    if kind == SCHEMA:
+        return Footprint(
+            footprint.read_points,
+            footprint.read_ranges,
+            write_points,
+            (*footprint.write_ranges, clocks_from(activates)),
+        )
     return Footprint(
-        footprint.read_points,
+        footprint.read_points | {clock_key(clock)},
         footprint.read_ranges,
-        footprint.write_points | {b"c:\0" + command.encode()},
+        write_points,
         (*footprint.write_ranges, EVERYTHING) if kind == MEMBERS else footprint.write_ranges,
     )
+
+
+def _indexed(points: frozenset[bytes]) -> list[bytes]:
+    """Return the points that others may write as points: clocks are only ever written as a range."""
+    return [point for point in points if not is_clock(point)]
 
 
 def test_conflict(left: Transaction, right: Transaction) -> bytes | None:
@@ -70,7 +88,7 @@ class Pending:
         self.since[txid] = seconds
         for point in footprint.write_points:
             self._writers.setdefault(point, {})[txid] = None
-        for point in footprint.read_points:
+        for point in _indexed(footprint.read_points):
             self._readers.setdefault(point, {})[txid] = None
         if footprint.has_ranges:
             self._ranged[txid] = transaction
@@ -84,7 +102,7 @@ class Pending:
         self._ranged.pop(txid, None)
         for index, points in (
             (self._writers, transaction.footprint.write_points),
-            (self._readers, transaction.footprint.read_points),
+            (self._readers, _indexed(transaction.footprint.read_points)),
         ):
             for point in points:
                 holders = index[point]

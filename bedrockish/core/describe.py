@@ -28,7 +28,7 @@ REASONS = {
     say.Reason.TOO_OLD: "TOO OLD",
     say.Reason.AHEAD: "AHEAD OF THE WALL CLOCK",
     say.Reason.PROMISED: "PROMISED TO A RECOVERY",
-    say.Reason.BARRIER: "BEHIND A SCHEMA OR MEMBERSHIP CHANGE",
+    say.Reason.BARRIER: "BEHIND A MEMBERSHIP CHANGE",
     say.Reason.MEMBERS: "OF ANOTHER MEMBERSHIP",
 }
 
@@ -214,6 +214,10 @@ class Printer:
                 return f"reader {name} holds the journal " + ("no more" if clock is None else f"at {clock_text(clock)}")
             case on.Dropped(ticket):
                 return f"{self.ticket(ticket)} needs no more"
+            case on.Decided(ticket, txid):
+                return f"{self.ticket(ticket)} is {self.name(txid)}, which waits for its activation"
+            case on.Activated(txid, failure):
+                return f"{self.name(txid)} is in force" if not failure else f"{self.name(txid)} fails: {failure}"
             case on.Answered(ticket, answer):
                 return f"{self.ticket(ticket)}, taken for another node, is answered: {_answer(answer)}"
             case on.Received(peer, message):
@@ -251,6 +255,8 @@ class Printer:
             case do.Apply(entry, repeat):
                 what = "records the repeat" if repeat else "applies"
                 return f"{what} {entry.leader}{entry.tick} {self.name(entry.txid)}"
+            case do.Activate(txid):
+                return f"activates {self.name(txid)}"
             case do.SendEntries(peer, wants):
                 return f"sends {peer} " + ", ".join(f"{leader}{tick}…" for leader, tick in sorted(wants.items()))
             case do.SendOutcome(peer, txid):

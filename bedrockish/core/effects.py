@@ -1,9 +1,9 @@
 """What a node asks its driver to do, in order.
 
 The contract of every driver: perform the effects of a step in order. Whatever writes (``Persist``, ``Forget``,
-``Keep``, ``Apply``) goes into one open SQLite transaction; **a Send or a Reply leaves only after everything written
-before it is durable**. The core itself behaves as if its disk were instant, and this rule makes it true for everybody
-outside.
+``Keep``, ``Apply``, ``Activate``) goes into one open SQLite transaction; **a Send or a Reply leaves only after
+everything written before it is durable**. The core itself behaves as if its disk were instant, and this rule makes it
+true for everybody outside.
 """
 
 from bedrockish.core.messages import Message
@@ -37,8 +37,8 @@ class Execute:
     """Run this ticket's request on the database as it is now and step ``Executed``.
 
     ``clock`` is what ``transaction_clock()`` gives in it; if that is called and it is 0, step ``ClockWanted``.
-    If the command is in the journal already, answer from there and step ``Dropped``; if it fails, answer what
-    ``Node.verdict`` makes of the error and step ``Dropped``.
+    If the command is in the journal already, answer from there and step ``Dropped``, or ``Decided`` if it is a schema
+    change that is not activated yet; if it fails, answer what ``Node.verdict`` makes of the error and step ``Dropped``.
     """
 
     ticket: int
@@ -95,6 +95,13 @@ class Apply:
 
 
 @value
+class Activate:
+    """Run the statements of the schema change that waits for this, and step ``Activated``."""
+
+    txid: Txid
+
+
+@value
 class SendEntries:
     """Send a peer the timelines it wants, from the journal, as far as ``limit`` bytes go."""
 
@@ -135,6 +142,7 @@ Effect = (
     | Keep
     | KeepHold
     | Apply
+    | Activate
     | SendEntries
     | SendOutcome
     | SetMembers

@@ -6,6 +6,7 @@ from bedrockish.core.messages import Message
 from bedrockish.core.records import Prepared
 from bedrockish.errors import BedrockishError
 from bedrockish.requests import Answer, Request
+from journal.transaction import Txid
 from journal.value import value
 from journal.vector import Vector
 
@@ -74,6 +75,23 @@ class Dropped:
 
 
 @value
+class Decided:
+    """A request is a schema change that was committed before and is not activated here yet: ``answer`` is for then."""
+
+    ticket: int
+    txid: Txid
+    answer: Answer
+
+
+@value
+class Activated:
+    """A schema change was activated; ``failure`` says why the data forbade it, and is empty if nothing did."""
+
+    txid: Txid
+    failure: str
+
+
+@value
 class Answered:
     """The answer of a request that was admitted for another node could leave now."""
 
@@ -124,6 +142,8 @@ Event = (
     | Shortened
     | Held
     | Dropped
+    | Decided
+    | Activated
     | Answered
     | Received
     | PeerUp

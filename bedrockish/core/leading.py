@@ -7,14 +7,15 @@ happen" only when every attempt that it made is known to have ended so.
 
 from bedrockish.clock import pack
 from bedrockish.core import tickets as ticketing
+from bedrockish.core.activation import activation_clock
+from bedrockish.core.answering import Answering
 from bedrockish.core.clocking import Clocking
 from bedrockish.core.conflicts import Known, claim
-from bedrockish.core.effects import Execute, Reply
+from bedrockish.core.effects import Execute
 from bedrockish.core.forwarding import Forwarding
 from bedrockish.core.messages import Approve, Begin, Commit, Forwarded, Reason, Reject, ToldClock
 from bedrockish.core.once import move
 from bedrockish.core.ordering import Ordering
-from bedrockish.core.queues import Queues
 from bedrockish.core.reading import Reading
 from bedrockish.core.records import Prepared
 from bedrockish.core.rollback import Rollbacks
@@ -22,26 +23,22 @@ from bedrockish.core.state import State
 from bedrockish.core.tickets import Attempt, Stage, Ticket
 from bedrockish.core.voting import Voting
 from bedrockish.errors import BedrockishError, UnavailableError, told_too_early
-from bedrockish.requests import STRICT, Answer, Request, Token
-from journal.footprint import Footprint
+from bedrockish.requests import STRICT, Request
 from journal.transaction import Txid
-from journal.vector import merge
 
 
-class Leading:
+class Leading(Answering):
     """Leads this node's transactions."""
 
     def __init__(self, state: State, ordering: Ordering, voting: Voting, reading: Reading) -> None:
-        self.state = state
+        super().__init__(state)
         self.ordering = ordering
         self.voting = voting
         self.reading = reading
         self.rollbacks = Rollbacks(state)
         self.clocking = Clocking(state)
-        self.tickets: dict[int, Ticket] = {}
         self.forwarding = Forwarding(state, self.tickets)
         self.attempts: dict[Txid, Attempt] = {}
-        self.queues = Queues(self.tickets, self._execute)
 
     # -- a ticket's way --------------------------------------------------------------------------------------------
 
@@ -63,7 +60,9 @@ class Leading:
             self.ordering.want(ticket.request.token.vector)
 
     def settle(self) -> None:
-        """Start the tickets whose session this node has caught up with."""
+        """Start the tickets whose session, and whose schema, this node has caught up with."""
+        for ticket in self.activation.released():
+            self._execute(ticket)
         for ticket in [ticket for ticket in self.tickets.values() if ticket.stage is Stage.TOKEN]:
             if self.state.has_seen(ticket.request.token):
                 self._execute(ticket)
@@ -109,6 +108,9 @@ class Leading:
                 self._end(ticket, moved)
                 return
             prepared = moved
+        if prepared.schema != state.schema and (ticket.request.read == STRICT or not prepared.readonly):
+            self._execute(ticket)  # a schema change has come into force meanwhile
+            return
         if prepared.readonly:
             ticket.stage, ticket.read = Stage.CLOCK, prepared
             if not prepared.clock or self.clocking.ask(number, prepared.clock):
@@ -119,18 +121,22 @@ class Leading:
             if refusal is not None:
                 self._finish(ticket, refusal)
             return
-        footprint = claim(prepared.footprint, ticket.request.command, prepared.kind)
-        ticket.footprint = footprint
+        clock = prepared.clock or state.tick()  # what its client was told, or a new one
+        activates = activation_clock(state, ticket, prepared, clock)
+        ticket.footprint = claim(prepared.footprint, ticket.request.command, prepared.kind, clock, activates)
+        if self.activation.holds_up(ticket, prepared, clock):
+            self.queues.leave(ticket)
+            return
         if state.clock.read(state.now.wall_ms) - state.safe > pack(state.settings.conflict_window_ms):
             self._pause(ticket, 20)  # no safe time yet (a node that just started): a BEGIN now would be TOO OLD
             return
-        if self._step_back(ticket, prepared, footprint):
-            return
-        self._begin(ticket, prepared, footprint)
+        if not self._step_back(ticket, prepared):
+            self._begin(ticket, prepared, clock, activates)
 
-    def _step_back(self, ticket: Ticket, prepared: Prepared, footprint: Footprint) -> bool:
+    def _step_back(self, ticket: Ticket, prepared: Prepared) -> bool:
         """Test the transaction on ourselves; whether it has to wait."""
-        state = self.state
+        state, footprint = self.state, ticket.footprint
+        assert footprint is not None
         found = next(state.recent.conflicts(footprint, prepared.base), None)
         if found is not None:
             self._pause(ticket, 1)  # ticketing.committed but not in its snapshot: run it on a newer one
@@ -146,7 +152,7 @@ class Leading:
             return True
         return False
 
-    def _begin(self, ticket: Ticket, prepared: Prepared, footprint: Footprint) -> None:
+    def _begin(self, ticket: Ticket, prepared: Prepared, clock: int, activates: int) -> None:
         state = self.state
         if prepared.clock and not self.clocking.fits(prepared.clock, ticket.begun):
             ticket.unfit += 1
@@ -156,7 +162,7 @@ class Leading:
                 self._pause(ticket, 1)
             return
         rolling = tuple(sorted(self.rollbacks.rolling))
-        transaction = ticketing.make_transaction(state, ticket, prepared, footprint, rolling)
+        transaction = ticketing.make_transaction(state, ticket, prepared, clock, activates, rolling)
         if self.voting.held_back(transaction):
             self._pause(ticket, 10 + 20 * state.draw())
             return
@@ -177,26 +183,20 @@ class Leading:
         else:
             self._answer_read(ticket, prepared)
 
-    def _answer_read(self, ticket: Ticket, prepared: Prepared) -> None:
-        # The clock of a token is above that of everything in its vector: safe time may stand in for the vector.
-        seen, clock = ticket.request.token, self.state.clock.read(self.state.now.wall_ms)
-        token = Token(merge(prepared.base, seen.vector), max(seen.clock, clock))
-        self._finish(ticket, Answer(prepared.result, token, None, ticket.attempts))
-
     def _check_read(self, ticket: Ticket, prepared: Prepared) -> None:
         ticket.stage, ticket.read = Stage.CHECKING, prepared
         valid = self.reading.begin(ticket, prepared)
-        if valid:
-            self._answer_read(ticket, prepared)
-        elif valid is False:
-            self._pause(ticket, ticketing.READ_AGAIN_MS * (1 + self.state.draw()))
+        if valid is not None:
+            self.read_checked(ticket.number, valid=valid)
 
     def read_checked(self, number: int, *, valid: bool) -> None:
         """A majority has answered for a strict read: answer it, or execute it again on a newer snapshot."""
         ticket = self.tickets.get(number)
         if ticket is None or ticket.stage is not Stage.CHECKING or ticket.read is None:
             return
-        if valid:
+        if valid and self.activation.holds_up(ticket, ticket.read, self.state.clock.value):
+            self.queues.leave(ticket)
+        elif valid and ticket.read.schema == self.state.schema:
             self._answer_read(ticket, ticket.read)
         else:
             self._pause(ticket, ticketing.READ_AGAIN_MS * (1 + self.state.draw()))
@@ -350,38 +350,22 @@ class Leading:
         ticket.open.discard(transaction.txid)
         if commit:
             place = self.state.recent.known[transaction.txid].places[0]
-            self._finish(ticket, ticketing.committed(ticket, transaction, place))
+            answer = ticketing.committed(ticket, transaction, place)
+            if transaction.activates:
+                self.activation.decide(ticket, transaction.txid, answer)
+            else:
+                self._finish(ticket, answer)
         elif ticket.stage is Stage.IN_FLIGHT:
             self._pause(ticket, self.state.settings.retry_ms_min * (1 + self.state.draw()))
         elif ticket.stage is Stage.ENDING and not ticket.open:
             self._finish(ticket, ticketing.did_not_happen(ticket, self.state))
-
-    def drop(self, number: int) -> None:
-        """A ticket needs no more from us."""
-        ticket = self.tickets.pop(number, None)
-        if ticket is not None:
-            self.queues.leave(ticket)
-
-    def _finish(self, ticket: Ticket, answer: Answer | BedrockishError) -> None:
-        self.tickets.pop(ticket.number, None)
-        self.state.emit(Reply(ticket.number, answer))
-        self.queues.leave(ticket)
-
-    def _end(self, ticket: Ticket, error: BedrockishError) -> None:
-        """Answer an error, as soon as none of the attempts can happen any more."""
-        if not ticket.open:
-            self._finish(ticket, error)
-            return
-        ticket.stage, ticket.error = Stage.ENDING, error
-        self.state.timer(ticketing.ENDING_MS, "ticket_deadline", ticket.number)
-        self.queues.leave(ticket)
 
     def past_deadline(self, number: int) -> None:
         """The client's time is over: say what is known, or wait a little for the end of the last attempt."""
         ticket = self.tickets.get(number)
         if ticket is None or ticket.extend(self.state):
             return
-        if ticket.stage is Stage.ENDING:
+        if ticket.stage in (Stage.ENDING, Stage.ACTIVATING):
             self._finish(ticket, ticketing.unknown(ticket))
             return
         in_flight, away = ticket.stage is Stage.IN_FLIGHT, ticket.stage is Stage.FORWARDED

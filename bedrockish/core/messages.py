@@ -25,7 +25,7 @@ class Reason(IntEnum):
     TOO_OLD = 3  # its snapshot is older than the conflict window
     AHEAD = 4  # its clock is further ahead of the wall than allowed
     PROMISED = 5  # somebody recovers it
-    BARRIER = 6  # a schema or membership change goes first
+    BARRIER = 6  # a membership change goes first
     MEMBERS = 7  # it was begun under another membership
 
 

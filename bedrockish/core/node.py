@@ -10,9 +10,11 @@ from typing import assert_never
 from bedrockish.core.effects import Effect
 from bedrockish.core.events import (
     Accused,
+    Activated,
     Answered,
     ClockSet,
     ClockWanted,
+    Decided,
     Dropped,
     Event,
     Executed,
@@ -122,6 +124,10 @@ class Node:
                 self.safety.gossip()
             case Dropped(ticket):
                 self.leading.drop(ticket)
+            case Decided(ticket, txid, answer):
+                self.leading.decided(ticket, txid, answer)
+            case Activated(txid, failure):
+                self.leading.activated(txid, failure)
             case Answered(ticket, answer):
                 self.leading.forwarding.answered(ticket, answer)
             case PeerUp(peer):
@@ -159,6 +165,8 @@ class Node:
         return self.state.deadline()
 
     def _answer(self) -> list[Effect]:
+        self._settle()
+        self.safety.hurry()
         self._settle()
         self.state.keep_ceiling()
         effects, self.state.effects = self.state.effects, []
@@ -294,6 +302,8 @@ class Node:
                 self.leading.again(number)
             case "ticket_deadline", int(number):
                 self.leading.past_deadline(number)
+            case "schema_due", Txid() as txid:
+                self.safety.schema_due(txid)
             case "recover_again", Txid() as txid:
                 self.recovery.again(txid)
             case _:

@@ -12,7 +12,7 @@ from bedrockish.core.records import Prepared
 from bedrockish.core.state import State
 from bedrockish.core.tickets import Ticket, readable
 from bedrockish.errors import BedrockishError, ConflictError
-from journal.footprint import Footprint
+from journal.footprint import LAST_CLOCK, Footprint
 from journal.vector import Vector
 
 
@@ -47,12 +47,22 @@ def lost_to(found: Conflict) -> ConflictError:
     )
 
 
-def move(state: State, ticket: Ticket, prepared: Prepared) -> Prepared | BedrockishError:
-    """Return what was prepared as if it had been executed now, or why it would have done something else."""
+def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None:
+    """Return why what was executed a while ago would do something else now; None if it would not."""
+    if prepared.schema != state.schema:
+        return ConflictError(
+            "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
+        )
     footprint = prepared.footprint
     if not prepared.readonly:
-        footprint = claim(footprint, ticket.request.command, prepared.kind)
-    error = overtaken(state, footprint, prepared.base)
+        now = state.clock.read(state.now.wall_ms)
+        footprint = claim(footprint, command, prepared.kind, now, LAST_CLOCK)
+    return overtaken(state, footprint, prepared.base)
+
+
+def move(state: State, ticket: Ticket, prepared: Prepared) -> Prepared | BedrockishError:
+    """Return what was prepared as if it had been executed now, or why it would have done something else."""
+    error = lost(state, ticket.request.command, prepared)
     if error is not None:
         return error
     # One that was told its clock stays younger than all that it has seen; others move up.

@@ -14,7 +14,7 @@ from bedrockish.core.records import Membership, decode_membership
 from bedrockish.core.state import State
 from journal.entry import GENESIS, Entry, Label, decode_entry, decode_label, label_entry
 from journal.errors import EntryMalformedError
-from journal.transaction import MEMBERS, Transaction, Txid, decode_transaction
+from journal.transaction import MEMBERS, SCHEMA, Transaction, Txid, decode_transaction
 from journal.vector import Vector, covers, merge
 
 EARLY_MAX = 10_000  # COMMITs kept ahead of a gap; beyond, they are fetched again
@@ -172,15 +172,37 @@ class Ordering:
         state, txid = self.state, entry.txid
         assert entry.tick == state.applied.get(entry.leader, 0) + 1
         repeat = txid in state.done or txid.clock <= state.safe
+        if not repeat and not self._reach_schema(entry):
+            return
         state.applied[entry.leader] = entry.tick
         state.done.add(txid)
         state.late = state.late or txid.clock <= state.safe
         state.progress = True
         state.emit(Apply(entry, repeat))
+        if entry.transaction.kind == SCHEMA and not repeat:
+            if entry.transaction.activates:
+                state.schedule(entry.transaction)
+            else:
+                state.schema += 1
         if state.votes.pop(txid, None) is not None:
             state.emit(Forget(txid))
         if entry.transaction.kind == MEMBERS and not repeat:
             self._change_members(decode_membership(entry.transaction.changes))
+
+    def _reach_schema(self, entry: Entry) -> bool:
+        """Bring the schema to the version that a transaction ran on; whether that is possible.
+
+        Its leader had the scheduled change in force before it ran, so all with a smaller clock than that change's
+        activation is in its base, and applied here.
+        """
+        state, schema = self.state, entry.transaction.schema
+        if schema == state.schema + 1 and state.scheduled is not None:
+            state.activate()
+        if schema != state.schema:
+            state.emit(
+                Halt(f"{entry.leader}{entry.tick} ran on version {schema} of the schema, and comes upon {state.schema}")
+            )
+        return schema == state.schema
 
     def _change_members(self, membership: Membership) -> None:
         """Count by the new membership. What was begun under the old one and is not applied here never commits: the

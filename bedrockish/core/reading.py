@@ -13,7 +13,7 @@ from bedrockish.core.records import Prepared
 from bedrockish.core.state import State
 from bedrockish.core.tickets import Ticket
 from journal.errors import EntryMalformedError
-from journal.footprint import Footprint
+from journal.footprint import LAST_CLOCK, Footprint, clock_key
 from journal.transaction import Txid
 from journal.vector import Vector
 
@@ -40,7 +40,10 @@ class Reading:
 
         The more often it was tried, the longer it waits for answers: voters may be slower than we expect.
         """
-        state, base, footprint = self.state, prepared.base, prepared.footprint
+        state, base = self.state, prepared.base
+        # It counts as later than everything, so it must have seen every schema change that is on its way.
+        points = prepared.footprint.read_points | {clock_key(LAST_CLOCK)}
+        footprint = Footprint(points, prepared.footprint.read_ranges)
         if next(iter(self._in_the_way(base, footprint)), None) is not None:
             return False
         self._count += 1
@@ -51,9 +54,8 @@ class Reading:
         if len(read.clear) >= state.majority:
             del self.reads[self._count]
             return True
-        reads_only = Footprint(footprint.read_points, footprint.read_ranges)
         clock = state.clock.read(state.now.wall_ms)
-        state.send_voters(Check(self._count, dict(base), cbor2.dumps(reads_only.pack()), clock))
+        state.send_voters(Check(self._count, dict(base), cbor2.dumps(footprint.pack()), clock))
         return None
 
     def _in_the_way(self, base: Vector, footprint: Footprint) -> list[Txid]:

@@ -166,6 +166,8 @@ class Recovered:
         cut: the highest cut that was ever announced (section 6 of the protocol).
         batches: how many durable batches this file has seen.
         safe: a safe time known before the restart.
+        schema: version of the schema in force.
+        scheduled: the schema change that is applied and not activated yet.
         joining: what a new node was told when it was taken in; None once it has caught up.
         removed: the last tick of each timeline that was removed from the journal.
         holds: readers that still need the journal from a clock on.
@@ -185,3 +187,5 @@ class Recovered:
     joining: Joining | None = None
     removed: Vector = field(default_factory=dict)
     holds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    schema: int = 0
+    scheduled: Transaction | None = None

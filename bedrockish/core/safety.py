@@ -34,6 +34,7 @@ class Safety:
         self._moved_at = -HURRY_S
         self._told: tuple[int, int] = (0, 0)
         self._aged: deque[tuple[float, int]] = deque()  # (seconds, safe time then), oldest first
+        self._due: Txid | None = None  # the schema change whose time has come
 
     def on_gossip(self, peer: str, message: Gossip) -> None:
         """Take in what a peer has applied, closed and cut."""
@@ -103,6 +104,9 @@ class Safety:
         lowest = min((clock for clock in (pending, unapplied) if clock is not None), default=None)
         state.lag.read(state.now.seconds, state.clock.read(state.now.wall_ms))
         closable = state.lag.closable(state.now.seconds)
+        if self._in_a_hurry():
+            assert state.scheduled is not None
+            closable = max(closable, state.scheduled.activates)
         if lowest is not None:
             closable = min(closable, lowest - 1)
         state.closed = max(state.closed, closable)
@@ -119,11 +123,35 @@ class Safety:
             state.emit(Keep("safe", safe))
         if safe > before or state.late:
             self._forget()
+        if state.awaits_schema(state.safe):
+            state.activate()
+
+    def schema_due(self, txid: Txid) -> None:
+        """The time of a schema change has come: close up to there at once, for others wait for it to be in force.
+
+        A clock that only counts, or stands behind, is moved on: else nobody would ever reach that time.
+        """
+        scheduled = self.state.scheduled
+        if scheduled is not None and scheduled.txid == txid:
+            self.state.clock.adjust(scheduled.activates)
+            self._due = txid
+
+    def hurry(self) -> None:
+        """Move on after every step while a schema change is due, and tell, instead of at the next heartbeat."""
+        state = self.state
+        if not self._in_a_hurry():
+            return
+        self.advance()
+        if (state.closed, state.cut) != self._told:
+            self.gossip()
+
+    def _in_a_hurry(self) -> bool:
+        return self._due is not None and self.state.scheduled is not None and self.state.scheduled.txid == self._due
 
     def _worth_a_sync(self) -> bool:
         """Whether the cut should move now: it has to be durable, and an idle node need not sync at every heartbeat."""
         state = self.state
-        if state.done or state.votes or state.outcomes:
+        if state.done or state.votes or state.outcomes or state.scheduled is not None:
             return True  # something waits to become safe
         return state.now.seconds - self._cut_at >= IDLE_CUT_S
 

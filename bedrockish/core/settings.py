@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+SCHEMA_GRACE_MS = 20  # for what was begun before a schema change is due, and is still on its way
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -21,7 +23,9 @@ class Settings:
         retry_ms_min: first pause before a rejected command is run again; doubled each time, with jitter.
         retry_ms_max: longest such pause.
         forwarding: whether a command that meets a pending transaction is sent to that one's leader.
-        barrier_ms: how long new transactions wait so that a schema or membership change can get through.
+        barrier_ms: how long new transactions wait so that a membership change can get through.
+        schema_delay_ms: how long after its decision a schema change comes into force, where there is more than one
+            voter; twice as long at each further attempt.
     """
 
     heartbeat_ms: int = 100
@@ -36,6 +40,7 @@ class Settings:
     retry_ms_min: int = 2
     retry_ms_max: int = 200
     barrier_ms: int = 300
+    schema_delay_ms: int = 50
     forwarding: bool = True
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from bedrockish.clock import HybridClock, milliseconds, pack
 from bedrockish.core.conflicts import Pending, Recent
-from bedrockish.core.effects import Effect, Forget, Keep, Persist, Send, SetMembers
+from bedrockish.core.effects import Activate, Effect, Forget, Keep, Persist, Send, SetMembers
 from bedrockish.core.events import Now
 from bedrockish.core.lag import Lag
 from bedrockish.core.messages import Message
 from bedrockish.core.records import Membership, Recovered, Vote
-from bedrockish.core.settings import Settings, approvals_needed, majority
+from bedrockish.core.settings import SCHEMA_GRACE_MS, Settings, approvals_needed, majority
 from bedrockish.requests import Token
 from journal.transaction import Transaction, Txid
 from journal.vector import Vector, covers
@@ -62,6 +62,7 @@ class State:
         ``applied <= taken`` in every component; an entry is taken in the order of its timeline.
         A txid in ``outcomes`` is not pending.
         ``cut <= closed``; neither goes back.
+        At most one schema change is scheduled: nobody decides a second one before the first is in force at its leader.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class State:
         self.closed = recovered.cut
         self.cut = recovered.cut
         self.safe = recovered.safe
+        self.schema = recovered.schema  # version in force here
+        self.scheduled: Transaction | None = None  # the schema change that is applied and not yet in force
         self.peers: dict[str, Peer] = {}
         self.voters: list[str] = []
         self._reading: Now | None = None
@@ -119,6 +122,8 @@ class State:
         self._timer_count = 0
         self.set_peers()
         self._recover(recovered)
+        if recovered.scheduled is not None:
+            self.schedule(recovered.scheduled)
 
     def _recover(self, recovered: Recovered) -> None:
         for entry in recovered.window:
@@ -199,9 +204,32 @@ class State:
         return majority(len(self.voters))
 
     def has_seen(self, token: Token) -> bool:
-        """Whether this node has all that a session has seen."""
+        """Whether this node has all that a session has seen, and the schema in force then."""
+        if self.awaits_schema(token.clock):
+            return False
         # A label may have died with all its holders; then safe time tells that nothing up to the token is missing.
         return covers(self.applied, token.vector) or (token.clock > 0 and self.safe >= token.clock)
+
+    # -- the schema ------------------------------------------------------------------------------------------------
+
+    def awaits_schema(self, clock: int) -> bool:
+        """Whether what has this clock belongs on a schema that is not in force here yet."""
+        return self.scheduled is not None and self.scheduled.activates <= clock
+
+    def schedule(self, transaction: Transaction) -> None:
+        """A schema change is applied: from now on wait for its activation."""
+        assert self.scheduled is None, f"{self.scheduled} is not in force yet"
+        self.scheduled = transaction
+        left_ms = milliseconds(transaction.activates) - milliseconds(self.clock.read(self.now.wall_ms))
+        self.timer(max(0, left_ms) + SCHEMA_GRACE_MS * (len(self.voters) > 1), "schema_due", transaction.txid)
+
+    def activate(self) -> None:
+        """Put the scheduled schema change in force: everything with a smaller clock is applied, and nothing else."""
+        assert self.scheduled is not None
+        self.emit(Activate(self.scheduled.txid))
+        self.scheduled = None
+        self.schema += 1
+        self.progress = True  # there are those that waited for it
 
     # -- speaking --------------------------------------------------------------------------------------------------
 

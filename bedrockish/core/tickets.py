@@ -8,7 +8,14 @@ from bedrockish.core.messages import Reject
 from bedrockish.core.records import Prepared
 from bedrockish.core.settings import Settings
 from bedrockish.core.state import State
-from bedrockish.errors import BedrockishError, ConflictError, DeadlineError, OutcomeUnknownError, UnavailableError
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    DeadlineError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from bedrockish.requests import Answer, Request, Token
 from journal.footprint import Footprint, object_of
 from journal.transaction import Transaction, Txid
@@ -30,6 +37,8 @@ class Stage(Enum):
     WAITING = "waits for a transaction that it conflicts with"
     PAUSED = "pauses before it is executed again"
     IN_FLIGHT = "waits for approvals"
+    SCHEMA = "waits until a schema change is in force"
+    ACTIVATING = "is a schema change that was committed, and waits until it is in force"
     ENDING = "is past its deadline and waits for the end of its last attempt"
 
 
@@ -56,6 +65,7 @@ class Ticket:
         is_long: it was given more time, because it was being executed when its first time was over.
         error: what to answer when the last of its attempts has ended without a commit.
         astray: it was sent to another leader, and no word came back: it may have happened there, or may yet.
+        answer: what to answer when its schema change is in force.
     """
 
     number: int
@@ -78,6 +88,7 @@ class Ticket:
     is_long: bool = False
     error: BedrockishError | None = None
     astray: bool = False
+    answer: Answer | None = None
 
     def extend(self, state: State) -> bool:
         """Move the deadline once, if it is at work and its client has more time: another node would begin anew."""
@@ -111,15 +122,17 @@ def committed(ticket: Ticket, transaction: Transaction, place: tuple[str, int]) 
     """Return the answer of a ticket whose transaction was committed at a place."""
     seen = ticket.request.token
     vector = merge(transaction.base, {place[0]: place[1]}, seen.vector)
-    return Answer(transaction.result, Token(vector, max(transaction.txid.clock, seen.clock)), place, ticket.attempts)
+    clock = max(transaction.txid.clock, transaction.activates, seen.clock)
+    return Answer(transaction.result, Token(vector, clock), place, ticket.attempts)
 
 
 def make_transaction(
-    state: State, ticket: Ticket, prepared: Prepared, footprint: Footprint, rollbacks: tuple[Txid, ...]
+    state: State, ticket: Ticket, prepared: Prepared, clock: int, activates: int, rollbacks: tuple[Txid, ...]
 ) -> Transaction:
-    """Return what a ticket's BEGIN asks approval for, under a new name, or the one that its client was told."""
+    """Return what a ticket's BEGIN asks approval for; its footprint is the ticket's."""
+    assert ticket.footprint is not None
     return Transaction(
-        Txid(prepared.clock or state.tick(), state.me),
+        Txid(clock, state.me),
         dict(sorted(prepared.base.items())),
         state.safe,
         prepared.schema,
@@ -127,10 +140,19 @@ def make_transaction(
         ticket.request.command,
         ticket.request.isolation,
         prepared.kind,
-        footprint,
+        ticket.footprint,
         prepared.changes,
         prepared.result,
         rollbacks,
+        activates,
+    )
+
+
+def schema_failed(failure: str) -> BedrockishError:
+    """Return the error for a schema change that was committed and that the data forbade when it was to be in force."""
+    return ConstraintError(
+        f"the schema change was decided, and the data forbade it when it was to come into force: {failure}; the schema "
+        "is what it was before, on every node: repair the data and change the schema again"
     )
 
 
@@ -151,6 +173,12 @@ def retry_pause_ms(ticket: Ticket, settings: Settings, draw: float) -> float:
 def unknown(ticket: Ticket) -> BedrockishError:
     """Return the error for a ticket of which nobody can tell now whether it happened."""
     command = ticket.request.command
+    if ticket.stage is Stage.ACTIVATING:
+        return OutcomeUnknownError(
+            f"command {command} is committed, and its schema change was not in force in time; send it again with the "
+            "same id to learn whether it is",
+            command=command,
+        )
     return OutcomeUnknownError(
         f"no majority could be asked what became of command {command}; send it again with the same id to learn it",
         command=command,
@@ -205,5 +233,5 @@ def did_not_happen(ticket: Ticket, state: State) -> BedrockishError:
 def readable(name: str) -> str:
     """Return an object's name as a person reads it: ``t:account`` is ``table account``."""
     kind, _, rest = name.partition(":")
-    words = {"t": f"table {rest}", "i": f"index {rest}", "s": f"the schema of {rest}", "c": "its own earlier run"}
+    words = {"t": f"table {rest}", "i": f"index {rest}", "e": "the schema", "c": "its own earlier run"}
     return words.get(kind, name)

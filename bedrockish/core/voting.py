@@ -14,7 +14,7 @@ from bedrockish.core.ordering import Ordering
 from bedrockish.core.state import State
 from journal.errors import EntryMalformedError
 from journal.footprint import conflict
-from journal.transaction import ROWS, Transaction, Txid, decode_transaction
+from journal.transaction import MEMBERS, Transaction, Txid, decode_transaction
 from journal.vector import covers
 
 NO_KEY = b""
@@ -23,7 +23,7 @@ PARKED_MAX = 10_000
 
 @dataclass(slots=True)
 class Barrier:
-    """A schema or membership change that was rejected: others step back until it is through, for a bounded time."""
+    """A membership change that was rejected: others step back until it is through, for a bounded time."""
 
     transaction: Transaction
     until: float
@@ -135,8 +135,11 @@ class Voting:
     # -- barriers --------------------------------------------------------------------------------------------------
 
     def _hold_others_back(self, transaction: Transaction, found: Conflict) -> None:
-        """Let a rejected schema or membership change get through, or a busy cluster would starve it."""
-        if transaction.kind == ROWS or found.other not in self.state.pending:
+        """Let a rejected membership change get through, or a busy cluster would starve it.
+
+        A rejected schema change needs no such thing: its next attempt leaves more time until it comes into force.
+        """
+        if transaction.kind != MEMBERS or found.other not in self.state.pending:
             return
         now = self.state.now.seconds
         if self.barrier is None or self.barrier.until < now:
@@ -152,8 +155,8 @@ class Voting:
         return conflict(barrier.transaction.footprint, transaction.footprint) is not None
 
     def held_back(self, transaction: Transaction) -> bool:
-        """Whether one of our own transactions should step back for a schema or membership change."""
-        if transaction.kind != ROWS:
+        """Whether one of our own transactions should step back for a membership change."""
+        if transaction.kind == MEMBERS:
             return False
         return self._held_back(transaction)
 

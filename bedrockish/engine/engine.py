@@ -33,10 +33,11 @@ from bedrockish.engine.opening import FileLock, Founding, Prepare, connect
 from bedrockish.engine.overlay import Moment, salt_of
 from bedrockish.engine.parts import Beside, Parts
 from bedrockish.engine.tables import Tables
+from bedrockish.engine.versions import Versions
 from bedrockish.errors import ConfigError, DamagedError
 from bedrockish.requests import Request, Statement
 from journal import store
-from journal.changes import decode_changes, decode_statements
+from journal.changes import decode_changes
 from journal.entry import GENESIS, Entry
 from journal.transaction import MEMBERS, ROWS, SCHEMA, Txid
 
@@ -51,7 +52,7 @@ class Engine:
 
     Attributes:
         applied: the last tick applied of each timeline, in step with ``apply``.
-        schema_version: how many schema entries were applied.
+        versions: the schema, as it is in force and as it is decided.
         batches: how many batches were committed in the life of the file.
         bootstrap: the membership that the cluster was founded with, encoded.
         scope: what the clock's functions give on the writing connection; whoever drives the engine gives it a clock.
@@ -76,7 +77,7 @@ class Engine:
         self._closed = False
         self.journal = Journal(db, self._write)
         self._leave: Callable[[], None] = lambda: None
-        self.schema_version: int = system.get_meta(db, "schema_version")
+        self.versions = Versions(db, self._write, self._applier.loud, self._learn_schema)
         self.batches: int = system.get_meta(db, "batches")
         self.bootstrap: bytes = system.get_meta(db, "bootstrap")
         heads = store.heads(db)
@@ -189,6 +190,11 @@ class Engine:
     def moment(self) -> Moment:
         """Return the state of the file after the last flush."""
         return Moment(self._wal.frames, salt_of(self._wal.descriptor), self.batches)
+
+    @property
+    def schema_version(self) -> int:
+        """How many schema changes were activated."""
+        return self.versions.current
 
     @property
     def dirty(self) -> bool:
@@ -352,7 +358,7 @@ class Engine:
     def _redo(self) -> None:
         """Write the batch again: SQLite has rolled it back because of one request."""
         self._db.execute("BEGIN IMMEDIATE")
-        self.schema_version = system.get_meta(self._db, "schema_version")
+        self.versions.reload()
         self._learn_schema()
         for action, arguments in self._batch:
             try:
@@ -366,26 +372,12 @@ class Engine:
             if transaction.kind == ROWS:
                 self._applier.apply(entry, decode_changes(transaction.changes))
             elif transaction.kind == SCHEMA:
-                self._apply_schema(entry)
+                self.versions.apply(entry)
             else:
                 assert transaction.kind == MEMBERS
                 system.set_meta(db, "membership", transaction.changes)
                 self._learn_members()
         store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
-
-    def _apply_schema(self, entry: Entry) -> None:
-        self._applier.loud()
-        for statement in decode_statements(entry.transaction.changes):
-            try:
-                self._db.execute(statement).fetchall()
-            except apsw.Error as error:
-                raise DamagedError(
-                    f"{entry.leader}{entry.tick} cannot be applied: {statement!r} gave: {error}; "
-                    "this node's tables differ from its journal: stop it and fill it again from another node"
-                ) from error
-        self.schema_version += 1
-        system.set_meta(self._db, "schema_version", self.schema_version)
-        self._learn_schema()
 
     def _learn_schema(self) -> None:
         tables = Tables(self._db)

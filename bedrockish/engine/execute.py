@@ -25,6 +25,7 @@ from bedrockish.engine.values import Binder
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, TooLargeError, UnsupportedError
 from bedrockish.requests import SERIALIZABLE, Request, Result, Statement, encode_results
 from journal.changes import encode_changes, encode_statements
+from journal.footprint import Footprint
 from journal.transaction import ROWS
 from journal.transaction import SCHEMA as SCHEMA_KIND
 
@@ -238,7 +239,7 @@ class Executor:
             raise UnsupportedError(
                 "names that begin with bedrockish_ belong to the database itself; choose another name"
             )
-        footprint = run.gatherer.definitions(changed=changed)
+        footprint = Footprint()  # it reads nothing now: its statements run for good at its activation
         changes = encode_statements(run.schema) if changed else encode_changes([])
         kind = SCHEMA_KIND if changed else ROWS
         return Prepared(base, version, False, kind, footprint, changes, encode_results(run.results))
@@ -283,9 +284,7 @@ class _Run:
     def one(self, piece: Piece, params: tuple[Any, ...]) -> None:
         """Run a statement and keep its result and what it read."""
         executor = self._executor
-        if piece.kind == SCHEMA:
-            self.gatherer.schema(piece)
-        else:
+        if piece.kind != SCHEMA:
             self.gatherer.read(piece, params)
         rows, size = executor.run_piece(piece, params, self._room)
         self._room -= size

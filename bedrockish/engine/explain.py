@@ -12,7 +12,7 @@ from bedrockish.requests import Statement
 from journal.footprint import HIGH, Footprint, Range
 
 ITEMS_MAX = 100
-_ALL = {b"t:": "every table", b"i:": "every index", b"s:": "every definition"}
+_ALL = {b"t:": "every table", b"i:": "every index"}
 
 
 def explain(executor: Executor, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[
     if piece.setting:
         return {**told, "reads": [], "writes": [], "wider": [], "error": ""}
     if piece.kind == SCHEMA:
-        return {**told, "reads": [], "writes": [_ALL[b"s:"]], "wider": [], "error": ""}
+        return {**told, "reads": [], "writes": ["the schema"], "wider": [], "error": _try(executor, piece, params)}
     executor._capture.start()
     gatherer = Gatherer(analysis, serializable=True)
     gatherer.read(piece, params)
@@ -56,9 +56,21 @@ def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[
         error = failure.message
     changes, touched = executor._capture.stop()
     footprint = gatherer.rows([] if error else changes, [] if error else list(touched))
-    reasons = () if piece.kind == READ and piece.whole_schema else analysis.plan(piece)[0].fallbacks
+    reasons = () if piece.kind == READ and piece.whole_schema else analysis.plan(piece).fallbacks
     wider = [[_object(analysis.schema, name), reason] for reason, name in reasons]
     return {**told, **_words(analysis, footprint), "wider": wider, "error": error}
+
+
+def _try(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> str:
+    """Run a statement that changes the schema; return what it fails with, or an empty text."""
+    executor._capture.deafen()
+    try:
+        executor.run_piece(piece, params, executor._limits.result_bytes)
+    except DamagedError:
+        raise
+    except BedrockishError as failure:
+        return failure.message
+    return ""
 
 
 def _words(analysis: Analysis, footprint: Footprint) -> dict[str, list[str]]:
@@ -90,7 +102,7 @@ def _object(schema: Schema, name: str) -> str:
 
 def _named(schema: Schema, key: bytes) -> str:
     name = key.partition(b"\0")[0].decode()
-    return f"definition of {name[2:]}" if name.startswith("s:") else _object(schema, name)
+    return _object(schema, name)
 
 
 def _point(schema: Schema, key: bytes) -> str:

@@ -6,7 +6,7 @@ have told something all the same: that their unique values were free and their p
 
 from collections.abc import Iterable
 
-from bedrockish.engine.footprints import DEFINITIONS, Analysis
+from bedrockish.engine.footprints import Analysis
 from bedrockish.engine.guard import Piece
 from journal.changes import Change
 from journal.footprint import Footprint, Range, object_range
@@ -23,8 +23,6 @@ class Growing:
 
     def __init__(self, analysis: Analysis, *, serializable: bool) -> None:
         self._analysis, self._serializable = analysis, serializable
-        self._definitions: set[bytes] = set()
-        self._all_definitions = False
         self._reads: set[bytes] = set()
         self._read_ranges: set[Range] = set()
         self._probes: set[bytes] = set()
@@ -37,18 +35,15 @@ class Growing:
 
         That decides what it failed with. Rows that it made before, and that SQLite took back, decide nothing else.
         """
-        plan, definitions = self._analysis.plan(piece)
+        plan = self._analysis.plan(piece)
         points, ranges = plan.bind_failed(params) if failed else plan.bind(params)
-        self._definitions |= definitions
-        self._all_definitions = self._all_definitions or piece.whole_schema
         self._reads.update(points)
         self._read_ranges.update(ranges)
 
     def alone(self, piece: Piece, params: tuple[object, ...]) -> Footprint:
         """Return what one statement reads, for itself."""
-        plan, definitions = self._analysis.plan(piece)
-        points, ranges = plan.bind(params)
-        return Footprint(definitions.union(points), (*ranges, *((DEFINITIONS,) if piece.whole_schema else ())))
+        points, ranges = self._analysis.plan(piece).bind(params)
+        return Footprint(frozenset(points), tuple(ranges))
 
     def changed(self, changes: Iterable[Change], blurred: Iterable[str] = ()) -> None:
         """Add changes of rows.
@@ -87,13 +82,11 @@ class Growing:
             reads: whether what was read is; by default as the isolation says.
         """
         with_reads = self._serializable if reads is None else reads
-        points = self._definitions | self._probes
+        points = set(self._probes)
         ranges = set(self._probe_ranges)
         if with_reads:
             points |= self._reads
             ranges |= self._read_ranges
-        if self._all_definitions:
-            ranges.add(DEFINITIONS)
         return Footprint(
             frozenset(points),
             tuple(sorted(ranges)),

@@ -8,7 +8,7 @@ import apsw
 
 from bedrockish.core.records import Recovered, decode_joining, decode_membership
 from bedrockish.engine import system
-from journal import pruning, store
+from journal import pruning, schema, store
 from journal.transaction import Txid
 from journal.vector import Vector
 
@@ -71,6 +71,8 @@ class Journal:
             joining=decode_joining(joining) if joining else None,
             removed=self.removed,
             holds=self.holds,
+            schema=system.get_meta(db, "schema_version"),
+            scheduled=schema.scheduled(db),
         )
 
     @property
@@ -89,6 +91,9 @@ class Journal:
 
     def plan(self, clock: int, held: Mapping[str, int] | None) -> dict[str, int]:
         """Return up to which ticks the journal can be removed; see ``pruning.plan``."""
+        waiting = schema.scheduled(self._db)
+        if waiting is not None:
+            clock = min(clock, waiting.txid.clock - 1)  # its statements are still to be run
         return pruning.plan(self._db, clock, held)
 
     def remove(self, upto: Mapping[str, int], most: int) -> None:

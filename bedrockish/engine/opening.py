@@ -15,7 +15,7 @@ from bedrockish.engine.failures import FULL
 from bedrockish.engine.limits import Limits
 from bedrockish.engine.tables import Tables
 from bedrockish.errors import ConfigError, UnsupportedError
-from journal import store
+from journal import schema, store
 
 SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL that starts over while a checkpoint runs can lose commits
 CACHE_KIB = 64 << 10
@@ -160,6 +160,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         began_with = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         system.create(db)
         store.create(db)
+        schema.create(db)
         system.set_meta(db, "format", system.FORMAT)
         system.set_meta(db, "node", founding.node)
         system.set_meta(db, "store", founding.store)
@@ -175,6 +176,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         found = system.get_meta(db, "format")
         if found != system.FORMAT:
             raise ConfigError(f"{path} has the format {found}, this program reads {system.FORMAT}; use its own version")
+        schema.create(db)  # which files of earlier versions do not have
         node = system.get_meta(db, "node")
         if founding is not None and founding.node != node:
             raise ConfigError(f"{path} is the file of node {node}, not of {founding.node}; give each node its own file")

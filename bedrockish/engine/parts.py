@@ -38,8 +38,11 @@ class Lends(Protocol):
     """What open transactions need of an engine."""
 
     applied: dict[str, int]
-    schema_version: int
     scope: Scope
+
+    @property
+    def schema_version(self) -> int:
+        """Of the schema in force."""
 
     @property
     def applied_clock(self) -> int:

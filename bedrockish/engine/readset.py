@@ -26,7 +26,7 @@ from journal.footprint import HIGH, Range, object_range
 Params = Sequence[Any]
 Reads = tuple[list[bytes], list[Range]]
 
-EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"s:", b"s;"), (b"t:", b"t;"))
+EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"t:", b"t;"))
 
 _Encode = Callable[[Params], bytes]
 _Pick = Callable[..., bytes]  # min or max

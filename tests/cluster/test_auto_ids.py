@@ -60,4 +60,4 @@ async def test_rows_without_ids_do_not_meet(cluster: LocalCluster) -> None:
         kept = rows(cluster.nodes[1], f"SELECT rowid FROM {table} ORDER BY 1")
         assert [rowid for (rowid,) in kept] == sorted(given[text])
     assert "given by the node" in told.output
-    assert "definition of plain" in told.output
+    assert "table plain" in told.output

@@ -86,6 +86,7 @@ EFFECTS: list[tuple[do.Effect, str]] = [
     (do.KeepHold("mirror", 1, 3 << 22), "keeps the hold of mirror at 3ms+0"),
     (do.Apply(ENTRY, False), "applies A4 Alice"),
     (do.Apply(ENTRY, True), "records the repeat A4 Alice"),
+    (do.Activate(ALICE), "activates Alice"),
     (do.SendEntries("B", {"A": 1}, 9), "sends B A1…"),
     (do.SendOutcome("B", ALICE), "tells B what the journal says of Alice"),
     (do.SetMembers(Membership(3, {})), "membership 3: "),
@@ -103,6 +104,9 @@ EVENTS: list[tuple[on.Event, str]] = [
     (on.Held("mirror", 3 << 22), "reader mirror holds the journal at 3ms+0"),
     (on.Held("mirror", None), "reader mirror holds the journal no more"),
     (on.Dropped(7), "ticket 7 needs no more"),
+    (on.Decided(7, ALICE, Answer(b"", Token())), "ticket 7 is Alice, which waits for its activation"),
+    (on.Activated(ALICE, ""), "Alice is in force"),
+    (on.Activated(ALICE, "no room"), "Alice fails: no room"),
     (
         on.Answered(7, DeadlineError("too late")),
         "ticket 7, taken for another node, is answered: DeadlineError: too late",

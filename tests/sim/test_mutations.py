@@ -9,7 +9,8 @@ import pytest
 
 from tests.traces.grammar import play
 from tools.mutations import hunt
-from tools.sim.faulty import FAULTS, in_force
+from tools.sim.editing import in_force
+from tools.sim.faulty import FAULTS
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 IN_TRACES = {

@@ -11,7 +11,8 @@ from tools.modelcheck.explore import Explorer, Report
 from tools.modelcheck.place import EARLY
 from tools.modelcheck.scopes import SCOPES, Scope
 from tools.modelcheck.way import way_to_fault
-from tools.sim.faulty import FAULTS, in_force
+from tools.sim.editing import in_force
+from tools.sim.faulty import FAULTS
 
 EVERY = frozenset(kind.__name__ for kind, _ in WIRE.values())
 IN_THE_DRIVER = {

@@ -302,7 +302,8 @@ class Place:
             self._tell(ticket, answer_of(entry, request.token))
             return Dropped(ticket)
         try:
-            return Executed(ticket, execute(self.disk.seen.rows, request, self.disk.seen.applied, self.name))
+            seen = self.disk.seen
+            return Executed(ticket, execute(seen.rows, request, seen.applied, self.name, seen.schema))
         except BedrockishError as error:
             self._tell(ticket, self.core.verdict(ticket, error))
             return Dropped(ticket)

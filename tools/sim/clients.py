@@ -210,6 +210,8 @@ class Client:
 
     def _choose(self) -> tuple[tuple[Statement, ...], str]:
         luck = self.luck
+        if self.world.options.alter and luck.random() < self.world.options.alter:
+            return (Statement("alter", ()),), SESSION
         level = luck.choice((STALE, SESSION, SESSION, STRICT, STRICT))
         if self.only_reads or luck.random() < 0.25:
             if luck.random() < 0.4:

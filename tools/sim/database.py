@@ -14,8 +14,9 @@ import cbor2
 from bedrockish.core.records import Prepared
 from bedrockish.errors import ConstraintError
 from bedrockish.requests import SNAPSHOT, Request, Statement
+from journal.changes import encode_statements
 from journal.footprint import Footprint
-from journal.transaction import ROWS, Transaction
+from journal.transaction import ROWS, SCHEMA, Transaction
 from journal.vector import Vector
 
 Row = tuple[int, Any]
@@ -125,22 +126,26 @@ def run_program(rows: Mapping[str, Row], statements: Iterable[Statement], where:
     return Outcome(reads, footprint.read_ranges, changes, told, footprint)
 
 
-def execute(rows: Mapping[str, Row], request: Request, base: Vector, where: str) -> Prepared:
+def execute(rows: Mapping[str, Row], request: Request, base: Vector, where: str, schema: int) -> Prepared:
     """Run a request as an engine would.
 
-    The result tells, besides what the statements tell, the version of everything that was read: the laws use it.
+    The result tells, besides what the statements tell, the version of everything that was read, and that of the schema:
+    the laws use it.
 
     Raises:
         ConstraintError: the rows forbid it.
     """
+    if request.statements[0].sql == "alter":
+        statements = encode_statements([f"alter {request.command}"])
+        return Prepared(dict(base), schema, False, SCHEMA, Footprint(), statements, cbor2.dumps([[], {}, [], schema]))
     outcome = run_program(rows, request.statements, where)
     readonly = not outcome.changes
-    result = cbor2.dumps([outcome.told, outcome.reads, [list(pair) for pair in outcome.ranges]])
+    result = cbor2.dumps([outcome.told, outcome.reads, [list(pair) for pair in outcome.ranges], schema])
     changes = b"" if readonly else cbor2.dumps(outcome.changes)
     footprint = outcome.footprint
     if request.isolation == SNAPSHOT and not readonly:  # what was only read is not certified
         footprint = Footprint(footprint.read_points & footprint.write_points, (), footprint.write_points)
-    return Prepared(dict(base), 0, readonly, ROWS, footprint, changes, result)
+    return Prepared(dict(base), schema, readonly, ROWS, footprint, changes, result)
 
 
 def apply(rows: dict[str, Row], transaction: Transaction) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bedrockish.acquaintances import PREFIX
-from bedrockish.core.effects import Apply, Forget, Keep, Persist
+from bedrockish.core.effects import Activate, Apply, Forget, Keep, Persist
 from bedrockish.core.records import (
     Joining,
     Membership,
@@ -21,9 +21,10 @@ from bedrockish.core.records import (
     encode_joining,
 )
 from journal.entry import Entry
-from journal.transaction import MEMBERS, Txid
+from journal.transaction import MEMBERS, SCHEMA, Transaction, Txid
 from journal.vector import Vector
 from tools.sim.database import Row, apply
+from tools.sim.schemas import Cut, activate
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Note:
     value: Any
 
 
-Write = Persist | Forget | Keep | Apply | Note
+Write = Persist | Forget | Keep | Apply | Activate | Note
 
 
 @dataclass
@@ -50,6 +51,9 @@ class Image:
     txids: dict[Txid, Entry] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
     batches: int = 0
+    schema: int = 0
+    scheduled: Transaction | None = None
+    cuts: dict[Txid, Cut] = field(default_factory=dict)
 
     def write(self, write: Write) -> None:
         """Perform one write."""
@@ -66,6 +70,11 @@ class Image:
                 self.meta |= {name: value}
             case Apply(entry, repeat):
                 self._apply(entry, repeat)
+            case Activate(txid):
+                assert self.scheduled is not None
+                assert self.scheduled.txid == txid
+                self.cuts[txid] = activate(self.rows, self.scheduled)
+                self.schema, self.scheduled = self.schema + 1, None
 
     def _apply(self, entry: Entry, repeat: bool) -> None:
         timeline = self.timelines.setdefault(entry.leader, [])
@@ -79,6 +88,11 @@ class Image:
         assert entry.transaction.command not in self.commands, f"{entry.transaction.command} is applied twice"
         self.txids[entry.txid] = entry
         self.commands[entry.transaction.command] = entry
+        ran, have = entry.transaction.schema, self.schema
+        assert ran == have, f"{entry.txid} ran on schema {ran} and is applied on {have}"
+        if entry.transaction.kind == SCHEMA:
+            assert self.scheduled is None, f"{entry.txid} changes the schema before {self.scheduled} is in force"
+            self.scheduled = entry.transaction
         if entry.transaction.kind == MEMBERS:
             self.membership = decode_membership(entry.transaction.changes)
         apply(self.rows, entry.transaction)
@@ -95,6 +109,9 @@ class Image:
             dict(self.txids),
             dict(self.rows),
             self.batches,
+            self.schema,
+            self.scheduled,
+            dict(self.cuts),
         )
 
     @property
@@ -117,6 +134,8 @@ class Image:
             cut=self.meta.get("cut", 0),
             batches=self.batches,
             safe=safe,
+            schema=self.schema,
+            scheduled=self.scheduled,
             joining=decode_joining(self.meta["joining"]) if self.meta.get("joining") else None,
         )
 

@@ -4,16 +4,12 @@ A fault edits the source of one function while it is in force. The text that it 
 a fault that no longer fits the code says so, and does not pass for one that was looked for in vain.
 """
 
-import inspect
-import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import FunctionType, ModuleType
 from typing import Any
 
 from bedrockish import acquaintances
 from bedrockish.core import (
+    activation,
+    answering,
     leading,
     membership,
     once,
@@ -26,53 +22,7 @@ from bedrockish.core import (
     voting,
 )
 from tools.sim import disk, machine
-
-
-@dataclass(frozen=True)
-class Edit:
-    """One change: in function ``name`` of a class or module, ``old`` becomes ``new``."""
-
-    owner: type | ModuleType
-    name: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A rule taken away.
-
-    Attributes:
-        rule: what is left out, in words.
-        options: what the worlds need to have for it to matter; the rest is drawn.
-    """
-
-    rule: str
-    edits: tuple[Edit, ...]
-    options: tuple[tuple[str, object], ...] = ()
-
-
-@contextmanager
-def in_force(fault: Fault) -> Iterator[None]:
-    """Have a fault in the code for a while."""
-    before: list[tuple[Any, str, object]] = []
-    try:
-        for edit in fault.edits:
-            function = edit.owner.__dict__[edit.name]
-            before.append((edit.owner, edit.name, function))
-            setattr(edit.owner, edit.name, _edited(function, edit))
-        yield
-    finally:
-        for owner, name, function in reversed(before):
-            setattr(owner, name, function)
-
-
-def _edited(function: FunctionType, edit: Edit) -> object:
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(edit.old) == 1, f"{edit.old!r} is {source.count(edit.old)} times in {edit.name}"
-    found: dict[str, object] = {}
-    exec(compile(source.replace(edit.old, edit.new), f"<fault in {edit.name}>", "exec"), function.__globals__, found)
-    return found[edit.name]
+from tools.sim.editing import Edit, Fault
 
 
 def _fault(rule: str, *edits: tuple[Any, str, str, str], **options: object) -> Fault:
@@ -86,6 +36,7 @@ _HELD = "self.disk.then"
 _SLOW_DISKS = {"sync_ms": 20.0, "delay_ms": 1.0, "faults": ("crash", "crash_all"), "fault_every_s": 0.1, "load_s": 3.0}
 _DUELS = {"suspect_every_s": 0.004, "suspicion_ms": 200, "delay_ms": 5.0, "sync_ms": 0.5, "hot": 0.5, "load_s": 1.5}
 _RESTARTS = {**_DUELS, "faults": ("crash", "reset"), "fault_every_s": 0.03, "voters": 3}
+_ALTERS = {"alter": 0.2, "delay_ms": 5.0, "schema_delay_ms": 2, "load_s": 2.0, "voters": 3}
 _TIGHT_TIME = {**_DUELS, "closing_lag_ms": 1, "heartbeat_ms": 5, "faults": ("pause", "crash", "one_way"), "voters": 3}
 
 _POWER_CUTS = {
@@ -303,11 +254,11 @@ FAULTS: dict[str, Fault] = {
         **_RESTARTS,
     ),
     "tokens are not looked at": _fault(
-        "a session waits for what it has seen", (_State, "has_seen", "return ", "return True or ")
+        "a session waits for what it has seen", (_State, "has_seen", "return covers", "return True or covers")
     ),
     "a read's token has the safe time": _fault(
         "a token's clock is above its vector",
-        (_Leading, "_answer_read", ".clock, clock)", ".clock, self.state.safe)"),
+        (answering.Answering, "_answer_read", ".clock, clock)", ".clock, self.state.safe)"),
         **{"wander": 1.0, "clients": 10, "heartbeat_ms": 20, "closing_lag_ms": 20, "delay_ms": 20.0, "hot": 0.9},
         **{"faults": ("slow_link",), "fault_every_s": 0.05, "talks": 0.0},
     ),
@@ -375,6 +326,26 @@ FAULTS: dict[str, Fault] = {
             "next(state.recent.conflicts(footprint, prepared.base), None)",
         ),
         **{"snapshots": 1.0, "execute_ms": 5.0, "delay_ms": 5.0, "hot": 0.9, "talks": 0.0},
+    ),
+    "clocks are not read": _fault(
+        "a transaction conflicts with a schema change in force at its clock",
+        (leading, "claim", "footprint.read_points | {clock_key(clock)}", "footprint.read_points"),
+        **_ALTERS,
+    ),
+    "nobody waits for a schema change": _fault(
+        "a transaction waits for the schema of its clock",
+        (activation.Activation, "holds_up", "scheduled is None or", "True or"),
+        **_ALTERS,
+    ),
+    "a schema change comes too soon": _fault(
+        "a schema change is activated when nothing can appear before it any more",
+        (_Safety, "advance", "state.awaits_schema(state.safe)", "state.awaits_schema(state.closed)"),
+        **_ALTERS,
+    ),
+    "a session does not wait for a schema": _fault(
+        "a session sees the schema changes that it was told of",
+        (_State, "has_seen", "self.awaits_schema(token.clock)", "False"),
+        **_ALTERS,
     ),
     "waiting goes on after a rollback": _fault(
         "who waits goes on when a rollback is accepted",

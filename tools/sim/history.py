@@ -15,11 +15,12 @@ from bedrockish.requests import SNAPSHOT, STALE, STRICT
 from journal.chain import check_run
 from journal.entry import Entry
 from journal.order import draws, replay_order
-from journal.transaction import ROWS, Transaction, Txid
+from journal.transaction import ROWS, SCHEMA, Transaction, Txid
 from journal.vector import covers
 from tools.sim.clients import Call
 from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, run_program
 from tools.sim.graph import Graph
+from tools.sim.schemas import activate
 from tools.sim.talks import NOTHING as EMPTY
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ REPLAYS = 3
 
 def decode_seen(result: bytes) -> tuple[Seen, list[tuple[str, str]]]:
     """Return the versions that an execution read, and the ranges that it read whole."""
-    _, reads, ranges = cbor2.loads(result)
+    _, reads, ranges, *_ = cbor2.loads(result)
     return reads, [(low.split(b"\0")[1].decode(), high.split(b"\0")[1].decode()) for low, high in ranges]
 
 
@@ -105,17 +106,31 @@ class Histories:
         for turn in range(REPLAYS):
             rows: dict[str, Row] = {}
             done: set[Txid] = set()
+            waiting: Transaction | None = None
             try:
                 for entry in replay_order(self.entries.values(), draws(self.world.options.seed * 10 + turn)):
                     if entry.txid not in done:
                         done.add(entry.txid)
+                        if waiting is not None and entry.transaction.schema > waiting.schema:
+                            self._activate(rows, waiting)
+                            waiting = None
+                        if entry.transaction.kind == SCHEMA:
+                            waiting = entry.transaction
                         apply(rows, entry.transaction)
             except DivergedError as error:
                 self.broken("every valid order will do", str(error))
+            if waiting is not None:
+                self._activate(rows, waiting)
             results.append(rows)
         if any(rows != results[0] for rows in results):
             self.broken("every valid order will do", "two replays differ")
         return results[0]
+
+    def _activate(self, rows: dict[str, Row], change: Transaction) -> None:
+        """Activate a change as a replay does; it must find what it found on the nodes."""
+        cut, known = activate(rows, change), self.world.laws.schemas.cuts.get(change.txid)
+        if cut != known:
+            self.broken("every valid order will do", f"{change.txid} finds {cut} in a replay and {known} on the nodes")
 
     def _nodes(self, rows: dict[str, Row]) -> None:
         for machine in self.world.here():
@@ -196,7 +211,7 @@ class Histories:
                     self.broken("sessions go forward", what)
             for key, version in seen.items():
                 floor[key] = max(floor.get(key, 0), version)
-            if call.answer.place is not None:
+            if call.answer.place is not None and changes_rows(self.first[self.commands[call.request.command]]):
                 for key, _, after in cbor2.loads(self.first[self.commands[call.request.command]].transaction.changes):
                     floor[key] = max(floor.get(key, 0), after[0])
 
@@ -309,6 +324,11 @@ class Histories:
             return f"{self.calls[step].request.command} (read)"
         assert isinstance(step, Txid)
         return f"{self.first[step].transaction.command} ({step})"
+
+
+def changes_rows(entry: Entry) -> bool:
+    """Whether an entry is one that changes rows."""
+    return entry.transaction.kind == ROWS
 
 
 class _Stored:

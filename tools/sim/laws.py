@@ -18,6 +18,7 @@ from journal.transaction import MEMBERS, Txid, decode_transaction
 from tools.sim.clients import Call
 from tools.sim.disk import Write
 from tools.sim.history import Histories
+from tools.sim.schemas import Schemas
 from tools.sim.talks import NOTHING
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Laws:
         self.safe: dict[str, int] = {}  # highest safe time that each node could have told
         self.published: dict[str, int] = {}
         self.results: dict[str, bytes] = {}
+        self.schemas = Schemas(world)
 
     def broken(self, law: str, story: str) -> None:
         """A law is broken."""
@@ -212,6 +214,8 @@ class Laws:
                 "strict reads": node.reading.reads,
                 "waiting entries": [entry for queue in node.ordering.waiting.values() for entry in queue],
                 "gaps": node.ordering.gaps if len(machines) == len(members) else (),
+                "schema changes": [state.scheduled] if state.scheduled else [],
+                "tickets that wait for one": [*node.leading.activation.waiting, *node.leading.activation.decided],
                 "votes": state.votes,
                 "outcomes": state.outcomes,
                 "applied set": state.done,
@@ -230,6 +234,7 @@ class Laws:
         """Everything is over: check the histories and the journals."""
         histories = Histories(self.world, self.calls, self.committed)
         histories.check()
+        self.schemas.check(self.calls, histories.first)
         self._strict_errors()
 
     def _strict_errors(self) -> None:
@@ -241,6 +246,8 @@ class Laws:
             entry = committed.get(call.request.command)
             if entry is not None and entry.transaction.result == NOTHING:
                 continue  # an empty one has taken its place
+            if entry is not None and self.schemas.failed(entry.txid):
+                continue
             if entry is not None and all(other is call or other.error is not None for other in others):
                 self.broken(
                     "did not happen means that", f"{call.request.command} got {call.error!r} and is {entry.place}"

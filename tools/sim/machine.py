@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING
 
 from bedrockish.acquaintances import PREFIX, Acquaintances
 from bedrockish.core import effects as do
-from bedrockish.core.events import Accused, Answered, Dropped, Event, Executed, Now, Received, Submitted, Woken
+from bedrockish.core.events import (
+    Accused,
+    Activated,
+    Answered,
+    Decided,
+    Dropped,
+    Event,
+    Executed,
+    Now,
+    Received,
+    Submitted,
+    Woken,
+)
 from bedrockish.core.membership import change_members
 from bedrockish.core.messages import Entries, Gossip, Message, Outcome, encode
 from bedrockish.core.node import Node
@@ -25,7 +37,7 @@ from journal.transaction import MEMBERS
 from tools.sim.database import DivergedError, execute
 from tools.sim.disk import Disk, Image, Note
 from tools.sim.talks import NOTHING, Talks
-from tools.sim.waiting import Answerer, Waiter, answer_of
+from tools.sim.waiting import Answerer, Waiter, again
 
 if TYPE_CHECKING:
     from tools.sim.world import World
@@ -52,8 +64,7 @@ class Machine:
     def __init__(self, world: "World", name: str, image: Image, store: str) -> None:
         self.world, self.name = world, name
         self.luck = Random(f"machine {name} {world.options.seed}")
-        self.store = store
-        self.disk = self._new_disk(image)
+        self.store, self.disk = store, self._new_disk(image)
         self.known = Acquaintances({}, self._remember)
         self.talks = Talks(self)
         self.node: Node | None = None
@@ -65,8 +76,7 @@ class Machine:
         self.tickets = 0
         self.wall_offset_ms = self.luck.randint(-world.options.skew_ms, world.options.skew_ms)
         self.seconds_offset = 0.0
-        self.paused_until = 0.0
-        self.slow_until = 0.0
+        self.paused_until = self.slow_until = 0.0
         self.syncing = False
         self.turning = False
         self.wake_at: float | None = None
@@ -274,6 +284,9 @@ class Machine:
                 disk.write(effect)
                 if isinstance(effect, do.Apply):
                     self.world.laws.applied(self, effect.entry, effect.repeat)
+            case do.Activate(txid):
+                disk.write(effect)
+                following.append(Activated(txid, self.world.laws.schemas.activated(self, txid)))
             case do.Execute(ticket):
                 self._execute(ticket, following)
             case do.Reply(ticket, answer):
@@ -302,8 +315,10 @@ class Machine:
         request = waiter.request
         entry = self.disk.seen.commands.get(request.command)
         if entry is not None:
-            self._reply(ticket, answer_of(entry, request.token))
-            following.append(Dropped(ticket))
+            found = again(self.disk.seen, entry, request.token, ticket)
+            if not isinstance(found, Decided):
+                self._reply(ticket, found)
+            following.append(found if isinstance(found, Decided) else Dropped(ticket))
             return
         try:
             prepared = self._prepare(waiter)
@@ -313,12 +328,11 @@ class Machine:
             following.append(Dropped(ticket))
             return
         self.world.counts["executions"] += 1
-        mean = self.world.options.execute_ms / 1000
+        event, boot, mean = Executed(ticket, prepared), self.boot, self.world.options.execute_ms / 1000
         if mean:
-            event, boot = Executed(ticket, prepared), self.boot
             self.world.after(self.luck.expovariate(1 / mean), lambda: self.post(event, boot))
         else:
-            following.append(Executed(ticket, prepared))
+            following.append(event)
 
     def _prepare(self, waiter: Waiter) -> Prepared:
         node, request, image = self.node, waiter.request, self.disk.seen
@@ -326,10 +340,10 @@ class Machine:
         if waiter.prepare is not None:
             return waiter.prepare()
         if request.change is None:
-            return execute(image.rows, request, image.applied, self.name)
+            return execute(image.rows, request, image.applied, self.name, image.schema)
         known = facts(node, self.known.stores, self.now())
         changes = encode_membership(change_members(node.state.membership, request.change, known))
-        return Prepared(dict(image.applied), 0, False, MEMBERS, Footprint(), changes, NOTHING)
+        return Prepared(dict(image.applied), image.schema, False, MEMBERS, Footprint(), changes, NOTHING)
 
     def _reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
         waiter = self.waiters.pop(ticket, None)

@@ -59,6 +59,8 @@ class Options:
         talks: the chance that a command is an interactive transaction.
         readers: how many programs follow the change feed.
         forwarding: whether nodes send commands to where what they met is led.
+        alter: the chance that a command changes the schema.
+        schema_delay_ms: how long after its decision that comes into force.
     """
 
     seed: int
@@ -94,6 +96,8 @@ class Options:
     talks: float = 0.0
     readers: int = 1
     forwarding: bool = True
+    alter: float = 0.0
+    schema_delay_ms: int = 50
 
     @property
     def settings(self) -> Settings:
@@ -105,6 +109,7 @@ class Options:
             conflict_window_ms=self.conflict_window_ms,
             fetch_bytes=self.fetch_bytes,
             forwarding=self.forwarding,
+            schema_delay_ms=self.schema_delay_ms,
         )
 
     def with_(self, **changes: object) -> "Options":
@@ -166,6 +171,8 @@ def draw_wide_options(seed: int) -> Options:
         wander=luck.choice((0.0, 0.2, 1.0)),
         readers=luck.choice((0, 1, 2)),
         forwarding=luck.random() < 0.7,
+        alter=luck.choice((0.0, 0.0, 0.03, 0.2)),
+        schema_delay_ms=luck.choice((0, 2, 50, 50)),
     )
 
 
@@ -206,4 +213,6 @@ def draw_hard_options(seed: int) -> Options:
         wander=luck.choice((0.0, 0.2, 1.0)),
         readers=luck.choice((0, 0, 1)),
         forwarding=luck.random() < 0.7,
+        alter=luck.choice((0.0, 0.0, 0.03, 0.2)),
+        schema_delay_ms=luck.choice((0, 2, 20)),
     )

@@ -51,7 +51,7 @@ class Talks:
         image = machine.disk.seen
         told: Answer | BedrockishError
         try:
-            prepared = execute(image.rows, request, image.applied, machine.name)
+            prepared = execute(image.rows, request, image.applied, machine.name, image.schema)
         except BedrockishError as error:
             told = error
         else:
@@ -83,4 +83,5 @@ class Talks:
 
     def _empty(self, *, readonly: bool = False) -> Prepared:
         changes = b"" if readonly else cbor2.dumps([])
-        return Prepared(dict(self.machine.disk.seen.applied), 0, readonly, ROWS, Footprint(), changes, NOTHING)
+        image = self.machine.disk.seen
+        return Prepared(dict(image.applied), image.schema, readonly, ROWS, Footprint(), changes, NOTHING)

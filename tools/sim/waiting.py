@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bedrockish.core.events import Decided
 from bedrockish.core.records import Prepared
-from bedrockish.errors import BedrockishError
+from bedrockish.errors import BedrockishError, ConstraintError
 from bedrockish.requests import Answer, Request, Token
 from journal.entry import Entry
 from journal.vector import merge
+from tools.sim.disk import Image
 
 Answerer = Callable[[Answer | BedrockishError], object]
 
@@ -24,4 +26,14 @@ class Waiter:
 def answer_of(entry: Entry, token: Token) -> Answer:
     """Return what a client is told of a command that is in the journal."""
     vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
-    return Answer(entry.transaction.result, Token(vector, max(entry.txid.clock, token.clock)), entry.place)
+    clock = max(entry.txid.clock, entry.transaction.activates, token.clock)
+    return Answer(entry.transaction.result, Token(vector, clock), entry.place)
+
+
+def again(image: Image, entry: Entry, token: Token, ticket: int) -> Answer | BedrockishError | Decided:
+    """Return what to answer a ticket whose command has happened before, or that its schema change is not in force."""
+    answer = answer_of(entry, token)
+    if image.scheduled is not None and image.scheduled.txid == entry.txid:
+        return Decided(ticket, entry.txid, answer)
+    cut = image.cuts.get(entry.txid)
+    return answer if cut is None or not cut.failure else ConstraintError(cut.failure)

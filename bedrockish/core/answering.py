@@ -1,0 +1,65 @@
+"""The ends of our clients' requests: what each is told, and when."""
+
+from bedrockish.core import tickets as ticketing
+from bedrockish.core.activation import Activation
+from bedrockish.core.effects import Reply
+from bedrockish.core.queues import Queues
+from bedrockish.core.records import Prepared
+from bedrockish.core.state import State
+from bedrockish.core.tickets import Stage, Ticket
+from bedrockish.errors import BedrockishError
+from bedrockish.requests import Answer, Token
+from journal.transaction import Txid
+from journal.vector import merge
+
+
+class Answering:
+    """The tickets under way, and their answers."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.tickets: dict[int, Ticket] = {}
+        self.activation = Activation(state)
+        self.queues = Queues(self.tickets, self._execute)
+
+    def _execute(self, ticket: Ticket) -> None:
+        raise NotImplementedError
+
+    def _answer_read(self, ticket: Ticket, prepared: Prepared) -> None:
+        # The clock of a token is above that of everything in its vector: safe time may stand in for the vector.
+        seen, clock = ticket.request.token, self.state.clock.read(self.state.now.wall_ms)
+        token = Token(merge(prepared.base, seen.vector), max(seen.clock, clock))
+        self._finish(ticket, Answer(prepared.result, token, None, ticket.attempts))
+
+    def decided(self, number: int, txid: Txid, answer: Answer) -> None:
+        """A ticket is a schema change that was committed before, and is not in force here yet."""
+        ticket = self.tickets.get(number)
+        if ticket is not None:
+            self.activation.decide(ticket, txid, answer)
+            self.queues.leave(ticket)
+
+    def activated(self, txid: Txid, failure: str) -> None:
+        """A schema change is in force, or the data forbade it: answer those that asked for it."""
+        for ticket in self.activation.activated(txid):
+            assert ticket.answer is not None
+            self._finish(ticket, ticketing.schema_failed(failure) if failure else ticket.answer)
+
+    def drop(self, number: int) -> None:
+        """A ticket needs no more from us."""
+        ticket = self.tickets.pop(number, None)
+        if ticket is not None:
+            self.queues.leave(ticket)
+
+    def _finish(self, ticket: Ticket, answer: Answer | BedrockishError) -> None:
+        self.tickets.pop(ticket.number, None)
+        self.state.emit(Reply(ticket.number, answer))
+        self.queues.leave(ticket)
+
+    def _end(self, ticket: Ticket, error: BedrockishError) -> None:
+        """Answer an error, as soon as none of the attempts can happen any more."""
+        if not ticket.open:
+            self._finish(ticket, error)
+            return
+        ticket.stage, ticket.error = Stage.ENDING, error
+        self.state.timer(ticketing.ENDING_MS, "ticket_deadline", ticket.number)
+        self.queues.leave(ticket)

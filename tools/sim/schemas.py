@@ -1,0 +1,113 @@
+"""Schema changes in the model, and their laws.
+
+A change of the model's schema keeps a digest of all rows as they are at its activation, and fails if that digest says
+so: like a real statement, what it does depends on the rows that it finds. So two nodes that activate it at different
+cuts show it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import cbor2
+
+from bedrockish.requests import STALE, STRICT
+from journal.entry import Entry
+from journal.transaction import SCHEMA, Transaction, Txid
+
+if TYPE_CHECKING:
+    from tools.sim.clients import Call
+    from tools.sim.machine import Machine
+    from tools.sim.world import World
+
+FAILS = 5  # one of so many fails on what it finds
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What the activation of a schema change found."""
+
+    version: int
+    digest: str
+    failure: str
+
+
+def activate(rows: Mapping[str, Any], transaction: Transaction) -> Cut:
+    """Return what a change does to these rows."""
+    found = blake2b(cbor2.dumps(sorted((key, list(row)) for key, row in rows.items())), digest_size=8)
+    failure = "the rows forbid it" if found.digest()[0] % FAILS == 0 else ""
+    return Cut(transaction.schema + 1, found.hexdigest(), failure)
+
+
+def version_seen(result: bytes) -> int | None:
+    """Return the version of the schema that an execution ran on; None of one that ran nothing."""
+    parts = cbor2.loads(result)
+    return int(parts[3]) if len(parts) > 3 else None
+
+
+class Schemas:
+    """The laws of schema changes in one world."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.cuts: dict[Txid, Cut] = {}
+
+    def activated(self, machine: "Machine", txid: Txid) -> str:
+        """A node has activated a change; return why its rows forbid it."""
+        name, image = machine.name, machine.disk.seen
+        here, cut, change = image.txids.keys(), image.cuts[txid], image.txids[txid].transaction
+        self.world.counts["activations"] += 1
+        known = self.cuts.setdefault(change.txid, cut)
+        if known != cut:
+            self.world.broken("schema changes have one cut", f"{change.txid} at {name}: {cut}, elsewhere {known}")
+        late = [txid for txid in here if txid.clock >= change.activates]
+        missing = [txid for txid in self.world.laws.committed if txid.clock < change.activates and txid not in here]
+        if late or missing:
+            what = f"{name} activates {change.txid} at {change.activates} with {late} and without {missing}"
+            self.world.broken("schema changes have one cut", what)
+        return cut.failure
+
+    def failed(self, txid: Txid) -> bool:
+        """Whether the rows forbade a change."""
+        return txid in self.cuts and bool(self.cuts[txid].failure)
+
+    def check(self, calls: Iterable["Call"], first: Mapping[Txid, Entry]) -> None:
+        """Everything ran on the schema in force at its clock, and whoever was told of a change sees it."""
+        changes = sorted((entry.transaction for entry in first.values() if entry.transaction.kind == SCHEMA), key=_at)
+        self.world.counts["schema changes"] += len(changes)
+        for txid, entry in first.items():
+            due = sum(change.activates <= txid.clock for change in changes)
+            if entry.transaction.schema != due:
+                ran = entry.transaction.schema
+                self.world.broken("one schema for all of a transaction", f"{txid} ran on {ran} and belongs on {due}")
+        commands = {change.command: change.schema + 1 for change in changes}
+        self._seen(list(calls), commands)
+
+    def _seen(self, calls: list["Call"], commands: Mapping[str, int]) -> None:
+        told = [
+            (call.ended, commands[call.request.command])
+            for call in calls
+            if call.answer is not None and call.ended is not None and call.request.command in commands
+        ]
+        sessions: dict[str, int] = {}
+        for call in sorted(calls, key=lambda call: call.began):
+            if call.answer is None or call.again:
+                continue
+            stale = call.request.read != STRICT and call.answer.place is None
+            floor = 0 if stale else max((version for ended, version in told if ended < call.began), default=0)
+            if call.request.read != STALE:
+                floor = max(floor, sessions.get(call.client, 0))
+            seen = version_seen(call.answer.results)
+            if seen is None:
+                continue
+            if seen < floor:
+                what = f"{call.request.command} ran on version {seen} after {floor} was there"
+                self.world.broken("schema changes are seen", what)
+            after = commands.get(call.request.command, seen)
+            if call.request.read != STALE or call.answer.place is not None:
+                sessions[call.client] = max(sessions.get(call.client, 0), after)
+
+
+def _at(change: Transaction) -> int:
+    return change.activates

@@ -14,6 +14,7 @@ from bedrockish.client.load import BATCH_ROWS, batches, read_plan
 from bedrockish.errors import UsageError
 from tests.test_tidy import ROOT
 from tools.bench import WORKS, Draw, measure_sqlite, quantile
+from tools.bench_engine import measure
 from tools.bootstrap import read_lock
 from tools.cluster import DemoError, LocalCluster
 from tools.demo_check import Check, check_file
@@ -210,3 +211,16 @@ def test_plain_sqlite_is_measured(work: str, tmp_path: Path) -> None:
     measured = measure_sqlite(tmp_path / "plain.sqlite", work, 0.05, warm_up_s=0.0)
     assert measured.commits > 0
     assert 0 < measured.p50_ms <= measured.p99_ms
+
+
+def test_the_engine_is_measured_beside_plain_sqlite(tmp_path: Path) -> None:
+    """Every part has a figure, and what SQLite does too has one beside it."""
+    figures = measure(tmp_path, 1, 0.002)
+    assert len(figures) == 16
+    assert all(figure.micros > 0 for figure in figures if not figure.what.startswith("prepare"))
+    assert {figure.what.partition(",")[0] for figure in figures if figure.plain_micros} >= {
+        "prepare",
+        "capture",
+        "apply",
+        "commit of a one-row transaction",
+    }

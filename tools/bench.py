@@ -299,7 +299,10 @@ def main(
     as_json: bool,
     directory: Path | None,
 ) -> None:
-    """Measure transactions per second and the time that each takes, on a cluster and on plain SQLite."""
+    """Measure transactions per second and the time that each takes, on a cluster and on plain SQLite.
+
+    ``tools/bench engine`` measures what one node does for a transaction by itself.
+    """
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, stderr=as_json, width=None if terminal else 110)
     chosen = list(works or WORKS)
@@ -322,4 +325,8 @@ def main(
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["engine"]:
+        from tools.bench_engine import main as engine
+
+        engine(sys.argv[2:], prog_name="tools/bench engine")
     main(prog_name="tools/bench")

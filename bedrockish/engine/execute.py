@@ -195,7 +195,7 @@ class Executor:
                 rows: list[tuple[Any, ...]] = []
                 size = 0
             else:
-                rows, size = self._fetch(db, text, params, room)
+                rows, size = self._fetch(db, text, params, room, can_cache=piece.can_cache)
         except apsw.InterruptError as error:
             if self._until == budget and self._capture.failure is None and self.stopped is None:
                 raise TakesLongError(piece.sql) from None
@@ -213,11 +213,11 @@ class Executor:
         return rows, size
 
     def _fetch(
-        self, db: apsw.Connection, text: str, params: tuple[Any, ...], room: int
+        self, db: apsw.Connection, text: str, params: tuple[Any, ...], room: int, *, can_cache: bool
     ) -> tuple[list[tuple[Any, ...]], int]:
         rows: list[tuple[Any, ...]] = []
         size = 0
-        cursor = db.execute(text, params)
+        cursor = db.execute(text, params, can_cache=can_cache)
         try:
             for row in cursor:
                 rows.append(row)

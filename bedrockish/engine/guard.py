@@ -94,6 +94,11 @@ class Piece:
     auto: Rewritten | None = None
     declared: tuple[tuple[str, str | None], ...] = ()
 
+    @property
+    def can_cache(self) -> bool:
+        """Whether SQLite sees by itself that it must be compiled again; EXPLAIN never looks at the schema's version."""
+        return not self.whole_schema
+
     def text(self, params: Sequence[Any]) -> str:
         """Return what to run with these parameters."""
         auto = self.auto

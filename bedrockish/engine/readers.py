@@ -80,7 +80,7 @@ class Snapshot:
         size = 0
         cursor = self._db.cursor()
         try:
-            for row in cursor.execute(piece.sql, params):
+            for row in cursor.execute(piece.sql, params, can_cache=piece.can_cache):
                 rows.append(row)
                 size += row_bytes(row)
                 if size > room:

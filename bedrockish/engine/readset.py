@@ -116,7 +116,9 @@ def _explain(db: apsw.Connection, sql: str, nparams: int) -> tuple[list[list[Op]
     cursor.exec_trace = None
     programs: list[list[Op]] = []
     is_whole = True
-    cursor.execute("EXPLAIN " + sql, (None,) * nparams)
+    # Not from the cache: EXPLAIN never looks whether the schema has changed since it was compiled, and on a connection
+    # that learns of changes from others it would print from memory that is no longer there.
+    cursor.execute("EXPLAIN " + sql, (None,) * nparams, can_cache=False)
     while True:
         try:
             row = next(cursor, None)

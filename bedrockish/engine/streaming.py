@@ -91,7 +91,7 @@ class Batches:
         seconds = self._snapshot.limits.seconds
         if self._cursor is None:
             self._cursor = self._snapshot.cursor()
-            self._cursor.execute(self._piece.sql, self._params)
+            self._cursor.execute(self._piece.sql, self._params, can_cache=self._piece.can_cache)
         rows: list[tuple[Any, ...]] = []
         size = 0
         for row in self._cursor:

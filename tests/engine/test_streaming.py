@@ -73,3 +73,17 @@ def test_what_a_stream_reads_is_known(desk: Desk) -> None:
     assert footprint.read_points
     assert not footprint.read_ranges
     assert not footprint.write_points
+
+
+def test_what_a_statement_explains_is_the_schema_of_now(desk: Desk) -> None:
+    """SQLite does not look whether an EXPLAIN in its cache is out of date, and would read freed memory."""
+    for number in range(30):
+        desk.node.run(f"CREATE TABLE more_{number}(id INTEGER PRIMARY KEY, a NOT NULL, b CHECK (b > {number}))")
+        desk.node.engine.flush()
+        for sql in ("EXPLAIN PRAGMA integrity_check", "EXPLAIN SELECT * FROM t", "SELECT count(*) FROM sqlite_schema"):
+            taken = batches(desk, sql)
+            rows = decode_results(taken.take()[0])[0].rows
+            taken.close()
+            desk.interactive.readers.give_back(taken._snapshot)
+            if sql == "EXPLAIN PRAGMA integrity_check":
+                assert any(f"more_{number}" in str(row) for row in rows)

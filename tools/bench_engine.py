@@ -1,0 +1,349 @@
+"""Measures a node's engine by itself, without network or protocol, beside plain SQLite doing the same in the same run.
+
+What SQLite alone takes is measured with the same library, the same file settings and the same statements; the ratio is
+what to look at, because microseconds drift with the machine. Each figure is the median of several rounds.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bedrockish.core.records import Member, Membership, Prepared
+from bedrockish.engine.engine import Engine, Founding
+from bedrockish.engine.interactive import Interactive
+from bedrockish.engine.session import Session
+from bedrockish.requests import Request, Statement
+from journal.changes import decode_changes
+from journal.entry import GENESIS, Entry
+from journal.transaction import Transaction, Txid
+
+ROWS = 10_000
+SCHEMA = "CREATE TABLE item(id INTEGER PRIMARY KEY, owner TEXT, amount INTEGER); CREATE INDEX owned ON item(owner)"
+INSERT = "INSERT INTO item(id, owner, amount) VALUES (?, ?, ?)"
+UPDATE = "UPDATE item SET amount = amount + ? WHERE id = ?"
+SELECT = "SELECT amount FROM item WHERE id = ?"
+JOIN = "SELECT count(*) FROM item a JOIN item b ON b.owner = a.owner WHERE a.id = ? AND b.amount > {}"
+Statements = tuple[tuple[str, tuple[Any, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table.
+
+    Attributes:
+        what: what was done.
+        micros: how long it takes, in microseconds.
+        plain_micros: how long SQLite alone takes for the same; 0 if it does nothing of the kind.
+        design_micros: what the first experiments measured, in microseconds; 0 if they did not.
+    """
+
+    what: str
+    micros: float
+    plain_micros: float = 0.0
+    design_micros: float = 0.0
+
+
+class Solo:
+    """A node's engine that leads all of its own requests."""
+
+    def __init__(self, path: Path) -> None:
+        members = Membership(0, {"A": Member("A", "127.0.0.1:1")})
+        self.engine = Engine.open(path, founding=Founding("A", members, "bench"))
+        self._tick, self._head = 0, GENESIS
+
+    def prepare(self, statements: Statements) -> Prepared:
+        """Run a request and take it back."""
+        return self.engine.execute(Request("c", tuple(Statement(sql, params) for sql, params in statements)))
+
+    def entry(self, prepared: Prepared) -> Entry:
+        """Return the entry that it becomes."""
+        self._tick += 1
+        transaction = Transaction(
+            Txid(self._tick, "A"),
+            prepared.base,
+            0,
+            prepared.schema,
+            0,
+            f"c{self._tick}",
+            "serializable",
+            prepared.kind,
+            prepared.footprint,
+            prepared.changes,
+            prepared.result,
+        )
+        entry = Entry("A", self._tick, {"A": self._tick}, transaction, None, self._head)
+        self._head = entry.hash
+        return entry
+
+    def do(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        """Run a request and keep it."""
+        self.engine.apply(self.entry(self.prepare(statements)), repeat=False, applied_ms=0)
+
+
+class Clock:
+    """Measures."""
+
+    def __init__(self, rounds: int, seconds: float) -> None:
+        self._rounds, self._seconds = rounds, seconds
+
+    def micros(self, action: Callable[[int], object], units: int = 1, *, waits: bool = False) -> float:
+        """Return how many microseconds one unit of an action takes: the median of rounds of equal length.
+
+        Args:
+            action: is given a number that is new each time.
+            units: how many it does at once.
+            waits: count the time in which this thread waits as well; else only what the processor does for it, which
+                depends less on what else the machine is busy with.
+        """
+        seconds = time.perf_counter if waits else time.thread_time
+        number, found = 0, []
+        for _ in range(self._rounds):
+            began = seconds()
+            until, count = began + self._seconds / self._rounds, 0
+            while True:
+                action(number)
+                number += 1
+                count += 1
+                now = seconds()
+                if now >= until:
+                    break
+            found.append((now - began) / count / units * 1e6)
+        return statistics.median(found)
+
+
+def open_plain(path: Path, synchronous: str) -> apsw.Connection:
+    """Return plain SQLite on a file of its own."""
+    db = apsw.Connection(str(path), statementcachesize=512)
+    db.pragma("journal_mode", "wal")
+    db.pragma("synchronous", synchronous)
+    db.wal_autocheckpoint(0)
+    return db
+
+
+def works(number: int) -> dict[str, Statements]:
+    """Return the requests that are measured, the ``number``-th of each kind."""
+    row = number % ROWS
+    return {
+        "insert": ((INSERT, (ROWS + 1 + number, f"owner {row % 100}", row)),),
+        "update": ((UPDATE, (1, row + 1)),),
+        "transfer": ((UPDATE, (-1, row + 1)), (UPDATE, (1, (row * 7) % ROWS + 1))),
+        "select": ((SELECT, (row + 1,)),),
+    }
+
+
+# Of the first experiments: to run and capture, plus 5 to bind each statement and 3 for the keys of each row.
+DESIGN = {"insert": 4.1 + 5 + 3, "update": 4.1 + 5 + 3, "transfer": 7.5 + 10 + 6, "select": 4.0 + 5}
+
+
+def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
+    """Whole requests, run and taken back."""
+    for name, design in DESIGN.items():
+
+        def ours(number: int, name: str = name) -> None:
+            solo.prepare(works(number)[name])
+
+        def theirs(number: int, name: str = name) -> None:
+            plain.execute("SAVEPOINT request")
+            for sql, params in works(number)[name]:
+                plain.execute(sql, params).fetchall()
+            plain.execute("ROLLBACK TO request")
+            plain.execute("RELEASE request")
+
+        def draw(number: int) -> None:
+            works(number)
+
+        made = clock.micros(draw)
+        yield Figure(f"prepare, {name}", clock.micros(ours) - made, clock.micros(theirs) - made, design)
+
+
+def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
+    """What a request consists of."""
+    executor = solo.engine._executor
+    analysis = executor._analysis
+
+    def new_text(number: int) -> None:
+        for piece, params in executor._pieces(Statement(JOIN.format(number), (1,))):
+            analysis.plan(piece)[0].bind(params)
+
+    def plain_text(number: int) -> None:
+        plain.execute(JOIN.format(-number), (None,)).fetchall()
+
+    yield Figure("a text seen for the first time, a join", clock.micros(new_text), clock.micros(plain_text), 77.0)
+    ((piece, _),) = executor._pieces(Statement(UPDATE, (1, 2)))
+    plan = analysis.plan(piece)[0]
+    yield Figure("bind a known plan", clock.micros(lambda number: plan.bind((1, number))), 0.0, 2.0)
+    keys = analysis.keys
+    row = (7, "owner 7", 70)
+    after = (7, "owner 7", 71)
+    yield Figure("keys of a changed row", clock.micros(lambda _: keys.keys("item", 7, 7, row, after)), 0.0, 2.0)
+
+    sql = "UPDATE item SET amount = amount + 1 WHERE id BETWEEN ? AND ?"
+
+    def captured(number: int) -> None:
+        first = number * 1000 % (ROWS - 1000)
+        solo.prepare(((sql, (first + 1, first + 1000)),))
+
+    def uncaptured(number: int) -> None:
+        first = number * 1000 % (ROWS - 1000)
+        plain.execute("SAVEPOINT request")
+        plain.execute(sql, (first + 1, first + 1000))
+        plain.execute("ROLLBACK TO request")
+        plain.execute("RELEASE request")
+
+    yield Figure(
+        "capture, a row of a thousand, with its keys and its encoding",
+        clock.micros(captured, 1000),
+        clock.micros(uncaptured, 1000),
+    )
+
+
+def sessions(clock: Clock, solo: Solo) -> Iterator[Figure]:
+    """An open transaction that another one swaps out each time."""
+    interactive = Interactive(solo.engine, lambda *_: None)
+
+    def transfer(number: int) -> None:
+        row = number % ROWS
+        session = Session(serializable=True)
+        for sql, params in ((UPDATE, (-1, row + 1)), (UPDATE, (1, (row * 7) % ROWS + 1))):
+            for piece, values in interactive.pieces(session, Statement(sql, params)):
+                interactive.run(session, piece, values, 1 << 20)
+        interactive.finish(session)
+        interactive.end(session)
+
+    yield Figure("open transaction, a transfer", clock.micros(transfer), 0.0, 21.0)
+    interactive.close()
+
+
+def applies(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
+    """Rows of others, into the tables: by the applier, and as a plain UPDATE of the same column."""
+    sql = "UPDATE item SET amount = amount + 1 WHERE id <= 1000"
+    changes = decode_changes(solo.prepare(((sql, ()),)).changes)
+    prepared = solo.prepare(((sql, ()),))
+    values = [(change.after[2], change.after[0]) for change in changes if change.after is not None]
+    engine = solo.engine
+
+    def ours(_: int) -> None:
+        engine._db.execute("SAVEPOINT bench")
+        engine._applier.apply(entry, changes)
+        engine._db.execute("ROLLBACK TO bench")
+        engine._db.execute("RELEASE bench")
+
+    def theirs(_: int) -> None:
+        plain.execute("SAVEPOINT bench")
+        plain.executemany("UPDATE item SET amount = ? WHERE id = ?", values)
+        plain.execute("ROLLBACK TO bench")
+        plain.execute("RELEASE bench")
+
+    entry = solo.entry(prepared)
+    solo.engine.apply(entry, repeat=True, applied_ms=0)
+    yield Figure("apply, a row of a thousand", clock.micros(ours, 1000), clock.micros(theirs, 1000), 4.0)
+
+
+def commits(clock: Clock, solo: Solo, place: Path) -> Iterator[Figure]:
+    """One-row transactions: prepared, journalled, committed in batches, each batch synced."""
+    plain = open_plain(place / "commits.sqlite", "FULL")
+    plain.wal_autocheckpoint(2_000)  # as often as a node copies the log
+    plain.execute(SCHEMA)
+    engine = solo.engine
+    fresh = iter(range(1_000_000, 1 << 60))
+    for size, design in ((1, 1e6 / 57_900), (10, 1e6 / 152_000), (100, 0.0)):
+
+        def ours(number: int, size: int = size) -> None:
+            for one in range(size):
+                solo.do((INSERT, (next(fresh), "owner", number + one)))
+            engine.flush()
+            engine.sync()
+            if engine.checkpoint_due:
+                engine.checkpoint()
+
+        def theirs(number: int, size: int = size) -> None:
+            plain.execute("BEGIN IMMEDIATE")
+            for one in range(size):
+                plain.execute(INSERT, (next(fresh), "owner", number + one))
+            plain.execute("COMMIT")
+
+        what = f"commit of a one-row transaction, {size} in a batch"
+        yield Figure(f"{what}, processor", clock.micros(ours, size), clock.micros(theirs, size))
+        synced = (clock.micros(ours, size, waits=True), clock.micros(theirs, size, waits=True))
+        yield Figure(f"{what}, synced", *synced, design)
+    plain.close()
+
+
+def measure(place: Path, rounds: int, seconds: float) -> list[Figure]:
+    """Measure everything, on files in a directory."""
+    clock = Clock(rounds, seconds)
+    solo = Solo(place / "engine.sqlite")
+    plain = open_plain(place / "plain.sqlite", "NORMAL")
+    plain.execute(SCHEMA)
+    solo.do((SCHEMA, ()))
+    rows = [(number, f"owner {number % 100}", number) for number in range(1, ROWS + 1)]
+    for first in range(0, ROWS, 500):
+        solo.do(*((INSERT, row) for row in rows[first : first + 500]))
+    solo.engine.flush()
+    solo.engine.sync()
+    plain.execute("BEGIN")
+    plain.executemany(INSERT, rows)
+    plain.execute("COMMIT")
+    plain.execute("BEGIN IMMEDIATE")  # as a node's connection always is
+    found = [
+        *prepares(clock, solo, plain),
+        *parts(clock, solo, plain),
+        *sessions(clock, solo),
+        *applies(clock, solo, plain),
+        *commits(clock, solo, place),
+    ]
+    plain.close()
+    solo.engine.close()
+    return found
+
+
+def render(figures: list[Figure]) -> Table:
+    """Return the table for people."""
+    table = Table(title=f"the engine alone, SQLite {apsw.sqlite_lib_version()}, {os.cpu_count()} processors")
+    for head in ("what", "µs", "plain µs", "ratio", "first µs", "ratio"):
+        table.add_column(head, justify="left" if head == "what" else "right", no_wrap=True)
+    for one in figures:
+        table.add_row(
+            one.what,
+            f"{one.micros:.2f}",
+            f"{one.plain_micros:.2f}" if one.plain_micros else "",
+            f"{one.micros / one.plain_micros:.2f}" if one.plain_micros else "",
+            f"{one.design_micros:.1f}" if one.design_micros else "",
+            f"{one.micros / one.design_micros:.2f}" if one.design_micros else "",
+        )
+    return table
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(0.01, 60), default=0.6, show_default=True, help="For each figure.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Of which the median counts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+@click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
+def main(seconds: float, rounds: int, as_json: bool, directory: Path | None) -> None:
+    """Measure what one node does for a transaction, without network and protocol, beside plain SQLite.
+
+    The last two columns compare with what the first experiments measured, on another day: their ratio drifts with the
+    machine. The processor's time is shown, and where it says "synced", the time of day.
+    """
+    with tempfile.TemporaryDirectory(dir=directory, prefix="bedrockish-bench-") as place:
+        figures = measure(Path(place), rounds, seconds)
+    if as_json:
+        print(json.dumps([asdict(figure) for figure in figures], indent=2))
+    else:
+        Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(render(figures))
+
+
+if __name__ == "__main__":
+    main(prog_name="tools/bench engine")

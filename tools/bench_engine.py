@@ -175,14 +175,14 @@ def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
 
     def new_text(number: int) -> None:
         for piece, params in executor._pieces(Statement(JOIN.format(number), (1,))):
-            analysis.plan(piece)[0].bind(params)
+            analysis.plan(piece).bind(params)
 
     def plain_text(number: int) -> None:
         plain.execute(JOIN.format(-number), (None,)).fetchall()
 
     yield Figure("a text seen for the first time, a join", clock.micros(new_text), clock.micros(plain_text), 77.0)
     ((piece, _),) = executor._pieces(Statement(UPDATE, (1, 2)))
-    plan = analysis.plan(piece)[0]
+    plan = analysis.plan(piece)
     yield Figure("bind a known plan", clock.micros(lambda number: plan.bind((1, number))), 0.0, 2.0)
     keys = analysis.keys
     row = (7, "owner 7", 70)

@@ -56,6 +56,6 @@ def create_app(url: str | None = None) -> flask.Flask:
             return body, 503, {"Retry-After": "1"}  # it did not happen; it can be sent again
         if isinstance(error, bedrockish.ConstraintError):
             return body, 409, {}
-        return body, 500, {}
+        return body, 400 if isinstance(error, bedrockish.UsageError) else 500, {}
 
     return app

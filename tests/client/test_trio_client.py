@@ -290,6 +290,10 @@ async def test_an_error_of_a_command_sent_again_speaks_of_all_attempts() -> None
         assert caught.value.details == {"command": "c1"}
         with pytest.raises(ConstraintError):
             await client.execute(WRITE, command="c1")
+        node.script = [node.refuse(ConflictError("met B12"))]
+        settled.clear()
+        with pytest.raises(OutcomeUnknownError, match="met B12"):  # nothing is settled: it can still be sent again
+            await client.execute(WRITE, command="c1", resend=True)
         with pytest.raises(UsageError, match="name the command"):
             await client.execute(WRITE, resend=True)
         node.script = [give_up]

@@ -139,8 +139,8 @@ class Client(ClockCalls, Driver, QuestionCalls):
                 raise
             if error.retry:  # giving the id up for good would be too much: sent once more, it may yet succeed
                 raise OutcomeUnknownError(
-                    f"command {request.command} did not happen this time ({error.message}), but what became of it before "
-                    "cannot be told; send it again under the same id",
+                    f"command {request.command} did not happen this time ({error.message}), but what became of it "
+                    "before cannot be told; send it again under the same id",
                     command=request.command,
                 ) from error
             reply = await self._settled(request.command, error, deadline)

@@ -8,11 +8,13 @@ it runs again, on a newer snapshot, until its client's time is over.
 
 import ctypes
 import logging
+import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import trio
 
@@ -37,9 +39,11 @@ logger = logging.getLogger(__name__)
 TEXTS_MAX = 1_000  # texts that are remembered to take long
 WATCH_S = 0.25
 CLOCKS = 256  # values of the clock that a thread gets at a time
+SWITCH_S = 0.0005  # how long a function keeps Python's interpreter; by default ten times that
 STUCK_S = 5.0  # after which a function that was told to stop counts as stuck
 
-Action = Callable[[Aside], Prepared]
+Action = Callable[[Aside], Any]
+T = TypeVar("T")
 
 
 class StopWorkError(BaseException):
@@ -51,17 +55,20 @@ class Job:
     """One request that runs aside, once.
 
     Attributes:
+        key: the ticket, or something else that no other job has.
+        take: takes what comes out, if it is not for a ticket.
         since: seconds at which it was given a place.
         stopped: seconds at which it was told to stop; 0: it was not.
         clock: whether a majority has been asked for its transaction's clock.
         is_over: its thread is done. Guarded by ``lock``.
     """
 
-    ticket: int
+    key: object
     request: Request
     action: Action
     is_python: bool
     clock: bool = False
+    take: Callable[[Any], None] | None = None
     aside: Aside | None = None
     thread: threading.Thread | None = None
     since: float = 0.0
@@ -119,19 +126,20 @@ class Asides:
         self._engine, self._core, self._places, self._deliver = engine, core, places, deliver
         self._command_s = command_s
         self._free: list[Aside] = []
-        self._jobs: dict[int, Job] = {}  # by ticket: those that somebody waits for
+        self._jobs: dict[object, Job] = {}  # those that somebody waits for
         self._queue: deque[Job] = deque()  # those without a place
         self._running: set[Job] = set()
         self._lost: dict[int, tuple[int, ConflictError]] = {}  # by ticket: how often it was overtaken, and by what
         self._long: dict[str, None] = {}
         self._damage: BaseException | None = None
+        self._switch_s = sys.getswitchinterval()
         self.counts: Counter[str] = Counter()
 
     # -- what the runtime does -------------------------------------------------------------------------------------
 
-    def expects(self, request: Request) -> bool:
-        """Whether a request has a text that took long before, so that the loop need not try."""
-        return bool(self._long) and any(one.sql in self._long for one in request.statements)
+    def expects(self, *texts: str) -> bool:
+        """Whether one of these texts took long before, so that the loop need not try."""
+        return bool(self._long) and any(text in self._long for text in texts)
 
     def took_long(self, sql: str) -> None:
         """Remember a text whose request was over the loop's budget."""
@@ -142,8 +150,38 @@ class Asides:
 
     def start(self, ticket: int, request: Request, action: Action, *, is_python: bool, clock: bool) -> None:
         """Do something with a place as soon as there is one; if it is somebody's function, it has its own limit."""
-        job = Job(ticket, request, action, is_python, clock)
-        self._jobs[ticket] = job
+        self._add(Job(ticket, request, action, is_python, clock))
+
+    async def run(self, request: Request, action: Callable[[Aside], T]) -> T:
+        """Do something with a place, for nobody's ticket, and return what comes of it."""
+        found: list[Any] = []
+        over = trio.Event()
+
+        def take(what: Any) -> None:
+            found.append(what)
+            over.set()
+
+        job = Job(object(), request, action, is_python=False, take=take)
+        self._add(job)
+        try:
+            await over.wait()
+        except BaseException:
+            self._jobs.pop(job.key, None)
+            self._stop(job)
+            raise
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        result: T = found[0]
+        return result
+
+    def scope(self, command: str, clock: int) -> Scope:
+        """Return what the clock's functions give in a statement of an open transaction that runs in another thread."""
+        scope = Scope()
+        scope.begin_aside(command, clock, _Clocks(self._engine.scope, trio.lowlevel.current_trio_token()).take)
+        return scope
+
+    def _add(self, job: Job) -> None:
+        self._jobs[job.key] = job
         self._queue.append(job)
         self.counts["asides"] += 1
         if not self._engine.dirty:
@@ -246,11 +284,18 @@ class Asides:
         aside.scope.begin_aside(job.request.command, engine.scope.take() if job.clock else 0, clocks.take)
         job.thread = threading.Thread(target=self._run, args=(job, aside, token), name="aside", daemon=True)
         self._running.add(job)
+        self._share()
         job.thread.start()
+
+    def _share(self) -> None:
+        """Let the loop have the interpreter more often while functions run that may compute for long."""
+        wanted = SWITCH_S if any(job.is_python for job in self._running) else self._switch_s
+        if sys.getswitchinterval() != wanted:
+            sys.setswitchinterval(wanted)
 
     def _run(self, job: Job, aside: Aside, token: trio.lowlevel.TrioToken) -> None:
         """Do the work; in its own thread."""
-        found: Prepared | BaseException
+        found: Any
         try:
             try:
                 found = job.action(aside)
@@ -265,9 +310,10 @@ class Asides:
         except trio.RunFinishedError:
             aside.close()
 
-    def _done(self, job: Job, aside: Aside, found: Prepared | BaseException) -> None:
+    def _done(self, job: Job, aside: Aside, found: Any) -> None:
         aside.end()
         self._running.discard(job)
+        self._share()
         if aside.is_broken:
             aside.close()
         else:
@@ -275,7 +321,7 @@ class Asides:
         if isinstance(found, Prepared) and not job.is_python and time.monotonic() - job.since < 0.5 * self._budget_s:
             for statement in job.request.statements:  # it does not take long any more
                 self._long.pop(statement.sql, None)
-        if self._jobs.get(job.ticket) is job:
+        if self._jobs.get(job.key) is job:
             self._give(job, found)
         if self._queue and not self._engine.dirty:
             self._fill()
@@ -284,26 +330,37 @@ class Asides:
     def _budget_s(self) -> float:
         return self._engine.beside().limits.budget_s
 
-    def _give(self, job: Job, found: Prepared | BaseException) -> None:
+    def _give(self, job: Job, found: Any) -> None:
         """Hand on what came out."""
-        if self._jobs.get(job.ticket) is job:
-            del self._jobs[job.ticket]
-        if isinstance(found, DamagedError) or not isinstance(found, Prepared | BedrockishError):
+        if self._jobs.get(job.key) is job:
+            del self._jobs[job.key]
+        if isinstance(found, DamagedError) or (
+            isinstance(found, BaseException) and not isinstance(found, BedrockishError)
+        ):
             self._damage = self._damage or found
-            return
-        if isinstance(found, BedrockishError) or (found.readonly and job.request.read != STRICT):
-            self._deliver(job.ticket, found)
+        elif job.take is not None:
+            job.take(found)
+        elif isinstance(found, BedrockishError):
+            self._deliver(_ticket(job), found)
+        else:
+            self._certify(job, found)
+
+    def _certify(self, job: Job, found: Prepared) -> None:
+        """Hand on what a request does, if it would do the same now; else have it run again."""
+        ticket = _ticket(job)
+        if found.readonly and job.request.read != STRICT:
+            self._deliver(ticket, found)
             return
         error = lost(self._core.state, job.request.command, found)
         if error is None:
             # One that was told its clock stays younger than all that it has seen; others move up.
             moved = found if found.clock else replace(found, base=dict(self._engine.applied))
-            self._deliver(job.ticket, moved)
+            self._deliver(ticket, moved)
             return
-        times, _ = self._lost.get(job.ticket, (0, error))
-        self._lost[job.ticket] = times + 1, error
+        times, _ = self._lost.get(ticket, (0, error))
+        self._lost[ticket] = times + 1, error
         self.counts["asides_overtaken"] += 1
-        self._deliver(job.ticket, None)
+        self._deliver(ticket, None)
 
     def _stop(self, job: Job) -> None:
         """Let a job end soon; nobody waits for it."""
@@ -321,3 +378,8 @@ class Asides:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(job.thread.ident), ctypes.py_object(StopWorkError)
                 )
+
+
+def _ticket(job: Job) -> int:
+    assert isinstance(job.key, int)
+    return job.key

@@ -14,7 +14,7 @@ from bedrockish.core.events import ClockWanted, Decided, Dropped, Event, Execute
 from bedrockish.core.records import Prepared
 from bedrockish.engine.aside import Aside, Work
 from bedrockish.engine.clocks import ClockNeededError
-from bedrockish.engine.execute import TakesLongError
+from bedrockish.engine.limits import TakesLongError
 from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError
 from bedrockish.members import prepare_change
 from bedrockish.plain import plain
@@ -84,11 +84,11 @@ class Executions:
             command.check(request.call)
             node.asides.start(ticket, request, self._calling(command, request), is_python=True, clock=clock > 0)
             return None
-        if not node.asides.expects(request):
+        if not node.asides.expects(*(one.sql for one in request.statements)):
             try:
                 return _checked(request, node.engine.execute(request, node.config.limits.loop_ms_max / 1000, clock))
             except TakesLongError as error:
-                node.asides.took_long(error.sql)
+                node.asides.took_long(next(one.sql for one in request.statements if error.sql in one.sql))
         run = lambda aside: _checked(request, aside.execute(request))  # noqa: E731
         node.asides.start(ticket, request, run, is_python=False, clock=clock > 0)
         return None

@@ -75,9 +75,11 @@ class Runtime:
         self.started = self._clocks.now().wall_ms / 1000
         self.core = start_core(engine, config, random.random, self._clocks.now())
         self.known = Acquaintances(engine.get_meta(PREFIX), engine.set_meta)
+        limits = config.limits
+        self.asides = Asides(engine, self.core, limits.asides_max, limits.command_ms_max / 1000, self._ran_aside)
         # What peers are told when a link is opened; batches only once they are durable.
         self.upkeep = Upkeep(self.core, engine, config, self._clocks, self._post, self.durable)
-        self.transactions = Transactions(engine, self.core, self.submit, self.durable, config.limits)
+        self.transactions = Transactions(engine, self.core, self.submit, self.durable, limits, self.asides)
         self.info = {"version": __version__, "store": self.core.state.store, "batches": engine.batches}
         self.info["plugins"] = self.plugins.tell()
         self.mesh: net.Mesh | None = None
@@ -92,8 +94,6 @@ class Runtime:
         self.syncs = self._syncer.took
         self._syncing = False
         self._failure: BaseException | None = None
-        limits = config.limits
-        self.asides = Asides(engine, self.core, limits.asides_max, limits.command_ms_max / 1000, self._ran_aside)
         self._executions = Executions(self)
         self._checkpointing = False
         self._nursery: trio.Nursery | None = None

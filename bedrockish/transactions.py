@@ -9,9 +9,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import trio
 
+from bedrockish.asides import Asides
 from bedrockish.config import Bounds
 from bedrockish.control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, parse_control
 from bedrockish.core.node import Node
@@ -29,6 +31,7 @@ from bedrockish.errors import (
     UnsupportedError,
     UsageError,
 )
+from bedrockish.longer import Longer
 from bedrockish.requests import NOTHING, SERIALIZABLE, SESSION, STALE, STRICT, Answer, Request, Result, Statement, Token
 from bedrockish.requests import encode_results as encode
 from bedrockish.snapshots import Snapshots
@@ -85,12 +88,14 @@ class Transactions:
         submit: Submit,
         durable: Callable[[], Awaitable[None]],
         bounds: Bounds,
+        asides: Asides,
     ) -> None:
         self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
         self._bounds = bounds
         self._interactive = Interactive(engine, lambda footprint, base: overtaken(core.state, footprint, base))
         self._snapshots = Snapshots(engine, self._interactive.readers, durable)
         self.streams = Streams(self._interactive, core, submit, self._snapshots, bounds, self._damaged)
+        self._longer = Longer(engine, core, self._interactive, asides, bounds.loop_ms_max / 1000)
         self._open: dict[str, Open] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
         self._waiting: list[tuple[Session, trio.Event]] = []  # for a snapshot
@@ -294,11 +299,13 @@ class Transactions:
         for piece, params in interactive.pieces(session, statement):
             if interactive.needs_snapshot(session, piece):
                 await self._snapshot(one)
+            run = partial(self._longer.run, session, one.request, piece, params, room - taken)
             try:
-                last, size = interactive.run(session, piece, params, room - taken)
+                last, size = await run()
             except ClockNeededError:
                 await self._take_clock(one)
-                last, size = interactive.run(session, piece, params, room - taken)
+                last, size = await run()
+            self._find(one.owner, one.name)
             taken += size
         assert last is not None
         results.append(last)

@@ -9,8 +9,8 @@ the same as of a request that the loop executes: results, row changes, and a foo
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import apsw
 
@@ -19,7 +19,8 @@ from bedrockish.engine.apply import RowApplier
 from bedrockish.engine.capture import Capture
 from bedrockish.engine.clocks import ClockNeededError, Holder, Scope, register
 from bedrockish.engine.execute import PROGRESS_STEPS, Executor
-from bedrockish.engine.guard import READ, Guard
+from bedrockish.engine.growing import Growing
+from bedrockish.engine.guard import READ, Guard, Piece
 from bedrockish.engine.interactive import Interactive
 from bedrockish.engine.limits import Limits
 from bedrockish.engine.overlay import Moment, Overlay, OverlayFile
@@ -28,7 +29,9 @@ from bedrockish.engine.session import Session
 from bedrockish.engine.tables import Tables
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.requests import Request, Result, Statement
+from journal.changes import Change
 
+T = TypeVar("T")
 READER_KIB = WRITER_KIB = 8 << 10  # page caches
 
 
@@ -118,7 +121,7 @@ class Aside:
         prepared = self._inside(lambda writer: writer.executor.execute(request, dict(self._base), self._version))
         return replace(prepared, clock=self.scope.clock) if self.scope.used else prepared
 
-    def work(self, action: Callable[["Work"], Prepared], *, serializable: bool = True) -> Prepared:
+    def work(self, action: Callable[["Work"], T], *, serializable: bool = True) -> T:
         """Let somebody run statements one after the other, and return what comes of them.
 
         Snapshot isolation, if it is not to be serializable.
@@ -127,17 +130,17 @@ class Aside:
             BedrockishError: what ``stop`` was given. All else is what the action raises.
         """
 
-        def run(writer: _Writer) -> Prepared:
+        def run(writer: _Writer) -> T:
             session = Session(serializable, self.scope.command, clock=self.scope.clock)
             work = Work(writer, self._base, self._version, session, self.scope, self._applied_clock)
-            prepared = action(work)
+            done = action(work)
             if self.scope.is_missing:
                 raise ClockNeededError("transaction_clock() was called, and what was thrown was caught")
-            return prepared
+            return done
 
         return self._inside(run)
 
-    def _inside(self, action: Callable[["_Writer"], Prepared]) -> Prepared:
+    def _inside(self, action: Callable[["_Writer"], T]) -> T:
         writer = self._open()
         try:
             if self._stopped is not None:
@@ -299,6 +302,23 @@ class Work:
             raise self._end
         return self._interactive.finish(self.session)
 
+    def resume(self, begun: "Begun", piece: Piece, params: tuple[Any, ...]) -> "Resumed":
+        """Run a statement of a transaction that is open in the loop, after doing its changes again."""
+        session, executor = self.session, self._writer.executor
+        executor.reader = None
+        session.base, session.schema = dict(self.applied), self.schema_version
+        session.sets = Growing(executor._analysis, serializable=session.serializable)
+        session.changes, session.lastrowid, session.clock = list(begun.changes), begun.lastrowid, begun.clock
+        session.wrote = bool(begun.changes)
+        result: Result | None = None
+        error: BedrockishError | None = None
+        try:
+            result, _ = self._interactive.run(session, piece, params, self._left)
+        except BedrockishError as caught:
+            error = caught
+        self._interactive.leave()
+        return Resumed(session, result, error)
+
     def mark(self, name: str) -> None:
         """Set a savepoint."""
         self.session.mark(name)
@@ -310,6 +330,24 @@ class Work:
     def execute(self, request: Request) -> Prepared:  # noqa: ARG002
         """Schema statements are not for here."""
         raise UnsupportedError("a command cannot change the schema; do so with ordinary statements, once")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An open transaction so far: its changes, the rowid inserted last, and its clock, or 0."""
+
+    changes: list[Change]
+    lastrowid: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What came of a statement: the transaction with the changes added, and its result, or the error."""
+
+    session: Session
+    result: Result | None
+    error: BedrockishError | None
 
 
 def _no_reader() -> Any:

@@ -18,7 +18,7 @@ from bedrockish.engine.failures import translate
 from bedrockish.engine.footprints import Analysis, Gatherer
 from bedrockish.engine.guard import EMPTY, READ, SCHEMA, WRITE, Guard, Piece
 from bedrockish.engine.inserts import Rewritten, rewrite
-from bedrockish.engine.limits import Limits, out_of_time
+from bedrockish.engine.limits import Limits, TakesLongError, out_of_time
 from bedrockish.engine.readers import WAY_OUT
 from bedrockish.engine.tables import Tables
 from bedrockish.engine.values import Binder
@@ -32,17 +32,6 @@ from journal.transaction import SCHEMA as SCHEMA_KIND
 PROGRESS_STEPS = 20_000  # SQLite's own steps between two looks at the clock: well under a millisecond
 TEXTS_MAX = 2_000  # compiled texts that are remembered
 _FOREVER = float("inf")
-
-
-class TakesLongError(Exception):
-    """Raised when a request is over its budget: not refused, but to be run where it is in nobody's way.
-
-    ``sql`` is the statement that was at work.
-    """
-
-    def __init__(self, sql: str) -> None:
-        super().__init__(sql)
-        self.sql = sql
 
 
 class Executor:
@@ -73,6 +62,10 @@ class Executor:
         """Whether the statement that runs is to be interrupted; SQLite asks now and then."""
         return self._capture.failure is not None or self._limits.seconds() > self._until or self.stopped is not None
 
+    def allow(self, budget_s: float) -> None:
+        """Let what runs from now on take so many seconds."""
+        self._budget = _FOREVER if budget_s == _FOREVER else self._limits.seconds() + budget_s
+
     def execute(
         self, request: Request, base: dict[str, int], schema_version: int, budget_s: float = _FOREVER
     ) -> Prepared:
@@ -89,11 +82,11 @@ class Executor:
             raise SqlError("the request has no statements; send at least one")
         gatherer = Gatherer(self._analysis, serializable=request.isolation == SERIALIZABLE)
         run = _Run(self, gatherer, self._limits.result_bytes)
-        self._budget = _FOREVER if budget_s == _FOREVER else self._limits.seconds() + budget_s
+        self.allow(budget_s)
         try:
             return self._execute(run, request, base, schema_version)
         finally:
-            self._budget = _FOREVER
+            self.allow(_FOREVER)
             if run.settings:
                 pragmas.settle(self._db)
 

@@ -75,6 +75,17 @@ class Growing:
         indexes = self._analysis.schema.tables[table].indexes
         return [object_range(f"t:{table}"), *(object_range(index.object) for index in indexes)]
 
+    def merge(self, other: "Growing") -> None:
+        """Add what another one has gathered."""
+        self._definitions |= other._definitions
+        self._all_definitions = self._all_definitions or other._all_definitions
+        self._reads |= other._reads
+        self._read_ranges |= other._read_ranges
+        self._probes |= other._probes
+        self._probe_ranges |= other._probe_ranges
+        self._writes |= other._writes
+        self._write_ranges |= other._write_ranges
+
     def footprint(self, *, reads: bool | None = None) -> Footprint:
         """Return what is to be certified.
 

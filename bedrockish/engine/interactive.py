@@ -13,7 +13,6 @@ or written has changed: that is checked each time, and if it has, the transactio
 must not meet anything newer than that, or it would see a mixture; what earlier statements read may change.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,8 +22,10 @@ import apsw
 from bedrockish.core.records import Prepared
 from bedrockish.engine import kept, pragmas
 from bedrockish.engine.capture import Touched
+from bedrockish.engine.deferred import children, violations
 from bedrockish.engine.growing import Growing
 from bedrockish.engine.guard import READ, SCHEMA, WRITE, Piece, first_word
+from bedrockish.engine.limits import TakesLongError
 from bedrockish.engine.parts import Lends
 from bedrockish.engine.readers import Readers
 from bedrockish.engine.session import Session
@@ -58,7 +59,7 @@ class Interactive:
             SqlError: SQLite does not understand it.
             UnsupportedError: it cannot be replicated, or not in a transaction.
         """
-        self._check_schema(session)
+        self.check_schema(session)
         found = self._executor._pieces(statement)
         while True:
             self.parts.applier.loud()  # what a statement is, SQLite says with triggers on
@@ -102,21 +103,24 @@ class Interactive:
             session.snapshot = self.readers.take()
             self._start(session)
 
-    def run(self, session: Session, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
+    def run(
+        self, session: Session, piece: Piece, params: tuple[Any, ...], room: int, budget_s: float = float("inf")
+    ) -> tuple[Result, int]:
         """Run one statement; return its result and about how many bytes it takes. The transaction can go on after a
         usage error (a constraint, a syntax error, a limit), unless it is ``over``; not after any other.
 
         Raises:
+            TakesLongError: it has run for ``budget_s`` and is not done; nothing of it has happened.
             ConflictError: what the transaction rests on has changed.
             BedrockishError: as for a request.
         """
-        self._check_schema(session)
+        self.check_schema(session)
         if session.base is None:
             self._start(session)
         assert session.sets is not None
         self.engine.scope.begin(session.command, session.clock)
         if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
-            rows, size = session.snapshot.run(piece, params, room, self.engine.scope)
+            rows, size = session.snapshot.run(piece, params, room, self.engine.scope, budget_s)
             session.sets.read(piece, params)
             return Result(piece.columns, rows, -1, session.lastrowid or None), size
         self._enter(session)
@@ -124,10 +128,20 @@ class Interactive:
             error = self._overtaken(session.sets.alone(piece, params), session.base or {})
             if error is not None:
                 raise error
-        if piece.kind == READ:
-            rows, size = self._read(session, piece, params, room)
-            return Result(piece.columns, rows, -1, session.lastrowid or None), size
-        return self._write(session, piece, params, room)
+        self._executor.allow(budget_s)
+        try:
+            if piece.kind == READ:
+                rows, size = self._read(session, piece, params, room)
+                return Result(piece.columns, rows, -1, session.lastrowid or None), size
+            return self._write(session, piece, params, room)
+        except TakesLongError:
+            if not self._restore() and piece.kind == WRITE:
+                self._capture.deafen()
+                self._db.execute("ROLLBACK TO statement")
+                self._db.execute("RELEASE statement")
+            raise
+        finally:
+            self._executor.allow(float("inf"))
 
     def add_schema(self, session: Session, statement: Statement, request: Request) -> None:
         """Take a text of schema statements, tried now and done at COMMIT; ``request`` is that, with no statements.
@@ -142,7 +156,7 @@ class Interactive:
                 "in a transaction of its own",
                 sql=statement.sql,
             )
-        self._check_schema(session)
+        self.check_schema(session)
         self.engine.execute(replace(request, statements=(*session.ddl, statement)))
         session.ddl.append(statement)
 
@@ -156,7 +170,7 @@ class Interactive:
         prepared = self.engine.execute(replace(request, statements=tuple(session.ddl)))
         if session.sets is None or session.base is None:
             return prepared
-        self._check_schema(session)
+        self.check_schema(session)
         read = session.sets.footprint(reads=True)
         error = self._overtaken(read, session.base)
         if error is not None:
@@ -214,7 +228,10 @@ class Interactive:
         """Forget the transaction. Ending it twice is fine."""
         if self._inside is session:
             self.leave()
-        if session.snapshot is not None:
+        session.ended = True
+        if session.snapshot is not None and session.lent:
+            session.snapshot.interrupt()
+        elif session.snapshot is not None:
             self.readers.give_back(session.snapshot)
             session.snapshot = None
 
@@ -240,7 +257,8 @@ class Interactive:
         session.base_clock = self.engine.applied_clock
         session.sets = Growing(self._executor._analysis, serializable=session.serializable)
 
-    def _check_schema(self, session: Session) -> None:
+    def check_schema(self, session: Session) -> None:
+        """Raise a ConflictError if the schema is no longer the one that the transaction runs on."""
         if session.base is not None and session.schema != self.engine.schema_version:
             raise ConflictError(
                 "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
@@ -373,27 +391,10 @@ class Interactive:
         if not session.unsure:
             broken = self._inside is session and self._broken_keys()
         else:
-            tables = self._children(session)
+            tables = children(self._executor._analysis.schema, session.changes)
             self.leave()
-            before = self._violations(tables)
+            before = violations(self._db, tables)
             self._enter(session)
-            broken = bool(self._violations(tables) - before)
+            broken = bool(violations(self._db, tables) - before)
         if broken:
             raise ConstraintError("FOREIGN KEY constraint failed: a deferred one is still broken at COMMIT")
-
-    def _children(self, session: Session) -> list[str]:
-        """Return the tables with foreign keys that the changes can have broken."""
-        changed = {change.table for change in session.changes}
-        schema = self._executor._analysis.schema
-        return [
-            name
-            for name, table in schema.tables.items()
-            if any(name in changed or foreign.parent in changed for foreign in table.foreign_keys)
-        ]
-
-    def _violations(self, tables: list[str]) -> "Counter[Any]":
-        found: Counter[Any] = Counter()
-        for table in tables:
-            query = 'SELECT "table", rowid, parent, fkid FROM pragma_foreign_key_check(?)'
-            found.update(self._db.execute(query, (table,)).fetchall())
-        return found

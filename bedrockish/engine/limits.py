@@ -7,6 +7,17 @@ from time import monotonic
 from bedrockish.errors import StatementTimeoutError
 
 
+class TakesLongError(Exception):
+    """Raised when a request is over its budget: not refused, but to be run where it is in nobody's way.
+
+    ``sql`` is the statement that was at work.
+    """
+
+    def __init__(self, sql: str) -> None:
+        super().__init__(sql)
+        self.sql = sql
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of one request, and of the WAL file.

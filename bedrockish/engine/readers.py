@@ -13,7 +13,7 @@ from bedrockish.engine.capture import row_bytes
 from bedrockish.engine.clocks import Holder, Scope, register
 from bedrockish.engine.failures import translate
 from bedrockish.engine.guard import Piece
-from bedrockish.engine.limits import Limits
+from bedrockish.engine.limits import Limits, TakesLongError, out_of_time
 from bedrockish.errors import SqlError, TooLargeError, UnavailableError
 
 IDLE_MAX = 64  # connections that are kept for the next one
@@ -59,7 +59,12 @@ class Snapshot:
         self._db.interrupt()
 
     def run(
-        self, piece: Piece, params: tuple[Any, ...], room: int, scope: Scope | None = None
+        self,
+        piece: Piece,
+        params: tuple[Any, ...],
+        room: int,
+        scope: Scope | None = None,
+        budget_s: float = float("inf"),
     ) -> tuple[list[tuple[Any, ...]], int]:
         """Run a statement that reads; return its rows and about how many bytes they take.
 
@@ -68,13 +73,16 @@ class Snapshot:
             params: its parameters.
             room: bytes that its rows may take.
             scope: what the clock's functions give in it.
+            budget_s: how long it may take, in seconds.
 
         Raises:
             ClockNeededError: it calls ``transaction_clock()``, and there is none.
+            TakesLongError: it has run for ``budget_s`` and is not done.
             SqlError: SQLite does not accept a value.
             TooLargeError: the rows take more than ``room`` bytes, or it runs too long.
         """
-        self.until = self.limits.seconds() + self.limits.statement_s
+        limits = self.limits
+        self.until = limits.seconds() + min(limits.statement_s, budget_s)
         self._holder.scope = scope
         rows: list[tuple[Any, ...]] = []
         size = 0
@@ -84,11 +92,11 @@ class Snapshot:
                 rows.append(row)
                 size += row_bytes(row)
                 if size > room:
-                    limit = self.limits.result_bytes
-                    raise TooLargeError(f"the results take more than {limit} bytes; {WAY_OUT}")
+                    raise TooLargeError(f"the results take more than {limits.result_bytes} bytes; {WAY_OUT}")
         except apsw.InterruptError:
-            seconds = self.limits.statement_s
-            raise TooLargeError(f"a statement ran longer than {seconds:g} s; add an index, or ask for less") from None
+            if budget_s < limits.statement_s:
+                raise TakesLongError(piece.sql) from None
+            raise out_of_time(limits, piece.sql) from None
         except apsw.Error as error:
             raise translate(error, piece.sql) from error
         except UnicodeDecodeError:

@@ -39,6 +39,8 @@ class Session:
         ddl: its schema statements, if that is what it is.
         unsure: a deferred foreign key was broken when it was swapped out.
         over: SQLite itself has ended it.
+        lent: another thread reads on its snapshot; whoever lent it ends the session if it is ``ended`` then.
+        ended: nobody needs it any more.
     """
 
     serializable: bool
@@ -58,6 +60,8 @@ class Session:
     ddl: list[Statement] = field(default_factory=list)
     unsure: bool = False
     over: bool = False
+    lent: bool = False
+    ended: bool = False
 
     def mark(self, name: str) -> None:
         """SAVEPOINT name."""

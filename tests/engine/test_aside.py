@@ -13,7 +13,7 @@ import pytest
 
 from bedrockish.core.records import Prepared
 from bedrockish.engine.aside import Aside, Work
-from bedrockish.engine.execute import TakesLongError
+from bedrockish.engine.limits import TakesLongError
 from bedrockish.errors import (
     BedrockishError,
     ConstraintError,

@@ -1,0 +1,107 @@
+"""Statements of open transactions: in the loop as long as they are short, else in threads."""
+
+import trio
+
+from bedrockish.asides import Asides
+from bedrockish.core.node import Node
+from bedrockish.core.once import overtaken
+from bedrockish.engine.aside import Begun
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.guard import READ, Piece
+from bedrockish.engine.interactive import Interactive
+from bedrockish.engine.limits import TakesLongError
+from bedrockish.engine.session import Session
+from bedrockish.errors import ConflictError
+from bedrockish.requests import Request, Result
+
+
+class Longer:
+    """Runs them; ``budget_s`` is how long one may take in the loop, in seconds."""
+
+    def __init__(self, engine: Engine, core: Node, interactive: Interactive, asides: Asides, budget_s: float) -> None:
+        self._engine, self._core, self._interactive, self._asides = engine, core, interactive, asides
+        self._budget_s = budget_s
+
+    async def run(
+        self, session: Session, request: Request, piece: Piece, params: tuple[object, ...], room: int
+    ) -> tuple[Result, int]:
+        """Run one statement, as ``Interactive.run`` does. The transaction may have ended meanwhile.
+
+        Raises:
+            ConflictError: what the transaction rests on has changed.
+            BedrockishError: as there.
+        """
+        if not self._asides.expects(piece.sql):
+            try:
+                return self._interactive.run(session, piece, params, room, self._budget_s)
+            except TakesLongError:
+                self._asides.took_long(piece.sql)
+        if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
+            return await self._on_snapshot(session, piece, params, room)
+        return await self._on_overlay(session, request, piece, params)
+
+    async def _on_snapshot(
+        self, session: Session, piece: Piece, params: tuple[object, ...], room: int
+    ) -> tuple[Result, int]:
+        """Read on the transaction's own snapshot."""
+        assert session.snapshot is not None
+        assert session.sets is not None
+        session.lent = True
+        scope = self._asides.scope(session.command, session.clock)
+        try:
+            rows, size = await trio.to_thread.run_sync(session.snapshot.run, piece, params, room, scope)
+        finally:
+            session.lent = False
+            if session.ended:
+                self._interactive.end(session)
+        session.sets.read(piece, params)
+        return Result(piece.columns, rows, -1, session.lastrowid or None), size
+
+    async def _on_overlay(
+        self, session: Session, request: Request, piece: Piece, params: tuple[object, ...]
+    ) -> tuple[Result, int]:
+        """Run it on a newer snapshot, after the transaction's own changes, if nothing has changed that it rests on."""
+        begun = Begun(list(session.changes), session.lastrowid, session.clock)
+        serializable = session.serializable
+        resumed = await self._asides.run(
+            request,
+            lambda aside: aside.work(lambda work: work.resume(begun, piece, params), serializable=serializable),
+        )
+        done, sets = resumed.session, session.sets
+        assert sets is not None
+        assert done.sets is not None
+        if isinstance(resumed.error, ConflictError):
+            raise resumed.error
+        sets.merge(done.sets)
+        self._move(session, done)
+        session.changes += done.changes[len(begun.changes) :]
+        session.blurred += done.blurred
+        session.size = max(session.size, done.size)
+        session.lastrowid, session.over = done.lastrowid, done.over
+        session.unsure = session.unsure or done.unsure
+        session.wrote = session.wrote or done.wrote
+        if resumed.error is not None:
+            raise resumed.error
+        assert resumed.result is not None
+        return resumed.result, sum(len(row) for row in resumed.result.rows)
+
+    def _move(self, session: Session, done: Session) -> None:
+        """Let the transaction rest on what is committed now, if that makes no difference to it.
+
+        Raises:
+            ConflictError: it does.
+        """
+        assert session.sets is not None
+        assert done.sets is not None
+        assert session.base is not None
+        state = self._core.state
+        self._interactive.check_schema(session)
+        for footprint in (session.sets.footprint(), done.sets.footprint(reads=True)):
+            error = overtaken(state, footprint, session.base)
+            if error is not None:
+                raise error
+        if session.serializable:
+            session.base, session.base_clock = dict(self._engine.applied), self._engine.applied_clock
+            if session.snapshot is not None:
+                self._interactive.readers.give_back(session.snapshot)
+                session.snapshot = None

@@ -1,0 +1,141 @@
+"""What takes long holds nobody up: requests, writes, and statements of open transactions."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.client.aio import Client
+from bedrockish.client.transaction import Transaction
+from bedrockish.errors import ConflictError, ConstraintError, DeadlineError, StatementTimeoutError
+from bedrockish.requests import SNAPSHOT
+from tests.cluster.story import judge_files, level, ready, rows, until
+from tools.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+LONG = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 400000)"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("asides")
+    cluster = LocalCluster(folder / "cluster", settings={"limits": {"statement_ms_max": 4_000, "loop_ms_max": 5}})
+    cluster.write_files()
+    try:
+        for node in cluster.nodes:
+            node.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def test_what_takes_long_holds_nobody_up(cluster: LocalCluster) -> None:
+    """Four statements run for ever at one node while others commit there; each is interrupted, and undone, in time."""
+    await ready(cluster)
+    ended: list[str] = []
+    async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(0, only=True)) as other:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
+        await client.execute("INSERT INTO t VALUES (1, 0), (2, 0), (3, 0)")
+        other.token = client.token
+        read_only = await client.begin()
+        assert (await read_only.execute("SELECT n FROM t WHERE id = 1")).value() == 0
+        writing = await client.begin()
+        await writing.execute("UPDATE t SET n = 2 WHERE id = 2")
+
+        async def run_away(name: str, on: Client | Transaction, sql: str) -> None:
+            with pytest.raises(StatementTimeoutError, match="longer than 4 s"):
+                await on.execute(sql, timeout=40)
+            ended.append(name)
+
+        async def all_run() -> bool:
+            return bool((await other.status())["asides"]["running"] == 3)  # and one on its transaction's own snapshot
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_away, "read", client, f"{ENDLESS} SELECT count(*) FROM n")
+            nursery.start_soon(run_away, "write", client, f"INSERT INTO t {ENDLESS} SELECT 1000000 - i, 1 FROM n, t")
+            nursery.start_soon(run_away, "snapshot", read_only, f"{ENDLESS} SELECT count(*) FROM n")
+            nursery.start_soon(run_away, "own writes", writing, f"{ENDLESS} SELECT count(*) FROM n")
+            await until("all of them run", all_run)
+            for number in range(3):
+                await other.execute("UPDATE t SET n = ? WHERE id = 3", [number])
+            assert not ended
+        assert sorted(ended) == ["own writes", "read", "snapshot", "write"]
+        assert (await read_only.execute("SELECT sum(n) FROM t WHERE id < 3")).value() == 0
+        await read_only.commit()
+        assert (await writing.execute("SELECT n FROM t WHERE id = 2")).value() == 2
+        await writing.commit()
+        with pytest.raises(DeadlineError, match="was still running"):
+            await client.execute(f"{ENDLESS} SELECT count(*) FROM n", timeout=1)
+        assert (await client.execute("SELECT * FROM t")).rows == [(1, 0), (2, 2), (3, 2)]
+        assert (await client.status())["counts"]["over_budget"] >= 2
+
+
+async def test_long_requests_do_what_short_ones_do(cluster: LocalCluster) -> None:
+    """Rows, ids, triggers and constraints; a client with several nodes does not have a long one begun at each."""
+    await ready(cluster)
+    async with open_client(cluster.url()) as client:
+        await client.execute("CREATE TABLE v(id INTEGER PRIMARY KEY, n INTEGER UNIQUE)")
+        await client.execute("CREATE TABLE log(id INTEGER PRIMARY KEY AUTOINCREMENT, what TEXT)")
+        await client.execute("CREATE TRIGGER logs AFTER INSERT ON v BEGIN INSERT INTO log(what) VALUES (new.n); END")
+        wanted = f"INSERT INTO v(n) {LONG} SELECT i % 10 FROM n GROUP BY 1"
+        for number in range(3):
+            results = await client.transact(["DELETE FROM v", wanted, "SELECT count(*), sum(n) FROM v"], timeout=40)
+            assert [one.rowcount for one in results[:2]] == [10 if number else 0, 10]
+            assert results[2].one() == (10, 45)
+        with pytest.raises(ConstraintError, match="UNIQUE"):
+            await client.execute(wanted, timeout=40)
+        assert (await client.execute("SELECT count(*) FROM log")).value() == 30
+        assert (await client.status())["counts"]["asides"] >= 4
+        patient = f"{LONG.replace('400000', '12000000')} SELECT count(*) FROM n"
+        with pytest.raises(StatementTimeoutError):  # after more than the 2.5 s that the first of several nodes gets
+            await client.execute(patient.replace("12000000", "1200000000"), timeout=40)
+    for index in (1, 2):
+        async with open_client(cluster.url(index, only=True)) as other:
+            assert "asides" not in (await other.status())["counts"]
+
+
+async def test_long_statements_of_open_transactions(cluster: LocalCluster) -> None:
+    """They see their own writes and their snapshot, write, fail, and lose when what they rest on has changed."""
+    await ready(cluster)
+    total = f"{LONG} SELECT sum(w.n) + 0 * max(i) FROM n, w WHERE w.id < 3"
+    async with open_client(cluster.url(0)) as client, open_client(cluster.url(1)) as other:
+        await client.execute("CREATE TABLE w(id INTEGER PRIMARY KEY, n INTEGER)")
+        await client.execute("CREATE TABLE u(n INTEGER)")
+        await client.execute("INSERT INTO w VALUES (1, 10), (2, 20), (3, 0)")
+        other.token = client.token
+        scale = 400_000
+        async with client.transaction() as tx:
+            run = partial(tx.execute, timeout=40)
+            assert (await run(total)).value() == 30 * scale
+            await run("UPDATE w SET n = 11 WHERE id = 1")
+            assert (await run(total)).value() == 31 * scale
+            await run("SAVEPOINT s")
+            assert (await run(f"UPDATE w SET n = ({LONG} SELECT count(*) FROM n) WHERE id = 2")).rowcount == 1
+            assert (await run("SELECT n FROM w WHERE id = 2")).value() == scale
+            await run("ROLLBACK TO s")
+            with pytest.raises(ConstraintError):
+                await run(f"INSERT INTO w {LONG} SELECT 3, max(i) FROM n")
+            assert (await run(f"INSERT INTO w(n) {LONG} SELECT max(i) FROM n RETURNING n")).value() == scale
+            assert (await run("SELECT count(*) FROM w")).value() == 4
+        for isolation in ("serializable", SNAPSHOT):
+            tx = await client.begin(isolation=isolation)
+            assert (await tx.execute(total, timeout=40)).value() == 31 * scale
+            await other.execute("UPDATE u SET n = n + 1")  # it does not matter
+            await tx.execute(f"UPDATE w SET n = {int(isolation == SNAPSHOT)} WHERE id = 3")
+            assert (await tx.execute(total, timeout=40)).value() == 31 * scale
+            other.token = client.token
+            await other.execute("UPDATE w SET n = 21 WHERE id = 2")  # it does
+            client.token = other.token
+            await client.execute("SELECT 1")
+            with pytest.raises(ConflictError):
+                await tx.execute(total, timeout=40)
+            await other.execute("UPDATE w SET n = 20 WHERE id = 2")
+            client.token = other.token
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    assert rows(cluster.nodes[2], "SELECT n FROM w WHERE id = 1") == [(11,)]

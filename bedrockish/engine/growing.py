@@ -77,8 +77,6 @@ class Growing:
 
     def merge(self, other: "Growing") -> None:
         """Add what another one has gathered."""
-        self._definitions |= other._definitions
-        self._all_definitions = self._all_definitions or other._all_definitions
         self._reads |= other._reads
         self._read_ranges |= other._read_ranges
         self._probes |= other._probes

@@ -8,6 +8,7 @@ from bedrockish.clock import milliseconds
 from bedrockish.config import Config
 from bedrockish.core.events import Now
 from bedrockish.core.node import Node
+from bedrockish.core.state import State
 
 if TYPE_CHECKING:
     from bedrockish.engine.engine import Engine
@@ -41,8 +42,9 @@ def describe_node(
             "role": "voter" if member.voter else "learner",
             "store": state.store if peer is None else member.store,
             "up": name == state.me or (name in up and not away),
-            "trouble": refused.get(name),
+            "trouble": refused.get(name) or clock_trouble(state, name),
             "applied": dict(state.applied if peer is None else peer.applied),
+            "wall_offset_ms": _wall_offset_ms(state, name),
             "silent_ms": 0 if peer is None else round(1000 * (now.seconds - peer.heard)),
         }
     return {
@@ -74,6 +76,25 @@ def describe_node(
         },
         "counts": {**counts, **state.counts},
     }
+
+
+def _wall_offset_ms(state: State, name: str) -> int | None:
+    """Return how far a peer's wall clock is ahead of ours, in milliseconds; None if it has not told."""
+    peer = state.peers.get(name)
+    if peer is None or peer.wall_ahead_ms is None:
+        return None if name != state.me else 0
+    return round(peer.wall_ahead_ms + state.now.seconds * 1000 - state.wall_ms)
+
+
+def clock_trouble(state: State, name: str) -> str | None:
+    """Return what to say of a peer whose clock is further ahead than we follow; None if it is not."""
+    peer = state.peers.get(name)
+    if peer is None or not peer.ahead_ms:
+        return None
+    return (
+        f"its clock is {peer.ahead_ms} ms ahead of what most voters' clocks say, which is more than clock_offset_ms "
+        f"({state.settings.clock_offset_ms}): its transactions are refused here; set the machine's clock"
+    )
 
 
 def in_doubt(core: Node, now: Now) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from journal.changes import Change, decode_changes, decode_statements
 from journal.errors import JournalError
 from journal.transaction import ROWS, SCHEMA, Transaction, decode_transaction
 
+PAGE_BYTES = 4 << 20  # of transactions, after which a page ends; one is as large as it is
 COUNTER_BITS = 22  # of a clock, below the Unix milliseconds
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -22,9 +23,12 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PAGE = """
 WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)),
   removed AS (SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1),
-  page AS (SELECT clock, origin, leader, tick, body FROM bedrockish_journal
+  next AS (SELECT seq, clock, origin, length(body) AS size FROM bedrockish_journal
     WHERE repeat = 0 AND (clock, origin) > (?1, ?2) AND clock <= (SELECT clock FROM safe)
-    ORDER BY clock, origin LIMIT ?3)
+    ORDER BY clock, origin LIMIT ?3),
+  upto AS (SELECT seq, sum(size) OVER (ORDER BY clock, origin) - size AS before FROM next),
+  page AS (SELECT clock, origin, leader, tick, body FROM bedrockish_journal
+    WHERE seq IN (SELECT seq FROM upto WHERE before < ?4))
 SELECT 0, coalesce((SELECT clock FROM removed), 0), coalesce((SELECT origin FROM removed), ''), '',
   (SELECT clock FROM safe), x''
 UNION ALL SELECT 1, clock, origin, leader, tick, body FROM page
@@ -129,7 +133,7 @@ class Feed:
     def question(self, limit: int) -> tuple[str, tuple[Any, ...]]:
         """Return the statement and parameters that ask a node for the next transactions, ``limit`` at most."""
         self._limit = limit
-        return PAGE, (self.cursor.clock, self.cursor.leader, limit)
+        return PAGE, (self.cursor.clock, self.cursor.leader, limit, PAGE_BYTES)
 
     def take(self, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
         """Read a page; the feed moves on with every transaction, also with those that are left out.
@@ -147,14 +151,14 @@ class Feed:
                 "ask a node that still has it, or copy the tables with 'bedrockish export' and go on from the cursor "
                 "that it prints"
             )
-        self.is_last = len(rows) - 1 < self._limit
+        self.is_last = len(rows) - 1 < self._limit and sum(len(row[5]) for row in rows) < PAGE_BYTES
         taken = []
         for _, clock, origin, leader, tick, body in rows[1:]:
             transaction = decode_transaction(body)
             cursor = Cursor(clock, origin)
             assert cursor > self.cursor, "a feed goes forward"
             self.cursor = cursor
-            found = self._filter(_committed(cursor, (leader, tick), transaction))
+            found = self._filter(committed(cursor, (leader, tick), transaction))
             if found is not None:
                 taken.append(found)
         return taken
@@ -166,7 +170,8 @@ class Feed:
         return replace(found, changes=changes) if changes else None
 
 
-def _committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction) -> Committed:
+def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction) -> Committed:
+    """Return a transaction at its place in the journal as the feed gives it."""
     kind = transaction.kind
     return Committed(
         cursor,

@@ -1,9 +1,6 @@
 """``bedrockish changes``: print the change feed, as lines for people or as JSON for programs."""
 
-import base64
 import json
-import math
-from typing import Any
 
 import click
 import trio
@@ -12,6 +9,7 @@ from bedrockish import open_client
 from bedrockish.client.feed import Changes
 from journal.changes import Change, Row
 from journal.feed import Committed
+from journal.plain import as_data
 
 
 @click.command()
@@ -19,13 +17,16 @@ from journal.feed import Committed
 @click.option("--after", metavar="CURSOR", help="Go on after this place, which an earlier run printed.")
 @click.option("--table", "tables", metavar="NAME", multiple=True, help="Only changes of this table; may be repeated.")
 @click.option("--follow", is_flag=True, help="Wait for more, until interrupted.")
+@click.option("--hold", metavar="NAME", help="Keep the journal for a reader of this name, as far as it has not come.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each transaction.")
-def changes(url: str, after: str | None, tables: tuple[str, ...], follow: bool, as_json: bool) -> None:
+def changes(
+    url: str, after: str | None, tables: tuple[str, ...], follow: bool, hold: str | None, as_json: bool
+) -> None:
     """Print every committed transaction once, in the order of the cluster's clock, up to safe time."""
 
     async def run() -> None:
         async with open_client(url) as client:
-            async for transaction in Changes(client, after, tables=tables or None, follow=follow):
+            async for transaction in Changes(client, after, tables=tables or None, follow=follow, hold=hold):
                 click.echo(json.dumps(as_data(transaction), ensure_ascii=False) if as_json else as_text(transaction))
 
     trio.run(run)
@@ -43,39 +44,3 @@ def _line(change: Change) -> str:
         return "nothing" if values is None else repr(values)
 
     return f"    {change.op} {change.table}: {row(change.before)} -> {row(change.after)}"
-
-
-def as_data(transaction: Committed) -> dict[str, Any]:
-    """Return a transaction as plain data for JSON; a blob becomes {"base64": …}."""
-    return {
-        "cursor": str(transaction.cursor),
-        "clock": transaction.clock,
-        "at": transaction.at.isoformat(timespec="milliseconds"),
-        "leader": transaction.leader,
-        "place": list(transaction.place),
-        "command": transaction.command,
-        "kind": transaction.kind,
-        "after": transaction.after,
-        "statements": list(transaction.statements),
-        "changes": [
-            {
-                "op": change.op,
-                "table": change.table,
-                "before": _record(change, change.before),
-                "after": _record(change, change.after),
-            }
-            for change in transaction.changes
-        ],
-    }
-
-
-def _record(change: Change, row: Row | None) -> dict[str, Any] | None:
-    return None if row is None else {name: _plain(value) for name, value in zip(change.columns, row, strict=True)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    return value

@@ -1,4 +1,4 @@
-"""``bedrockish journal``: read, verify, replay and compare the journals in nodes' files. Needs no running node."""
+"""``bedrockish journal``: read, verify, replay and compare the journals in nodes' files. Most need no running node."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bedrockish.cli.upkeep import hold, prune
 from journal.changes import Change, decode_changes, decode_statements
 from journal.entry import Entry
 from journal.errors import EntryMalformedError
@@ -30,7 +31,7 @@ SHOWN_MAX = 60  # characters of a statement or value in a line
 
 @click.group()
 def journal() -> None:
-    """Read, verify and replay the journal in a node's file."""
+    """Read, verify and replay the journal in a node's file; make it shorter in running ones."""
 
 
 @journal.command()
@@ -229,3 +230,7 @@ def digest_files(context: click.Context, files: tuple[Path, ...]) -> None:
     if len(digests) > 1:
         click.echo(f"the {len(files)} files have {len(digests)} different contents", err=True)
         context.exit(1)
+
+
+journal.add_command(prune)
+journal.add_command(hold)

@@ -29,6 +29,7 @@ COMMANDS = {
     "backup": ("bedrockish.cli.backup", "backup"),
     "import": ("bedrockish.cli.database", "import_database"),
     "export": ("bedrockish.cli.database", "export_database"),
+    "clock": ("bedrockish.cli.upkeep", "clock"),
     "member": ("bedrockish.cli.member", "member"),
     "password": ("bedrockish.cli.secure", "password"),
     "tls": ("bedrockish.cli.secure", "tls"),

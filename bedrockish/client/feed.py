@@ -15,6 +15,7 @@ from journal.feed import Committed, CursorError, Feed, FeedPrunedError
 
 PAGE_ROWS = 200
 POLL_S = 0.1
+HOLD_S = 10.0  # how often a reader says how far it has got
 
 
 def _feed(after: str | None, tables: Collection[str] | None) -> Feed:
@@ -43,6 +44,8 @@ class Changes:
         after: the cursor to go on after; None for the beginning.
         tables: leave out the changes of other tables.
         follow: wait for more; else stop where safe time is now.
+        hold: a name under which the nodes keep the journal for this reader, as far as it has not asked for what comes
+            next; see ``Client.hold``.
 
     Raises:
         UsageError: ``after`` is not a cursor.
@@ -51,9 +54,16 @@ class Changes:
     """
 
     def __init__(
-        self, client: Client, after: str | None = None, *, tables: Collection[str] | None = None, follow: bool = True
+        self,
+        client: Client,
+        after: str | None = None,
+        *,
+        tables: Collection[str] | None = None,
+        follow: bool = True,
+        hold: str | None = None,
     ) -> None:
-        self._client, self._follow = client, follow
+        self._client, self._follow, self._hold = client, follow, hold
+        self._held = -HOLD_S
         self._feed = _feed(after, tables)
         self._page: deque[Committed] = deque()
         self._wait = False
@@ -74,6 +84,9 @@ class Changes:
     async def _ask(self) -> None:
         sql, params = self._feed.question(PAGE_ROWS)
         try:
+            if self._hold is not None and time.monotonic() - self._held > HOLD_S:
+                await self._client.hold(self._hold, str(self._feed.cursor) if self._feed.cursor.clock else None)
+                self._held = time.monotonic()
             rows = (await self._client.execute(sql, params, read=STALE)).rows
         except UnavailableError:
             if not self._follow:

@@ -90,10 +90,7 @@ class Leading(Answering):
         ticket = self.tickets.get(self.clocking.on_told(peer, message) or 0)
         if ticket is None or ticket.stage is not Stage.CLOCK:
             return
-        if ticket.read is None:
-            self._execute_at(ticket)
-        else:
-            self._read(ticket, ticket.read)
+        self._execute_at(ticket) if ticket.read is None else self._read(ticket, ticket.read)
 
     def executed(self, number: int, prepared: Prepared) -> None:
         """Lead what was executed, or answer it if it only read."""
@@ -128,8 +125,10 @@ class Leading(Answering):
             self.queues.leave(ticket)
             return
         if state.clock.read(state.now.wall_ms) - state.safe > pack(state.settings.conflict_window_ms):
-            self._pause(ticket, 20)  # no safe time yet (a node that just started): a BEGIN now would be TOO OLD
+            ticket.refusal = ticketing.no_safe_time(state)
+            self._pause(ticket, 20)  # (a node that just started): a BEGIN now would be TOO OLD
             return
+        ticket.refusal = ""
         if not self._step_back(ticket, prepared):
             self._begin(ticket, prepared, clock, activates)
 

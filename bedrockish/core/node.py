@@ -207,12 +207,13 @@ class Node:
         match message:
             case Begin() | Fetch() | AskClock() | ToldClock():
                 pass  # a BEGIN's clock, and one that is asked for, are tested before they are followed
-            case Gossip() | Check() | Forward() | Ask():
-                known.clock = max(known.clock, message.clock)
-                state.hear_clock(peer, message.clock)
-            case _:  # a promise or an outcome rests on it: it is followed wherever it leads
+            case Recover() | Promise() | Accept() | Accepted() | Refused() | Outcome():
+                # What is counted on when a transaction ends rests on it: it is followed wherever it leads.
                 known.clock = max(known.clock, message.clock)
                 state.clock.adjust(message.clock)
+            case _:  # a commit's own clock is followed when it is taken
+                known.clock = max(known.clock, message.clock)
+                state.hear_clock(peer, message.clock)
         match message:
             case Begin():
                 self.voting.on_begin(peer, message)

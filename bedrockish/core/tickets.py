@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bedrockish.clock import milliseconds
 from bedrockish.core.messages import Reject
 from bedrockish.core.records import Prepared
 from bedrockish.core.settings import Settings
@@ -153,6 +154,19 @@ def schema_failed(failure: str) -> BedrockishError:
     return ConstraintError(
         f"the schema change was decided, and the data forbade it when it was to come into force: {failure}; the schema "
         "is what it was before, on every node: repair the data and change the schema again"
+    )
+
+
+def no_safe_time(state: State) -> str:
+    """Return what to say of a transaction that was not begun because safe time is too far behind our clock."""
+    behind = (
+        f"is {milliseconds(state.clock.value) - milliseconds(state.safe)} ms behind"
+        if state.safe
+        else "is not there yet"
+    )
+    return (
+        f"safe time {behind} at node {state.me}: no majority of the voters answers, or the clock of {state.me} is too "
+        "far ahead of theirs; 'bedrockish clock URL' shows both"
     )
 
 

@@ -105,14 +105,16 @@ class Voting:
         state, clock = self.state, transaction.txid.clock
         if clock <= state.closed or clock <= state.floor:
             return Reason.TOO_LATE
+        ahead, leader = state.ahead_ms(clock), state.peers.get(transaction.txid.leader)
+        if leader is not None:
+            leader.ahead_ms = ahead
+        if ahead:
+            return Reason.AHEAD
         if clock - transaction.safe > pack(state.settings.conflict_window_ms):
             return Reason.TOO_OLD
         if state.counted and not covers(transaction.base, state.recent.floor):
             return Reason.TOO_OLD  # a clock that only counts says nothing of age, so what was dropped is compared
-        ahead, leader = state.ahead_ms(clock), state.peers.get(transaction.txid.leader)
-        if leader is not None:
-            leader.ahead_ms = ahead
-        return Reason.AHEAD if ahead else None
+        return None
 
     def _vetoed(self, transaction: Transaction) -> Conflict | None:
         for txid, (ended_at, own) in self.state.own_ends.items():

@@ -17,7 +17,8 @@ import apsw
 from bedrockish.core.records import Prepared
 from bedrockish.engine.apply import RowApplier
 from bedrockish.engine.capture import Capture
-from bedrockish.engine.clocks import ClockNeededError, Holder, Scope, register
+from bedrockish.engine.changes import give_functions
+from bedrockish.engine.clocks import ClockNeededError, Holder, Scope
 from bedrockish.engine.execute import PROGRESS_STEPS, Executor
 from bedrockish.engine.growing import Growing
 from bedrockish.engine.guard import READ, Guard, Piece
@@ -56,7 +57,7 @@ class Aside:
         self._wal = os.dup(beside.wal)
         try:
             self._reader = beside.reader()
-            register(self._reader, Holder(self.scope))
+            give_functions(self._reader, Holder(self.scope))
             self._reader.pragma("cache_size", -READER_KIB)
         except apsw.Error as error:
             os.close(self._wal)
@@ -165,7 +166,7 @@ class Aside:
         try:
             if self._writer is None:
                 self._writer = _Writer(self._beside, self._wal, self._reader, self._moment, pages)
-                register(self._writer.db, Holder(self.scope))
+                give_functions(self._writer.db, Holder(self.scope))
             else:
                 self._writer.move(self._moment, pages)
             self._writer.learn(self._version)

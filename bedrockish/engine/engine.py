@@ -21,7 +21,8 @@ from bedrockish.engine import system
 from bedrockish.engine.apply import RowApplier
 from bedrockish.engine.autoid import AutoIds
 from bedrockish.engine.capture import Capture
-from bedrockish.engine.clocks import Holder, Scope, register
+from bedrockish.engine.changes import give_functions
+from bedrockish.engine.clocks import Holder, Scope
 from bedrockish.engine.durability import Wal, copy_file
 from bedrockish.engine.execute import Executor
 from bedrockish.engine.explain import explain
@@ -69,7 +70,7 @@ class Engine:
         self._ids = AutoIds()
         self._ids.register(db)
         self.scope = Scope()
-        register(db, Holder(self.scope))
+        give_functions(db, Holder(self.scope))
         self._executor = Executor(db, self._guard, self._capture, limits, self._ids)
         self._applier = RowApplier(db)
         self._wal = Wal(db, full_sync=full_sync)

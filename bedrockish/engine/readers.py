@@ -10,7 +10,8 @@ from typing import Any
 import apsw
 
 from bedrockish.engine.capture import row_bytes
-from bedrockish.engine.clocks import Holder, Scope, register
+from bedrockish.engine.changes import give_functions
+from bedrockish.engine.clocks import Holder, Scope
 from bedrockish.engine.failures import translate
 from bedrockish.engine.guard import Piece
 from bedrockish.engine.limits import Limits, TakesLongError, out_of_time
@@ -34,7 +35,7 @@ class Snapshot:
         self._db, self.limits = db, limits
         self.until = float("inf")
         self._holder = Holder()
-        register(db, self._holder)
+        give_functions(db, self._holder)
         db.set_progress_handler(lambda: limits.seconds() > self.until, STEPS)
 
     def begin(self) -> None:

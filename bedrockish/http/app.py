@@ -19,6 +19,7 @@ from bedrockish.client.entry import Entry
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
 from bedrockish.gate import Gate
 from bedrockish.http.bodies import pack_answer, pack_value, read_args, read_request, read_statements, write_json
+from bedrockish.http.changes import changes
 from bedrockish.http.cluster import whole_cluster
 from bedrockish.http.guard import Guard
 from bedrockish.http.health import reasons
@@ -76,6 +77,7 @@ def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate, entry
         Route("/status", handlers.status),
         Route("/nodes", handlers.nodes),
         Route("/events", handlers.events),
+        Route("/changes", handlers.changes),
         Route("/cluster", handlers.cluster),
         Route("/livez", handlers.alive),
         Route("/readyz", handlers.ready),
@@ -190,6 +192,10 @@ class Handlers:
     async def events(self, request: Request) -> Response:
         """Say what was lately said and heard."""
         return json_reply(self._node.events(_number(request.query_params.get("after", "0"))))
+
+    async def changes(self, request: Request) -> Response:
+        """Say what was committed, transaction by transaction."""
+        return await changes(self._node, request)
 
     async def cluster(self, request: Request) -> Response:
         """Say what all nodes say."""

@@ -17,6 +17,7 @@ from bedrockish.errors import (
     ConflictError,
     OutcomeUnknownError,
     ProtocolMismatchError,
+    PrunedError,
     TooLargeError,
     UnavailableError,
     UsageError,
@@ -277,6 +278,8 @@ def status_of(error: BedrockishError) -> int:
     match error:
         case TooLargeError():
             return 413
+        case PrunedError():
+            return 410
         case UsageError():
             return 400
         case ConflictError():

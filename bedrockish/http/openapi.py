@@ -176,6 +176,7 @@ MEANINGS = {
     "401": "The token or the password is missing or wrong.",
     "405": "Another method is wanted.",
     "409": "Others were faster until the time was over. It did not happen; send it again.",
+    "410": "What the feed would go on with was removed from the journal of this node. Nothing was skipped.",
     "413": "The request or its result is over a limit. Nothing happened.",
     "415": "The body is not declared as JSON.",
     "500": "The node has failed to answer.",
@@ -225,6 +226,33 @@ def _stream_path() -> Schema:
         "object with rows, how many there were, and error if it broke off. Without it the result is not whole.",
         "content": {"application/x-ndjson": {"schema": TEXT}},
     }
+    return path
+
+
+def _changes_path() -> Schema:
+    number = {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}
+    path = _get_path(
+        "The change feed: every committed transaction once, in the order of the cluster's clock, up to safe time",
+        "",
+        _parameter(
+            "after", {"type": "string", "pattern": r"^[0-9]{1,18}\.[A-Za-z0-9_]{1,16}$"}, "The cursor of a line."
+        ),
+        _parameter("table", {"type": "string"}, "Only changes of this table; may be given several times."),
+        _parameter("follow", {"enum": ["false"]}, "true: go on until the reader leaves."),
+        _parameter("wait", {"type": "number", "minimum": 0, "maximum": 1}, "Seconds to wait for the first one."),
+        _parameter("limit", number, "How many transactions at most; 0: all that there are."),
+        _parameter(
+            "hold",
+            {"type": "string", "minLength": 1, "maxLength": 100},
+            "Keep the journal after this cursor for a reader of this name.",
+        ),
+    )
+    lines = {
+        "description": "A line of JSON for each transaction; the last line has cursor and safe, or error. With Accept: "
+        "text/event-stream, an event for each.",
+        "content": {"application/x-ndjson": {"schema": TEXT}},
+    }
+    path["get"]["responses"] = {**_responses("", "410", "413", "503"), "200": lines}
     return path
 
 
@@ -296,6 +324,7 @@ def document() -> Schema:
                 "Events",
                 _parameter("after", number, "Only what has a higher number."),
             ),
+            "/changes": _changes_path(),
             "/cluster": _get_path(
                 "Status and events of all members, for the dashboard",
                 "Cluster",

@@ -23,10 +23,13 @@ def journal() -> sqlite3.Connection:
     db = sqlite3.connect(":memory:")
     db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value)")
     db.execute("CREATE TABLE bedrockish_pruned(leader, tick, hash, clock, origin)")
-    db.execute("CREATE TABLE bedrockish_journal(clock, origin, leader, tick, body, repeat INTEGER DEFAULT 0)")
+    columns = "seq INTEGER PRIMARY KEY, clock, origin, leader, tick, body, repeat INTEGER DEFAULT 0"
+    db.execute(f"CREATE TABLE bedrockish_journal({columns})")
     rows = [row(30, "B", "t"), row(10, "A", "t", "u"), row(20, "B", "u"), row(20, "A", "t"), row(40, "A", "t")]
     db.executemany("INSERT INTO bedrockish_journal(clock, origin, leader, tick, body) VALUES (?,?,?,?,?)", rows)
-    db.execute("INSERT INTO bedrockish_journal SELECT clock, origin, 'C', 1, body, 1 FROM bedrockish_journal LIMIT 2")
+    columns = "clock, origin, leader, tick, body, repeat"
+    second = f"INSERT INTO bedrockish_journal({columns}) SELECT clock, origin, 'C', 1, body, 1 FROM bedrockish_journal"
+    db.execute(f"{second} LIMIT 2")
     db.execute("INSERT INTO bedrockish_meta VALUES ('safe', 30)")
     return db
 

@@ -1,0 +1,151 @@
+"""``bedrockish clock``, ``bedrockish journal prune`` and ``bedrockish journal hold``: what changes while nodes run."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import trio
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bedrockish.client.aio import open_client, target_of
+from bedrockish.errors import BedrockishError, UnavailableError, UsageError
+
+TIMEOUT_S = 60.0
+SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+MEGABYTES = {"KB": 0.001, "MB": 1, "GB": 1_000, "TB": 1_000_000}
+
+
+@click.command()
+@click.argument("url")
+@click.argument("to", metavar="[on|off|default]", type=click.Choice(["on", "off", "default"]), required=False)
+def clock(url: str, to: str | None) -> None:
+    """Print what the clocks of all members are, or let them follow the wall clock (on), or only count (off).
+
+    What is set holds over restarts; default is what each node's configuration says. Off is the safety valve for walls
+    that have gone wrong: order and safety stay, only the time in a clock is no longer that of the day.
+    """
+
+    async def run() -> int:
+        if to is not None:
+            await _everywhere(url, {"do": "clock", "set": to})
+        rows, missing = [], 0
+        for node, found in (await _everywhere(url, None)).items():
+            missing += "unreachable" in found
+            offsets = {name: peer.get("wall_offset_ms") for name, peer in found.get("nodes", {}).items()}
+            walls = ", ".join(f"{name} {offset:+}" for name, offset in offsets.items() if offset is not None)
+            rows.append((node, *(found.get(name) for name in NAMES), walls, found.get("unreachable")))
+        _print(("node", *NAMES, "walls_ms", ""), rows)
+        return 3 if missing else 0
+
+    raise SystemExit(trio.run(run))
+
+
+NAMES = ("cluster_clock", "clock", "clock_ahead_ms", "safe_lag_ms")
+
+
+def _duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not a duration; write 90s, 30m, 12h or 7d")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]B)", value.upper())
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not a size; write 500MB or 2GB")
+    return float(found[1]) * MEGABYTES[found[2]]
+
+
+@click.command()
+@click.argument("url")
+@click.option("--older-than", callback=_duration, metavar="AGE", help="What is older by the cluster's clock: 7d, 12h.")
+@click.option("--larger-than", callback=_size, metavar="SIZE", help="The oldest of what makes it larger: 500MB, 2GB.")
+@click.option("--node", "only", metavar="NAME", help="At this member only; by default at all.")
+@click.option(
+    "--force", is_flag=True, help="Also what a member or a reader still needs. Such a member has to be filled anew."
+)
+def prune(url: str, older_than: float | None, larger_than: float | None, only: str | None, force: bool) -> None:
+    """Remove the beginning of the journals in running nodes' files.
+
+    What is left verifies from where it begins. Backups made before have what was removed.
+    """
+    if older_than is None and larger_than is None:
+        raise UsageError("say what is to go: --older-than 30d, --larger-than 2GB, or both")
+    asked = {"do": "prune", "older_than_s": older_than, "larger_than_mb": larger_than, "force": force}
+
+    async def run() -> int:
+        rows, missing = [], 0
+        for node, found in (await _everywhere(url, asked, only)).items():
+            missing += "unreachable" in found
+            why = found.get("unreachable") or "; ".join(found.get("kept", ()))
+            rows.append((node, found.get("removed"), found.get("entries"), why))
+        _print(("node", "removed", "left", "what is kept, and why"), rows)
+        return 3 if missing else 0
+
+    raise SystemExit(trio.run(run))
+
+
+@click.command()
+@click.argument("url")
+@click.argument("name")
+@click.option("--after", metavar="CURSOR", help="What it has read of the change feed; by default nothing.")
+@click.option("--release", is_flag=True, help="It needs nothing any more.")
+def hold(url: str, name: str, after: str | None, release: bool) -> None:
+    """Have all nodes keep the journal for the reader NAME, from where it has got to; or no longer."""
+
+    async def run() -> dict[str, Any]:
+        async with open_client(url) as client:
+            return await client.hold(name, after, release=release, timeout=TIMEOUT_S)
+
+    holds = trio.run(run)["holds"]
+    click.echo("\n".join(f"{reader} after {clock}" for reader, clock in sorted(holds.items())) or "no reader holds it")
+
+
+async def _everywhere(url: str, asked: Mapping[str, Any] | None, only: str | None = None) -> dict[str, dict[str, Any]]:
+    """Ask every member, or one; None: for its status. What a node answers, or why it does not."""
+    target_of(url)
+    async with open_client(url) as client:
+        nodes = await client.nodes(timeout=TIMEOUT_S)
+    if only is not None and only not in nodes:
+        raise UsageError(f"there is no member {only!r}; there is {', '.join(nodes)}")
+    found: dict[str, dict[str, Any]] = {}
+    for node, fact in nodes.items():
+        if only in (None, node):
+            try:
+                async with open_client(_at(url, fact["address"])) as client:
+                    told = (
+                        client.status(timeout=TIMEOUT_S) if asked is None else client.upkeep(asked, timeout=TIMEOUT_S)
+                    )
+                    found[node] = await told
+            except UnavailableError as error:
+                found[node] = {"unreachable": error.message}
+            except BedrockishError as error:
+                error.message = f"{node}: {error.message}"
+                raise
+    return found
+
+
+def _at(url: str, address: str) -> str:
+    """Return a URL that is like another one and names one node."""
+    scheme, separator, rest = url.partition("://")
+    before, _, query = rest.partition("?")
+    login, at, _ = before.rstrip("/").rpartition("@")
+    options = [part for part in query.split("&") if part and not part.startswith(("discover=", "choice="))]
+    return f"{scheme}{separator}{login}{at}{address}/" + (f"?{'&'.join(options)}" if options else "")
+
+
+def _print(titles: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    table = Table(box=None, header_style="bold")
+    for title in titles:
+        table.add_column(Text(title), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    Console(soft_wrap=True).print(table)

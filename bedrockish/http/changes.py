@@ -1,0 +1,168 @@
+"""The change feed over HTTP: a line of JSON for each transaction, or server-sent events, as fast as they are read.
+
+A page is read when the one before it has been written, and writing waits for the reader: a slow one holds nobody up.
+"""
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from bedrockish.addresses import suggest
+from bedrockish.errors import BedrockishError, PrunedError, TooLargeError, UsageError, pack_error
+from bedrockish.http.bodies import write_json
+from bedrockish.requests import STALE, Statement, decode_results
+from bedrockish.requests import Request as Command
+from bedrockish.runtime import Runtime
+from journal.feed import Committed, CursorError, Feed, FeedPrunedError
+from journal.plain import as_data
+
+LINES, EVENTS = "application/x-ndjson", "text/event-stream"
+PAGE_ROWS = 100
+POLL_S = 0.05
+IN_THREAD_VALUES = 2_000  # to write so many takes milliseconds
+ALIVE_S = 10.0  # how often a reader that waits hears that the node is there, and how far it has got
+WAIT_S_MAX = 300.0
+OPTIONS = ("after", "table", "follow", "wait", "limit", "hold")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What somebody asked for.
+
+    Attributes:
+        after: the cursor.
+        tables: only changes of these; None: of all.
+        follow: go on until the reader leaves.
+        wait_s: how long to wait for the first transaction, in seconds, if there is none.
+        limit: of transactions; 0: none.
+        hold: name under which the journal after ``after`` is kept for this reader.
+        as_events: server-sent events.
+    """
+
+    after: str | None
+    tables: Sequence[str] | None
+    follow: bool
+    wait_s: float
+    limit: int
+    hold: str | None
+    as_events: bool
+
+
+def read_asked(request: Request) -> Asked:
+    """Read the options of a request.
+
+    Raises:
+        UsageError: one is wrong.
+    """
+    given: dict[str, str] = {}
+    tables: list[str] = []
+    for name, value in request.query_params.multi_items():
+        if name not in OPTIONS:
+            raise UsageError(f"there is no option {name!r}; {suggest(name, OPTIONS)}")
+        if name == "table":
+            tables.append(value)
+        elif name in given:
+            raise UsageError(f"the option {name!r} is given twice; leave one out")
+        else:
+            given[name] = value
+    as_events = EVENTS in request.headers.get("accept", "")
+    follow = given.get("follow", "true" if as_events else "false")
+    if follow not in ("true", "false"):
+        raise UsageError(f"follow should be true or false, not {follow!r}")
+    try:
+        wait_s, limit = float(given.get("wait", "0")), int(given.get("limit", "0"))
+    except ValueError:
+        raise UsageError("wait should be a number of seconds, and limit a number of transactions") from None
+    if not 0 <= wait_s <= WAIT_S_MAX or not 0 <= limit < 1 << 31:
+        raise UsageError(f"wait should be 0 to {WAIT_S_MAX:g} seconds, and limit a number of transactions from 0")
+    after = given.get("after") or request.headers.get("last-event-id") or None
+    return Asked(after, tables or None, follow == "true", wait_s, limit, given.get("hold"), as_events)
+
+
+async def changes(node: Runtime, request: Request) -> Response:
+    """Return the response; what is wrong at once is an error, what goes wrong later ends the lines with one.
+
+    Raises:
+        BedrockishError: the feed cannot be read from there.
+    """
+    asked = read_asked(request)
+    try:
+        feed = Feed(asked.after, asked.tables)
+    except CursorError as error:
+        raise UsageError(str(error)) from error
+    if asked.hold is not None:
+        await node.upkeep.hold(asked.hold, asked.after, release=False)
+    first = await _page(node, feed)
+    reader = _Reader(node, feed, asked)
+    kind = EVENTS if asked.as_events else LINES
+    return StreamingResponse(reader.lines(first), media_type=kind, headers={"cache-control": "no-store"})
+
+
+async def _page(node: Runtime, feed: Feed) -> list[Committed]:
+    sql, params = feed.question(PAGE_ROWS)
+    command = Command(uuid.uuid4().hex, (Statement(sql, params),), STALE)
+    try:
+        answer = await node.submit(command)
+        return await trio.to_thread.run_sync(lambda: feed.take(decode_results(answer.results)[0].rows))
+    except FeedPrunedError as error:
+        raise PrunedError(str(error)) from error
+    except TooLargeError as error:
+        raise TooLargeError(
+            f"the transaction after {feed.cursor} is larger than a result may be; raise result_bytes_max at the nodes"
+        ) from error
+
+
+class _Reader:
+    """Somebody who reads the feed."""
+
+    def __init__(self, node: Runtime, feed: Feed, asked: Asked) -> None:
+        self._node, self._feed, self._asked = node, feed, asked
+        self._told = trio.current_time()
+        self._left = asked.limit or -1
+
+    async def lines(self, page: list[Committed]) -> AsyncIterator[bytes]:
+        """Yield what is written to the reader, page by page; ``page`` is the first."""
+        try:
+            found = False
+            until = trio.current_time() + self._asked.wait_s
+            while True:
+                for one in page:
+                    found = True
+                    yield await self._transaction(one)
+                    self._left -= 1
+                    if not self._left:
+                        yield self._end()
+                        return
+                if self._feed.is_last:
+                    if not self._asked.follow and (found or trio.current_time() >= until):
+                        yield self._end()
+                        return
+                    await trio.sleep(POLL_S)
+                    if trio.current_time() - self._told > ALIVE_S:
+                        yield self._end()
+                page = await _page(self._node, self._feed)
+        except BedrockishError as error:
+            yield self._line({"error": pack_error(error)}, None, "error")
+
+    async def _transaction(self, one: Committed) -> bytes:
+        if sum(len(change.after or ()) + len(change.before or ()) for change in one.changes) < IN_THREAD_VALUES:
+            return self._line(as_data(one), str(one.cursor))
+        return await trio.to_thread.run_sync(lambda: self._line(as_data(one), str(one.cursor)))
+
+    def _end(self) -> bytes:
+        """Tell how far the feed was read, also past what a filter left out."""
+        cursor = str(self._feed.cursor) if self._feed.cursor.clock else ""
+        return self._line({"cursor": cursor, "safe": self._feed.safe}, cursor, "place")
+
+    def _line(self, value: dict[str, Any], cursor: str | None, event: str = "") -> bytes:
+        self._told = trio.current_time() if event else self._told
+        data = write_json(value)
+        if not self._asked.as_events:
+            return data + b"\n"
+        head = (f"event: {event}\n" if event else "") + (f"id: {cursor}\n" if cursor else "")
+        return head.encode() + b"data: " + data + b"\n\n"

@@ -1,0 +1,254 @@
+"""The cluster's clock with real nodes: Citus's pattern as it is written, walls that are hours off, the safety valve."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.client.aio import Client
+from bedrockish.client.clocks import clock_time, is_after
+from bedrockish.clock import milliseconds
+from bedrockish.errors import BedrockishError, ConflictError, UnavailableError
+from tests.cluster.story import judge_files, level, ready, status_of, until
+from tools.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+HOUR_MS = 3_600_000
+TRACK = (
+    "CREATE TABLE track_table(TransactionId TEXT, operation TEXT, row_key INTEGER)",
+    "CREATE TABLE transaction_commit_clock(TransactionId TEXT PRIMARY KEY, CommitClock INTEGER, timestamp TEXT)",
+    "CREATE TABLE stock(id INTEGER PRIMARY KEY, n INTEGER)",
+)
+NOTE = "INSERT INTO track_table SELECT transaction_id(), ?, ?"
+CLOCK = "INSERT INTO transaction_commit_clock SELECT transaction_id(), transaction_clock(), datetime('now')"
+JOINED = "FROM track_table tt, transaction_commit_clock cc WHERE tt.TransactionId = cc.TransactionId"
+
+
+@contextmanager
+def shifted(path: Path, *offsets_ms: int, more: dict[int, list[str]] | None = None) -> Iterator[LocalCluster]:
+    """Start nodes whose wall clocks are off."""
+    cluster = LocalCluster(path, ("A", "B", "C")[: len(offsets_ms)])
+    cluster.write_files()
+    try:
+        for index, offset in enumerate(offsets_ms):
+            start(cluster, index, offset, *(more or {}).get(index, []))
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def start(cluster: LocalCluster, index: int, offset_ms: int, *settings: str) -> None:
+    arguments = [word for one in (f"wall_offset_ms={offset_ms}", *settings) for word in ("--set", one)]
+    cluster.nodes[index].start("serve", *arguments)
+
+
+async def rows(client: Client, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in await client.execute(sql, params or None)]
+
+
+async def test_the_pattern_of_the_citus_page(cluster: LocalCluster) -> None:
+    """An application's own tables, in one request and in an open transaction, at any node; and the journal's table."""
+    await ready(cluster)
+    clients = []
+    async with open_client(cluster.url(0)) as a, open_client(cluster.url(1)) as b, open_client(cluster.url(2)) as c:
+        clients = [a, b, c]
+        for statement in TRACK:
+            await a.execute(statement)
+        order = []
+        token = a.token
+        for number in range(12):
+            client = clients[number % 3]
+            client.token = token
+            key = number % 4
+            change = ("INSERT INTO stock VALUES (?, 1) ON CONFLICT DO UPDATE SET n = n + 1", [key])
+            note, clock = (NOTE, ["upsert", key]), (CLOCK, None)
+            if number % 2:
+                await client.transact([change, note, clock])
+            else:
+                await through_a_transaction(client, [change, note, clock])
+            token = client.token
+            order.append(key)
+        # all events in the causal order, those of one object, those of the last hour
+        assert await rows(a, f"SELECT tt.row_key {JOINED} ORDER BY cc.CommitClock") == [(key,) for key in order]
+        assert len(await rows(b, f"SELECT tt.operation {JOINED} AND row_key = ? ORDER BY cc.CommitClock", 2)) == 3
+        assert len(await rows(c, f"SELECT 1 {JOINED} AND cc.timestamp >= datetime('now', '-1 hour')")) == 12
+        # the clock is the transaction's own, and the id is the command's
+        mine = "SELECT TransactionId, CommitClock FROM transaction_commit_clock ORDER BY 1"
+        same = "SELECT command, clock FROM bedrockish_journal WHERE repeat = 0 AND command IN "
+        assert await rows(a, mine) == await rows(a, f"{same}(SELECT TransactionId FROM track_table) ORDER BY 1")
+        # and with no tables of one's own
+        query = "SELECT row_key FROM bedrockish_changes WHERE table_name = 'stock' ORDER BY clock, leader, seq"
+        assert await rows(b, query) == [(key,) for key in order]
+        recent = "SELECT count(*) FROM bedrockish_changes WHERE table_name = 'stock' AND row_key = 2 AND clock > ?"
+        assert await rows(b, recent, (await b.cluster_clock()) - (HOUR_MS << 22)) == [(3,)]
+        # pruning, as the page has it
+        await c.execute("DELETE FROM transaction_commit_clock WHERE timestamp < datetime('now', '+1 day')")
+        assert await rows(c, f"SELECT 1 {JOINED}") == []
+
+
+async def through_a_transaction(client: Client, statements: list[tuple[str, Any]]) -> None:
+    for attempt in range(20):
+        try:
+            async with client.transaction() as tx:
+                for sql, params in statements:
+                    await tx.execute(sql, params)
+            return
+        except ConflictError:
+            await trio.sleep(0.05 * attempt)
+    raise AssertionError("an open transaction never got its clock in time")
+
+
+async def test_a_transaction_clock_is_later_than_all_that_was_acknowledged(cluster: LocalCluster) -> None:
+    """Whoever asks, wherever: nothing acknowledged before has a later clock, and the next who asks gets a later one."""
+    await ready(cluster)
+    acknowledged = 0
+    last = 0
+    async with open_client(cluster.url()) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, c INTEGER)")
+    clients = []
+    async with open_client(cluster.url(0)) as a, open_client(cluster.url(1)) as b, open_client(cluster.url(2)) as c:
+        clients = [a, b, c]
+
+        async def write(client: Client) -> None:
+            nonlocal acknowledged
+            for _ in range(15):
+                id_ = uuid_of(await client.execute("INSERT INTO t(c) VALUES (transaction_clock()) RETURNING c"))
+                acknowledged = max(acknowledged, id_)
+
+        async def ask() -> None:
+            nonlocal last
+            for number in range(30):
+                before, previous = acknowledged, last
+                clock = await clients[number % 3].transaction_clock()
+                assert is_after(clock, before)
+                assert is_after(clock, previous)
+                last = clock
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for client in clients:
+                    nursery.start_soon(write, client)
+                nursery.start_soon(ask)
+        joined = "SELECT count(*) FROM t JOIN bedrockish_changes AS j ON j.table_name = 't' AND row_key = id"
+        assert await rows(a, f"{joined} WHERE c <> clock") == [(0,)]
+        assert await rows(a, f"{joined} WHERE c = clock") == [(45,)]
+        one_name = "SELECT count(DISTINCT clock || leader) FROM bedrockish_changes WHERE table_name = 't'"
+        assert await rows(a, one_name) == [(45,)]
+
+
+def uuid_of(found: Any) -> int:
+    return int(found.value())
+
+
+async def test_walls_that_are_hours_off_move_nothing(tmp_path: Path) -> None:
+    """One an hour behind, one two hours ahead: the clock stays with the middle one; also when a restart jumps back."""
+    with shifted(tmp_path / "cluster", -HOUR_MS, 2 * HOUR_MS, 0) as cluster:
+        await ready(cluster)
+        async with open_client(cluster.url()) as client:
+            await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, c INTEGER)")
+        before = await write_everywhere(cluster, 0)
+        told = await status_of(cluster, 2)
+        offsets = {name: node["wall_offset_ms"] for name, node in told["nodes"].items()}
+        assert abs(offsets["A"] + HOUR_MS) < 60_000
+        assert abs(offsets["B"] - 2 * HOUR_MS) < 60_000
+        assert abs(told["clock_ahead_ms"]) < 60_000, "as node C sees it, whose wall is right"
+        cluster.nodes[1].kill()
+        start(cluster, 1, -5 * HOUR_MS)
+        await ready(cluster)
+        after = await write_everywhere(cluster, before)
+        assert (clock_time(after) - clock_time(before)).total_seconds() < 600
+        await level(cluster)
+        cluster.stop()
+        judge_files(cluster)
+
+
+async def write_everywhere(cluster: LocalCluster, last: int) -> int:
+    """Let each node commit and tell its clock, which must be later than that of the node before; return the last."""
+    for index in range(3):
+        async with open_client(cluster.url(index, only=True)) as client:
+            await client.execute("INSERT INTO t(c) VALUES (transaction_clock())")
+            clock = await client.transaction_clock()
+            assert is_after(clock, last)
+            last = clock
+    return last
+
+
+async def test_a_node_whose_clock_is_too_far_ahead_is_refused_by_name(tmp_path: Path) -> None:
+    """It follows its own wall, two hours ahead, whatever the others say: they go on without its transactions."""
+    stubborn = {1: ["clock_offset_ms=100000000", "conflict_window_ms=100000000"]}
+    with shifted(tmp_path / "cluster", 0, 2 * HOUR_MS, 0, more=stubborn) as cluster:
+        for index in range(3):
+            await cluster.wait_ready(index)
+
+        async def refused() -> bool:
+            async with open_client(cluster.url(1, only=True)) as client:
+                try:
+                    await client.execute("CREATE TABLE IF NOT EXISTS refused(a)", timeout=3)
+                except UnavailableError as error:
+                    return "the clock of B" in error.message
+                except BedrockishError:
+                    return False
+            return False
+
+        await until("B is told that its clock is refused", refused)
+        async with open_client(cluster.url(0)) as client:
+            await client.execute("CREATE TABLE t(c INTEGER)")
+            await client.execute("INSERT INTO t VALUES (transaction_clock())")
+            clock = int((await client.execute("SELECT c FROM t")).value())
+            told = await client.status()
+        assert abs(told["clock_ahead_ms"]) < 60_000, "A was not dragged along"
+        assert milliseconds(clock) <= milliseconds(told["clock"])
+
+        async def shown() -> bool:
+            trouble = (await status_of(cluster, 0))["nodes"]["B"]["trouble"]
+            return trouble is not None and "ahead of what most voters" in trouble
+
+        await until("A shows what is wrong with B", shown)
+
+
+async def test_the_safety_valve(cluster: LocalCluster) -> None:
+    """Off, the clock counts and everything goes on; the switch holds over a restart; on again, it catches up."""
+    await ready(cluster)
+
+    async def turn(to: str) -> None:
+        for index in range(3):
+            async with open_client(cluster.url(index, only=True)) as client:
+                await client.upkeep({"do": "clock", "set": to})
+
+    async with open_client(cluster.url()) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, c INTEGER)")
+        await turn("off")
+        first = await client.transaction_clock()
+        await trio.sleep(1.5)
+        for _ in range(5):
+            await client.execute("INSERT INTO t(c) VALUES (transaction_clock())")
+        clock = await client.transaction_clock()
+        assert is_after(clock, first)
+        assert milliseconds(clock) - milliseconds(first) < 1_000, "it only counts"
+        written = int((await client.execute("SELECT max(clock) FROM bedrockish_journal")).value())
+
+        async def safe() -> bool:
+            return await client.safe_clock() >= written
+
+        await until("safe time goes on without the wall", safe)
+    cluster.nodes[2].kill()
+    cluster.nodes[2].start()
+    await ready(cluster)
+    assert (await status_of(cluster, 2))["cluster_clock"] == "off"
+    await turn("default")
+    async with open_client(cluster.url(2)) as client:
+
+        async def caught_up() -> bool:
+            await client.execute("INSERT INTO t(c) VALUES (transaction_clock())")
+            return bool(abs((await client.status())["clock_ahead_ms"]) < 500)
+
+        await until("the clock is with the wall again", caught_up)
+        assert is_after(await client.transaction_clock(), clock)
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)

@@ -59,7 +59,9 @@ MAY_IMPORT = {
     "bedrockish/client": (
         "bedrockish !bedrockish.core !bedrockish.engine !bedrockish.runtime !bedrockish.server net journal cbor2 trio"
     ),
-    "bedrockish/http": "bedrockish !bedrockish.cli journal.feed journal.plain net trio starlette hypercorn prometheus_client",
+    "bedrockish/http": (
+        "bedrockish !bedrockish.cli journal.feed journal.plain net trio starlette hypercorn prometheus_client"
+    ),
     "bedrockish/dbapi": (
         "bedrockish !bedrockish.core !bedrockish.engine bedrockish.engine.tokens !bedrockish.runtime "
         "!bedrockish.server apsw"

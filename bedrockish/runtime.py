@@ -17,6 +17,7 @@ import trio
 
 from bedrockish import __version__
 from bedrockish.acquaintances import AMNESIA, PREFIX, Acquaintances
+from bedrockish.alarm import Alarm
 from bedrockish.asides import Asides
 from bedrockish.clocks import Clocks
 from bedrockish.config import Config
@@ -87,6 +88,7 @@ class Runtime:
         self.latency = Histogram()
         self._inbox: deque[Event] = deque()
         self._wake = trio.Event()
+        self._alarm = Alarm(self.core.deadline, time.monotonic, lambda: self._wake.set())
         self.waiters: dict[int, Waiter] = {}
         self._tickets = 0
         self._kept = Kept()
@@ -225,6 +227,7 @@ class Runtime:
             self._nursery = nursery
             await trio.to_thread.run_sync(self.engine.sync)  # what a killed process wrote may not be durable yet
             self._perform(self.core.start(self._clocks.now()))
+            nursery.start_soon(self._alarm.run)
             nursery.start_soon(self.transactions.watch)
             nursery.start_soon(self.asides.watch)
             nursery.start_soon(self.upkeep.watch)
@@ -241,12 +244,8 @@ class Runtime:
             await trio.lowlevel.checkpoint()
             return
         self._wake = trio.Event()
-        deadline = self.core.deadline()
-        if deadline is None:
-            await self._wake.wait()
-        else:
-            with trio.move_on_after(max(0.0, deadline - time.monotonic())):
-                await self._wake.wait()
+        self._alarm.look()
+        await self._wake.wait()
 
     def _turn(self) -> None:
         """Step the core through what has arrived."""

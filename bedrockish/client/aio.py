@@ -347,7 +347,7 @@ async def open_client(
     body: BaseException | None = None
     async with trio.open_nursery() as nursery:
         client = Client(target, token, nursery, entry)
-        nursery.start_soon(client._watch)
+        nursery.start_soon(client._alarm.run)
         try:
             await client.ping()
             if target.discover:

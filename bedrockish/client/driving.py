@@ -1,6 +1,5 @@
 """What moves the client's core: real links, the time of day, and the tasks that wait for their calls."""
 
-import math
 import os
 import random
 from functools import partial
@@ -9,6 +8,7 @@ from typing import assert_never
 import trio
 
 from bedrockish.addresses import Target
+from bedrockish.alarm import Alarm
 from bedrockish.client.core import ClientCore
 from bedrockish.client.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.entry import Entry
@@ -44,8 +44,7 @@ class Driver:
         self._scopes: dict[int, trio.CancelScope] = {}
         self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
         self._waiting: dict[int, trio.Event] = {}
-        self._alarm = trio.Event()
-        self._alarm_at = math.inf  # when the core will be woken as things are
+        self._alarm = Alarm(self._core.deadline, trio.current_time, self._woken)
         self._is_closed = False
         self._calls_made = 0
 
@@ -119,8 +118,7 @@ class Driver:
                         self._waiting[call].set()
                 case _:
                     assert_never(effect)
-        if self._core.deadline() < self._alarm_at:
-            self._alarm.set()
+        self._alarm.look()
 
     def _received(self, number: int, payloads: list[bytes]) -> None:
         for payload in payloads:
@@ -153,15 +151,8 @@ class Driver:
                 del self._links[dial.link], self._scopes[dial.link]
                 nursery.cancel_scope.cancel()
 
-    async def _watch(self) -> None:
-        """Wake the core when it wants to be woken."""
-        while True:
-            self._alarm = trio.Event()
-            self._alarm_at = self._core.deadline()
-            with trio.move_on_at(self._alarm_at):
-                await self._alarm.wait()
-                continue
-            self._perform(self._core.woken(trio.current_time()))
+    def _woken(self) -> None:
+        self._perform(self._core.woken(trio.current_time()))
 
     def _close(self) -> None:
         self._is_closed = True

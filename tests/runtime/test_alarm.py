@@ -1,0 +1,71 @@
+"""One task rings for a time that moves."""
+
+import math
+
+import trio
+import trio.testing
+
+from bedrockish.alarm import Alarm
+
+
+class Sleeper:
+    """Has a time at which it wants to be woken, and notes when it was."""
+
+    def __init__(self) -> None:
+        self.when: float | None = math.inf
+        self.rung: list[float] = []
+        self.alarm = Alarm(lambda: self.when, trio.current_time, self.ring)
+
+    def ring(self) -> None:
+        self.rung.append(trio.current_time())
+
+    def wants(self, when: float | None) -> None:
+        self.when = when
+        self.alarm.look()
+
+
+async def test_it_rings_in_time_when_the_time_moves(autojump_clock: trio.testing.MockClock) -> None:
+    sleeper = Sleeper()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sleeper.alarm.run)
+        await trio.sleep(5)
+        assert not sleeper.rung
+        start = trio.current_time()
+        sleeper.wants(start + 10)
+        await trio.sleep(1)
+        sleeper.wants(start + 3)  # earlier
+        await trio.sleep(20)
+        assert sleeper.rung == [start + 3]
+        sleeper.wants(start + 30)
+        await trio.sleep(1)
+        sleeper.wants(start + 40)  # later: rung for the old time, too, and looked at again
+        sleeper.alarm.look()
+        await trio.sleep_until(start + 35)
+        sleeper.alarm.look()
+        await trio.sleep_until(start + 50)
+        assert sleeper.rung[-1] == start + 40
+        count = len(sleeper.rung)
+        sleeper.wants(None)
+        await trio.sleep(100)
+        assert len(sleeper.rung) == count
+        sleeper.wants(trio.current_time() - 1)  # it is past already
+        await trio.sleep(1)
+        assert len(sleeper.rung) == count + 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_whoever_is_rung_for_may_look_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    sleeper = Sleeper()
+
+    def ring() -> None:
+        sleeper.rung.append(trio.current_time())
+        sleeper.wants(trio.current_time() + 1)
+
+    sleeper.alarm = Alarm(lambda: sleeper.when, trio.current_time, ring)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sleeper.alarm.run)
+        start = trio.current_time()
+        sleeper.wants(start + 1)
+        await trio.sleep_until(start + 5.5)
+        assert sleeper.rung == [start + 1, start + 2, start + 3, start + 4, start + 5]
+        nursery.cancel_scope.cancel()

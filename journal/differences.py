@@ -1,11 +1,15 @@
 """Which rows of two databases differ, by table and key: where a digest only says that some do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import apsw
 
+from journal.changes import Change, decode_changes
+from journal.entry import Entry
+from journal.store import open_readonly, scan
 from journal.tables import ROWID_NAMES, Table, is_hidden, quote, user_tables
+from journal.transaction import ROWS
 
 SHOWN_MAX = 60  # characters of a value in a sentence
 
@@ -43,6 +47,44 @@ def differences(path: str, should_be: str, limit: int) -> list[Difference]:
         return found
     finally:
         db.close(True)
+
+
+def last_writers(path: str, found: Iterable[Difference]) -> dict[tuple[str, str], Entry]:
+    """Return, for rows that differ, the entry of the journal that wrote each of them last; by table and key.
+
+    It walks through the whole journal once. Rows that no entry ever wrote are left out.
+
+    Args:
+        path: a node's file.
+        found: what ``differences`` gave.
+    """
+    wanted = {(one.table, one.key) for one in found if one.key is not None}
+    tables = {table for table, _ in wanted}
+    writers: dict[tuple[str, str], Entry] = {}
+    db = open_readonly(path)
+    try:
+        primary = {table.name: table.primary for table in user_tables(db)}
+        for entry in scan(db) if wanted else ():
+            if entry.transaction.kind == ROWS:
+                for change in decode_changes(entry.transaction.changes):
+                    if change.table in tables:
+                        for key in _keys(change, primary.get(change.table, ())):
+                            if (change.table, key) in wanted:
+                                writers[change.table, key] = entry
+    finally:
+        db.close(True)
+    return writers
+
+
+def _keys(change: Change, primary: tuple[str, ...]) -> Iterator[str]:
+    """Yield the keys of a changed row before and after, as ``differences`` prints them."""
+    for row, rowid in ((change.before, change.rowid), (change.after, change.rowid_after)):
+        if row is not None:
+            values = dict(zip(change.columns, row, strict=True))
+            if primary and all(name in values for name in primary):
+                yield ", ".join(apsw.format_sql_value(values[name]) for name in primary)
+            elif rowid is not None:
+                yield str(rowid)
 
 
 def _all(db: apsw.Connection) -> Iterator[Difference]:

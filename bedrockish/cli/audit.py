@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import apsw
 import click
 
+from bedrockish.engine.keytext import key_text
 from bedrockish.errors import BedrockishError
-from journal.differences import differences
+from journal.differences import differences, last_writers
 from journal.errors import JournalError, JournalPrunedError, ReplayMismatchError
 from journal.replay import digest, replay
 from journal.spark.session import check_installed, check_java, check_pyspark
@@ -99,11 +100,18 @@ class Report:
         for check in self._checks:
             for finding in check["findings"]:
                 where = f" in the files of {finding['node']}" if finding["node"] else ""
-                click.echo(f"{finding['level']}: {check['check']}{where}: {finding['text']}")
+                click.echo(f"{finding['level']}: {check['check']}{where}: {finding['text']}{_about(finding)}")
             hidden = check["fault"] + check["information"] - len(check["findings"])
             if hidden:
                 click.echo(f"… and {hidden} more of {check['check']}; see --limit")
         click.echo("something is wrong" if self.wrong else "the journals hold")
+
+
+def _about(finding: dict[str, Any]) -> str:
+    """Return the transaction, table and row of a finding, as far as its text does not say them."""
+    row = f"{finding['table']} {finding['key'] or ''}".strip() if finding["table"] else ""
+    parts = [part for part in (finding["txid"], row) if part and part not in finding["text"]]
+    return f" ({': '.join(parts)})" if parts else ""
 
 
 def _labels(vector: dict[str, int]) -> str:
@@ -134,7 +142,14 @@ def _audit(report: Report, paths: list[str], limit: int) -> None:
         if isinstance(told, Counts):
             report.count(told)
         else:
-            report.add(told.check, told.says, [finding._asdict() for finding in told.findings], told.counts)
+            report.add(told.check, told.says, [_readable(finding._asdict()) for finding in told.findings], told.counts)
+
+
+def _readable(finding: dict[str, Any]) -> dict[str, Any]:
+    """Return a finding with the key of a conflict as people read it; the engine's own bytes are in ``key_bytes``."""
+    if finding["check"] != "conflicts" or finding["key"] is None:
+        return finding
+    return {**finding, "key": key_text(bytes.fromhex(finding["key"])), "key_bytes": finding["key"]}
 
 
 def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -159,7 +174,12 @@ def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], di
             if made.digest == digest(copy):
                 continue
             rows = differences(str(copy), str(target), limit)
-            found += [_finding(node, row.text, table=row.table, key=row.key) for row in rows]
+            writers = last_writers(str(copy), rows)
+            for row in rows:
+                entry = writers.get((row.table, row.key or ""))
+                wrote = {"leader": entry.leader, "tick": entry.tick, "txid": str(entry.txid)} if entry else {}
+                text = row.text + (f"; {entry.leader}{entry.tick} wrote it last" if entry else "")
+                found.append(_finding(node, text, table=row.table, key=row.key, **wrote))
             if not rows:
                 found.append(_finding(node, "the database is not what a replay of its journal makes"))
     faults = sum(one["level"] == "fault" for one in found)

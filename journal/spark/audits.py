@@ -129,13 +129,15 @@ def ticks(journals: Journals) -> DataFrame:
     """Find gaps and doubles: the ticks of a timeline are 1, 2, 3, …, from the first that its node has not removed."""
     last = F.coalesce(F.lag("tick").over(_timeline()), F.col("mark.tick"), F.lit(0))
     odd = _marked(journals).withColumn("last", last).where("tick <> last + 1")
+    missing = F.col("tick") > F.col("last")
     first, final = place("leader", F.col("last") + 1), place("leader", F.col("tick") - 1)
     text = (
-        F.when(F.col("tick") <= F.col("last"), say("%s is there twice", place("leader", "tick")))
+        F.when(~missing, say("%s is there twice", place("leader", "tick")))
         .when(F.col("tick") == F.col("last") + 2, say("%s is missing", first))
         .otherwise(say("%s to %s are missing", first, final))
     )
-    return findings(odd, "ticks", text)
+    at = F.when(missing, F.col("last") + 1).otherwise(F.col("tick"))
+    return findings(odd, "ticks", text, tick=at, txid=F.when(~missing, F.col("txid")))
 
 
 def chains(journals: Journals) -> DataFrame:

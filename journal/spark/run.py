@@ -10,6 +10,7 @@ from journal.errors import JournalError
 from journal.spark.audits import AUDITS, Journals, read_journals
 from journal.spark.findings import Finding, collect
 from journal.spark.inputs import find_inputs
+from journal.spark.naming import named
 from journal.spark.session import quiet_session
 
 BRIEF_BYTES = 100 << 20  # files smaller than this together are audited before compiling would pay
@@ -63,13 +64,15 @@ def run_audits(paths: list[str], limit: int) -> Iterator[Counts | Outcome]:
         SparkUnavailableError: Spark cannot be started.
         JournalError: a file cannot be read, or Spark failed.
     """
-    brief = find_inputs(paths).size < BRIEF_BYTES
+    inputs = find_inputs(paths)
+    brief = inputs.size < BRIEF_BYTES
     spark = quiet_session("bedrockish audit", brief=brief)
     try:
         journals = read_journals(spark, paths)
         yield _count(journals)
         for check, (says, make) in AUDITS.items():
-            yield Outcome(check, says, *collect(make(journals), limit))
+            found, counts = collect(make(journals), limit)
+            yield Outcome(check, says, named(inputs, found), counts)
     except JournalError:
         raise
     except Exception as error:  # pyspark and py4j raise many kinds; each of them means that there is no answer

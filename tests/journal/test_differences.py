@@ -5,7 +5,12 @@ from pathlib import Path
 import apsw
 import pytest
 
-from journal.differences import Difference, differences
+from journal import store
+from journal.changes import DELETE, INSERT, UPDATE, Change, encode_changes
+from journal.differences import Difference, differences, last_writers
+from journal.entry import GENESIS, Entry
+from journal.footprint import Footprint
+from journal.transaction import ROWS, Transaction, Txid
 
 SCHEMA = """
 CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT, balance REAL);
@@ -56,3 +61,32 @@ def test_only_the_first_ones_are_returned(tmp_path: Path) -> None:
     path = make(tmp_path / "a.db", "UPDATE account SET owner = owner || '!'")
     (found,) = differences(path, make(tmp_path / "b.db"), 1)
     assert found == Difference("account", "1", "in the row 1 of account, owner is 'Ada!' and should be 'Ada'")
+
+
+def test_the_entry_that_wrote_a_row_last_is_found(tmp_path: Path) -> None:
+    changes = [
+        Change("account", ("id", "owner"), INSERT, 1, 1, None, (1, "Ada")),
+        Change("account", ("id", "owner"), UPDATE, 1, 2, (1, "Ada"), (2, "Ada")),
+        Change("tag", ("name", "number"), INSERT, None, None, None, ("it's", 1)),
+        Change("log", ("line",), DELETE, 9, 9, ("gone",), None),
+    ]
+    path = make(tmp_path / "a.db")
+    db = apsw.Connection(path)
+    store.create(db)
+    prev = GENESIS
+    for tick, change in enumerate(changes, 1):
+        transaction = Transaction(
+            Txid(tick, "A"), {}, 0, 0, 0, f"c{tick}", "serializable", ROWS, Footprint(), encode_changes([change]), b""
+        )
+        entry = Entry("A", tick, {"A": tick}, transaction, None, prev)
+        store.append(db, entry, repeat=False, applied_ms=0)
+        prev = entry.hash
+    db.close()
+    rows = [("account", "1"), ("account", "2"), ("tag", "'it''s', 1"), ("log", "9"), ("log", "1"), ("i", None)]
+    found = last_writers(path, [Difference(table, key, "") for table, key in rows])
+    assert {row: entry.tick for row, entry in found.items()} == {
+        ("account", "1"): 2,
+        ("account", "2"): 2,
+        ("tag", "'it''s', 1"): 3,
+        ("log", "9"): 4,
+    }

@@ -34,5 +34,9 @@ def test_honest_journals_are_silent_and_an_edited_row_is_named(tmp_path: Path) -
         db.commit()
     (one,), levels = _replay({path.stem: str(path) for path in paths}, 20)
     assert (one["node"], one["table"], one["key"]) == ("D", "t", str(row))
-    assert one["text"] == f"in the row {row} of t, n is 1 and should be 0"
+    wrote = f"{one['leader']}{one['tick']}"
+    assert one["text"] == f"in the row {row} of t, n is 1 and should be 0; {wrote} wrote it last"
+    with closing(sqlite3.connect(paths[0])) as db:
+        query = "SELECT origin || '-' || printf('%x', clock) FROM bedrockish_journal WHERE leader || tick = ?"
+        assert db.execute(query, (wrote,)).fetchone() == (one["txid"],)
     assert levels == {"fault": 1, "information": 0}

@@ -77,7 +77,14 @@ def test_audit_that_cannot_run_ends_with_3(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_strict_counts_information_as_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    behind = {"check": "equal", "level": "information", "node": "B", "text": "B ends at tick 3 of timeline A"}
+    nothing = dict.fromkeys(("txid", "table", "key"))
+    behind = {
+        "check": "equal",
+        "level": "information",
+        "node": "B",
+        "text": "B ends at tick 3 of timeline A",
+        **nothing,
+    }
     for strict, holds in ((False, True), (True, False)):
         report = Report(strict=strict, as_json=False)
         report.add("equal", "nodes hold the same entries", [behind], {"fault": 0, "information": 1})
@@ -90,7 +97,8 @@ def test_strict_counts_information_as_faults(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.spark
 def test_audit_prints_its_report_and_nothing_else(tmp_path: Path) -> None:
-    paths = honest(60).write(tmp_path)
+    world = honest(60)
+    paths = world.write(tmp_path)
     spoil(paths[1], "DELETE FROM bedrockish_journal WHERE leader = 'A' AND tick = 5")
     program = "from bedrockish.cli.audit import audit; audit()"
     ended = subprocess.run(
@@ -102,5 +110,8 @@ def test_audit_prints_its_report_and_nothing_else(tmp_path: Path) -> None:
     assert report["holds"] is False
     assert report["nodes"] == ["A", "B", "C"]
     broken = {check["check"]: check["findings"] for check in report["checks"] if not check["holds"]}
-    assert [finding["tick"] for finding in broken["ticks"]] == [6]
+    (missing,) = broken["ticks"]
+    assert (missing["node"], missing["leader"], missing["tick"], missing["text"]) == ("B", "A", 5, "A5 is missing")
+    assert (missing["txid"], missing["table"]) == (str(world.drafts["A", 5].txid), "accounts")
+    assert missing["key"].startswith('{"id":0}')
     assert set(broken) == {"ticks", "causality"}

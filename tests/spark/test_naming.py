@@ -1,0 +1,61 @@
+"""Findings name the transaction, the table and the row, also of what was altered or is gone in one journal."""
+
+from pathlib import Path
+
+import pytest
+
+from bedrockish.cli.audit import _about, _readable
+from journal.spark.export import export
+from journal.spark.feeds import open_feed
+from journal.spark.findings import FAULT, Finding
+from journal.spark.inputs import find_inputs
+from journal.spark.naming import named
+from tests.spark.test_audits import spoil
+from tests.spark.worlds import World, honest, key
+
+
+@pytest.fixture
+def world() -> World:
+    return honest(60)
+
+
+def finding(node: str, leader: str | None, tick: int | None, txid: str | None = None) -> Finding:
+    return Finding("check", FAULT, node, leader, tick, txid, None, None, "text")
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_what_stood_at_a_place_is_looked_up(world: World, tmp_path: Path, exported: bool) -> None:
+    paths = [str(path) for path in world.write(tmp_path)]
+    spoil(Path(paths[1]), "DELETE FROM bedrockish_journal WHERE leader = 'A' AND tick = 5")
+    spoil(Path(paths[1]), "UPDATE bedrockish_journal SET body = x'00' WHERE leader = 'A' AND tick = 6")
+    if exported:
+        with open_feed(paths[0]) as feed:
+            export(feed, str(tmp_path / "out"))
+        paths = [str(tmp_path / "out"), paths[1]]
+    inputs = find_inputs(paths)
+    for tick in (5, 6):
+        draft = world.drafts["A", tick]
+        (one,) = named(inputs, [finding("B", "A", tick)])
+        more = len(draft.footprint.write_points) - 1
+        assert (one.txid, one.table) == (str(draft.txid), "accounts")
+        assert one.key == '{"id":0}' + (f" and {more} more" if more else "")
+
+
+def test_what_has_no_row_or_no_place_stays_as_it_is(world: World, tmp_path: Path) -> None:
+    inputs = find_inputs([str(path) for path in world.write(tmp_path)])
+    schema = str(world.drafts["A", 1].txid)
+    found = [finding("A", None, None), finding("A", "A", 1), finding("A", "Z", 1), finding("B", "A", 2, "A-0")]
+    assert [(one.txid, one.table, one.key) for one in named(inputs, found)] == [
+        (None, None, None),
+        (schema, None, None),
+        (None, None, None),
+        ("A-0", None, None),  # what stands there is another transaction
+    ]
+
+
+def test_keys_are_printed_for_people() -> None:
+    conflict = finding("A", "A", 7, "A-1")._replace(check="conflicts", table="t:accounts", key=key("seven").hex())
+    shown = _readable(conflict._asdict())
+    assert shown["key_bytes"] == key("seven").hex()
+    assert _about({**shown, "key": "7", "text": "A7 and B3 both touch t:accounts"}) == " (A-1: t:accounts 7)"
+    assert _about({"txid": "A-1", "table": None, "key": None, "text": "A-1 was applied 2 times"}) == ""

@@ -77,7 +77,9 @@ class Donor:
             "bootstrap": self._engine.bootstrap,
             "membership": encode_membership(state.membership),
             "vector": dict(state.applied),
-            "replayable": not self._engine.get_meta("began_with").get("began_with"),
+            "replayable": not self._engine.get_meta("began_with").get("began_with")
+            and not self._engine.journal.removed,
+            "removed": self._engine.journal.removed,
         }
         await self._durable()
         return told

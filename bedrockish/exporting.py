@@ -20,11 +20,13 @@ class Exported:
         size: of the file, in bytes.
         vector: how much of each timeline is in it: all of these transactions, and no other.
         clock: the highest clock of a transaction that is in it.
+        cursor: where the change feed goes on.
     """
 
     size: int
     vector: Vector
     clock: int
+    cursor: str
 
 
 async def export(url: str, path: Path) -> Exported:
@@ -41,10 +43,10 @@ async def export(url: str, path: Path) -> Exported:
         await trio.Path(unfinished).unlink()  # left behind by a run that was killed
     await back_up(url, unfinished)
     try:
-        vector, clock = await trio.to_thread.run_sync(strip, unfinished)
+        vector, clock, cursor = await trio.to_thread.run_sync(strip, unfinished)
         put_in_place(unfinished, path)
     except BaseException:
         with suppress(FileNotFoundError):
             unfinished.unlink()
         raise
-    return Exported((await trio.Path(path).stat()).st_size, vector, clock)
+    return Exported((await trio.Path(path).stat()).st_size, vector, clock, cursor)

@@ -11,7 +11,7 @@ import os
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,8 @@ async def join(config: Config, url: str, *, replay: bool) -> None:
     if address.host in ("0.0.0.0", "::") or not address.port:
         raise ConfigError(f"the others cannot reach {config.node} at {address}; add its address to [peers]")
     store, entry = secrets.token_hex(8), Credentials(config).entry(target)
+    if replay:
+        await _check_whole(config, target, entry)
     async with open_client(url, entry=entry) as client:
         await _insist(client.change_members, MemberChange(ADD, config.node, str(address), store=store))
     logger.info("%s is a learner of the cluster now", config.node)
@@ -114,12 +116,9 @@ async def join(config: Config, url: str, *, replay: bool) -> None:
     for donor in _turns(config, target):
         try:
             async with calls(donor, Hello(f"join-{config.node}", config.cluster, "client"), entry) as call:
-                told, bootstrap, replayable = await _facts(call, config.node, store)
-                if replay and not replayable:
-                    raise UsageError(
-                        "the cluster began with a database that had tables already, so its journal is not all that it "
-                        "has; join without --replay"
-                    )
+                told, bootstrap, why_not = await _facts(call, config.node, store)
+                if replay and why_not:
+                    raise UsageError(f"{why_not}; join without --replay, by a copy")
                 if replay:
                     _begin(path, config, bootstrap, store, encode_joining(told))
                 else:
@@ -157,8 +156,8 @@ async def _insist(change_members: Callable[..., Awaitable[Any]], change: MemberC
     await change_members(change, command=command)
 
 
-async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -> tuple[Joining, bytes, bool]:
-    """Ask until the node that is asked knows that we were taken in."""
+async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -> tuple[Joining, bytes, str]:
+    """Ask until the node that is asked knows that we were taken in; with why its journal cannot be replayed, if so."""
     with trio.move_on_after(FACTS_S):
         while True:
             packed = await call(Ask(1, JOIN))
@@ -170,9 +169,32 @@ async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -
                 raise ProtocolMismatchError(f"the node answered something else than facts: {error}") from error
             member = membership.members.get(node)
             if member is not None and member.store == store:
-                return told, bootstrap, bool(packed.get("replayable", True))
+                return told, bootstrap, _not_whole(packed)
             await trio.sleep(AGAIN_S)
     raise UnavailableError(f"it has not heard within {FACTS_S:g} s that {node} was taken in")
+
+
+async def _check_whole(config: Config, target: Target, entry: Entry) -> None:
+    """Refuse a replay that cannot be, before the cluster has taken us in.
+
+    Raises:
+        UsageError: the journal is not all that there is.
+    """
+    for donor in _turns(config, target):
+        with suppress(UnavailableError):
+            async with calls(donor, Hello(f"join-{config.node}", config.cluster, "client"), entry) as call:
+                why_not = _not_whole(await call(Ask(1, JOIN)))
+            if why_not:
+                raise UsageError(f"{why_not}; join without --replay, by a copy")
+            return
+
+
+def _not_whole(packed: Mapping[str, Any]) -> str:
+    if packed.get("removed"):
+        return "the beginning of the cluster's journal was removed to make room, so it cannot be replayed"
+    if packed.get("replayable", True):
+        return ""
+    return "the cluster began with a database that had tables already, so its journal is not all that it has"
 
 
 def _begin(path: Path, config: Config, bootstrap: bytes, store: str, joining: bytes) -> None:

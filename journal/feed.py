@@ -5,8 +5,8 @@ last transaction it has seen can go on at any node, and misses and repeats nothi
 SQL, and reads the answer.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from journal.errors import JournalError
 from journal.transaction import ROWS, SCHEMA, Transaction, decode_transaction
 
 PAGE_BYTES = 4 << 20  # of transactions, after which a page ends; one is as large as it is
+LAST_LEADER = "~"  # comes after every name of a node
 COUNTER_BITS = 22  # of a clock, below the Unix milliseconds
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -55,13 +56,25 @@ class Cursor:
     Attributes:
         clock: the transaction's clock.
         leader: who led it first.
+        seen: later ones that its reader has already, because it began with a copy that had them.
     """
 
     clock: int = 0
     leader: str = ""
+    seen: "tuple[Cursor, ...]" = field(default=(), compare=False)
 
     def __str__(self) -> str:
-        return f"{self.clock}.{self.leader}"
+        return "+".join([f"{self.clock}.{self.leader}", *map(str, self.seen)])
+
+
+def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]]) -> Cursor:
+    """Return the place from which whoever has a copy of a node's tables goes on.
+
+    Args:
+        safe: safe time in the copy: everything up to it is there.
+        above: clock and leader of what is there beyond.
+    """
+    return Cursor(safe, LAST_LEADER, tuple(sorted(Cursor(*one) for one in above)))
 
 
 def parse_cursor(text: str | None) -> Cursor:
@@ -72,6 +85,9 @@ def parse_cursor(text: str | None) -> Cursor:
     """
     if not text:
         return Cursor()
+    text, *seen = text.split("+")
+    if seen:
+        return replace(parse_cursor(text), seen=tuple(parse_cursor(one or "?") for one in seen))
     clock, dot, leader = text.partition(".")
     if not dot or not clock.isdecimal() or int(clock) >= 1 << 63 or len(leader) > 64:
         raise CursorError(f"{text!r} is not a cursor such as 7529850000000000000.A; pass one that a feed gave")
@@ -155,9 +171,12 @@ class Feed:
         taken = []
         for _, clock, origin, leader, tick, body in rows[1:]:
             transaction = decode_transaction(body)
-            cursor = Cursor(clock, origin)
-            assert cursor > self.cursor, "a feed goes forward"
-            self.cursor = cursor
+            here = Cursor(clock, origin)
+            assert here > self.cursor, "a feed goes forward"
+            is_known = here in self.cursor.seen
+            self.cursor = cursor = replace(here, seen=tuple(one for one in self.cursor.seen if one > here))
+            if is_known:
+                continue
             found = self._filter(committed(cursor, (leader, tick), transaction))
             if found is not None:
                 taken.append(found)

@@ -6,6 +6,7 @@ What the old one *promised*, its votes, is not ours to keep, and its name and id
 
 import os
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -13,6 +14,7 @@ from bedrockish.engine import system
 from bedrockish.engine.durability import sync_directory
 from bedrockish.engine.tables import quote
 from bedrockish.errors import ConfigError
+from journal.feed import cursor_of_copy
 from journal.store import applied
 from journal.vector import Vector
 
@@ -70,10 +72,11 @@ def make_plain(copy: Path) -> None:
         raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error
 
 
-def strip(copy: Path) -> tuple[Vector, int]:
+def strip(copy: Path) -> tuple[Vector, int, str]:
     """Turn a copy of a node's file into a database with nothing but what users have put there.
 
-    Returns: how much of each timeline is in it, and the highest clock of a transaction that is.
+    Returns: how much of each timeline is in it, the highest clock of a transaction that is, and the cursor of the
+        change feed from which to go on.
 
     Raises:
         ConfigError: it is not a node's file, or cannot be written.
@@ -86,6 +89,9 @@ def strip(copy: Path) -> tuple[Vector, int]:
             vector = applied(db)
             found = db.execute("SELECT max(clock) FROM bedrockish_journal").fetchone()
             clock = int(found[0] or 0) if found is not None else 0
+            safe = int(system.get_meta(db, "safe") or 0)
+            query = "SELECT clock, origin FROM bedrockish_journal WHERE repeat = 0 AND clock > ?"
+            above: list[Any] = db.execute(query, (safe,)).fetchall()
             db.pragma("foreign_keys", 0)
             db.pragma("journal_mode", "delete")
             with db:
@@ -98,7 +104,7 @@ def strip(copy: Path) -> tuple[Vector, int]:
     except apsw.Error as error:
         raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error
     make_plain(copy)
-    return vector, clock
+    return vector, clock, str(cursor_of_copy(safe, above))
 
 
 def put_in_place(copy: Path, path: Path) -> None:

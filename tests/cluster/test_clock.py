@@ -178,6 +178,7 @@ async def write_everywhere(cluster: LocalCluster, last: int) -> int:
     return last
 
 
+@pytest.mark.slow
 async def test_a_node_whose_clock_is_too_far_ahead_is_refused_by_name(tmp_path: Path) -> None:
     """It follows its own wall, two hours ahead, whatever the others say: they go on without its transactions."""
     stubborn = {1: ["clock_offset_ms=100000000", "conflict_window_ms=100000000"]}
@@ -211,6 +212,7 @@ async def test_a_node_whose_clock_is_too_far_ahead_is_refused_by_name(tmp_path: 
         await until("A shows what is wrong with B", shown)
 
 
+@pytest.mark.slow
 async def test_the_safety_valve(cluster: LocalCluster) -> None:
     """Off, the clock counts and everything goes on; the switch holds over a restart; on again, it catches up."""
     await ready(cluster)

@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 from journal.changes import INSERT, Change, encode_changes
-from journal.feed import Cursor, CursorError, Feed, FeedPrunedError, parse_cursor
+from journal.feed import Cursor, CursorError, Feed, FeedPrunedError, cursor_of_copy, parse_cursor
 from journal.footprint import Footprint
 from journal.transaction import Transaction, Txid
 
@@ -93,13 +93,28 @@ def test_the_last_page_is_known_as_the_last(journal: sqlite3.Connection) -> None
     assert feed.safe == 30
 
 
-@pytest.mark.parametrize("text", ["x", "1", "1-A", "-1.A", "1.5.A.", f"{1 << 63}.A", "1." + "A" * 65, "١x.A"])
+@pytest.mark.parametrize(
+    "text", ["x", "1", "1-A", "-1.A", "1.5.A.", f"{1 << 63}.A", "1." + "A" * 65, "١x.A", "1.A+", "1.A+x"]
+)
 def test_what_is_no_cursor_is_refused(text: str) -> None:
     if text == "1.5.A.":
         assert parse_cursor(text) == Cursor(1, "5.A.")  # odd, and harmless: it is after a leader of no such name
         return
     with pytest.raises(CursorError, match="cursor"):
         parse_cursor(text)
+
+
+def test_a_cursor_of_a_copy_leaves_out_what_the_copy_had(journal: sqlite3.Connection) -> None:
+    """Everything up to safe time was in the copy, and some of what came later."""
+    cursor = cursor_of_copy(15, [(30, "B"), (20, "A")])
+    assert str(cursor) == "15.~+20.A+30.B"
+    assert parse_cursor(str(cursor)) == cursor
+    assert parse_cursor(str(cursor)).seen == cursor.seen
+    journal.execute("UPDATE bedrockish_meta SET value = 40")
+    feed = Feed(str(cursor))
+    assert read(journal, feed) == ["20.B+30.B", "40.A"]
+    assert read(journal, Feed("20.B+30.B")) == ["40.A"], "stopped between, it goes on as well"
+    assert read(journal, Feed("20.B")) == ["30.B", "40.A"]
 
 
 def test_cursors_are_ordered_as_the_feed_is_and_survive_as_text() -> None:

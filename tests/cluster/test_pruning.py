@@ -1,0 +1,223 @@
+"""Journals made shorter while nodes run: what somebody needs stays, and who comes too late is told."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bedrockish import open_client
+from bedrockish.client.aio import Client
+from bedrockish.client.feed import Changes
+from bedrockish.errors import BedrockishError, PrunedError, UsageError
+from journal.feed import Committed
+from journal.pruning import marks
+from journal.replay import digest
+from journal.store import open_readonly
+from journal.verify import verify
+from tests.cluster.story import judge_files, level, ready, status_of, until
+from tests.cluster.test_members import newcomer
+from tools.cluster import LocalCluster, clean_environment
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Three nodes that keep little for the protocol's own sake."""
+    cluster = LocalCluster(tmp_path / "cluster", settings={"timings": {"conflict_window_ms": 1_000}})
+    cluster.write_files()
+    try:
+        for node in cluster.nodes:
+            node.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def write(client: Client, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        await client.execute("INSERT INTO t VALUES (?)", [number])
+
+
+async def read(client: Client, after: str | None = None, **options: Any) -> list[Committed]:
+    return [one async for one in Changes(client, after, follow=False, **options)]
+
+
+async def all_safe(client: Client, count: int) -> list[Committed]:
+    """Wait until the feed has so many transactions, and return them."""
+    found: list[Committed] = []
+
+    async def there() -> bool:
+        found[:] = await read(client)
+        return len(found) >= count
+
+    await until("the feed has everything", there)
+    return found
+
+
+async def removable(client: Client) -> None:
+    """Wait until nothing that is there now is needed by the protocol itself any more."""
+    last = int((await client.execute("SELECT max(clock) FROM bedrockish_journal")).value())
+
+    async def old() -> bool:
+        return bool((await client.status())["safe"] - (2_000 << 22) > last)
+
+    await until("what was written is old", old)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bedrockish.cli.main", *arguments],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+async def test_what_is_needed_stays_and_who_is_late_is_told(cluster: LocalCluster) -> None:
+    await ready(cluster)
+    async with open_client(cluster.url()) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+        await write(client, 0, 40)
+        whole = await all_safe(client, 41)
+        early, middle = str(whole[5].cursor), str(whole[20].cursor)
+        await client.hold("slow", middle)
+        await removable(client)
+        # A reader holds it at all nodes, as soon as they have heard of it.
+        for index in range(3):
+
+            async def heard(index: int = index) -> bool:
+                return "slow" in (await status_of(cluster, index))["journal"]["holds"]
+
+            await until("every node has heard of the reader", heard)
+        done = command("journal", "prune", cluster.url(), "--older-than", "0s")
+        assert done.returncode == 0, done.stderr
+        assert "reader slow has read up to" in done.stdout
+        rest = await read(client, middle, hold="slow")
+        assert [one.cursor for one in rest] == [one.cursor for one in whole[21:]]
+        with pytest.raises(PrunedError, match="bedrockish export"):
+            await read(client, early)
+        with pytest.raises(PrunedError):
+            await read(client)
+        with pytest.raises(UsageError, match="begins after"):
+            await client.hold("late", early)
+        late = command("changes", cluster.url(), "--after", early)
+        assert late.returncode == 2
+        assert "was removed to make room" in late.stderr
+        await client.hold("slow", release=True)
+        assert command("journal", "prune", cluster.url(), "--older-than", "0s").returncode == 0
+        with pytest.raises(PrunedError):
+            await read(client, middle)
+        assert "no reader" in command("journal", "hold", cluster.url(), "slow", "--release").stdout
+        # Nodes go on with what is left, also over a restart; a copy says where its feed goes on.
+        cluster.nodes[1].kill()
+        cluster.nodes[1].start()
+        await ready(cluster)
+        copy = cluster.directory / "copy.db"
+        exported = command("export", cluster.url(), str(copy))
+        cursor = exported.stdout.split("cursor ")[1].strip()
+        await write(client, 40, 10)
+        tail: list[Committed] = []
+
+        async def ten() -> bool:
+            tail[:] = await read(client, cursor)
+            return len(tail) >= 10
+
+        await until("the feed goes on after the copy", ten)
+        assert [change.after for one in tail for change in one.changes] == [(number,) for number in range(40, 50)]
+    await level(cluster)
+    await new_nodes_are_copied(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    removed = [marks(db) for db in map(open_readonly, [node.database for node in cluster.nodes])]
+    assert all(removed)
+
+
+async def new_nodes_are_copied(cluster: LocalCluster) -> None:
+    refused = newcomer(cluster, "D", "--replay")
+    assert refused.process is not None
+    assert refused.process.wait(60) == 2
+    assert "removed to make room" in refused.last_words()
+    assert "join without --replay" in refused.last_words()
+    async with open_client(cluster.url(0, only=True)) as client:
+        assert "D" not in await client.nodes(), "it was not taken in"
+    refused.start("join", cluster.url(0, only=True))
+
+    async def joined() -> bool:
+        try:
+            status = await status_of(cluster, 3)
+        except BedrockishError:
+            return False
+        return not status["trouble"] and bool(status["journal"]["removed"])
+
+    await until("D has joined by a copy", joined)
+    await level(cluster)
+
+
+@pytest.mark.slow
+async def test_a_node_that_was_away_holds_the_journal_unless_told_otherwise(cluster: LocalCluster) -> None:
+    await ready(cluster)
+    async with open_client(cluster.url()) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+        await write(client, 0, 5)
+        await level(cluster)
+        cluster.nodes[2].kill()
+        await write(client, 5, 30)
+        await removable(client)
+        kept = command("journal", "prune", cluster.url(), "--larger-than", "0KB")
+        assert "node C has not told of all that is here" in kept.stdout
+        assert kept.returncode == 3, "C does not answer"
+        assert (await client.execute("SELECT count(*) FROM bedrockish_journal")).value() >= 30
+        forced = command("journal", "prune", cluster.url(), "--older-than", "0s", "--force")
+        assert forced.returncode == 3
+        assert int((await client.execute("SELECT count(*) FROM bedrockish_journal")).value()) < 30
+        cluster.nodes[2].start()
+
+        async def told() -> bool:
+            try:
+                trouble = (await status_of(cluster, 2))["trouble"]
+            except BedrockishError:
+                return False
+            return bool(trouble) and "removed from their journals" in trouble and "bedrockish join" in trouble
+
+        await until("C says that it cannot catch up", told)
+        await write(client, 40, 5)
+    cluster.stop()
+    report = verify([node.database for node in cluster.nodes[:2]])
+    assert report.findings == []
+    digests = set()
+    for node in cluster.nodes[:2]:
+        with closing(open_readonly(node.database)) as db:
+            digests.add(digest(db))
+    assert len(digests) == 1
+
+
+@pytest.mark.slow
+async def test_a_node_shortens_its_journal_by_itself(tmp_path: Path) -> None:
+    """By size, without being told: the configuration says so."""
+    settings = {"timings": {"conflict_window_ms": 1_000}, "journal": {"journal_prune": True, "journal_keep_mb": 1}}
+    cluster = LocalCluster(tmp_path / "cluster", ("A",), settings)
+    cluster.write_files()
+    try:
+        cluster.nodes[0].start()
+        await ready(cluster)
+        async with open_client(cluster.url()) as client:
+            await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, data BLOB)")
+            for _ in range(30):
+                await client.execute("INSERT INTO t(data) VALUES (randomblob(100000))")
+
+            async def shorter() -> bool:
+                return bool((await client.status())["journal"]["removed"])
+
+            await until("the journal was made shorter", shorter)
+            left = int((await client.execute("SELECT sum(length(body)) FROM bedrockish_journal")).value())
+            assert left < 2_500_000
+            assert (await client.execute("SELECT count(*) FROM t")).value() == 30
+    finally:
+        cluster.stop()

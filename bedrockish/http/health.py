@@ -16,7 +16,8 @@ def reasons(status: Mapping[str, Any]) -> list[str]:
     reached = {name for name, node in nodes.items() if reaches(node)}
     voters = sum(1 for name in reached if nodes[name]["role"] == "voter")
     if voters < status["quorum"]:
-        found.append(f"{voters} voters are in reach, and {status['quorum']} are needed to commit")
+        in_reach = "1 voter is" if voters == 1 else f"{voters} voters are"
+        found.append(f"{in_reach} in reach, and {status['quorum']} are needed to commit")
     applied: Mapping[str, int] = status["applied"]
     newest: dict[str, int] = {}
     for name in reached:

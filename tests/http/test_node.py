@@ -164,7 +164,7 @@ def test_reasons_not_to_be_ready() -> None:
     status = {"trouble": None, "quorum": 2, "applied": {"A": 5}, "nodes": {"A": me, "B": far}}
     assert reasons(status) == ["900 commits are still to be fetched"]
     assert reasons({**status, "nodes": {"A": me, "B": {**far, "silent_ms": 9000}}}) == [
-        "1 voters are in reach, and 2 are needed to commit"
+        "1 voter is in reach, and 2 are needed to commit"
     ]
     assert reasons({**status, "trouble": "lost", "nodes": {"A": me, "B": {**far, "applied": {}}}}) == ["lost"]
 

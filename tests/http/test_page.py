@@ -6,10 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import trio
 
 from bedrockish import connect
 from bedrockish.client.blocking import Connection
 from bedrockish.errors import ConflictError, OutcomeUnknownError, UnavailableError
+from bedrockish.passwords import hash_password
 from tests.http.browser import Browser, find_browser, open_browser
 from tests.http.conftest import Asker
 from tools.cluster import LocalCluster
@@ -81,9 +83,11 @@ def test_the_page_lives(browser: Browser, three: LocalCluster) -> None:
         browser.wait(f"document.querySelector('#nodes').innerText !== {vectors!r}")
         keyboard(browser)
         pointer(browser)
+        assert browser.text("#summary") == "All 3 nodes are up."
         three.nodes[2].kill()
         browser.wait("document.querySelector('#nodes tr:nth-child(4)').innerText.includes('silent')")
         browser.wait("document.querySelector('#diagram .track.silent')")
+        assert browser.text("#summary") == "C is silent. Commits go on: 2 of 3 voters answer, and 2 are needed."
         three.nodes[2].start()
         browser.wait("document.querySelector('#nodes tr:nth-child(4)').innerText.includes('up')")
     assert browser.errors == []
@@ -129,6 +133,31 @@ def test_on_a_phone_in_the_dark(browser: Browser, three: LocalCluster) -> None:
     unnamed += " !(e.innerText || e.labels?.length || e.ariaLabel || e.getAttribute('aria-labelledby'))).length"
     assert browser.run(unnamed) == 0
     assert browser.errors == []
+
+
+def test_the_page_asks_for_a_password(browser: Browser, tmp_path: Path) -> None:
+    users = {"ann": str(hash_password("s/e@cret ü", bytes(16)))}
+    cluster = LocalCluster(tmp_path / "asks", ("A",), settings={"users": users})
+    cluster.add_http()
+    cluster.write_files()
+    cluster.login = "ann:s%2Fe%40cret%20%C3%BC@"
+    cluster.nodes[0].start()
+    try:
+        trio.run(cluster.wait_ready, 0)
+        browser.open(f"http://127.0.0.1:{cluster.nodes[0].http_port}/")
+        browser.wait("document.querySelector('#login') && !document.querySelector('#login').hidden")
+        assert browser.run("document.querySelector('#main').hidden")
+        fill = "(() => {{ document.querySelector('#user').value = 'ann'; document.querySelector('#token').value = {};"
+        fill += " document.querySelector('#login button').click() }})()"
+        browser.run(fill.format("'wrong'"))
+        browser.wait("document.querySelector('#state').innerText.includes('wrong user or password')")
+        browser.run(fill.format("'s/e@cret ü'"))
+        browser.wait("document.querySelector('#state').innerText.includes('live')")
+        assert browser.text("#summary") == "The only node is up."
+        assert browser.run("document.querySelector('#token').value") == ""
+        assert not [error for error in browser.errors if "401" not in error]
+    finally:
+        cluster.stop()
 
 
 def test_a_page_whose_node_is_gone_says_so(browser: Browser, three: LocalCluster) -> None:

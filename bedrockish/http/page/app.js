@@ -46,6 +46,7 @@ async function poll() {
     say(why, "bad");
     if (cluster) {
       cluster.nodes[cluster.node] = { error: why };
+      showSummary();
       showNodes();
     }
   }
@@ -73,6 +74,7 @@ function take(found) {
   measure(found, now);
   $("cluster").textContent = `${found.cluster}, seen from ${found.node}`;
   document.title = `${found.cluster} · bedrockish`;
+  showSummary();
   showTiles();
   showNodes();
   showConflicts();
@@ -181,6 +183,27 @@ function table(element, titles, rows, nothing) {
   element.replaceChildren(head, ...body);
 }
 
+// In a sentence: is all well, and if not, can anything be committed?
+function summary() {
+  const facts = facts_(), names = Object.keys(cluster.nodes), quorum = quorum_();
+  const away = names.filter((name) => !cluster.nodes[name].status), voters = names.filter((name) => facts[name]?.role !== "learner");
+  const left = voters.filter((name) => !away.includes(name));
+  const of = `${left.length} of ${voters.length} voters ${left.length === 1 ? "answers" : "answer"}, and ${quorum} ${quorum === 1 ? "is" : "are"} needed`;
+  if (left.length < quorum) return [`Nothing can be committed: ${of}.`, "bad"];
+  if (away.length) return [`${away.join(" and ")} ${away.length === 1 ? "is" : "are"} silent. Commits go on: ${of}.`, "warn"];
+  const ill = names.filter((name) => cluster.nodes[name].not_ready?.length);
+  if (ill.length) return [`${ill.join(" and ")} ${ill.length === 1 ? "is" : "are"} not ready; see below.`, "warn"];
+  return [names.length === 1 ? "The only node is up." : `All ${names.length} nodes are up.`, "small"];
+}
+
+function showSummary() {
+  const [text, kind] = summary();
+  if ($("summary").textContent !== text) $("summary").textContent = text;
+  $("summary").className = kind;
+}
+
+const quorum_ = () => Math.max(1, ...Object.values(cluster.nodes).map((one) => one.status?.quorum ?? 0));
+
 function showNodes() {
   const names = Object.keys(cluster.nodes), leaders = leadersOf();
   const facts = facts_();
@@ -241,9 +264,10 @@ function pending() {
 }
 
 function showPending() {
+  const stuck = $("summary").className === "bad";
   const rows = pending().slice(0, SHOWN).map((one) => [
     [shortName(one.txid), "mono"], [one.leader], [span(one.age_ms), one.age_ms > 3000 ? "num bad" : "num"],
-    [one.at.join(" ")], [one.recovered_by ? "recovered by " + one.recovered_by : "its leader is at it"],
+    [one.at.join(" ")], [one.recovered_by ? "recovered by " + one.recovered_by : stuck ? "waits for a quorum" : "its leader is at it"],
   ]);
   table($("pending"), [["transaction"], ["led by"], ["for", "num"], ["held by"], ["what happens"]], rows, "none");
 }

@@ -145,9 +145,14 @@ export function draw(svg, { nodes, silent, talks, colours, skew, chosen, nameOf,
   }
   const times = drawn.flatMap((one) => (one.end === null ? [one.begin] : [one.begin, one.end]));
   const { x, breaks } = scale(times, width - LEFT - RIGHT);
+  const whole = span(Math.max(...times) - Math.min(...times)) + " in all", glyph = 6.2;
+  let free = 0;  // where the next word may begin: one that would cover another, or the sum at the right, is left out
   for (const one of breaks) {
     make("line", { x1: one.x, x2: one.x, y1: 8, y2: height - 20, class: "break" }, paper);
-    make("text", { x: one.x, y: height - 8, "text-anchor": "middle" }, paper, span(one.gap));
+    const word = span(one.gap), half = (glyph * word.length) / 2;
+    if (one.x - half < free || one.x + half > width - 16 - glyph * whole.length) continue;
+    make("text", { x: one.x, y: height - 8, "text-anchor": "middle" }, paper, word);
+    free = one.x + half + 4;
   }
   const words = talks.length <= 6 && width >= 600;
   const taken = [];
@@ -161,8 +166,7 @@ export function draw(svg, { nodes, silent, talks, colours, skew, chosen, nameOf,
     const faint = chosen && chosen.txid !== talk.txid ? " faint" : "";
     make("text", { x: place.x, y: place.y, class: "name " + colourOf(colours, talk.txid) + faint }, paper, nameOf(talk.txid));
   }
-  const whole = times.length ? Math.max(...times) - Math.min(...times) : 0;
-  make("text", { x: width - 8, y: height - 8, "text-anchor": "end" }, paper, span(whole) + " in all");
+  make("text", { x: width - 8, y: height - 8, "text-anchor": "end" }, paper, whole);
   svg.replaceChildren(paper);
   return drawn.sort((a, b) => a.begin - b.begin);
 }

@@ -14,6 +14,7 @@ from bedrockish.client.load import BATCH_ROWS, batches, read_plan
 from bedrockish.errors import UsageError
 from tests.test_tidy import ROOT
 from tools.bench import WORKS, Draw, measure_sqlite, quantile
+from tools.bench_beside import run as run_beside
 from tools.bench_engine import measure
 from tools.bootstrap import read_lock
 from tools.cluster import DemoError, LocalCluster
@@ -224,3 +225,11 @@ def test_the_engine_is_measured_beside_plain_sqlite(tmp_path: Path) -> None:
         "apply",
         "commit of a one-row transaction",
     }
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+async def test_the_bench_of_what_lasts_runs() -> None:
+    """Every phase, briefly; the open transactions see their snapshots or it fails."""
+    table = await run_beside(1.0, 30.0, 1, 5)
+    assert table.row_count == 6

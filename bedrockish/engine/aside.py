@@ -251,7 +251,7 @@ class Work:
     ) -> None:
         self._writer, self.scope, self.applied_clock = writer, scope, applied_clock
         self.applied, self.schema_version = dict(base), version
-        self._left = writer.limits.result_bytes
+        self._room = writer.limits.result_bytes  # of each statement: its rows are kept by whoever asked only
         self._interactive = Interactive(self, lambda _footprint, _base: None)
         self.session = session
         self._end: BedrockishError | None = None
@@ -283,12 +283,11 @@ class Work:
             if session.wrote:
                 executor.reader = None  # the other connection does not see what this one has written
             try:
-                last, size = interactive.run(session, piece, params, self._left)
+                last, _ = interactive.run(session, piece, params, self._room)
             except BedrockishError as failure:
                 if session.over or not isinstance(failure, UsageError):
                     self._end = failure
                 raise
-            self._left -= size
         assert last is not None
         return last
 
@@ -314,7 +313,7 @@ class Work:
         result: Result | None = None
         error: BedrockishError | None = None
         try:
-            result, _ = self._interactive.run(session, piece, params, self._left)
+            result, _ = self._interactive.run(session, piece, params, self._room)
         except BedrockishError as caught:
             error = caught
         self._interactive.leave()

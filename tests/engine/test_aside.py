@@ -311,11 +311,14 @@ def test_works_read_set_is_that_of_its_statements(node: TestNode, aside: Aside) 
     assert prepared.changes == node.prepare(*texts).changes
 
 
-def test_all_results_together_are_bounded(tmp_path: Path) -> None:
+def test_the_rows_of_each_statement_are_bounded(tmp_path: Path) -> None:
+    """Not those of all together: work that reads a lot reads it piece by piece."""
     node = TestNode(tmp_path / "a.db", limits=Limits(result_bytes=10_000))
     aside = Aside(node.engine.beside())
     begin(node, aside)
-    _, failed = work(aside, lambda desk: [desk.run(Statement("SELECT randomblob(1000)")) for _ in range(20)])
+    told, _ = work(aside, lambda desk: [len(desk.run(Statement("SELECT randomblob(1000)")).rows) for _ in range(20)])
+    assert told == [1] * 20
+    _, failed = work(aside, lambda desk: desk.run(Statement("SELECT randomblob(20000)")))
     assert failed[0] is TooLargeError
     aside.end()
     aside.close()

@@ -1,0 +1,212 @@
+"""Constraints between nodes: what one forbids never happens, wherever the transactions that race for it run."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.client.aio import Client
+from bedrockish.client.transaction import Transaction
+from bedrockish.errors import BedrockishError, ConflictError, ConstraintError
+from bedrockish.requests import ISOLATIONS, SERIALIZABLE, SNAPSHOT
+from tests.cluster.story import judge_files, level, ready, rows
+from tools.cluster import LocalCluster, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+SCHEMA = [
+    "CREATE TABLE one(id INTEGER PRIMARY KEY, name TEXT UNIQUE COLLATE NOCASE, n INTEGER)",
+    "CREATE TABLE pair(a TEXT, b INTEGER, PRIMARY KEY (a, b)) WITHOUT ROWID",
+    "CREATE TABLE some(id INTEGER PRIMARY KEY, kind TEXT, n INTEGER)",
+    "CREATE UNIQUE INDEX only_first ON some(n) WHERE kind = 'first'",
+    "CREATE UNIQUE INDEX per_length ON some(kind, length(kind) * n) WHERE kind <> 'first'",
+    "CREATE TABLE parent(id INTEGER PRIMARY KEY, code TEXT UNIQUE)",
+    "CREATE TABLE child(id INTEGER PRIMARY KEY, parent INTEGER NOT NULL REFERENCES parent(id))",
+    "CREATE TABLE coded(id INTEGER PRIMARY KEY, code TEXT REFERENCES parent(code) ON UPDATE CASCADE ON DELETE CASCADE)",
+    "CREATE TABLE late(id INTEGER PRIMARY KEY, parent INTEGER REFERENCES parent(id) DEFERRABLE INITIALLY DEFERRED)",
+    "CREATE TABLE account(id INTEGER PRIMARY KEY, a INTEGER, b INTEGER, CHECK (a + b >= 0))",
+    "CREATE TABLE total(id INTEGER PRIMARY KEY, amount INTEGER NOT NULL CHECK (amount >= 0))",
+    "CREATE TRIGGER sums AFTER UPDATE ON account BEGIN "
+    "UPDATE total SET amount = amount + new.a + new.b - old.a - old.b; END",
+    "CREATE TABLE shift(name TEXT PRIMARY KEY, duty INTEGER)",
+    "CREATE TRIGGER manned BEFORE UPDATE ON shift WHEN new.duty = 0 BEGIN "
+    "SELECT RAISE(ABORT, 'nobody is left') WHERE (SELECT sum(duty) FROM shift) < 2; END",
+    "CREATE TABLE log(id INTEGER PRIMARY KEY AUTOINCREMENT, what TEXT)",
+    "CREATE TABLE noted(id INTEGER PRIMARY KEY, what TEXT)",
+    "CREATE TRIGGER notes AFTER INSERT ON noted BEGIN INSERT INTO log(what) VALUES (new.what); END",
+]
+ROWS = [
+    *(f"DELETE FROM {table}" for table in ("late", "coded", "child", "parent", "one", "pair", "some", "account")),
+    *(f"DELETE FROM {table}" for table in ("total", "shift", "noted", "log")),
+    "INSERT INTO one VALUES (1, 'here', 0)",
+    "INSERT INTO parent VALUES (1, 'p'), (2, 'q')",
+    "INSERT INTO account VALUES (1, 50, 0), (2, 50, 0)",
+    "INSERT INTO total VALUES (1, 100)",
+    "INSERT INTO shift VALUES ('Ada', 1), ('Bob', 1)",
+]
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two transactions of which the constraint allows one at most."""
+
+    name: str
+    first: str
+    second: str
+    levels: tuple[str, ...] = ISOLATIONS
+
+
+RACES = [
+    Race("unique value", "INSERT INTO one VALUES (2, 'New', 0)", "INSERT INTO one VALUES (3, 'nEW', 0)"),
+    Race("value given up", "UPDATE one SET name = 'other' WHERE id = 1", "UPDATE one SET name = 'x' WHERE id = 1"),
+    Race("primary key", "INSERT INTO one VALUES (2, 'a', 0)", "INSERT INTO one VALUES (2, 'b', 0)"),
+    Race("composite key", "INSERT INTO pair VALUES ('a', 1)", "INSERT INTO pair VALUES ('a', 1)"),
+    Race("partial index", "INSERT INTO some VALUES (1, 'first', 5)", "INSERT INTO some VALUES (2, 'first', 5)"),
+    Race("expression index", "INSERT INTO some VALUES (1, 'ab', 5)", "INSERT INTO some VALUES (2, 'ab', 5)"),
+    Race("REPLACE and UPDATE", "REPLACE INTO one VALUES (2, 'HERE', 7)", "UPDATE one SET n = 1 WHERE id = 1"),
+    Race("REPLACE twice", "REPLACE INTO one VALUES (2, 'here', 7)", "REPLACE INTO one VALUES (3, 'here', 8)"),
+    Race("OR IGNORE", "INSERT OR IGNORE INTO one VALUES (2, 'y', 7)", "INSERT OR IGNORE INTO one VALUES (3, 'y', 8)"),
+    Race("parent and child", "DELETE FROM parent WHERE id = 1", "INSERT INTO child VALUES (1, 1)"),
+    Race("child and parent", "INSERT INTO child VALUES (1, 1)", "DELETE FROM parent WHERE id = 1"),
+    Race("parent's key", "UPDATE parent SET id = 9 WHERE id = 1", "INSERT INTO child VALUES (1, 1)"),
+    Race("cascade", "DELETE FROM parent WHERE id = 2", "INSERT INTO coded VALUES (1, 'q')"),
+    Race("cascaded key", "UPDATE parent SET code = 'r' WHERE id = 2", "INSERT INTO coded VALUES (1, 'q')"),
+    Race("deferred", "DELETE FROM parent WHERE id = 1", "INSERT INTO late VALUES (1, 1)"),
+    Race("CHECK", "UPDATE account SET a = a - 40 WHERE id = 1", "UPDATE account SET b = b - 40 WHERE id = 1"),
+    Race("CHECKed sum", "UPDATE account SET a = a - 60, b = 60 WHERE id = 1", "UPDATE account SET a = 0 WHERE id = 2"),
+    # A trigger's SELECT is an ordinary read, which snapshot isolation does not certify.
+    Race(
+        "trigger",
+        "UPDATE shift SET duty = 0 WHERE name = 'Ada'",
+        "UPDATE shift SET duty = 0 WHERE name = 'Bob'",
+        (SERIALIZABLE,),
+    ),
+]
+NEVER = [
+    "SELECT lower(name) FROM one GROUP BY 1 HAVING count(*) > 1",
+    "SELECT n FROM some WHERE kind = 'first' GROUP BY 1 HAVING count(*) > 1",
+    "SELECT 1 FROM pragma_foreign_key_check",
+    "SELECT 1 FROM account WHERE a + b < 0",
+    "SELECT 1 FROM total WHERE amount < 0 OR amount <> (SELECT sum(a + b) FROM account)",
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path_factory.mktemp("constraints") / "cluster") as running:
+        yield running
+
+
+@asynccontextmanager
+async def at_each(cluster: LocalCluster) -> AsyncIterator[list[Client]]:
+    async with (
+        open_client(cluster.url(0, only=True)) as a,
+        open_client(cluster.url(1, only=True)) as b,
+        open_client(cluster.url(2, only=True)) as c,
+    ):
+        yield [a, b, c]
+
+
+async def reset(clients: list[Client]) -> None:
+    await clients[2].transact(ROWS)
+    for client in clients:
+        client.token = clients[2].token
+
+
+async def attempt(what: Callable[[], Awaitable[object]], happened: list[int], number: int) -> None:
+    """Do something; note that it happened. Losing to another one, or to the constraint, is fine."""
+    try:
+        await what()
+    except (ConflictError, ConstraintError):
+        return
+    happened.append(number)
+
+
+async def test_of_two_that_race_one_wins(cluster: LocalCluster) -> None:
+    """In open transactions at two nodes: after the first has committed the second cannot; at once, never both."""
+    await ready(cluster)
+    async with at_each(cluster) as clients:
+        await clients[2].transact(SCHEMA)
+        for race in RACES:
+            for isolation in race.levels:
+                for together in (False, True) if isolation == SERIALIZABLE else (False,):
+                    await reset(clients)
+                    happened = await _race(clients, race, isolation, together=together)
+                    assert len(happened) < 2, (race, isolation)
+                    assert together or happened == [0], (race, isolation)
+                    clients[2].token = clients[happened[0] if happened else 0].token
+                    for query in NEVER:
+                        assert not (await clients[2].execute(query)).rows, (race, isolation, query)
+
+
+async def _race(clients: list[Client], race: Race, isolation: str, *, together: bool) -> list[int]:
+    players: list[Transaction] = [await client.begin(isolation=isolation) for client in clients[:2]]
+    happened: list[int] = []
+    for player, sql in zip(players, (race.first, race.second), strict=True):
+        await player.execute(sql)
+    if together:
+        async with trio.open_nursery() as nursery:
+            for number, player in enumerate(players):
+                nursery.start_soon(attempt, player.commit, happened, number)
+    else:
+        for number, player in enumerate(players):
+            await attempt(player.commit, happened, number)
+    for player in players:
+        await player.rollback()
+    return happened
+
+
+async def test_requests_that_race_at_all_nodes(cluster: LocalCluster) -> None:
+    """Nodes run losers again: each unique value once, each sum right, each trigger once, children with parents only."""
+    await ready(cluster)
+    inserted: Counter[str] = Counter()
+    errors: Counter[type[BedrockishError]] = Counter()
+
+    async def run(client: Client, sql: str, name: str, isolation: str) -> None:
+        try:
+            await client.execute(sql, isolation=isolation, timeout=40)
+            inserted[name] += 1
+        except ConstraintError as error:
+            errors[type(error)] += 1
+
+    async with at_each(cluster) as clients:
+        for isolation in (SERIALIZABLE, SNAPSHOT):
+            await reset(clients)
+            inserted.clear()
+            async with trio.open_nursery() as nursery:
+                for number, client in enumerate(clients):
+                    for value in range(4):
+                        start = nursery.start_soon
+                        start(run, client, f"INSERT INTO one(name) VALUES ('v{value}')", f"v{value}", isolation)
+                        upsert = "INSERT INTO one VALUES (9, 'nine', 1) ON CONFLICT DO UPDATE SET n = n + 1"
+                        start(run, client, upsert, "nine", isolation)
+                        start(run, client, f"INSERT INTO noted(what) VALUES ('{number}.{value}')", "noted", isolation)
+                        take = "UPDATE account SET a = a - 20 WHERE id = 1 + abs(random() % 2)"
+                        start(run, client, take, "", isolation)
+                        start(run, client, f"INSERT INTO child(parent) VALUES ({1 + value % 2})", "child", isolation)
+                    if number:
+                        nursery.start_soon(run, client, "DELETE FROM parent WHERE id = 1", "", isolation)
+            assert all(inserted[f"v{value}"] == 1 for value in range(4))
+            assert inserted["nine"] == inserted["noted"] == 12
+            for client in clients:
+                clients[2].token = client.token
+            one = await clients[2].execute("SELECT n FROM one WHERE id = 9", read="strict")
+            assert one.value() == 12
+            noted = await clients[2].execute("SELECT what FROM noted EXCEPT SELECT what FROM log")
+            assert not noted.rows
+            assert (await clients[2].execute("SELECT count(*) FROM log")).value() == 12
+            for query in NEVER:
+                assert not (await clients[2].execute(query)).rows, query
+    assert errors.keys() == {ConstraintError}
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    for node in cluster.nodes:
+        assert rows(node, "SELECT count(*) FROM log") == [(12,)]
+        with closing(sqlite3.connect(node.database)) as db:
+            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

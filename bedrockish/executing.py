@@ -13,6 +13,7 @@ from bedrockish.commands import Command, Transaction
 from bedrockish.core.events import ClockWanted, Decided, Dropped, Event, Executed
 from bedrockish.core.records import Prepared
 from bedrockish.engine.aside import Aside, Work
+from bedrockish.engine.bulk import check_size
 from bedrockish.engine.clocks import ClockNeededError
 from bedrockish.engine.limits import TakesLongError
 from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError
@@ -76,7 +77,7 @@ class Executions:
         """Return what a request does, or None if that will come later."""
         node, request = self._node, waiter.request
         if waiter.prepare is not None:
-            return waiter.prepare()
+            return _checked(request, waiter.prepare())
         if request.change is not None:
             return prepare_change(node.core, node.engine, request.change, node.known.stores, node.clock())
         if request.call is not None:
@@ -135,4 +136,5 @@ def _value(command: Command, value: object) -> object:
 def _checked(request: Request, prepared: Prepared) -> Prepared:
     if request.read_only and not prepared.readonly:
         raise UsageError(WRITES)
+    check_size(prepared)
     return prepared

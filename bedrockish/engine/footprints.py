@@ -2,6 +2,7 @@
 
 import apsw
 
+from bedrockish.engine.bulk import footprint, tables_in_bulk
 from bedrockish.engine.guard import Piece
 from bedrockish.engine.readset import ReadPlan, analyse
 from bedrockish.engine.schema import read_schema
@@ -60,16 +61,16 @@ class Gatherer:
         if changes and not self._serializable:
             # Snapshot isolation: what was only read is not certified, but what constraints looked up is.
             self._points, self._ranges = set(), set()
+        bulk = tables_in_bulk(changes)
         for change in changes:
             row = (change.table, change.rowid, change.rowid_after, change.before, change.after)
-            points, ranges = keys.keys(*row)
-            writes.update(points)
-            write_ranges.update(ranges)
+            if change.table not in bulk:
+                points, ranges = keys.keys(*row)
+                writes.update(points)
+                write_ranges.update(ranges)
             points, ranges = keys.reads(*row)
             self._points.update(points)
             self._ranges.update(ranges)
-        for table in blurred:
+        for table in (*blurred, *sorted(bulk)):
             write_ranges.update(keys.whole(table))
-        return Footprint(
-            frozenset(self._points), tuple(sorted(self._ranges)), frozenset(writes), tuple(sorted(write_ranges))
-        )
+        return footprint(self._points, self._ranges, writes, write_ranges)

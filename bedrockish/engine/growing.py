@@ -6,10 +6,11 @@ have told something all the same: that their unique values were free and their p
 
 from collections.abc import Iterable
 
+from bedrockish.engine.bulk import footprint, tables_in_bulk
 from bedrockish.engine.footprints import Analysis
 from bedrockish.engine.guard import Piece
 from journal.changes import Change
-from journal.footprint import Footprint, Range, object_range
+from journal.footprint import Footprint, Range
 
 
 class Growing:
@@ -52,17 +53,19 @@ class Growing:
             changes: every one that was made.
             blurred: tables of whose changes only the net effect is known; all of them counts as written.
         """
-        keys = self._analysis.keys
+        keys, changes = self._analysis.keys, list(changes)
+        bulk = tables_in_bulk(changes)
         for change in changes:
             row = (change.table, change.rowid, change.rowid_after, change.before, change.after)
-            points, ranges = keys.keys(*row)
-            self._writes.update(points)
-            self._write_ranges.update(ranges)
+            if change.table not in bulk:
+                points, ranges = keys.keys(*row)
+                self._writes.update(points)
+                self._write_ranges.update(ranges)
             points, ranges = keys.reads(*row)
             self._probes.update(points)
             self._probe_ranges.update(ranges)
-        for name in blurred:
-            self._write_ranges.update(self._whole(name))
+        for name in (*blurred, *sorted(bulk)):
+            self._write_ranges.update(keys.whole(name))
 
     def cut(self, kept: Iterable[Change], blurred: Iterable[str]) -> None:
         """Some changes were taken back: these are left. What was written, and is no longer, was read."""
@@ -70,10 +73,6 @@ class Growing:
         self._read_ranges |= self._write_ranges
         self._writes, self._write_ranges = set(), set()
         self.changed(kept, blurred)
-
-    def _whole(self, table: str) -> list[Range]:
-        indexes = self._analysis.schema.tables[table].indexes
-        return [object_range(f"t:{table}"), *(object_range(index.object) for index in indexes)]
 
     def merge(self, other: "Growing") -> None:
         """Add what another one has gathered."""
@@ -96,9 +95,4 @@ class Growing:
         if with_reads:
             points |= self._reads
             ranges |= self._read_ranges
-        return Footprint(
-            frozenset(points),
-            tuple(sorted(ranges)),
-            frozenset(self._writes),
-            tuple(sorted(self._write_ranges)),
-        )
+        return footprint(points, ranges, self._writes, self._write_ranges)

@@ -18,6 +18,9 @@ class TakesLongError(Exception):
         self.sql = sql
 
 
+TRANSACTION_BYTES = 64 << 20  # as long as a frame
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of one request, and of the WAL file.
@@ -42,8 +45,8 @@ class Limits:
 
     @property
     def length_bytes(self) -> int:
-        """The longest value that SQLite takes, in bytes."""
-        return max(self.result_bytes, self.changes_bytes) + (1 << 20)
+        """The longest value that SQLite takes, in bytes: a whole transaction is one, in the journal."""
+        return max(self.result_bytes, self.changes_bytes, TRANSACTION_BYTES) + (1 << 20)
 
 
 def out_of_time(limits: Limits, sql: str) -> StatementTimeoutError:

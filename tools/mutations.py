@@ -21,9 +21,9 @@ def hunt(fault: Fault, seeds: int, seconds: float) -> tuple[int, str, float]:
     began = time.monotonic()
     for seed in range(1, seeds + 1):
         with in_force(fault):
-            broken, _ = run_seed(_options(seed, fault))
+            broken, _ = run_seed(options_of(seed, fault))
         if broken is not None:
-            sound, _ = run_seed(_options(seed, fault))
+            sound, _ = run_seed(options_of(seed, fault))
             assert sound is None, f"seed {seed} breaks a law without any fault: {sound}"
             return seed, broken.law, time.monotonic() - began
         if time.monotonic() - began > seconds:
@@ -31,7 +31,8 @@ def hunt(fault: Fault, seeds: int, seconds: float) -> tuple[int, str, float]:
     return seeds, "", time.monotonic() - began
 
 
-def _options(seed: int, fault: Fault) -> Options:
+def options_of(seed: int, fault: Fault) -> Options:
+    """Return a world in which a fault may show."""
     options = draw_wide_options(seed) if seed % 4 == 0 else draw_hard_options(seed)
     voters = dict(fault.options).get("voters", options.voters)
     assert isinstance(voters, int)

@@ -130,12 +130,8 @@ def _tell(found: Finding, runs: int) -> None:
     options = found.options
     print(f"seed {options.seed} breaks a law: {found.law}\n  {found.story}\n  {options}", flush=True)
     if runs:
-        small = shrink(options, lambda other: _law(run_seed(other)[0]), runs)
+        small = shrink(options, run_seed, runs)
         print(f"  smaller: seed {small.seed}: {small}", flush=True)
-
-
-def _law(broken: LawBrokenError | None) -> str:
-    return broken.law if broken is not None else ""
 
 
 def _sum_up(total: Counter[str], failures: int, seconds: float, took: float) -> None:

@@ -88,6 +88,7 @@ class Client:
         if self.call is not None:
             return
         if not self.world.closing:
+            self.luck = Random(f"{self.name}-{self.count} {self.world.options.seed}")
             self.ask(*self._choose())
         elif self.last:
             self._begin(self.last.popleft())
@@ -104,6 +105,9 @@ class Client:
         """Begin a command."""
         self.count += 1
         options, command = self.world.options, f"{self.name}-{self.count}"
+        if not self.world.happens(command):
+            self.world.after(self.luck.expovariate(1000 / options.think_ms), self._next)
+            return
         isolation = SNAPSHOT if self.luck.random() < options.snapshots else SERIALIZABLE
         if self.luck.random() < options.talks:
             self.talks.add(command)

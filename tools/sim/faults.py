@@ -16,6 +16,8 @@ class Faults:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.luck = Random(f"faults {world.options.seed}")
+        self.pauses = Random(f"pauses {world.options.seed}")
+        self.strikes = self.suspicions = 0
         self.stopped = False
         self.backups: dict[str, Image] = {}
 
@@ -27,28 +29,42 @@ class Faults:
             self._suspect_later()
 
     def _suspect_later(self) -> None:
-        self.world.after(self.luck.expovariate(1 / self.world.options.suspect_every_s), self._suspect)
+        self.world.after(self.pauses.expovariate(1 / self.world.options.suspect_every_s), self._suspect)
 
     def _suspect(self) -> None:
-        if not self.stopped:
-            self._machine().suspect()
-            self._suspect_later()
+        if self.stopped:
+            return
+        self.suspicions += 1
+        name = f"s{self.suspicions}"
+        self._renew(name)
+        if self.world.allows(name) and self._machine().suspect(self.luck):
+            self.world.happens(name)
+        self._suspect_later()
+
+    def _renew(self, name: str) -> None:
+        """Give something that happens luck of its own, so that it can be left out and the rest stays as it is."""
+        self.luck = Random(f"{name} {self.world.options.seed}")
 
     def stop(self) -> None:
         """No more of them; those in force are mended by the world."""
         self.stopped = True
 
     def _wait(self) -> None:
-        self.world.after(self.luck.expovariate(1 / self.world.options.fault_every_s), self._strike)
+        self.world.after(self.pauses.expovariate(1 / self.world.options.fault_every_s), self._strike)
 
     def _strike(self) -> None:
         if self.stopped:
+            return
+        self._wait()
+        self.strikes += 1
+        name = f"f{self.strikes}"
+        self._renew(name)
+        if not self.world.happens(name):
             return
         kind = self.luck.choice(self.world.options.faults)
         self.world.counts[f"fault {kind}"] += 1
         self.world.trace("faults", kind)
         getattr(self, f"_{kind}")()
-        self._wait()
 
     def _names(self) -> list[str]:
         return sorted(name for name, machine in self.world.machines.items() if not machine.retired)

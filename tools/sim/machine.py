@@ -210,6 +210,7 @@ class Machine:
         for _ in range(len(self.inbox)):
             event = self.inbox.popleft()
             self.world.trace(self.name, event)
+            self.world.met(self, event)
             self._guard(lambda node, event=event: self._perform(node.step(event, self.now())))  # type: ignore[misc]
         if self.node is not None:
             deadline = self.node.deadline()
@@ -245,20 +246,24 @@ class Machine:
             self.wake_at = None
             self._turn_soon(0.0)
 
-    def suspect(self) -> None:
+    def suspect(self, luck: Random) -> bool:
         """Begin to finish some pending transaction, or give up one of our own: suspicion may be wrong at any time."""
         node = self.node
         if node is None or self.paused_until > self.world.now or not node.state.is_voter(self.name):
-            return
+            return False
         node.state.set_now(self.now())
         attempts = [attempt for attempt in node.leading.attempts.values() if attempt.counting]
         pending = [txid for txid in node.state.pending.transactions if txid not in node.recovery.rounds]
-        if attempts and self.luck.random() < 0.3:
-            self._guard(lambda node: node.leading._give_up(self.luck.choice(attempts)))
+        if attempts and luck.random() < 0.3:
+            attempt = luck.choice(attempts)
+            self.world.suspected(self.name, attempt.transaction.txid, give_up=True)
+            self._guard(lambda node: node.leading._give_up(attempt))
         elif pending:
-            transaction = node.state.pending.transactions[self.luck.choice(pending)]
+            transaction = node.state.pending.transactions[luck.choice(pending)]
+            self.world.suspected(self.name, transaction.txid, give_up=False)
             self._guard(lambda node: node.recovery.start(transaction))
         self.post(Woken())
+        return bool(attempts or pending)
 
     # -- effects ---------------------------------------------------------------------------------------------------
 

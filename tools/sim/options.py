@@ -58,6 +58,9 @@ class Options:
         snapshots: the chance that a command asks for isolation ``snapshot``.
         talks: the chance that a command is an interactive transaction.
         readers: how many programs follow the change feed.
+        end_s: the world ends then, whatever goes on; 0 for when all has come to rest.
+        only: the happenings that there are: ``c1-5`` (a command), ``f3`` (a fault), ``s7`` (a needless recovery);
+            empty for all.
         forwarding: whether nodes send commands to where what they met is led.
         alter: the chance that a command changes the schema.
         schema_delay_ms: how long after its decision that comes into force.
@@ -98,6 +101,8 @@ class Options:
     forwarding: bool = True
     alter: float = 0.0
     schema_delay_ms: int = 50
+    only: tuple[str, ...] = ()
+    end_s: float = 0.0
 
     @property
     def settings(self) -> Settings:

@@ -1,10 +1,94 @@
-"""Makes a failing world smaller: fewer clients, faults and seconds, as long as the same law breaks."""
+"""Makes a failing world smaller, as long as the same law breaks: simpler options first, then what happened, one by one.
+
+Simpler options make another story, so each is tried with a few seeds. Once they are as simple as they get, single
+happenings (a client's command, a fault, a needless recovery) are left out of the story of that one seed: each draws
+its own luck, so that the rest stays much as it was.
+"""
 
 from collections.abc import Callable, Iterator
 
 from tools.sim.options import Options
+from tools.sim.world import LawBrokenError, World
 
-Breaks = Callable[[Options], str]  # the law that breaks, or nothing
+Run = Callable[[Options], tuple[LawBrokenError | None, World]]
+
+SEEDS = 4  # tried for each simpler world
+
+
+class Shrinker:
+    """Looks for a smaller world, with at most so many tries.
+
+    Args:
+        run: runs a world.
+        options: of one that breaks a law.
+        runs: how many tries.
+
+    Attributes:
+        options: of the smallest world so far.
+        happened: how many commands, faults and needless recoveries there were in it.
+    """
+
+    def __init__(self, run: Run, options: Options, runs: int) -> None:
+        self._run, self._left = run, runs
+        broken, world = run(options)
+        assert broken is not None, "a world that breaks no law cannot be made smaller"
+        self.law = broken.law
+        self.options, self._names, self._ended = options, list(world.happened), world.now
+
+    @property
+    def happened(self) -> int:
+        """How many commands, faults and needless recoveries there are in the smallest world."""
+        return len(self._names)
+
+    def shrink(self) -> Options:
+        """Return the smallest world found."""
+        self._shorten()
+        while self._left > 0 and self._simplify(SEEDS):
+            pass
+        self._leave_out()
+        while self._left > 0 and self._simplify(1):
+            pass
+        return self.options
+
+    def _breaks(self, options: Options) -> bool:
+        """Try a world; keep it if the same law breaks."""
+        self._left -= 1
+        broken, world = self._run(options)
+        if broken is None or broken.law != self.law:
+            return False
+        self.options, self._names, self._ended = options, list(world.happened), world.now
+        return True
+
+    def _shorten(self) -> None:
+        """If the law was broken before the faults were healed, tell the story no further than a little after that."""
+        load_s = round(self._ended + 0.001, 3)
+        if load_s < self.options.load_s:
+            self._breaks(self.options.with_(load_s=load_s, end_s=load_s + 0.5))
+
+    def _simplify(self, seeds: int) -> bool:
+        for candidate in smaller(self.options):
+            for turn in range(seeds):
+                if self._left <= 0:
+                    return False
+                if self._breaks(candidate.with_(seed=candidate.seed + turn)):
+                    self._shorten()
+                    return True
+        return False
+
+    def _leave_out(self) -> None:
+        """Leave out halves, quarters, … of what happened, and each by itself in the end."""
+        size = max(1, len(self._names) // 2)
+        while self._left > 0:
+            start, found = 0, False
+            while start < len(self._names) and self._left > 0:
+                rest = (*self._names[:start], *self._names[start + size :])
+                if rest and self._breaks(self.options.with_(only=rest)):
+                    found = True
+                else:
+                    start += size
+            if size == 1 and not found:
+                return
+            size = max(1, size // 2)
 
 
 def smaller(options: Options) -> Iterator[Options]:
@@ -19,27 +103,17 @@ def smaller(options: Options) -> Iterator[Options]:
         yield options.with_(faults=tuple(other for other in options.faults if other != kind))
     if options.suspect_every_s:
         yield options.with_(suspect_every_s=0.0)
-    plain = Options(options.seed)
-    for name in ("learners", "dead", "power_cut", "lose", "duplicate", "ordered", "skew_ms", "execute_ms", "hot"):
+    plain = Options(options.seed, readers=0, forwarding=False)
+    for name in (
+        *("changes_every_s", "talks", "snapshots", "readers", "forwarding", "learners", "dead", "power_cut", "lose"),
+        *("duplicate", "ordered", "skew_ms", "execute_ms", "hot", "wander", "fetch_bytes", "follows_wall"),
+    ):
         if getattr(options, name) != getattr(plain, name):
             yield options.with_(**{name: getattr(plain, name)})
     if options.voters > 3 and options.dead <= (options.voters - 3) // 2:
         yield options.with_(voters=options.voters - 2)
 
 
-def shrink(options: Options, breaks: Breaks, runs: int) -> Options:
+def shrink(options: Options, run: Run, runs: int) -> Options:
     """Return the smallest world found, with at most ``runs`` worlds tried."""
-    law = breaks(options)
-    assert law, "a world that breaks no law cannot be made smaller"
-    tried = 0
-    found = True
-    while found and tried < runs:
-        found = False
-        for candidate in smaller(options):
-            tried += 1
-            if breaks(candidate) == law:
-                options, found = candidate, True
-                break
-            if tried >= runs:
-                break
-    return options
+    return Shrinker(run, options, runs).shrink()

@@ -5,15 +5,16 @@ from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import cbor2
 
 from bedrockish.acquaintances import PREFIX
-from bedrockish.core.events import Received
+from bedrockish.core.events import Event, Received
 from bedrockish.core.messages import Message
 from bedrockish.core.records import Member, Membership
 from bedrockish.core.settings import approvals_needed
+from journal.transaction import Transaction, Txid
 from tools.sim.clients import Client
 from tools.sim.disk import Image
 from tools.sim.faults import Faults
@@ -23,6 +24,7 @@ from tools.sim.machine import Machine
 from tools.sim.network import Network
 from tools.sim.operator import Operator
 from tools.sim.options import Options
+from tools.sim.printing import short
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SETTLE_S = 60.0  # by then a cluster without faults must have come to rest
@@ -35,6 +37,22 @@ class LawBrokenError(Exception):
     def __init__(self, law: str, story: str) -> None:
         super().__init__(f"{law}: {story}")
         self.law, self.story = law, story
+
+
+class Watcher(Protocol):
+    """Looks on, to tell the story to somebody else."""
+
+    def met(self, machine: Machine, event: Event) -> None:
+        """A node is about to be told of an event."""
+
+    def suspected(self, name: str, txid: Txid, *, give_up: bool) -> None:
+        """A node begins to recover, or gives up, without need."""
+
+    def began(self, name: str, transaction: Transaction) -> None:
+        """A leader has put a transaction together."""
+
+    def changed(self, name: str, what: str) -> None:
+        """A machine has crashed, started, or made everything durable."""
 
 
 class World:
@@ -54,6 +72,8 @@ class World:
         self.counts: Counter[str] = Counter()
         self.digest = blake2b(digest_size=16)
         self.closing = False
+        self.watcher: Watcher | None = None
+        self.happened: list[str] = []  # names of the commands, faults and needless recoveries, as they began
         self.laws = Laws(self)
         self.network = Network(self, options, Random(f"network {options.seed}"))
         names = NAMES[: options.voters + options.learners]
@@ -149,6 +169,9 @@ class World:
         self.faults.start()
         self.run_until(self.options.load_s)
         self.faults.stop()
+        if self.options.end_s:
+            self.run_until(self.options.end_s)
+            return
         if self._heal():
             self._rest("with some voters dead")
             self._mend_links()
@@ -233,6 +256,28 @@ class World:
             self.tell(f"{self.now:10.6f} {source} -> {target} {short(message)}")
         self.network.send(source, target, data)
 
+    def allows(self, name: str) -> bool:
+        """Whether something is not to be left out."""
+        return not self.options.only or name in self.options.only
+
+    def happens(self, name: str) -> bool:
+        """Note that something begins; False if it is to be left out."""
+        if not self.allows(name):
+            return False
+        self.happened.append(name)
+        return True
+
+    def suspected(self, name: str, txid: Txid, *, give_up: bool) -> None:
+        """A node begins to recover, or gives up, without need."""
+        self.trace(name, "gives up" if give_up else "recovers", txid)
+        if self.watcher is not None:
+            self.watcher.suspected(name, txid, give_up=give_up)
+
+    def met(self, machine: Machine, event: Event) -> None:
+        """A node is about to be told of an event."""
+        if self.watcher is not None:
+            self.watcher.met(machine, event)
+
     def trace(self, who: str, *what: object) -> None:
         """Note an event."""
         event = what[0]
@@ -249,40 +294,3 @@ class World:
     def broken(self, law: str, story: str) -> None:
         """A law is broken: end this world."""
         raise LawBrokenError(law, f"at {self.now:.3f} s: {story}")
-
-
-def short(value: object) -> str:
-    """Print a value in one line, without the bytes."""
-    from bedrockish.core import messages as says
-    from journal.entry import decode_label
-    from journal.transaction import Txid, decode_transaction
-
-    if isinstance(value, str):
-        return value
-    match value:
-        case says.Begin(body) | says.Recover(body) | says.Accept(body):
-            transaction = decode_transaction(body)
-            text = f"{transaction.txid} {transaction.command} base={dict(transaction.base)}"
-            if transaction.rollbacks:
-                text += " rollbacks=" + ",".join(map(str, transaction.rollbacks))
-            more = [f"b={value.ballot}"] if not isinstance(value, says.Begin) else []
-            more += [f"commit={value.commit}"] if isinstance(value, says.Accept) else []
-            return " ".join([type(value).__name__, text, *more])
-        case says.Commit(label, body):
-            leader, tick, txid = decode_label(label)[:3]
-            return f"Commit {leader}{tick} {txid}{' with body' if body else ''}"
-        case says.Entries(entries):
-            places = [decode_label(label)[:3] for _, label, _ in entries]
-            return "Entries " + " ".join(f"{leader}{tick}" for leader, tick, _ in places)
-        case says.Promise():
-            blockers = ",".join(str(decode_transaction(body).txid) for body in value.blockers)
-            return (
-                f"Promise {value.txid} b={value.ballot} {says.Standing(value.standing).name} accepted={value.accepted} "
-                f"blockers=[{blockers}] ended=[{','.join(map(str, value.ended))}]"
-            )
-    fields = getattr(value, "__dataclass_fields__", None)
-    if fields is None:
-        return str(value) if isinstance(value, Txid) else repr(value)[:100]
-    return f"{type(value).__name__} " + " ".join(
-        f"{name}={short(getattr(value, name))}" for name in fields if name not in ("store", "footprint", "statements")
-    )

@@ -1,0 +1,44 @@
+"""A failing world becomes a small one that fails alike."""
+
+from tools.mutations import options_of
+from tools.sim.faulty import FAULTS, in_force
+from tools.sim.options import Options
+from tools.sim.shrink import Shrinker
+from tools.simulate import run_seed
+
+FAULT = FAULTS["no test 4"]
+
+
+def failing() -> Options:
+    for seed in range(1, 100):
+        options = options_of(seed, FAULT)
+        broken, _ = run_seed(options)
+        if broken is not None:
+            return options
+    raise AssertionError("no world breaks a law")
+
+
+def test_a_failing_world_shrinks() -> None:
+    """To a few commands, that break the same law with the fault in force, each time, and no law without it."""
+    with in_force(FAULT):
+        shrinker = Shrinker(run_seed, failing(), 60)
+        before = shrinker.happened
+        small = shrinker.shrink()
+        assert shrinker.happened <= before / 4
+        for _ in range(2):
+            broken, world = run_seed(small)
+            assert broken is not None
+            assert broken.law == shrinker.law
+            assert len(world.happened) == shrinker.happened
+    broken, _ = run_seed(small)
+    assert broken is None
+
+
+def test_what_is_not_named_does_not_happen() -> None:
+    """``only`` leaves out all other commands and faults; what is left has the luck that it had."""
+    options = options_of(1, FAULT)
+    _, world = run_seed(options)
+    kept = tuple(world.happened[::7])
+    _, smaller = run_seed(options.with_(only=kept))
+    assert smaller.happened
+    assert set(smaller.happened) <= set(kept)

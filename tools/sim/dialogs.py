@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bedrockish.errors import BedrockishError, OutcomeUnknownError, UnavailableError
+from bedrockish.errors import BedrockishError, ConstraintError, OutcomeUnknownError, UnavailableError
 from bedrockish.requests import Answer
 from journal.vector import merge
 from tools.sim.talks import NOTHING
@@ -86,7 +86,10 @@ class Dialog:
             self.client.done(self.call)
 
     def _settled(self, answer: Answer | BedrockishError | None) -> None:
-        if not isinstance(answer, Answer):  # a settling that failed says nothing of what it was to settle
+        if isinstance(answer, ConstraintError):  # it was a schema change, is decided, and the rows forbade it
+            self.call.error = answer
+            self.client.done(self.call)
+        elif not isinstance(answer, Answer):  # a settling that failed says nothing of what it was to settle
             self.world.after(self.client.luck.uniform(0.01, 0.3), self.settle)
         elif answer.results == NOTHING:
             self.world.counts["settled"] += 1

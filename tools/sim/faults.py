@@ -3,6 +3,7 @@
 from random import Random
 from typing import TYPE_CHECKING
 
+from bedrockish.core.events import Woken
 from tools.sim.disk import Image
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Faults:
         self.suspicions += 1
         name = f"s{self.suspicions}"
         self._renew(name)
-        if self.world.allows(name) and self._machine().suspect(self.luck):
+        if self.world.allows(name) and suspect(self._machine(), self.luck):
             self.world.happens(name)
         self._suspect_later()
 
@@ -200,3 +201,23 @@ class Faults:
 
     def _leap_back(self, machine: "Machine", hours: float) -> None:
         machine.wall_offset_ms -= int(hours * 3_600_000)
+
+
+def suspect(machine: "Machine", luck: Random) -> bool:
+    """Begin to finish some pending transaction, or give up one of our own: suspicion may be wrong at any time."""
+    node = machine.node
+    if node is None or machine.paused_until > machine.world.now or not node.state.is_voter(machine.name):
+        return False
+    node.state.set_now(machine.now())
+    attempts = [attempt for attempt in node.leading.attempts.values() if attempt.counting]
+    pending = [txid for txid in node.state.pending.transactions if txid not in node.recovery.rounds]
+    if attempts and luck.random() < 0.3:
+        attempt = luck.choice(attempts)
+        machine.world.suspected(machine.name, attempt.transaction.txid, give_up=True)
+        machine.guarded(lambda node: node.leading._give_up(attempt))
+    elif pending:
+        transaction = node.state.pending.transactions[luck.choice(pending)]
+        machine.world.suspected(machine.name, transaction.txid, give_up=False)
+        machine.guarded(lambda node: node.recovery.start(transaction))
+    machine.post(Woken())
+    return bool(attempts or pending)

@@ -110,7 +110,7 @@ class Machine:
         kept = {name: value for name, value in self.disk.seen.meta.items() if name.startswith(PREFIX)}
         self.known = Acquaintances(kept, self._remember, step=MEMORY_STEP)
         self.node = Node(recovered, options.settings, self.luck.random, self.now(), follows_wall=options.follows_wall)
-        self._guard(lambda node: self._perform(node.start(self.now())))
+        self.guarded(lambda node: self._perform(node.start(self.now())))
         self._let_go()
         self._set_alarm()
         self.world.network.connect_all(self.name)
@@ -211,15 +211,16 @@ class Machine:
             event = self.inbox.popleft()
             self.world.trace(self.name, event)
             self.world.met(self, event)
-            self._guard(lambda node, event=event: self._perform(node.step(event, self.now())))  # type: ignore[misc]
+            self.guarded(lambda node, event=event: self._perform(node.step(event, self.now())))  # type: ignore[misc]
         if self.node is not None:
             deadline = self.node.deadline()
             if deadline is not None and deadline <= self.now().seconds:
-                self._guard(lambda node: self._perform(node.step(Woken(), self.now())))
+                self.guarded(lambda node: self._perform(node.step(Woken(), self.now())))
             self._let_go()
             self._set_alarm()
 
-    def _guard(self, action: Callable[[Node], None]) -> None:
+    def guarded(self, action: Callable[[Node], None]) -> None:
+        """Do something with the core; that it fails is a broken law."""
         if self.node is None:
             return
         try:
@@ -245,25 +246,6 @@ class Machine:
         if boot == self.boot and self.node is not None and self.wake_at == when:
             self.wake_at = None
             self._turn_soon(0.0)
-
-    def suspect(self, luck: Random) -> bool:
-        """Begin to finish some pending transaction, or give up one of our own: suspicion may be wrong at any time."""
-        node = self.node
-        if node is None or self.paused_until > self.world.now or not node.state.is_voter(self.name):
-            return False
-        node.state.set_now(self.now())
-        attempts = [attempt for attempt in node.leading.attempts.values() if attempt.counting]
-        pending = [txid for txid in node.state.pending.transactions if txid not in node.recovery.rounds]
-        if attempts and luck.random() < 0.3:
-            attempt = luck.choice(attempts)
-            self.world.suspected(self.name, attempt.transaction.txid, give_up=True)
-            self._guard(lambda node: node.leading._give_up(attempt))
-        elif pending:
-            transaction = node.state.pending.transactions[luck.choice(pending)]
-            self.world.suspected(self.name, transaction.txid, give_up=False)
-            self._guard(lambda node: node.recovery.start(transaction))
-        self.post(Woken())
-        return bool(attempts or pending)
 
     # -- effects ---------------------------------------------------------------------------------------------------
 

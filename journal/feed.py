@@ -20,19 +20,26 @@ COUNTER_BITS = 22  # of a clock, below the Unix milliseconds
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The first row tells how far the journal was pruned and what safe time is; the others are the page. One statement, so
-# that all of it is true of the same moment.
+# that all of it is true of the same moment. A change of the schema stands where it came into force, not where it was
+# decided: between what ran on the schema before it and what ran on the one that it made.
 PAGE = """
 WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)),
   removed AS (SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1),
-  next AS (SELECT seq, clock, origin, length(body) AS size FROM bedrockish_journal
-    WHERE repeat = 0 AND (clock, origin) > (?1, ?2) AND clock <= (SELECT clock FROM safe)
-    ORDER BY clock, origin LIMIT ?3),
-  upto AS (SELECT seq, sum(size) OVER (ORDER BY clock, origin) - size AS before FROM next),
-  page AS (SELECT clock, origin, leader, tick, body FROM bedrockish_journal
-    WHERE seq IN (SELECT seq FROM upto WHERE before < ?4))
+  next AS (SELECT seq, clock AS at, origin, length(body) AS size, '' AS failure FROM bedrockish_journal AS j
+      WHERE repeat = 0 AND (clock, origin) > (?1, ?2) AND clock <= (SELECT clock FROM safe)
+        AND (kind <> 'schema' OR NOT EXISTS (
+          SELECT 1 FROM bedrockish_schema AS s WHERE s.clock = j.clock AND s.leader = j.origin))
+    UNION ALL SELECT j.seq, s.activates, s.leader, coalesce(length(j.body), 0), s.failure
+      FROM bedrockish_schema AS s LEFT JOIN bedrockish_journal AS j
+        ON j.clock = s.clock AND j.origin = s.leader AND j.repeat = 0
+      WHERE (s.activates, s.leader) > (?1, ?2) AND s.activates <= (SELECT clock FROM safe)
+    ORDER BY 2, 3 LIMIT ?3),
+  upto AS (SELECT *, sum(size) OVER (ORDER BY at, origin) - size AS before FROM next),
+  page AS (SELECT u.at AS clock, u.origin AS origin, leader, tick, body, failure
+    FROM upto AS u LEFT JOIN bedrockish_journal AS j ON j.seq = u.seq WHERE before < ?4)
 SELECT 0, coalesce((SELECT clock FROM removed), 0), coalesce((SELECT origin FROM removed), ''), '',
-  (SELECT clock FROM safe), x''
-UNION ALL SELECT 1, clock, origin, leader, tick, body FROM page
+  (SELECT clock FROM safe), x'', ''
+UNION ALL SELECT 1, clock, origin, leader, tick, body, failure FROM page
 ORDER BY 1, 2, 3
 """
 
@@ -100,13 +107,14 @@ class Committed:
 
     Attributes:
         cursor: the place right after it, to go on from.
-        clock: its hybrid clock; later transactions of the feed have greater ones.
+        clock: its hybrid clock, or of a change of the schema, the one from which on it is in force; later transactions
+            of the feed have greater ones.
         leader: who led it.
         place: its timeline and tick in the journal.
         command: the client's id of the command.
         kind: ``rows``, ``schema`` or ``members``.
         changes: the rows that it changed, in the order in which it did, with the whole row before and after.
-        statements: of a change of the schema.
+        statements: of a change of the schema; none if the data forbade them.
         after: what it had seen, as a vector.
     """
 
@@ -158,9 +166,9 @@ class Feed:
             FeedPrunedError: some of what comes next is no longer there; the feed stays where it is.
             EntryMalformedError: a node's journal cannot be read.
         """
-        _, clock, leader, _, self.safe, _ = rows[0]
+        _, clock, leader, _, self.safe, *_ = rows[0]
         removed = Cursor(clock, leader)
-        if self.cursor < removed:
+        if self.cursor < removed or any(row[5] is None for row in rows):  # the second: decided just before the cursor
             raise FeedPrunedError(
                 f"the journal of this node begins after {removed}, and the feed would go on after "
                 f"{self.cursor if self.cursor.clock else 'the beginning'}: what is between was removed to make room; "
@@ -169,7 +177,7 @@ class Feed:
             )
         self.is_last = len(rows) - 1 < self._limit and sum(len(row[5]) for row in rows) < PAGE_BYTES
         taken = []
-        for _, clock, origin, leader, tick, body in rows[1:]:
+        for _, clock, origin, leader, tick, body, failure in rows[1:]:
             transaction = decode_transaction(body)
             here = Cursor(clock, origin)
             assert here > self.cursor, "a feed goes forward"
@@ -177,7 +185,7 @@ class Feed:
             self.cursor = cursor = replace(here, seen=tuple(one for one in self.cursor.seen if one > here))
             if is_known:
                 continue
-            found = self._filter(committed(cursor, (leader, tick), transaction))
+            found = self._filter(committed(cursor, (leader, tick), transaction, failure))
             if found is not None:
                 taken.append(found)
         return taken
@@ -189,8 +197,8 @@ class Feed:
         return replace(found, changes=changes) if changes else None
 
 
-def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction) -> Committed:
-    """Return a transaction at its place in the journal as the feed gives it."""
+def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction, failure: str = "") -> Committed:
+    """Return a transaction at its place in the journal as the feed gives it; ``failure``: of a schema change."""
     kind = transaction.kind
     return Committed(
         cursor,
@@ -200,6 +208,6 @@ def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction) 
         transaction.command,
         kind,
         tuple(decode_changes(transaction.changes)) if kind == ROWS else (),
-        tuple(decode_statements(transaction.changes)) if kind == SCHEMA else (),
+        tuple(decode_statements(transaction.changes)) if kind == SCHEMA and not failure else (),
         dict(transaction.base),
     )

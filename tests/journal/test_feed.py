@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from journal.changes import INSERT, Change, encode_changes
+from journal.changes import INSERT, Change, encode_changes, encode_statements
 from journal.feed import Cursor, CursorError, Feed, FeedPrunedError, cursor_of_copy, parse_cursor
 from journal.footprint import Footprint
 from journal.transaction import Transaction, Txid
@@ -23,8 +23,9 @@ def journal() -> sqlite3.Connection:
     db = sqlite3.connect(":memory:")
     db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value)")
     db.execute("CREATE TABLE bedrockish_pruned(leader, tick, hash, clock, origin)")
-    columns = "seq INTEGER PRIMARY KEY, clock, origin, leader, tick, body, repeat INTEGER DEFAULT 0"
+    columns = "seq INTEGER PRIMARY KEY, clock, origin, leader, tick, body, kind DEFAULT 'rows', repeat DEFAULT 0"
     db.execute(f"CREATE TABLE bedrockish_journal({columns})")
+    db.execute("CREATE TABLE bedrockish_schema(clock, leader, activates, failure)")
     rows = [row(30, "B", "t"), row(10, "A", "t", "u"), row(20, "B", "u"), row(20, "A", "t"), row(40, "A", "t")]
     db.executemany("INSERT INTO bedrockish_journal(clock, origin, leader, tick, body) VALUES (?,?,?,?,?)", rows)
     columns = "clock, origin, leader, tick, body, repeat"
@@ -40,6 +41,25 @@ def read(db: sqlite3.Connection, feed: Feed, limit: int = 100) -> list[str]:
 
 def test_each_transaction_comes_once_in_order_of_clock_and_leader_up_to_safe_time(journal: sqlite3.Connection) -> None:
     assert read(journal, Feed()) == ["10.A", "20.A", "20.B", "30.B"]
+
+
+def test_a_schema_change_stands_where_it_came_into_force(journal: sqlite3.Connection) -> None:
+    for clock, activates, failure in ((12, 25, ""), (26, 28, "UNIQUE constraint failed"), (29, 35, "")):
+        change = Transaction(
+            *(Txid(clock, "C"), {}, 0, 0, 0, f"c{clock}", "serializable", "schema", Footprint()),
+            *(encode_statements([f"DROP TABLE t{clock}"]), b"", (), activates),
+        )
+        journal.execute(
+            "INSERT INTO bedrockish_journal VALUES (NULL, ?, 'C', 'C', ?, ?, 'schema', 0)", (clock, clock, change.body)
+        )
+        journal.execute("INSERT INTO bedrockish_schema VALUES (?, 'C', ?, ?)", (clock, activates, failure))
+    found = Feed().take(journal.execute(*Feed().question(100)).fetchall())
+    assert [str(one.cursor) for one in found] == ["10.A", "20.A", "20.B", "25.C", "28.C", "30.B"]
+    assert [one.statements for one in found if one.kind == "schema"] == [("DROP TABLE t12",), ()]
+    journal.execute("DELETE FROM bedrockish_journal WHERE clock = 12")
+    with pytest.raises(FeedPrunedError):
+        read(journal, Feed("20.B"))
+    assert read(journal, Feed("25.C")) == ["28.C", "30.B"]
 
 
 def test_pages_of_any_size_and_a_feed_begun_anew_at_a_cursor_give_the_same(journal: sqlite3.Connection) -> None:

@@ -1,0 +1,120 @@
+"""Schema changes while three nodes read and write, with wall clocks that are wrong, and with a node that dies."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.errors import BedrockishError, ConstraintError, SqlError
+from journal.replay import digest, replay
+from tests.cluster.story import insist, judge_files, level, ready, rows
+from tools.cluster import LocalCluster
+from tools.schema_load import Load, change, offset_walls
+
+pytestmark = pytest.mark.cluster
+
+CHANGES = 16
+
+
+@pytest.fixture
+def skewed(tmp_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path / "cluster")
+    cluster.write_files()
+    offset_walls(cluster, [0, 1_500, -1_500])
+    try:
+        for node in cluster.nodes:
+            node.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def test_nobody_fails_because_the_schema_changes(skewed: LocalCluster, tmp_path: Path) -> None:
+    """DML goes on at all nodes; whoever is told of a change sees it at every node; all histories are the same."""
+    cluster = skewed
+    await ready(cluster)
+    load = Load(cluster)
+    await load.prepare()
+    async with trio.open_nursery() as nursery:
+        for number in range(6):
+            nursery.start_soon(load.write, number)
+        await change(cluster, CHANGES)
+        load.stopping = True
+    assert load.failures == []
+    await _seen_everywhere(cluster)
+    await _one_of_two_wins(cluster)
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    history = [rows(node, "SELECT * FROM bedrockish_schema ORDER BY version") for node in cluster.nodes]
+    assert history[0] == history[1] == history[2]
+    assert [row[0] for row in history[0]] == list(range(1, len(history[0]) + 1))
+    assert {row[4] for row in history[0]} == {"active"}
+    moments = [row[3] for row in history[0]]
+    assert moments == sorted(moments)
+    paths = [node.database for node in cluster.nodes]
+    digests = {replay(paths, tmp_path / f"{seed}.sqlite", order="random", seed=seed).digest for seed in range(3)}
+    assert digests == {digest(paths[0])}
+
+
+async def _seen_everywhere(cluster: LocalCluster) -> None:
+    """The caller of a change uses it at once, at another node."""
+    async with open_client(cluster.url(0, only=True)) as client:
+        await client.execute("CREATE TABLE latest(x)")
+        token = client.token
+    for index in (1, 2):
+        async with open_client(cluster.url(index, only=True)) as client:
+            client.token = token
+            await client.execute("INSERT INTO latest VALUES (?)", [index])
+
+
+async def _one_of_two_wins(cluster: LocalCluster) -> None:
+    """Of two changes that exclude each other one wins; the other is told why not."""
+    ends: list[str] = []
+
+    async def create(index: int) -> None:
+        async with open_client(cluster.url(index, only=True)) as client:
+            try:
+                await client.execute(f"CREATE TABLE twice(made_at_{index})")
+                ends.append("made")
+            except SqlError as error:
+                ends.append(error.message)
+
+    async with trio.open_nursery() as nursery:
+        for index in range(3):
+            nursery.start_soon(create, index)
+    assert sorted(ends) == ["made", "table twice already exists", "table twice already exists"]
+
+
+async def test_a_leader_dies_while_it_changes_the_schema(cluster: LocalCluster) -> None:
+    """The change happened or it did not, for everybody; what comes after it goes on."""
+    await ready(cluster)
+    async with open_client(cluster.url(1)) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
+
+    async def alter() -> None:
+        async with open_client(cluster.url(0, only=True)) as client:
+            try:
+                await client.execute("ALTER TABLE t ADD COLUMN c0", command="alter-0", timeout=2)
+            except BedrockishError:
+                pass  # it died; the id asks again
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(alter)
+        await trio.sleep(0.04)
+        cluster.nodes[0].kill()
+    await insist(cluster.url(1), "ALTER TABLE t ADD COLUMN c0", [], "alter-0")
+    await insist(cluster.url(2), "INSERT INTO t(n, c0) VALUES (1, 2)", [], "insert-0")
+    cluster.nodes[0].start()
+    await ready(cluster)
+    await insist(cluster.url(0), "ALTER TABLE t ADD COLUMN c1", [], "alter-1")
+    async with open_client(cluster.url(0)) as client:
+        with pytest.raises(ConstraintError):
+            await client.transact(["INSERT INTO t(n) VALUES (1), (1)"])
+            await client.execute("CREATE UNIQUE INDEX one_n ON t(n)")
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    assert rows(cluster.nodes[0], "SELECT n, c0 FROM t ORDER BY id LIMIT 1") == [(1, 2)]

@@ -1,0 +1,112 @@
+"""A mixed load on several nodes, and schema changes amid it: for the benchmark and the story of a cluster."""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from bedrockish import open_client
+from bedrockish.client.aio import Client
+from bedrockish.errors import BedrockishError
+from tools.cluster import LocalCluster
+
+ACCOUNTS = 500
+TABLES = (
+    "CREATE TABLE account(id INTEGER PRIMARY KEY, balance INTEGER NOT NULL CHECK (balance > -1000000), note TEXT)",
+    "CREATE TABLE event(id INTEGER PRIMARY KEY, account INTEGER NOT NULL REFERENCES account(id), kind TEXT)",
+)
+
+
+@dataclass
+class Load:
+    """What is going on.
+
+    Attributes:
+        phase: what is measured at the moment.
+        took: seconds of each transaction, by phase.
+        failures: what transactions of clients failed with.
+    """
+
+    cluster: LocalCluster
+    phase: str = "quiet"
+    took: dict[str, list[float]] = field(default_factory=dict)
+    failures: list[BedrockishError] = field(default_factory=list)
+    stopping: bool = False
+
+    async def prepare(self) -> None:
+        """Make the tables."""
+        async with open_client(self.cluster.url()) as client:
+            await client.transact(list(TABLES))
+            rows = "WITH RECURSIVE k(i) AS (SELECT 1 UNION SELECT i + 1 FROM k LIMIT ?) SELECT i, 100, '' FROM k"
+            await client.execute(f"INSERT INTO account {rows}", [ACCOUNTS])
+
+    async def write(self, number: int) -> None:
+        """Be a client: one transaction after the other at one node, until it is over."""
+        luck = random.Random(number)
+        node = number % len(self.cluster.nodes)
+        async with open_client(self.cluster.url(node, only=True)) as client:
+            while not self.stopping:
+                phase, began = self.phase, time.monotonic()
+                try:
+                    await self._one(client, luck, number)
+                except BedrockishError as error:
+                    self.failures.append(error)
+                self.took.setdefault(phase, []).append(time.monotonic() - began)
+
+    async def _one(self, client: Client, luck: random.Random, number: int) -> None:
+        one, two = luck.sample(range(1, ACCOUNTS + 1), 2)
+        match luck.randrange(5):
+            case 0:
+                await client.execute("INSERT INTO event(account, kind) VALUES (?, ?)", [one, f"k{number}"])
+            case 1:
+                await client.execute("UPDATE account SET note = ? WHERE id = ?", [f"by {number}", one])
+            case 2:
+                await client.execute("SELECT balance, note FROM account WHERE id = ?", [one])
+            case 3:
+                await client.execute("SELECT count(*) FROM event WHERE account = ?", [one], read="strict")
+            case _:
+                await client.transact(
+                    [
+                        ("UPDATE account SET balance = balance - 1 WHERE id = ?", [one]),
+                        ("UPDATE account SET balance = balance + 1 WHERE id = ?", [two]),
+                    ]
+                )
+
+
+def changes() -> Iterator[list[str]]:
+    """Yield schema changes without end: most are an ALTER or an index; every table stays usable by the load."""
+    for n in count():
+        yield [f"ALTER TABLE account ADD COLUMN c{n} INTEGER DEFAULT {n}"]
+        yield [f"CREATE INDEX account_c{n} ON account(c{n}, balance)"]
+        yield [f"ALTER TABLE event ADD COLUMN e{n} TEXT"]
+        yield [f"ALTER TABLE event RENAME COLUMN e{n} TO f{n}"]
+        yield [f"CREATE TABLE extra{n}(id INTEGER PRIMARY KEY, x)", f"CREATE VIEW seen{n} AS SELECT * FROM extra{n}"]
+        yield [
+            f"CREATE TRIGGER audit{n} AFTER INSERT ON event BEGIN INSERT INTO extra{n}(x) VALUES (new.kind); END",
+            f"PRAGMA user_version = {n + 1}",
+        ]
+        yield [f"DROP INDEX account_c{n}", f"ALTER TABLE account DROP COLUMN c{n}"]
+        yield [f"DROP TRIGGER audit{n}", f"DROP VIEW seen{n}", f"DROP TABLE extra{n}"]
+
+
+async def change(cluster: LocalCluster, how_many: int) -> list[float]:
+    """Make changes, one after the other at one node after the other; return the seconds that each took."""
+    took: list[float] = []
+    token = b""
+    for place, statements in zip(range(how_many), changes(), strict=False):
+        began = time.monotonic()
+        async with open_client(cluster.url(place % len(cluster.nodes), only=True)) as client:
+            if token:
+                client.token = token
+            await client.transact(list(statements))
+            token = client.token
+        took.append(time.monotonic() - began)
+    return took
+
+
+def offset_walls(cluster: LocalCluster, offsets_ms: list[int]) -> None:
+    """Let nodes that are not started yet have wrong wall clocks."""
+    for node, offset in zip(cluster.nodes, offsets_ms, strict=False):
+        with node.config.open("a") as config:
+            config.write(f"\n[clock]\nwall_offset_ms = {offset}\n")

@@ -15,6 +15,7 @@ ACCOUNTS = 500
 TABLES = (
     "CREATE TABLE account(id INTEGER PRIMARY KEY, balance INTEGER NOT NULL CHECK (balance > -1000000), note TEXT)",
     "CREATE TABLE event(id INTEGER PRIMARY KEY, account INTEGER NOT NULL REFERENCES account(id), kind TEXT)",
+    "CREATE INDEX event_of ON event(account)",
 )
 
 

@@ -92,7 +92,8 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
             safe = int(system.get_meta(db, "safe") or 0)
             query = (  # a change of the schema counts by the clock from which on it is in force
                 "SELECT clock, origin FROM bedrockish_journal WHERE repeat = 0 AND kind <> 'schema' AND clock > ?1 "
-                "UNION ALL SELECT activates, leader FROM bedrockish_schema WHERE state <> 'scheduled' AND activates > ?1"
+                "UNION ALL SELECT activates, leader FROM bedrockish_schema "
+                "WHERE state <> 'scheduled' AND activates > ?1"
             )
             above: list[Any] = db.execute(query, (safe,)).fetchall()
             db.pragma("foreign_keys", 0)

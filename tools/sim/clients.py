@@ -227,7 +227,9 @@ class Client:
     def _write(self) -> Statement:
         luck = self.luck
         value: Any = f"{self.name}-{self.count}"
-        match luck.randrange(9):
+        match luck.randrange(10):
+            case 9:
+                return Statement("stamp", (self._key(),))
             case 8:
                 return Statement("note", (value,))
             case 0 | 1:

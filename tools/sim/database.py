@@ -12,6 +12,7 @@ from typing import Any
 import cbor2
 
 from bedrockish.core.records import Prepared
+from bedrockish.engine.clocks import ClockNeededError
 from bedrockish.errors import ConstraintError
 from bedrockish.requests import SNAPSHOT, Request, Statement
 from journal.changes import encode_statements
@@ -35,6 +36,7 @@ class Run:
 
     rows: Mapping[str, Row]
     where: str  # the node that runs it: what it draws may depend on that, as an automatic id does
+    clock: int = 0  # what the transaction's clock is; 0: a majority has not been asked
     written: dict[str, Row] = field(default_factory=dict)
     points: set[bytes] = field(default_factory=set)
     ranges: set[tuple[bytes, bytes]] = field(default_factory=set)
@@ -66,6 +68,10 @@ def run_statement(run: Run, statement: Statement) -> list[Any]:
             return [[key, *row] for key, row in run.between(low, high)]
         case "write", [key, value]:
             return [[key, run.put(key, value, blind=True), value]]
+        case "stamp", [key]:
+            if not run.clock:
+                raise ClockNeededError("a majority has to be asked first")
+            return [[key, run.put(key, run.clock, blind=True), run.clock]]
         case "delete", [key]:
             return [[key, run.put(key, None), None]]
         case "add", [key, amount]:
@@ -107,13 +113,13 @@ class Outcome:
     footprint: Footprint
 
 
-def run_program(rows: Mapping[str, Row], statements: Iterable[Statement], where: str) -> Outcome:
+def run_program(rows: Mapping[str, Row], statements: Iterable[Statement], where: str, clock: int = 0) -> Outcome:
     """Run a program and leave the rows as they are.
 
     Raises:
         ConstraintError: the rows forbid it.
     """
-    run = Run(rows, where)
+    run = Run(rows, where, clock)
     told = [run_statement(run, statement) for statement in statements]
     changes = [[key, list(rows.get(key, NOTHING)), list(row)] for key, row in run.written.items()]
     reads = {key.removeprefix(TABLE).decode(): 0 for key in run.points}
@@ -126,7 +132,9 @@ def run_program(rows: Mapping[str, Row], statements: Iterable[Statement], where:
     return Outcome(reads, footprint.read_ranges, changes, told, footprint)
 
 
-def execute(rows: Mapping[str, Row], request: Request, base: Vector, where: str, schema: int) -> Prepared:
+def execute(
+    rows: Mapping[str, Row], request: Request, base: Vector, where: str, schema: int, clock: int = 0
+) -> Prepared:
     """Run a request as an engine would.
 
     The result tells, besides what the statements tell, the version of everything that was read, and that of the schema:
@@ -134,18 +142,20 @@ def execute(rows: Mapping[str, Row], request: Request, base: Vector, where: str,
 
     Raises:
         ConstraintError: the rows forbid it.
+        ClockNeededError: it wants the transaction's clock, and ``clock`` is 0.
     """
     if request.statements[0].sql == "alter":
         statements = encode_statements([f"alter {request.command}"])
         return Prepared(dict(base), schema, False, SCHEMA, Footprint(), statements, cbor2.dumps([[], {}, [], schema]))
-    outcome = run_program(rows, request.statements, where)
+    outcome = run_program(rows, request.statements, where, clock)
     readonly = not outcome.changes
     result = cbor2.dumps([outcome.told, outcome.reads, [list(pair) for pair in outcome.ranges], schema])
     changes = b"" if readonly else cbor2.dumps(outcome.changes)
     footprint = outcome.footprint
     if request.isolation == SNAPSHOT and not readonly:  # what was only read is not certified
         footprint = Footprint(footprint.read_points & footprint.write_points, (), footprint.write_points)
-    return Prepared(dict(base), schema, readonly, ROWS, footprint, changes, result)
+    own = clock if any(statement.sql == "stamp" for statement in request.statements) else 0
+    return Prepared(dict(base), schema, readonly, ROWS, footprint, changes, result, own)
 
 
 def apply(rows: dict[str, Row], transaction: Transaction) -> None:

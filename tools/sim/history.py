@@ -59,6 +59,7 @@ class Histories:
         self._nodes(rows)
         self._executions()
         self._acknowledged()
+        self._stamps()
         self._sessions()
         self._order()
         self._feeds()
@@ -163,7 +164,9 @@ class Histories:
                 self.broken("no update is lost", f"{txid} {transaction.command}: {error}")
 
     def _run_again(self, transaction: Transaction, rows: dict[str, Row]) -> Outcome:
-        return run_program(rows, self.world.laws.requests[transaction.command].statements, transaction.txid.leader)
+        statements = self.world.laws.requests[transaction.command].statements
+        # A program that was told its clock was told that of its commit, or it comes to another result here.
+        return run_program(rows, statements, transaction.txid.leader, transaction.txid.clock)
 
     def _view(self, transaction: Transaction) -> dict[str, Row]:
         """Return the rows as a transaction saw them: what it overwrote, and the versions that it read."""
@@ -172,6 +175,25 @@ class Histories:
         }
         seen, _ = decode_seen(transaction.result)
         return rows | {key: (version, self.values.get((key, version))) for key, version in seen.items() if version}
+
+    def _stamps(self) -> None:
+        """A transaction clock is later than everything that was acknowledged to anybody before it was asked for."""
+        latest, ended = (
+            0,
+            sorted((call for call in self.calls if call.ended is not None), key=lambda one: one.ended or 0.0),
+        )
+        for call in sorted(self.calls, key=lambda call: call.began):
+            while ended and ended[0].ended is not None and ended[0].ended < call.began:
+                answer = ended.pop(0).answer
+                entry = self.entries.get(answer.place) if answer is not None and answer.place is not None else None
+                latest = max(latest, entry.txid.clock if entry is not None else 0)
+            place = call.answer.place if call.answer is not None else None
+            if place is None or call.request.command in self.world.laws.talked or call.sent > 1 or call.again:
+                continue
+            if any(statement.sql == "stamp" for statement in call.request.statements):
+                self.world.counts["stamps"] += 1
+                if self.entries[place].txid.clock <= latest:
+                    self.broken("stamps are later than what was acknowledged", f"{call.request.command} at {place}")
 
     def _acknowledged(self) -> None:
         """What a client was told is committed is there, as it was told."""

@@ -40,6 +40,7 @@ class Laws:
         self.entries: dict[tuple[str, int], Entry] = {}  # what was ever applied at a place, durable or not
         self.committed: dict[Txid, Entry] = {}
         self.last_clock = 0
+        self.talked: set[str] = set()  # commands that were open transactions
         self.rolled_back: dict[Txid, str] = {}
         self.beginnings: dict[Txid, float] = {}  # when its BEGIN was first heard
         self.begun: dict[str, int] = {}  # highest clock that each leader gave
@@ -95,15 +96,19 @@ class Laws:
                 if leader == source and len(durable.timelines.get(leader, ())) < tick:
                     self.broken("nothing leaves before it is durable", f"{source} tells of {leader}{tick}")
             case Begin(body):
-                txid = decode_transaction(body).txid
+                transaction = decode_transaction(body)
+                txid = transaction.txid
                 if txid not in durable.votes and txid not in durable.txids and txid.clock > self.safe.get(source, 0):
                     self.broken("nothing leaves before it is durable", f"{source} begins {txid}")
                 if txid not in self.beginnings:
                     self.beginnings[txid] = self.world.now
                     forgot = self.world.machines[source].forgot  # then it cannot even know what it has begun
-                    if txid.clock <= self.begun.get(txid.leader, 0) and not forgot:
+                    told = transaction.command in self.requests and any(
+                        statement.sql == "stamp" for statement in self.requests[transaction.command].statements
+                    )  # then it begins at the clock that its program was told
+                    if txid.clock <= self.begun.get(txid.leader, 0) and not forgot and not told:
                         self.broken("clocks never go back", f"{source} begins {txid} after a later one")
-                    self.begun[txid.leader] = txid.clock
+                    self.begun[txid.leader] = max(txid.clock, self.begun.get(txid.leader, 0))
                     if txid in self.rolled_back:
                         self.broken("an end is for ever", f"{txid} was rolled back and begins")
             case Gossip():

@@ -12,23 +12,13 @@ from typing import TYPE_CHECKING
 
 from bedrockish.acquaintances import PREFIX, Acquaintances
 from bedrockish.core import effects as do
-from bedrockish.core.events import (
-    Accused,
-    Activated,
-    Answered,
-    Decided,
-    Dropped,
-    Event,
-    Executed,
-    Now,
-    Received,
-    Submitted,
-    Woken,
-)
+from bedrockish.core import events as on
+from bedrockish.core.events import Event, Now
 from bedrockish.core.membership import change_members
 from bedrockish.core.messages import Entries, Gossip, Message, Outcome, encode
 from bedrockish.core.node import Node
 from bedrockish.core.records import Joining, Prepared, encode_membership
+from bedrockish.engine.clocks import ClockNeededError
 from bedrockish.errors import BedrockishError
 from bedrockish.members import facts
 from bedrockish.requests import Answer, Request
@@ -155,7 +145,7 @@ class Machine:
     def accused(self, peer: str, reason: str) -> None:
         """A peer has turned us away."""
         if self.node is not None and self.node.state.joining is None:
-            self.post(Accused(peer, reason))
+            self.post(on.Accused(peer, reason))
 
     def lend(self, done: Callable[[Image, Joining], None]) -> bool:
         """Give a copy of the file and what a new node is to be told, once that is durable here."""
@@ -176,7 +166,7 @@ class Machine:
             return False
         self.tickets += 1
         self.waiters[self.tickets] = Waiter(request, answer, prepare)
-        self.post(Submitted(self.tickets, request, once))
+        self.post(on.Submitted(self.tickets, request, once))
         return True
 
     def answer_when_durable(self, answerer: Answerer, answer: Answer | BedrockishError) -> None:
@@ -188,7 +178,7 @@ class Machine:
         """Put an event before the core."""
         if self.node is None or (boot is not None and boot != self.boot):
             return
-        if event.__class__ is Received and event.message.__class__ is Gossip:
+        if isinstance(event, on.Received) and isinstance(event.message, Gossip):
             self.known.learn(event.peer, event.message.store, event.message.batches)
         self.inbox.append(event)
         self._turn_soon(self.luck.expovariate(1 / 50e-6))
@@ -215,7 +205,7 @@ class Machine:
         if self.node is not None:
             deadline = self.node.deadline()
             if deadline is not None and deadline <= self.now().seconds:
-                self.guarded(lambda node: self._perform(node.step(Woken(), self.now())))
+                self.guarded(lambda node: self._perform(node.step(on.Woken(), self.now())))
             self._let_go()
             self._set_alarm()
 
@@ -273,15 +263,15 @@ class Machine:
                     self.world.laws.applied(self, effect.entry, effect.repeat)
             case do.Activate(txid):
                 disk.write(effect)
-                following.append(Activated(txid, self.world.laws.schemas.activated(self, txid)))
-            case do.Execute(ticket):
-                self._execute(ticket, following)
+                following.append(on.Activated(txid, self.world.laws.schemas.activated(self, txid)))
+            case do.Execute(ticket, clock):
+                self._execute(ticket, clock, following)
             case do.Reply(ticket, answer):
                 self._reply(ticket, answer)
             case do.Admit(ticket, request):
                 boot = self.boot
-                self.waiters[ticket] = Waiter(request, lambda answer: self.post(Answered(ticket, answer), boot))
-                following.append(Submitted(ticket, request))
+                self.waiters[ticket] = Waiter(request, lambda answer: self.post(on.Answered(ticket, answer), boot))
+                following.append(on.Submitted(ticket, request))
             case do.SendEntries(peer, wants, limit):
                 self._send_entries(peer, dict(wants), limit)
             case do.SendOutcome(peer, txid):
@@ -294,40 +284,43 @@ class Machine:
             case do.Halt(reason):
                 self.world.broken("no node halts", f"{self.name}: {reason}")
 
-    def _execute(self, ticket: int, following: deque[Event]) -> None:
+    def _execute(self, ticket: int, clock: int, following: deque[Event]) -> None:
         waiter = self.waiters.get(ticket)
         if waiter is None:
-            following.append(Dropped(ticket))
+            following.append(on.Dropped(ticket))
             return
         request = waiter.request
         entry = self.disk.seen.commands.get(request.command)
         if entry is not None:
             found = again(self.disk.seen, entry, request.token, ticket)
-            if not isinstance(found, Decided):
+            if not isinstance(found, on.Decided):
                 self._reply(ticket, found)
-            following.append(found if isinstance(found, Decided) else Dropped(ticket))
+            following.append(found if isinstance(found, on.Decided) else on.Dropped(ticket))
             return
         try:
-            prepared = self._prepare(waiter)
+            prepared = self._prepare(waiter, clock)
+        except ClockNeededError:
+            following.append(on.ClockWanted(ticket))
+            return
         except BedrockishError as error:
             assert self.node is not None
             self._reply(ticket, self.node.verdict(ticket, error))
-            following.append(Dropped(ticket))
+            following.append(on.Dropped(ticket))
             return
         self.world.counts["executions"] += 1
-        event, boot, mean = Executed(ticket, prepared), self.boot, self.world.options.execute_ms / 1000
+        event, boot, mean = on.Executed(ticket, prepared), self.boot, self.world.options.execute_ms / 1000
         if mean:
             self.world.after(self.luck.expovariate(1 / mean), lambda: self.post(event, boot))
         else:
             following.append(event)
 
-    def _prepare(self, waiter: Waiter) -> Prepared:
+    def _prepare(self, waiter: Waiter, clock: int) -> Prepared:
         node, request, image = self.node, waiter.request, self.disk.seen
         assert node is not None
         if waiter.prepare is not None:
             return waiter.prepare()
         if request.change is None:
-            return execute(image.rows, request, image.applied, self.name, image.schema)
+            return execute(image.rows, request, image.applied, self.name, image.schema, clock)
         known = facts(node, self.known.stores, self.now())
         changes = encode_membership(change_members(node.state.membership, request.change, known))
         return Prepared(dict(image.applied), image.schema, False, MEMBERS, Footprint(), changes, NOTHING)

@@ -51,7 +51,10 @@ class Talks:
         image = machine.disk.seen
         told: Answer | BedrockishError
         try:
-            prepared = execute(image.rows, request, image.applied, machine.name, image.schema)
+            assert machine.node is not None
+            machine.world.laws.talked.add(request.command)
+            clock = machine.node.state.tick()  # what it would be told, if it asks
+            prepared = execute(image.rows, request, image.applied, machine.name, image.schema, clock)
         except BedrockishError as error:
             told = error
         else:

@@ -194,7 +194,8 @@ def _rebuild(
     db = apsw.Connection(name)
     try:
         db.execute(f"PRAGMA encoding = '{sources[0][1].pragma('encoding')}'")
-        db.execute("PRAGMA journal_mode = OFF")  # the file is new: it is whole, or it is removed
+        # The file is new: it is whole, or it is removed. But a schema change that the data forbids is rolled back.
+        db.execute("PRAGMA journal_mode = MEMORY")
         db.execute("PRAGMA synchronous = OFF")
         # The rows that triggers and foreign keys changed are in the entries: they must not happen a second time.
         switch(db, on=False)

@@ -30,6 +30,7 @@ COMMANDS = {
     "import": ("bedrockish.cli.database", "import_database"),
     "export": ("bedrockish.cli.database", "export_database"),
     "clock": ("bedrockish.cli.upkeep", "clock"),
+    "schema": ("bedrockish.cli.schema", "schema"),
     "member": ("bedrockish.cli.member", "member"),
     "password": ("bedrockish.cli.secure", "password"),
     "tls": ("bedrockish.cli.secure", "tls"),

@@ -18,6 +18,7 @@ from bedrockish.client.entry import Entry, entry_of
 from bedrockish.client.nearby import in_order, members_of
 from bedrockish.client.questions import QuestionCalls
 from bedrockish.client.rows import Rows, rows_of
+from bedrockish.client.schemas import SchemaCalls
 from bedrockish.client.streaming import RowStream, streaming
 from bedrockish.client.transaction import Options, Transaction, run_transaction, transaction
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UnavailableError, UsageError
@@ -29,7 +30,7 @@ LEARN_S = 30.0  # how often a client in use asks who belongs to the cluster
 T = TypeVar("T")
 
 
-class Client(ClockCalls, Driver, QuestionCalls):
+class Client(ClockCalls, Driver, QuestionCalls, SchemaCalls):
     """A session with a cluster. Get one from ``open_client``."""
 
     @property

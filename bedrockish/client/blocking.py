@@ -17,6 +17,7 @@ from bedrockish.client.held import BlockingTransaction, held
 from bedrockish.client.looping import Home, OwnLoop
 from bedrockish.client.retry import Backoff
 from bedrockish.client.rows import Rows
+from bedrockish.client.schemas import SchemaVersion
 from bedrockish.client.streaming import BlockingRowStream, held_stream
 from bedrockish.control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
 from bedrockish.errors import BedrockishError, UnsupportedError, UsageError
@@ -228,6 +229,14 @@ class Connection:
     def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
         """Return name and declared type of each column that a statement returns. See ``Client.columns``."""
         return self._loop.call(self._client.columns, sql, timeout=timeout)
+
+    def schema_history(self, *, timeout: float | None = None) -> list[SchemaVersion]:
+        """Return the versions of the schema, oldest first. See ``Client.schema_history``."""
+        return self._loop.call(self._client.schema_history, timeout=timeout)
+
+    def try_schema(self, sql: str, *, timeout: float | None = None) -> list[str]:
+        """Run schema statements and take them back; return what each failed with. See ``Client.try_schema``."""
+        return self._loop.call(self._client.try_schema, sql, timeout=timeout)
 
     def cluster_clock(self, *, timeout: float | None = None) -> int:
         """Return a new value of the connected node's clock."""

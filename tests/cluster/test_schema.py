@@ -1,13 +1,17 @@
 """Schema changes while three nodes read and write, with wall clocks that are wrong, and with a node that dies."""
 
 import contextlib
+import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
+from click.testing import CliRunner
 
 from bedrockish import open_client
+from bedrockish.cli.main import main
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError
 from journal.replay import digest, replay
 from tests.cluster.story import insist, judge_files, level, ready, rows
@@ -46,6 +50,7 @@ async def test_nobody_fails_because_the_schema_changes(skewed: LocalCluster, tmp
     assert load.failures == []
     await _seen_everywhere(cluster)
     await _one_of_two_wins(cluster)
+    await _history_and_dry_runs(cluster)
     await level(cluster)
     cluster.stop()
     judge_files(cluster)
@@ -87,6 +92,27 @@ async def _one_of_two_wins(cluster: LocalCluster) -> None:
         for index in range(3):
             nursery.start_soon(create, index)
     assert sorted(ends) == ["made", "table twice already exists", "table twice already exists"]
+
+
+async def _history_and_dry_runs(cluster: LocalCluster) -> None:
+    """Every node tells the same history, and tries a change without making it."""
+    told = []
+    for index in range(3):
+        async with open_client(cluster.url(index, only=True)) as client:
+            told.append(await client.schema_history())
+            assert await client.try_schema("CREATE TABLE thrice(x); CREATE INDEX i ON thrice(x)") == ["", ""]
+            await client.execute("INSERT INTO account VALUES (?, 0, '')", [1_000 + index])
+    assert [one.version for one in told[0]] == list(range(1, len(told[0]) + 1))
+    assert all(earlier.until == later.activates for earlier, later in itertools.pairwise(told[2]))
+    runner = CliRunner()
+    url = cluster.url(1, only=True)
+    printed = await trio.to_thread.run_sync(runner.invoke, main, ["schema", "history", url, "--json"])
+    assert [one["version"] for one in json.loads(printed.output)] == [one.version for one in told[0]]
+    text = "CREATE UNIQUE INDEX one_note ON account(note)"
+    tried = await trio.to_thread.run_sync(runner.invoke, main, ["schema", "try", url, text])
+    assert (tried.exit_code, tried.output) == (1, "statement 1: UNIQUE constraint failed: account.note\n")
+    shown = await trio.to_thread.run_sync(runner.invoke, main, ["schema", "history", url])
+    assert "CREATE TABLE latest(x)" in shown.output
 
 
 async def test_a_leader_dies_while_it_changes_the_schema(cluster: LocalCluster) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from bedrockish.cli.explain import print_footprints
 from bedrockish.cli.output import ALL_MODES, INSERT
+from bedrockish.cli.schema import print_versions
 from bedrockish.cli.shell.dump import dump
 from bedrockish.cli.shell.session import Leave, Shell
 from bedrockish.cli.shell.tables import import_file
@@ -164,6 +165,10 @@ def _call(shell: Shell, words: list[str]) -> None:
     shell.say(write_json(pack_value(value)).decode())
 
 
+def _versions(shell: Shell, _: list[str]) -> None:
+    print_versions(shell.connection.schema_history(timeout=shell.timeout), shell.out)
+
+
 def _status(shell: Shell, _: list[str]) -> None:
     print_status(shell.connection.status(timeout=shell.timeout), shell.out)
 
@@ -187,6 +192,7 @@ def _help(shell: Shell, words: list[str]) -> None:
 COMMANDS = {
     "tables": Command("[PATTERN]", "names of tables and views", _names(TABLES), most=1),
     "schema": Command("[NAME]", "how tables, indexes, views and triggers were created", _names(SCHEMA), most=1),
+    "versions": Command("", "the versions of the schema, and since when each is in force", _versions),
     "indexes": Command("[TABLE]", "names of indexes", _names(INDEXES), most=1),
     "mode": Command("[MODE [TABLE]]", "how rows are printed: " + ", ".join(ALL_MODES), _mode, most=2),
     "headers": Command("on|off", "names of columns before the rows", _headers, 1, 1),

@@ -1,0 +1,59 @@
+"""``bedrockish schema``: which versions the schema had, and what a change of it would do."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TextIO
+
+import click
+
+from bedrockish.cli.output import visible
+from bedrockish.cli.status import to_json
+from bedrockish.client.aio import URL_VARIABLE, target_of
+from bedrockish.client.blocking import connect
+from bedrockish.client.schemas import SchemaVersion
+from bedrockish.errors import UsageError
+
+
+@click.group()
+def schema() -> None:
+    """Read the versions of the schema, and try a change without making it."""
+
+
+@schema.command()
+@click.argument("url", required=False, envvar=URL_VARIABLE)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def history(url: str | None, as_json: bool) -> None:
+    """Print the versions of the schema and since when each is in force, as the node at URL has them."""
+    with connect(url) as connection:
+        found = connection.schema_history()
+    if as_json:
+        click.echo(to_json([{**asdict(one), "at": one.at.isoformat()} for one in found]))
+        return
+    print_versions(found)
+
+
+def print_versions(found: Sequence[SchemaVersion], out: TextIO | None = None) -> None:
+    """Print versions of the schema, each with what it does below it."""
+    for one in found:
+        since = one.at.isoformat(sep=" ", timespec="milliseconds")
+        said = f": {one.failure}" if one.failure else ""
+        click.echo(f"version {one.version} since {since} led by {one.leader} {one.state}{visible(said)}", out)
+        for line in one.statements.splitlines():
+            click.echo(f"    {visible(line)}", out)
+    if not found:
+        click.echo("the schema was never changed", out)
+
+
+@schema.command("try")
+@click.argument("arguments", nargs=-1, required=True, metavar="[URL] SQL")
+def try_change(arguments: tuple[str, ...]) -> None:
+    """Run schema statements on what the node at URL has, take them back, and say what would fail (exit status 1)."""
+    if len(arguments) > 2:
+        raise UsageError("give one text of SQL, in quotes")
+    url, sql = arguments if len(arguments) == 2 else (None, arguments[0])
+    target_of(url)
+    with connect(url) as connection:
+        failures = connection.try_schema(sql)
+    for number, failure in enumerate(failures, 1):
+        click.echo(f"statement {number}: {visible(failure) or 'would be done'}")
+    raise SystemExit(1 if any(failures) else 0)

@@ -1,0 +1,88 @@
+"""What a client may ask about the schema: its versions, and what a change would do."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from bedrockish.client.clocks import clock_time
+from bedrockish.client.rows import Rows
+from bedrockish.errors import UsageError
+from bedrockish.requests import Params
+
+HISTORY = (
+    "SELECT version, leader, clock, activates, lead(activates) OVER (ORDER BY version) AS until, state, failure, "
+    "statements FROM bedrockish_schema ORDER BY version"
+)
+NOT_SCHEMA = "this is no change of the schema; a dry run is for CREATE, ALTER and DROP, and 'explain' for the rest"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """One version of the schema.
+
+    Attributes:
+        version: 1, 2, …; version 0 is what the cluster began with.
+        leader: who led the change.
+        clock: of its transaction.
+        activates: the clock from which on it is in force.
+        until: the clock from which on the next version is; None for the last one.
+        state: ``scheduled``, ``active`` or ``failed``; one that failed is the version before it once more.
+        failure: why the data forbade it; empty if nothing did.
+        statements: what the change does, as SQL.
+    """
+
+    version: int
+    leader: str
+    clock: int
+    activates: int
+    until: int | None
+    state: str
+    failure: str
+    statements: str
+
+    @property
+    def at(self) -> datetime:
+        """The moment in its activation clock, in UTC."""
+        return clock_time(self.activates)
+
+
+class _Asks(Protocol):
+    async def execute(self, sql: str, *, timeout: float | None = None) -> Rows:  # noqa: ASYNC109
+        """Run a statement."""
+
+    async def explain(
+        self,
+        sql: str,
+        params: Params = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> list[dict[str, Any]]:
+        """Tell what statements would do."""
+
+
+class SchemaCalls:
+    """The calls of a client that are about the schema."""
+
+    async def schema_history(self: _Asks, *, timeout: float | None = None) -> list[SchemaVersion]:  # noqa: ASYNC109
+        """Return the versions of the schema, as far as the connected node has them, oldest first.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        return [SchemaVersion(*row) for row in await self.execute(HISTORY, timeout=timeout)]
+
+    async def try_schema(self: _Asks, sql: str, *, timeout: float | None = None) -> list[str]:  # noqa: ASYNC109
+        """Run schema statements at the connected node, one after the other, and take them back.
+
+        Returns:
+            for each statement what it failed with, up to the first that did; empty texts for those that did not.
+
+        Raises:
+            SqlError: SQLite does not accept a statement.
+            UsageError: a statement does not change the schema.
+            BedrockishError: it cannot be replicated, or no node could be asked.
+        """
+        found = await self.explain(sql, timeout=timeout)
+        if any(one["kind"] != "schema" for one in found):
+            raise UsageError(NOT_SCHEMA)
+        return [str(one["error"]) for one in found]

@@ -1,0 +1,145 @@
+"""Schema changes in a node's file: noted when committed, run when activated, the same in every replay."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from bedrockish.engine.engine import Engine
+from journal.entry import Entry
+from journal.replay import digest, replay
+from journal.schema import ACTIVE, FAILED, SCHEDULED, Standing
+from journal.transaction import Transaction, Txid, decode_transaction
+from journal.verify import verify
+from tests.engine.nodes import MEMBERSHIP, Sql, TestNode
+
+
+def decide(node: TestNode, *statements: Sql, after: int = 10) -> Entry:
+    """Commit a schema change that comes into force later."""
+    entry = node.entry(node.prepare(*statements))
+    made = entry.transaction
+    changed = replace(made, activates=made.txid.clock + after, body=b"")
+    entry = Entry(node.node, entry.tick, entry.quorum, changed, None, entry.prev)
+    node.head = entry.hash
+    node.apply(entry)
+    node.entries.append(entry)
+    return entry
+
+
+def history(node: TestNode) -> list[Any]:
+    return node.rows("SELECT version, state, failure, statements FROM bedrockish_schema ORDER BY version")
+
+
+@pytest.fixture
+def shop(node: TestNode) -> TestNode:
+    node.run("CREATE TABLE item(id INTEGER PRIMARY KEY, name TEXT)")
+    node.run("INSERT INTO item VALUES (1, 'a'), (2, 'b')")
+    return node
+
+
+def test_a_change_waits_for_its_activation(shop: TestNode) -> None:
+    entry = decide(shop, "ALTER TABLE item ADD COLUMN price INTEGER DEFAULT 7", "PRAGMA user_version = 3")
+    assert shop.engine.versions.standing(entry.txid) == Standing(SCHEDULED, "")
+    shop.run("INSERT INTO item VALUES (3, 'c')")  # still on the old schema
+    assert (shop.engine.schema_version, shop.rows("PRAGMA user_version")) == (1, [(0,)])
+    assert shop.engine.versions.activate(entry.txid) == ""
+    assert shop.engine.versions.standing(entry.txid) == Standing(ACTIVE, "")
+    assert shop.rows("SELECT id, price FROM item") == [(1, 7), (2, 7), (3, 7)]
+    assert (shop.engine.schema_version, shop.rows("PRAGMA user_version")) == (2, [(3,)])
+    assert history(shop)[1][3] == "ALTER TABLE item ADD COLUMN price INTEGER DEFAULT 7;\nPRAGMA user_version = 3"
+
+
+def test_what_the_data_forbids_changes_nothing_and_counts(shop: TestNode, tmp_path: Path) -> None:
+    """Duplicates that came between the decision and the activation: all of the change fails, the version goes up."""
+    entry = decide(shop, "CREATE TABLE other(x)", "CREATE UNIQUE INDEX one_name ON item(name)")
+    shop.run("INSERT INTO item VALUES (3, 'a')")
+    before = shop.tables()
+    failure = shop.engine.versions.activate(entry.txid)
+    assert failure == "UNIQUE constraint failed: item.name"
+    assert shop.tables() == before
+    assert shop.engine.schema_version == 2
+    assert [row[1] for row in history(shop)] == [ACTIVE, FAILED]
+    shop.run("INSERT INTO item VALUES (4, 'a')")
+    shop.engine.flush()
+    made = replay([shop.path], tmp_path / "made.sqlite")
+    assert made.digest == digest(shop.path)
+
+
+def test_a_restart_between_decision_and_activation(shop: TestNode) -> None:
+    entry = decide(shop, "CREATE INDEX by_name ON item(name)")
+    shop.engine.flush()
+    shop.engine.close()
+    shop.engine = Engine.open(shop.path, founding=None)
+    recovered = shop.engine.recover()
+    assert recovered.scheduled is not None
+    assert (recovered.schema, recovered.scheduled.txid, recovered.scheduled.activates) == (
+        1,
+        entry.txid,
+        entry.txid.clock + 10,
+    )
+    assert shop.engine.versions.activate(entry.txid) == ""
+    shop.engine.flush()
+    assert shop.engine.recover().scheduled is None
+    assert shop.engine.recover().schema == 2
+
+
+def test_an_activation_is_done_again_with_its_batch(shop: TestNode) -> None:
+    """A request that makes SQLite roll back everything takes nothing of the open batch away."""
+    entry = decide(shop, "ALTER TABLE item ADD COLUMN n")
+    shop.engine.versions.activate(entry.txid)
+    with pytest.raises(Exception, match="UNIQUE"):
+        shop.run("INSERT OR ROLLBACK INTO item VALUES (1, 'z', 0)")
+    assert shop.engine.schema_version == 2
+    assert shop.rows("SELECT n FROM item WHERE id = 1") == [(None,)]
+
+
+def test_a_replay_activates_where_the_nodes_did(shop: TestNode, tmp_path: Path) -> None:
+    entry = decide(shop, "CREATE TABLE log(text)", "ALTER TABLE item RENAME COLUMN name TO title")
+    shop.run("INSERT INTO item VALUES (9, 'old schema')")
+    shop.engine.flush()
+    assert replay([shop.path], tmp_path / "before.sqlite").digest == digest(shop.path)  # it waits in the replay, too
+    shop.engine.versions.activate(entry.txid)
+    shop.engine.flush()
+    assert replay([shop.path], tmp_path / "just.sqlite").digest == digest(shop.path)  # nothing has run on it yet
+    shop.run("INSERT INTO item(id, title) VALUES (10, 'new schema')")
+    shop.run("INSERT INTO log VALUES ('x')")
+    shop.engine.flush()
+    for order, seed in (("journal", 0), ("random", 1), ("random", 2)):
+        made = replay([shop.path], tmp_path / f"{order}{seed}.sqlite", order=order, seed=seed)
+        assert (made.digest, made.statements) == (digest(shop.path), 3)
+    assert not [found for found in verify([shop.path]).findings if found.check not in ("members", "quorum")]
+
+
+def test_dropping_a_parent_table_does_to_its_children_what_sqlite_does(shop: TestNode, tmp_path: Path) -> None:
+    """A DROP TABLE deletes rows first, with the actions of foreign keys; in a replay as well."""
+    shop.run("CREATE TABLE part(item INTEGER REFERENCES item(id) ON DELETE SET NULL)")
+    shop.run("INSERT INTO part VALUES (1), (2)")
+    entry = decide(shop, "DROP TABLE item")
+    shop.engine.versions.activate(entry.txid)
+    assert shop.rows("SELECT * FROM part") == [(None,), (None,)]
+    shop.engine.flush()
+    assert replay([shop.path], tmp_path / "made.sqlite").digest == digest(shop.path)
+
+
+def test_a_file_of_an_earlier_version_gets_the_table(shop: TestNode) -> None:
+    shop.engine.flush()
+    shop.engine.close()
+    db = apsw.Connection(str(shop.path))
+    db.execute("DROP TABLE bedrockish_schema")
+    db.close()
+    shop.engine = Engine.open(shop.path, founding=None)
+    assert history(shop) == []
+    shop.run("CREATE TABLE later(x)")
+    assert [row[:2] for row in history(shop)] == [(2, ACTIVE)]
+    assert MEMBERSHIP.voters
+
+
+def test_the_activation_travels_with_the_transaction(shop: TestNode) -> None:
+    plain = shop.entry(shop.prepare("CREATE TABLE t(x)")).transaction
+    later = replace(plain, activates=99, body=b"")
+    assert decode_transaction(later.body).activates == 99
+    assert decode_transaction(plain.body).activates == 0
+    assert isinstance(later, Transaction)
+    assert later.txid == Txid(plain.txid.clock, "A")

@@ -98,7 +98,7 @@ QUESTIONS = [
     Question(
         "Who meets whom?",
         "How often a transaction of one leader used a key that one of another leader had just written, or the reverse. "
-        "Much off the diagonal says: send what belongs together to one node.",
+        "Much beside the framed diagonal says: send what belongs together to one node.",
         "answer = questions.meetings(footprints, within_ms=1000)\nplots.meetings_heat_map(answer, picture)",
         "meetings.png",
     ),

@@ -7,8 +7,9 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from matplotlib.dates import DateFormatter
+from matplotlib.dates import num2date
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from pyspark.sql import DataFrame
 
 COLORS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#787774", "#cb912f")
@@ -41,7 +42,7 @@ def meetings_heat_map(meetings: DataFrame, path: str) -> str:
     counts = [[0] * len(names) for _ in names]
     for row in rows:
         counts[names.index(row["first"])][names.index(row["then"])] = row["meetings"]
-    figure, axes = _figure(2.4 + 0.8 * len(names), 1.8 + 0.7 * len(names), "Meetings at a key")
+    figure, axes = _figure(2.4 + 0.8 * len(names), 1.8 + 0.7 * len(names), "Who meets whom at a key")
     image = axes.imshow(counts, cmap="YlOrRd", vmin=0)
     most = max((count for line in counts for count in line), default=0)
     for y, line in enumerate(counts):
@@ -49,12 +50,14 @@ def meetings_heat_map(meetings: DataFrame, path: str) -> str:
             axes.text(x, y, count, ha="center", va="center", color="white" if count > 0.6 * most else "black")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("then a transaction of")
-    axes.set_ylabel("first a transaction of")
+    axes.set_xlabel("the next transaction there was of")
+    axes.set_ylabel("a key was used by a transaction of")
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    figure.colorbar(image, ax=axes, shrink=0.8)
+    for place in range(len(names)):  # a leader that meets itself waits for nobody
+        axes.add_patch(Rectangle((place - 0.5, place - 0.5), 1, 1, fill=False, edgecolor="#52514e", linewidth=1.2))
+    figure.colorbar(image, ax=axes, shrink=0.8, label="meetings")
     return _save(figure, path)
 
 
@@ -79,8 +82,12 @@ def commits_timeline(commits: DataFrame, path: str) -> str:
             color=COLORS[color % len(COLORS)], label=leader, edgecolor="white", linewidth=0.5,
         )  # fmt: skip
         floor = {begin: floor[begin] + height for begin, height in zip(begins, heights, strict=True)}
-    axes.xaxis.set_major_formatter(DateFormatter("%H:%M:%S"))  # type: ignore[no-untyped-call]
-    axes.set_ylabel("commits")
+    short = width is not None and width.total_seconds() < 1
+    axes.xaxis.set_major_formatter(
+        lambda at, _: f"{num2date(at):%H:%M:%S.%f}"[: -5 if short else -7]  # type: ignore[no-untyped-call]
+    )
+    axes.set_xlabel(f"{begins[0]:%-d %B %Y}, UTC" if begins else "UTC")
+    axes.set_ylabel("commits" if width is None else f"commits in {width.total_seconds():g} s")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return _save(figure, path)
 
@@ -103,7 +110,7 @@ def causal_graph(causes: DataFrame, commits: DataFrame, path: str) -> str:
     leaders = sorted({leader for row in found for leader in (row["leader"], *(row["after"] or ()))})
     # In the order of clocks, one step each: times lie too close to each other to be told apart.
     places = {(row["leader"], row["tick"]): (x, -leaders.index(row["leader"])) for x, row in enumerate(found)}
-    figure, axes = _figure(max(6.0, 0.42 * len(found) + 1), 0.9 * len(leaders) + 1.2, _window(found))
+    figure, axes = _figure(max(6.0, 0.42 * len(found) + 1), 0.9 * len(leaders) + 0.9, _window(found))
     for y, leader in enumerate(leaders):
         axes.axhline(-y, color="#e3e2e0", linewidth=1, zorder=0)
         axes.text(-0.9, -y, leader, ha="right", va="center", fontweight="bold")
@@ -122,8 +129,12 @@ def causal_graph(causes: DataFrame, commits: DataFrame, path: str) -> str:
         color = COLORS[leaders.index(leader) % len(COLORS)]
         axes.scatter([x], [y], s=330, color="white" if adopted else color, edgecolor=color, linewidth=1.6, zorder=3)
         axes.text(x, y, tick, ha="center", va="center", fontsize=7.5, zorder=4, color=color if adopted else "white")
+    note = (
+        "in the order of clocks; dark: after a commit of another leader; light: after one of its own; hollow: adopted"
+    )
+    axes.text(-0.6, -len(leaders) + 0.45, note, fontsize=8, color="#787774", va="center")
     axes.set_xlim(-1.2, len(found))
-    axes.set_ylim(-len(leaders) + 0.4, 0.6)
+    axes.set_ylim(-len(leaders) + 0.25, 0.5)
     axes.axis("off")
     return _save(figure, path)
 

@@ -18,10 +18,10 @@ from bedrockish.core import messages as say
 from bedrockish.core.describe import Printer, log_line
 from bedrockish.core.state import State
 from bedrockish.core.tickets import readable
-from bedrockish.engine.keytext import key_text
 from journal.entry import Entry, decode_label
 from journal.errors import EntryMalformedError
 from journal.footprint import object_of
+from journal.keytext import key_text
 from journal.transaction import Txid, decode_transaction
 
 EVENTS_MAX = 2_000  # some hundred bytes each

@@ -5,7 +5,7 @@ vectors are equal mappings. The bracket form of the gist, ``[4, *, 0, *, 0]``, n
 printed or read; a ``*`` in it is a component that nobody speaks for, and is not the same as 0.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from journal.errors import EntryMalformedError
@@ -97,8 +97,3 @@ def parse_vector(text: str, nodes: Sequence[str]) -> dict[str, int]:
             raise EntryMalformedError(f"{part!r} in {text!r} is neither a tick nor '*'")
         found[node] = int(part)
     return found
-
-
-def names(vectors: Iterable[Vector]) -> list[str]:
-    """Return every node that some vector mentions, sorted."""
-    return sorted({node for vector in vectors for node in vector})

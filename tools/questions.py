@@ -92,8 +92,8 @@ QUESTIONS = [
     ),
     Question(
         "Which keys are hot?",
-        "Where several leaders write the same key, they wait for each other. Keys are the engine's own.",
-        "answer = questions.hot_keys(footprints)",
+        "Where several leaders write the same key, they wait for each other.",
+        'answer = questions.hot_keys(footprints).limit(8).withColumn("key", questions.readable_key("key"))',
     ),
     Question(
         "Who meets whom?",

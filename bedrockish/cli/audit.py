@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import apsw
 import click
 
-from bedrockish.engine.keytext import key_text
 from bedrockish.errors import BedrockishError
 from journal.differences import differences, last_writers
 from journal.errors import JournalError, JournalPrunedError, ReplayMismatchError
+from journal.keytext import key_text
 from journal.replay import digest, replay
 from journal.spark.session import check_installed, check_java, check_pyspark
 from journal.store import open_readonly

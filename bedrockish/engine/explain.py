@@ -5,11 +5,11 @@ from typing import Any
 from bedrockish.engine.execute import Executor
 from bedrockish.engine.footprints import Analysis, Gatherer
 from bedrockish.engine.guard import READ, SCHEMA, Piece
-from bedrockish.engine.keytext import key_text
 from bedrockish.engine.schema import Index, Schema
 from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish.requests import Statement
 from journal.footprint import HIGH, Footprint, Range
+from journal.keytext import key_text
 
 ITEMS_MAX = 100
 _ALL = {b"t:": "every table", b"i:": "every index"}

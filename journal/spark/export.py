@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from journal.entry import GENESIS
 from journal.errors import ChainBrokenError, JournalError
+from journal.spark.columns import batch
 from journal.spark.exports import (
     PARTIAL,
     Manifest,
@@ -30,7 +31,7 @@ from journal.spark.exports import (
 from journal.spark.feeds import Feed
 from journal.spark.plans import Span, Wanted, advance, cut, spans_between
 from journal.spark.reading import rows_before
-from journal.spark.tables import TABLES, Context, batch
+from journal.spark.tables import TABLES, Context
 from journal.stored import Stored
 
 STEP = 20_000  # entries between two manifests, and in a file at most

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from journal.errors import JournalError
+from journal.spark.columns import ddl
 from journal.spark.exports import files_of, is_export, read_manifest
 from journal.spark.feeds import expand, is_url, nodes_of
-from journal.spark.tables import TABLES, ddl
+from journal.spark.tables import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

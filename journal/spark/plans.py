@@ -27,7 +27,8 @@ _BOUNDS = """WITH RECURSIVE leaders(leader) AS (
   FROM leaders WHERE leader IS NOT NULL ORDER BY leader"""  # a few seeks for each leader, not a walk over all entries
 _SEQ = "SELECT min(seq) FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 _ORDER = "SELECT seq, leader, tick FROM bedrockish_journal WHERE seq >= ? ORDER BY seq LIMIT ?"
-_HELD = "SELECT max(seq) - min(seq) + 1 FROM bedrockish_journal"
+# Two subqueries, or SQLite would walk through all of the table.
+_HELD = "SELECT (SELECT max(seq) FROM bedrockish_journal) - (SELECT min(seq) FROM bedrockish_journal) + 1"
 # The constants repeat = 0 and repeat = 1 let SQLite use the two partial indexes on the clock.
 _WITHIN = "clock BETWEEN ?1 AND ?2 AND repeat"
 _MANY = f"""SELECT (SELECT count(*) FROM (SELECT 1 FROM bedrockish_journal WHERE {_WITHIN} = 0 LIMIT ?3))
@@ -37,8 +38,10 @@ _NARROW = f"""SELECT leader, min(tick), max(tick) FROM (
     UNION ALL SELECT leader, tick FROM bedrockish_journal WHERE {_WITHIN} = 1) GROUP BY leader"""
 _CUTS = """SELECT leader, tick FROM (SELECT leader, tick, row_number() OVER (ORDER BY leader, tick) AS place
     FROM bedrockish_journal) WHERE place % ? = 0 ORDER BY leader, tick"""
-_UNSAFE = """SELECT min(tick) FROM bedrockish_journal WHERE leader = ? AND tick > ?
-  AND clock > coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)"""
+_SAFE = "coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)"
+_UNSAFE = f"""SELECT leader, min(tick) FROM (
+    SELECT leader, tick FROM bedrockish_journal WHERE clock > {_SAFE} AND repeat = 0
+    UNION ALL SELECT leader, tick FROM bedrockish_journal WHERE clock > {_SAFE} AND repeat = 1) GROUP BY leader"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,17 +212,15 @@ def spans_between(start: Mapping[str, int], end: Mapping[str, int]) -> list[Span
     return [span for span in spans if span[1] <= span[2]]
 
 
-def safe_prefix(ask: Ask, start: Mapping[str, int]) -> dict[str, int]:
-    """Return the vector of the entries beyond ``start`` up to safe time: nothing earlier by clock can still appear.
+def safe_prefix(ask: Ask) -> dict[str, int]:
+    """Return the vector of the entries up to safe time: nothing earlier by clock can still appear.
 
-    An entry follows only what has a lower clock, so this is a causally closed prefix as well.
+    An entry follows only what has a lower clock, so this is a causally closed prefix as well. Only the entries beyond
+    are looked at, which are few.
     """
     found = {leader: high for leader, (_, high) in bounds(ask).items()}
-    for leader in found:
-        ((first,),) = ask(_UNSAFE, (leader, start.get(leader, 0)))
-        if first is not None:
-            found[leader] = first - 1
-    return found
+    found |= {leader: first - 1 for leader, first in ask(_UNSAFE, ())}
+    return {leader: tick for leader, tick in found.items() if tick > 0}
 
 
 def advance(

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from journal.changes import Value
+from journal.keytext import key_text as key_text_of
 from journal.spark.tables import COUNTER_BITS
 from journal.spark.values import row_text
 
@@ -150,6 +151,14 @@ def hot_keys(footprints: DataFrame) -> DataFrame:
         F.sort_array(F.collect_set(F.when(F.col("access") == "write", F.col("origin")))).alias("writers"),
     )
     return counted.where("writes > 0").orderBy(F.desc("writes"), "object", "key")
+
+
+def readable_key(key: str | Column) -> Column:
+    """Return the engine's bytes of a key as people read them: ``7``, or ``'Ada', 3``.
+
+    It runs in Python, in Spark's workers: use it on answers, not on whole journals.
+    """
+    return F.udf(key_text_of, useArrow=False)(key)
 
 
 def meetings(footprints: DataFrame, within_ms: int = 1000) -> DataFrame:

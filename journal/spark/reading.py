@@ -7,10 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from journal.spark.columns import batch
 from journal.spark.feeds import Feed
 from journal.spark.options import Options
 from journal.spark.plans import NO_LIMITS, Limits, Span, Wanted
-from journal.spark.tables import TABLES, Context, Table, batch
+from journal.spark.tables import TABLES, Context, Table
 from journal.stored import Stored
 
 BATCH_ROWS = 4096

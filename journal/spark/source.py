@@ -13,13 +13,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from journal.spark.columns import ddl
 from journal.spark.feeds import both_of, expand, is_url, nodes_of, open_feed
 from journal.spark.filters import limits_of
 from journal.spark.options import PARTITION_ROWS, Options, check_columns
 from journal.spark.plans import Span, plan
 from journal.spark.reading import batches
 from journal.spark.stream import BedrockishStreamReader
-from journal.spark.tables import TABLES, ddl
+from journal.spark.tables import TABLES
 
 _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 

@@ -78,20 +78,20 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             if self._end is not None and node not in self._end:
                 continue
             with self._open(path) as feed:
-                upto = self._upto(feed, end.get(node, {})) if self._end is None else self._end[node]
+                upto = self._upto(feed) if self._end is None else self._end[node]
                 end[node] = advance(feed.ask, path, end.get(node, {}), upto, most)
         return ordered(end)
 
-    def _upto(self, feed: Feed, start: Mapping[str, int]) -> dict[str, int] | None:
-        """Return the vector that a stream goes to that is at ``start``; None for no bound."""
-        return safe_prefix(feed.ask, start) if self.options.until == SAFE else None
+    def _upto(self, feed: Feed) -> dict[str, int] | None:
+        """Return the vector that the stream goes to; None for no bound."""
+        return safe_prefix(feed.ask) if self.options.until == SAFE else None
 
     def _ends(self) -> Offset:
         found: Offset = {}
         for node, path in self._files().items():
             with self._open(path) as feed:
                 held = {leader: high for leader, (_, high) in bounds(feed.ask).items()}
-                found[node] = held if (upto := self._upto(feed, {})) is None else upto
+                found[node] = held if (upto := self._upto(feed)) is None else upto
         return ordered(found)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:

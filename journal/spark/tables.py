@@ -1,15 +1,13 @@
 """The tables that the data source offers: their columns, and how one stored entry becomes rows of each.
 
-A column's type is given once, by its Spark name; the Arrow type follows from it, and a test holds it against Spark's
-own translation. Payloads are decoded here, in the worker, by the journal's own code.
+Payloads are decoded here, in the worker, by the journal's own code.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import cbor2
-import pyarrow as pa
 
 from journal.changes import DELETE, INSERT, UPDATE, Row, decode_changes, decode_statements
 from journal.entry import Label, decode_label
@@ -20,15 +18,6 @@ from journal.spark.values import row_text
 from journal.stored import Stored
 from journal.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid, decode_transaction
 
-ARROW = {
-    "STRING": pa.string(),
-    "BIGINT": pa.int64(),
-    "INT": pa.int32(),
-    "BOOLEAN": pa.bool_(),
-    "BINARY": pa.binary(),
-    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
-    "MAP<STRING, BIGINT>": pa.map_(pa.string(), pa.int64()),
-}
 COUNTER_BITS = 22  # low bits of a clock; above them are milliseconds since 1970
 _INT64 = 1 << 63
 FOOTPRINT, CHANGES = 10, 11  # places in the body of a transaction, see journal.transaction
@@ -164,8 +153,9 @@ def _decode(row: Stored) -> Decoded:
             raise EntryMalformedError("prev should be a hash of 32 bytes")
     except (RecursionError, OverflowError, TypeError, AttributeError) as error:
         raise EntryMalformedError(f"its bytes are not an entry: {error!r}") from error
-    if max((*transaction.base.values(), *label.quorum.values(), transaction.config)) >= _INT64:
-        raise EntryMalformedError("it has a tick or version beyond 2^63")
+    numbers = (*transaction.base.values(), *label.quorum.values(), transaction.config, transaction.activates)
+    if max(numbers) >= _INT64:
+        raise EntryMalformedError("it has a tick, a version or a clock beyond 2^63")
     return Decoded(label, transaction)
 
 
@@ -297,8 +287,10 @@ def _footprints(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
 
 
 def _schema_history(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+    found = context.decoded(row)
+    activates = (found.transaction.activates or None) if isinstance(found, Decoded) else None
     for place, statement in enumerate(context.unpack(row, decode_statements)):
-        yield *_head(context, row), place, statement
+        yield *_head(context, row), place, statement, activates
 
 
 def _members(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
@@ -359,7 +351,9 @@ TABLES: dict[str, Table] = {
         {**HEAD, "access": "STRING", "object": "STRING", "key": "BINARY", "low": "BINARY", "high": "BINARY"},
         _footprints,
     ),
-    "schema_history": Table({**HEAD, "seq_in_txn": "INT", "statement": "STRING"}, _schema_history, kind=SCHEMA),
+    "schema_history": Table(
+        {**HEAD, "seq_in_txn": "INT", "statement": "STRING", "activates": "BIGINT"}, _schema_history, kind=SCHEMA
+    ),
     "members": Table(
         {**HEAD, "version": "BIGINT", "member": "STRING", "address": "STRING", "voter": "BOOLEAN", "store": "STRING"},
         _members,
@@ -379,22 +373,3 @@ TABLES: dict[str, Table] = {
         _pruned,
     ),
 }
-
-
-def ddl(columns: dict[str, str]) -> str:
-    """Return columns as the text that Spark reads a schema from."""
-    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
-
-
-def batch(columns: dict[str, str], rows: Sequence[tuple[Any, ...]], places: Sequence[int]) -> pa.RecordBatch:
-    """Return rows as an Arrow batch.
-
-    Args:
-        columns: name and Spark type of the columns wanted.
-        rows: tuples of all columns of the table.
-        places: where in such a tuple each wanted column is.
-    """
-    types = [ARROW[kind] for kind in columns.values()]
-    arrays = [pa.array([row[place] for row in rows], type=kind) for place, kind in zip(places, types, strict=True)]
-    schema = pa.schema(list(zip(columns, types, strict=True)))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

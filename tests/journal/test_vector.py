@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import EntryMalformedError
-from journal.vector import Order, canonical, check, compare, covers, format_vector, merge, names, parse_vector
+from journal.vector import Order, canonical, check, compare, covers, format_vector, merge, parse_vector
 
 NODES = ("A", "B", "C")
 vectors = st.dictionaries(st.sampled_from(NODES), st.integers(1, 4))
@@ -49,7 +49,6 @@ def test_a_star_is_not_a_zero() -> None:
     assert format_vector({"A": 4, "C": 0}, NODES) == "[4, *, 0]"
     assert parse_vector(" [4,*, 0]", NODES) == {"A": 4, "C": 0}
     assert canonical({"C": 0, "B": 2, "A": 1}) == {"A": 1, "B": 2}
-    assert names([{"B": 1}, {"A": 2}]) == ["A", "B"]
 
 
 @pytest.mark.parametrize("text", ["", "4, 0, 0", "[4, 0]", "[4, -1, 0]", "[4, x, 0]", "[4, , 0]", "[1, 2, 3, 4]"])

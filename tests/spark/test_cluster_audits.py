@@ -1,33 +1,60 @@
-"""A real cluster that had everything happen to it: its journals pass every audit, and an edited row is named."""
+"""A real cluster that had everything happen to it: its journals pass every audit, and each planted fault is named."""
 
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import apsw
 import pytest
+from pyspark.sql import SparkSession
 
 from bedrockish.cli.audit import _replay
+from journal.entry import Entry
+from journal.spark.audits import AUDITS, read_journals
+from journal.spark.findings import collect
+from journal.spark.inputs import find_inputs
+from journal.spark.naming import named
+from journal.store import scan_timeline
 from tests.spark.lifetime import counts, lifetime
+from tests.spark.test_audits import spoil
 from tools.cluster import ROOT, clean_environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
+TICK = 40  # of A's timeline, somewhere in the middle
 
-def test_honest_journals_are_silent_and_an_edited_row_is_named(tmp_path: Path) -> None:
-    paths = lifetime(tmp_path / "cluster")
-    assert [path.stem for path in paths] == ["A", "D", "E"]
-    found = counts(paths[0])
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return lifetime(tmp_path_factory.mktemp("life") / "cluster")
+
+
+@pytest.fixture
+def paths(files: list[Path], tmp_path: Path) -> list[Path]:
+    """Copies, to be tampered with."""
+    return [Path(shutil.copy(path, tmp_path)) for path in files]
+
+
+def test_honest_journals_are_silent(files: list[Path]) -> None:
+    assert [path.stem for path in files] == ["A", "D", "E"]
+    found = counts(files[0])
     assert found["adopted"] > 0
     assert found["members"] >= 5
     assert found["schema"] >= 4
-    command = [sys.executable, "-m", "bedrockish.cli.main", "audit", *map(str, paths), "--strict", "--replay", "--json"]
+    command = [sys.executable, "-m", "bedrockish.cli.main", "audit", *map(str, files), "--strict", "--replay", "--json"]
     ended = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, check=False, timeout=600)
     report = json.loads(ended.stdout)
     assert [check for check in report["checks"] if check["findings"]] == []
     assert (ended.returncode, report["holds"]) == (0, True)
+
+
+def test_a_row_edited_behind_the_journal_is_named(paths: list[Path]) -> None:
     with closing(sqlite3.connect(paths[1])) as db:
         (row,) = db.execute("SELECT max(id) FROM t").fetchone()
         db.execute("UPDATE t SET n = n + 1 WHERE id = ?", (row,))
@@ -40,3 +67,61 @@ def test_honest_journals_are_silent_and_an_edited_row_is_named(tmp_path: Path) -
         query = "SELECT origin || '-' || printf('%x', clock) FROM bedrockish_journal WHERE leader || tick = ?"
         assert db.execute(query, (wrote,)).fetchone() == (one["txid"],)
     assert levels == {"fault": 1, "information": 0}
+
+
+def forge(path: Path, how: Callable[[Entry], Entry]) -> None:
+    """Change an entry in a journal, and all hashes after it, so that the chain is right."""
+    db = apsw.Connection(str(path))
+    prev = None
+    for entry in list(scan_timeline(db, "A", TICK)):
+        made = how(entry) if prev is None else entry
+        made = Entry(
+            made.leader, made.tick, made.quorum, made.transaction, made.adopted_from, prev or entry.prev
+        )  # fmt: skip
+        prev = made.hash
+        db.execute(
+            "UPDATE bedrockish_journal SET label = ?, body = ?, prev = ?, hash = ? WHERE leader = 'A' AND tick = ?",
+            (made.label, made.transaction.body, made.prev, made.hash, made.tick),
+        )
+    db.close()
+
+
+def raised(entry: Entry) -> Entry:
+    base = dict(entry.after)
+    base["A"] = TICK + 3
+    return replace(entry, transaction=replace(entry.transaction, base=base, body=b""))
+
+
+SWAP = f"""UPDATE bedrockish_journal SET leader = CASE leader WHEN 'A' THEN 'B' ELSE 'A' END
+  WHERE tick = {TICK} AND leader IN ('A', 'B')"""
+REMOVE = f"DELETE FROM bedrockish_journal WHERE leader = 'A' AND tick = {TICK}"
+FLIP = f"""UPDATE bedrockish_journal SET body = CAST(substr(body, 1, length(body) - 1) || x'7f' AS BLOB)
+  WHERE leader = 'A' AND tick = {TICK}"""
+TAMPERINGS: list[tuple[str, str, Callable[[Path], None]]] = [
+    ("ticks", "is missing", lambda path: spoil(path, REMOVE)),
+    ("chains", "is not what was hashed", lambda path: spoil(path, FLIP)),
+    ("causality", "was applied before", lambda path: forge(path, raised)),
+    ("quorums", "shows approvals of 1 of", lambda path: forge(path, lambda one: replace(one, quorum={"A": one.tick}))),
+    ("readable", "but its label says B", lambda path: spoil(path, SWAP)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "text", "tamper"), TAMPERINGS, ids=[check for check, _, _ in TAMPERINGS])
+def test_each_planted_fault_is_named(
+    spark: SparkSession, paths: list[Path], check: str, text: str, tamper: Callable[[Path], None]
+) -> None:
+    with closing(sqlite3.connect(paths[0])) as db:
+        query = "SELECT origin || '-' || printf('%x', clock) FROM bedrockish_journal WHERE leader = 'A' AND tick = ?"
+        (txid,) = db.execute(query, (TICK,)).fetchone()
+    tamper(paths[1])
+    names = [str(path) for path in paths]
+    journals = read_journals(spark, names)
+    try:
+        found = named(find_inputs(names), collect(AUDITS[check][1](journals), 20)[0])
+    finally:
+        journals.unpersist()
+    one = next(one for one in found if (one.leader, one.tick) == ("A", TICK))
+    assert text in one.text
+    assert (one.node, one.table) == ("D", "t")
+    assert one.key is not None
+    assert one.txid == txid or check == "readable"  # it is another transaction that stands there now

@@ -15,10 +15,11 @@ from click.testing import CliRunner
 import journal.spark.export as exporting
 from bedrockish.cli.main import main
 from journal.errors import ChainBrokenError, JournalError, JournalPrunedError
+from journal.spark.columns import ARROW
 from journal.spark.export import Progress, export
 from journal.spark.exports import ExportError, files_of, locked, read_manifest
 from journal.spark.feeds import open_feed
-from journal.spark.tables import ARROW, TABLES
+from journal.spark.tables import TABLES
 from tests.spark.test_reader import read
 from tests.spark.test_stream import prune
 from tests.spark.worlds import World, honest, touching

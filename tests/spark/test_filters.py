@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 
 from journal.changes import INSERT, Change, encode_changes
 from journal.spark.feeds import open_feed
+from journal.spark.files import open_file
 from journal.spark.filters import limits_of
 from journal.spark.options import Options
 from journal.spark.plans import HIGHEST, LOWEST, NARROW_MOST, NO_LIMITS, Limits, plan
@@ -30,6 +31,7 @@ from journal.spark.session import PUSHDOWN
 from journal.spark.source import BedrockishReader, PushingReader
 from journal.spark.tables import TABLES
 from tests.spark.worlds import START_MS, World, honest, touching
+from tools.make_journals import make_journals
 
 AT = datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC)
 CLOCK = int(AT.timestamp()) * 1000 << 22
@@ -232,3 +234,26 @@ def test_a_dataframe_is_of_one_moment(spark: SparkSession, tmp_path: Path) -> No
     world.write(tmp_path / "new")[0].rename(path)
     assert first.count() == held
     assert spark.read.format("bedrockish").load(str(path)).count() == held + 1
+
+
+def test_a_plan_takes_a_few_seeks_however_long_the_journal_is(tmp_path: Path) -> None:
+    """Counted in steps of SQLite's machine: a hundred million entries are planned like these."""
+
+    def steps(commits: int) -> int:
+        (path,) = make_journals(tmp_path / str(commits), commits, nodes=("A",))
+        counted = 0
+
+        def count() -> int:
+            nonlocal counted
+            counted += 1
+            return 0
+
+        with open_file(str(path)) as db:
+            db.set_progress_handler(count, 10)
+            groups = plan(db.execute, Limits(clocks=(1, 2)), 50)
+            assert groups == []
+            groups = plan(db.execute, NO_LIMITS, commits // 10)
+        assert len(groups) in (10, 11)
+        return counted
+
+    assert steps(4000) < 2 * steps(200)

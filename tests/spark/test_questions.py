@@ -121,6 +121,8 @@ def test_hot_keys_and_meetings_count_neighbours(spark: SparkSession, tmp_path: P
     inputs = find_inputs([str(world.write(tmp_path)[0])])
     footprints = read_table(spark, inputs, "footprints")
     hottest = questions.hot_keys(footprints).collect()
+    shown = questions.hot_keys(footprints).limit(1).select(questions.readable_key("key")).collect()
+    assert [row[0] for row in shown] == [f"x'{b'hot'.hex()}'"]  # the engine would not have made such a key
     assert [(row["key"], row["writes"], row["writers"]) for row in hottest] == [
         (b"t:accounts\0hot", 4, ["A", "B"]),
         (b"t:accounts\0cold", 1, ["C"]),

@@ -101,6 +101,28 @@ def test_a_run_for_what_is_there_now_ends_there(tmp_path: Path) -> None:
     assert stream(path).latestOffset(end, ReadMaxRows(5))["A"]["A"] == end["A"]["A"] + 1
 
 
+def test_a_stream_up_to_safe_time_leaves_out_what_may_still_be_preceded(tmp_path: Path) -> None:
+    world = honest(60)
+    path = world.write(tmp_path)[0]
+    entries = world.entries()
+    db = apsw.Connection(str(path))
+    reader = stream(path, until="safe")
+    assert offsets(reader, ReadAllAvailable())[-1] == {"A": {}}  # the node does not know of any yet
+    clocks = sorted(entry.txid.clock for entry in entries.values())
+    end: Offset = {}
+    for safe in (clocks[20], clocks[-1]):
+        db.execute("INSERT OR REPLACE INTO bedrockish_meta VALUES ('safe', ?)", (safe,))
+        end = offsets(reader, ReadMaxRows(7))[-1]
+        inside = {place: one for place, one in entries.items() if place[1] <= end["A"].get(place[0], 0)}
+        assert all(one.txid.clock <= safe for one in inside.values())
+        assert all(covers(end["A"], one.after) for one in inside.values())
+        nexts = [entries.get((leader, tick + 1)) for leader, tick in end["A"].items()]
+        assert all(one.txid.clock > safe for one in nexts if one is not None)
+        assert stream(path, until="safe", starting="now").initialOffset() == end
+    assert end == {"A": world.applied("A")}
+    db.close()
+
+
 def test_entries_that_were_pruned_are_an_error_and_no_gap(tmp_path: Path) -> None:
     path = honest(60).write(tmp_path)[0]
     reader = stream(path)

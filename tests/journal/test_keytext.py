@@ -3,7 +3,7 @@
 import pytest
 
 from bedrockish.engine.keys import Spec, encode, index_prefix, table_key
-from bedrockish.engine.keytext import TEXT_MAX, key_text
+from journal.keytext import TEXT_MAX, key_text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""Columns as Spark and Arrow know them.
+
+A column's type is given once, by its Spark name; the Arrow type follows from it, and a test holds it against Spark's
+own translation.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+ARROW = {
+    "STRING": pa.string(),
+    "BIGINT": pa.int64(),
+    "INT": pa.int32(),
+    "BOOLEAN": pa.bool_(),
+    "BINARY": pa.binary(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "MAP<STRING, BIGINT>": pa.map_(pa.string(), pa.int64()),
+}
+
+
+def ddl(columns: dict[str, str]) -> str:
+    """Return columns as the text that Spark reads a schema from."""
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+
+
+def batch(columns: dict[str, str], rows: Sequence[tuple[Any, ...]], places: Sequence[int]) -> pa.RecordBatch:
+    """Return rows as an Arrow batch.
+
+    Args:
+        columns: name and Spark type of the columns wanted.
+        rows: tuples of all columns of the table.
+        places: where in such a tuple each wanted column is.
+    """
+    types = [ARROW[kind] for kind in columns.values()]
+    arrays = [pa.array([row[place] for row in rows], type=kind) for place, kind in zip(places, types, strict=True)]
+    schema = pa.schema(list(zip(columns, types, strict=True)))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

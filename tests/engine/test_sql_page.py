@@ -40,6 +40,7 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
         ("INSERT OR ROLLBACK INTO t VALUES (1, 'x', 1)", ConstraintError),
         ("INSERT INTO a(x) VALUES ('never')", ConstraintError),
     ],
+    "`OR FAIL` in a request": [("INSERT OR FAIL INTO t VALUES (2, 'x', 1), (1, 'y', 1)", ConstraintError)],
     "`PRAGMA foreign_keys = OFF`": [("PRAGMA foreign_keys = OFF", UnsupportedError)],
     "any other PRAGMA": [
         (f"PRAGMA {text}", UnsupportedError)

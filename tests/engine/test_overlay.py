@@ -1,0 +1,152 @@
+"""The file that is not there, over plain SQLite: whatever becomes of the WAL, it shows the moment that is pinned."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+import pytest
+
+from bedrockish.engine.overlay import Moment, Overlay, OverlayFile, salt_of
+
+SUM = "SELECT count(*), sum(n), sum(id * n), sum(length(note)) FROM t"
+
+
+@dataclass
+class Bench:
+    """A writer, a reader that pins, and an overlay of what it pins."""
+
+    path: Path
+    commits: int = 0
+    frames: int = 0
+    overlay: Overlay | None = None
+    db: apsw.Connection | None = None
+    writer: apsw.Connection = field(init=False)
+    pin: apsw.Connection = field(init=False)
+    wal: int = -1
+
+    def __post_init__(self) -> None:
+        self.writer = apsw.Connection(str(self.path))
+        self.writer.pragma("journal_mode", "wal")
+        self.writer.wal_autocheckpoint(0)
+        self.writer.set_wal_hook(self._committed)
+        self.writer.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER, note TEXT)")
+        self.write(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000) "
+            "INSERT INTO t SELECT i, 1, printf('%100d', i) FROM n"
+        )
+        self.pin = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
+        self.wal = os.open(f"{self.path}-wal", os.O_RDONLY)
+
+    def _committed(self, _db: apsw.Connection, _name: str, frames: int) -> int:
+        self.frames = frames
+        return apsw.SQLITE_OK
+
+    def write(self, sql: str) -> None:
+        self.commits += 1
+        self.writer.execute(sql)
+
+    def checkpoint(self) -> bool:
+        """Whether all of the WAL is in the database file now."""
+        frames, copied = self.writer.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+        return bool(frames == copied)
+
+    def begin(self) -> Moment:
+        self.pin.execute("BEGIN; SELECT 1 FROM sqlite_schema").fetchall()
+        return Moment(self.frames, salt_of(self.wal), self.commits)
+
+    def look(self, moment: Moment) -> apsw.Connection:
+        pages = self.pin.pragma("page_count")
+
+        def start(file: OverlayFile) -> None:
+            file.move(moment, pages)
+
+        if self.db is None:
+            self.overlay = Overlay(str(self.path), self.wal, self.writer.pragma("page_size"))
+            self.db = self.overlay.connect(start)
+        else:
+            assert self.overlay is not None
+            assert self.overlay.file is not None
+            start(self.overlay.file)
+        return self.db
+
+    def end(self) -> None:
+        self.pin.execute("ROLLBACK")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "a.db")
+    yield bench
+    for db in (bench.db, bench.pin, bench.writer):
+        if db is not None:
+            db.close()
+    os.close(bench.wal)
+
+
+def test_a_wal_that_began_anew_is_not_read(bench: Bench) -> None:
+    """All of it was in the database file when the snapshot was taken, so the snapshot does not keep it."""
+    for late in (False, True):
+        bench.write("UPDATE t SET n = n + 1")
+        assert bench.checkpoint()
+        moment = bench.begin()
+        if late:
+            assert bench.look(moment).execute(SUM).fetchall() == bench.pin.execute(SUM).fetchall()
+        salt = salt_of(bench.wal)
+        bench.write("UPDATE t SET n = n + 100, note = 'new'")
+        assert salt_of(bench.wal) != salt
+        db = bench.look(moment)
+        db.execute("BEGIN; UPDATE t SET note = note || 'mine' WHERE id = 7")
+        assert db.execute(SUM).fetchall() != bench.writer.execute(SUM).fetchall()
+        db.execute("ROLLBACK")
+        assert db.execute(SUM).fetchall() == bench.pin.execute(SUM).fetchall()
+        assert db.pragma("integrity_check") == "ok"
+        bench.end()
+
+
+def test_later_commits_and_checkpoints_are_not_seen(bench: Bench) -> None:
+    """A snapshot in the middle of the WAL, read before and after others go on."""
+    for number in range(5):
+        bench.write("UPDATE t SET n = n + 1 WHERE id % 3 = 0")
+        moment = bench.begin()
+        bench.write(f"DELETE FROM t WHERE id % 100 = {number}")
+        assert not bench.checkpoint()
+        bench.write("INSERT INTO t SELECT 5000 + max(id), 1, printf('%5000d', 1) FROM t")
+        assert bench.look(moment).execute(SUM).fetchall() == bench.pin.execute(SUM).fetchall()
+        bench.end()
+
+
+def test_what_was_written_is_gone_at_the_next_moment(bench: Bench) -> None:
+    """Also pages that SQLite had to write because its cache was full, and put back when it rolled back."""
+    moment = bench.begin()
+    db = bench.look(moment)
+    db.pragma("cache_size", 10)
+    db.execute("BEGIN; UPDATE t SET n = 9, note = printf('%300d', id)")
+    assert bench.overlay is not None
+    assert bench.overlay.file is not None
+    assert bench.overlay.file.written_bytes > 100_000
+    db.execute("ROLLBACK")
+    assert db.execute(SUM).fetchall() == bench.pin.execute(SUM).fetchall()
+    bench.end()
+    bench.write("UPDATE t SET n = n + 5")
+    assert bench.look(bench.begin()).execute(SUM).fetchall() == bench.pin.execute(SUM).fetchall()
+    bench.end()
+
+
+def test_it_leaves_the_file_and_its_locks_alone(bench: Bench, tmp_path: Path) -> None:
+    """Nothing is created beside it or written to it, and SQLite's locks on it outlive the overlay."""
+    before = bench.path.read_bytes(), sorted(tmp_path.iterdir())
+    db = bench.look(bench.begin())
+    db.execute("BEGIN; DELETE FROM t WHERE id > 3; CREATE TABLE u(x)")
+    db.execute("COMMIT")
+    assert db.execute("SELECT count(*) FROM t").fetchall() == [(3,)]
+    bench.writer.execute("BEGIN IMMEDIATE")
+    db.close()
+    bench.db = None
+    assert (bench.path.read_bytes(), sorted(tmp_path.iterdir())) == before
+    other = apsw.Connection(str(bench.path))
+    with pytest.raises(apsw.BusyError):
+        other.execute("BEGIN IMMEDIATE")
+    other.close()
+    bench.end()

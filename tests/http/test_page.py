@@ -111,10 +111,12 @@ def keyboard(browser: Browser) -> None:
 
 def pointer(browser: Browser) -> None:
     """A tap on an arrow tells its line and stops the page, so that it can be read."""
-    line = browser.run(
-        "(() => { const one = document.querySelector('#diagram [data-kind=approve]');"
-        " one.dispatchEvent(new MouseEvent('click')); return one.querySelector('title').textContent })()"
+    browser.wait(  # the page draws anew once a second, and there may be a moment without such an arrow
+        "(() => { const one = document.querySelector('#diagram [data-kind=approve]'); if (!one) return false;"
+        " one.dispatchEvent(new MouseEvent('click')); window.tapped = one.querySelector('title').textContent;"
+        " return true })()"
     )
+    line = browser.run("window.tapped")
     assert "APPROVE" in line
     assert browser.text("#said") == line
     browser.run("document.querySelector('#pause').click()")

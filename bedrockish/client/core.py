@@ -144,7 +144,7 @@ class ClientCore:
                     times.append(call.retry_at)
                 else:
                     ready = True
-                if not call.lost:
+                if call.harmless or not call.lost:
                     times.append(self.route.hopeless_at(call.started))
         if ready and self._current is None:
             times.append(self.route.redial_at)
@@ -363,7 +363,8 @@ class ClientCore:
 
     def _expire(self, now: float, effects: list[Effect]) -> None:
         for number, call in list(self._calls.items()):
-            hopeless = call.link is None and not call.lost and now >= self.route.hopeless_at(call.started)
+            certain = call.harmless or not call.lost  # it need not be asked for what became of it
+            hopeless = call.link is None and certain and now >= self.route.hopeless_at(call.started)
             if now < call.deadline and not hopeless:
                 continue
             uncertain = not call.harmless and (call.lost > 0 or call.link is not None)

@@ -31,6 +31,9 @@ class Atom(NamedTuple):
 Slot = int | tuple[str, int]
 """A register, or the one column of a private table (``in``) or row set (``rowset``) by its cursor."""
 
+Key = tuple[str, Any]
+"""Kind and payload of an atom."""
+
 NO_VALUE = Atom("const", ("NoneType", None))
 
 
@@ -49,8 +52,9 @@ class Registers:
     def __init__(self, program: list[Op], schema: Schema, cursors: dict[int, set[int]], private: set[int]) -> None:
         self._schema, self._cursors, self._private = schema, cursors, private
         self.lists = _value_lists(program)
-        self._values: dict[Slot, set[Atom] | None] = {}
-        self._edges: list[tuple[Slot, Slot, str]] = []
+        # By kind and payload, with the affinities: a list of thousands of values must not be searched for each of them.
+        self._values: dict[Slot, dict[Key, frozenset[str]] | None] = {}
+        self._edges: dict[tuple[Slot, Slot, str], None] = {}  # once each: an IN list makes the same one for each value
         self._writers: dict[int, set[Slot]] = {}
         for op in program:
             self._step(op, program)
@@ -59,7 +63,7 @@ class Registers:
     def values(self, register: int) -> frozenset[Atom] | None:
         """Return what the register may hold, or None when that is unknown."""
         found = self._values.get(register)
-        return frozenset(found) if found else None
+        return frozenset(Atom(*key, affinities) for key, affinities in found.items()) if found else None  # type: ignore[arg-type]
 
     def from_list(self, register: int) -> bool:
         """Tell whether all the register ever holds are the values of one IN list, one after the other."""
@@ -70,9 +74,9 @@ class Registers:
         self._values[slot] = None
 
     def _add(self, slot: Slot, atom: Atom) -> None:
-        held = self._values.setdefault(slot, set())
+        held = self._values.setdefault(slot, {})
         if held is not None:
-            held.add(atom)
+            held[atom[:2]] = held.get(atom[:2], frozenset()) | atom.affinities
 
     def _written(self, register: int, source: Slot = 0) -> None:
         self._writers.setdefault(register, set()).add(source)
@@ -82,13 +86,13 @@ class Registers:
         self._written(register)
 
     def _copy(self, source: int, target: int) -> None:
-        self._edges.append((source, target, ""))
+        self._edge(source, target, "")
         self._written(target)
 
     def _convert(self, first: int, affinities: str) -> None:
         for offset, affinity in enumerate(affinities):
             if affinity not in "@A":
-                self._edges.append((first + offset, first + offset, affinity))
+                self._edge(first + offset, first + offset, affinity)
 
     def _step(self, op: Op, program: list[Op]) -> None:
         match op.name:
@@ -128,16 +132,16 @@ class Registers:
             case "MakeRecord":
                 self._make_record(op, program)
             case "RowSetAdd":
-                self._edges.append((op.p2, ("rowset", op.p1), ""))
+                self._edge(op.p2, ("rowset", op.p1), "")
             case "RowSetRead":
-                self._edges.append((("rowset", op.p1), op.p3, ""))
+                self._edge(("rowset", op.p1), op.p3, "")
                 self._written(op.p3)
             case "RowSetTest":
-                self._edges.append((op.p3, ("rowset", op.p1), ""))
+                self._edge(op.p3, ("rowset", op.p1), "")
             case "Rowid" | "IdxRowid" | "NewRowid":
                 self._rowid(op)
             case "Column" if op.p1 in self.lists:
-                self._edges.append((("in", op.p1), op.p3, ""))
+                self._edge(("in", op.p1), op.p3, "")
                 self._written(op.p3, ("in", op.p1))
             case name if name in COMPARISONS:
                 self._compare(op)
@@ -180,7 +184,7 @@ class Registers:
             self._convert(op.p1, op.p4[: op.p2])
         following = program[op.address + 1] if op.address + 1 < len(program) else None
         if following and following.name == "IdxInsert" and following.p1 in self.lists:
-            self._edges.append((op.p1, ("in", following.p1), (op.p4 or "")[:1].strip("@A")))
+            self._edge(op.p1, ("in", following.p1), (op.p4 or "")[:1].strip("@A"))
 
     def _rowid(self, op: Op) -> None:
         roots = self._cursors.get(op.p1, set())
@@ -207,33 +211,37 @@ class Registers:
             self._convert(op.p1, "B")
             self._convert(op.p3, "B")
 
+    def _edge(self, source: Slot, target: Slot, affinity: str) -> None:
+        self._edges[source, target, affinity] = None
+
     def _spread(self) -> None:
-        changed = True
-        while changed:
-            changed = False
-            for source, target, affinity in self._edges:
-                given = self._values.get(source, set())
-                held = self._values.setdefault(target, set())
-                if held is None:
-                    continue
-                if given is None:
-                    self._values[target] = None
-                    changed = True
-                    continue
-                for atom in tuple(given):
-                    changed |= _merge(held, atom._replace(affinities=atom.affinities | frozenset(affinity)))
+        """Let values flow along the edges until nothing changes; an edge is looked at when its source has changed."""
+        leaving: dict[Slot, list[tuple[Slot, str]]] = {}
+        for source, target, affinity in self._edges:
+            leaving.setdefault(source, []).append((target, affinity))
+        ahead = dict.fromkeys(leaving)
+        while ahead:
+            source = next(iter(ahead))
+            del ahead[source]
+            for target, affinity in leaving[source]:
+                if self._flow(source, target, frozenset(affinity)) and target in leaving:
+                    ahead[target] = None
 
-
-def _merge(held: set[Atom], atom: Atom) -> bool:
-    """Add an atom unless one like it already stands for it; tell whether anything changed."""
-    for other in tuple(held):
-        if other[:2] == atom[:2]:
-            if other.affinities >= atom.affinities:
-                return False
-            held.discard(other)
-            atom = atom._replace(affinities=atom.affinities | other.affinities)
-    held.add(atom)
-    return True
+    def _flow(self, source: Slot, target: Slot, affinity: frozenset[str]) -> bool:
+        """Let the values of one slot flow into another; tell whether that changed it."""
+        given, held = self._values.get(source, {}), self._values.setdefault(target, {})
+        if held is None:
+            return False
+        if given is None:
+            self._values[target] = None
+            return True
+        changed = False
+        for key, affinities in tuple(given.items()):
+            wanted, had = affinities | affinity, held.get(key)
+            if had is None or not had >= wanted:
+                held[key] = wanted if had is None else had | wanted
+                changed = True
+        return changed
 
 
 def _value_lists(program: list[Op]) -> set[int]:

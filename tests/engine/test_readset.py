@@ -6,7 +6,9 @@ import pytest
 from bedrockish.engine.keys import Spec, encode, index_prefix, prefix_range, table_key
 from bedrockish.engine.readset import EVERYTHING, analyse
 from bedrockish.engine.schema import read_schema
+from bedrockish.requests import decode_results
 from journal.footprint import HIGH, Range, object_range
+from tests.engine.nodes import TestNode
 
 DDL = """
 CREATE TABLE accounts(id INTEGER PRIMARY KEY, owner TEXT COLLATE NOCASE, email TEXT UNIQUE, balance INTEGER);
@@ -207,3 +209,24 @@ def test_a_blob_that_is_no_text_hides_nothing_that_is_read(db: apsw.Connection) 
     assert plan.bind(()) == ([], list(EVERYTHING))
     assert plan.fallbacks == (("blob in a definition", "everything"),)
     assert "marked" in plan.tables
+
+
+def test_a_long_list_of_values_is_looked_at_once(node: TestNode) -> None:
+    """Thousands of parameters behind IN: each is a key that is read, and finding that takes no more than each its turn.
+
+    There is no clock in this test: where each value is compared with each other one, it does not end in time.
+    """
+    node.run("CREATE TABLE many(id INTEGER PRIMARY KEY, v TEXT)")
+    node.run("CREATE INDEX many_v ON many(v)")
+    node.run("INSERT INTO many VALUES (7, 'a'), (8, 'b')")
+    values = list(range(8_000))
+    marks = ", ".join("?" * len(values))
+    prepared = node.prepare((f"SELECT v FROM many WHERE id IN ({marks})", values))
+    assert decode_results(prepared.result)[0].rows == [("a",), ("b",)]
+    (found,) = node.run((f"SELECT id FROM many WHERE v IN ({marks})", [*map(str, values[1:]), "b"]))
+    assert found.rows == [(8,)]
+    (found,) = node.run((f"SELECT ? IN ({marks})", [5, *values]))
+    assert found.rows == [(1,)]
+    node.run((f"UPDATE many SET v = 'c' WHERE id IN ({marks})", values))
+    (found,) = node.run("SELECT v FROM many")
+    assert [v for (v,) in found.rows] == ["c", "c"]

@@ -7,9 +7,10 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from matplotlib.dates import num2date
+from matplotlib.dates import AutoDateLocator, num2date
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 from pyspark.sql import DataFrame
 
 COLORS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#787774", "#cb912f")
@@ -82,10 +83,12 @@ def commits_timeline(commits: DataFrame, path: str) -> str:
             color=COLORS[color % len(COLORS)], label=leader, edgecolor="white", linewidth=0.5,
         )  # fmt: skip
         floor = {begin: floor[begin] + height for begin, height in zip(begins, heights, strict=True)}
-    short = width is not None and width.total_seconds() < 1
+    short = bool(begins) and (begins[-1] - begins[0]).total_seconds() < 3
+    axes.xaxis.set_major_locator(AutoDateLocator(maxticks=8))  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_formatter(
         lambda at, _: f"{num2date(at):%H:%M:%S.%f}"[: -5 if short else -7]  # type: ignore[no-untyped-call]
     )
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(f"{begins[0]:%-d %B %Y}, UTC" if begins else "UTC")
     axes.set_ylabel("commits" if width is None else f"commits in {width.total_seconds():g} s")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))

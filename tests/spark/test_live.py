@@ -1,5 +1,6 @@
 """Running nodes: their journals exported over the network are what is in their files, and the cluster goes on."""
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from journal.spark.live import url_with
 from journal.spark.options import Options
 from journal.spark.plans import Wanted, bounds
 from journal.spark.tables import TABLES
+from journal.spark.values import parse_row
 from tests.cluster.story import level, ready
 from tests.spark.test_export import exported, held
 from tests.spark.test_reader import read
@@ -29,6 +31,10 @@ from tools.cluster import LocalCluster
 pytestmark = pytest.mark.cluster
 
 ROWS = 40
+ODD = (
+    *(None, 0, -(1 << 63), (1 << 63) - 1, (1 << 53) + 1, 1.0, 1.5, 5e-324, 1.7976931348623157e308, math.inf, -math.inf),
+    *("", "a\0b", "é \U0001f600 \u2028", 'a "quoted" \\ line\n', "1", b"", b"\0\xff"),
+)
 PASSWORD = "s/e@cret, as it may be"
 BIG = 300_000  # so that a page is full before the step is
 
@@ -43,6 +49,9 @@ async def found(cluster: LocalCluster) -> None:
     await ready(cluster)
     async with open_client(cluster.url()) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, data BLOB)")
+        await client.execute("CREATE TABLE odd(id INTEGER PRIMARY KEY, value)")
+        for number, value in enumerate(ODD):
+            await client.execute("INSERT INTO odd VALUES (?, ?)", [number, value])
     await load(cluster, 0)
     await level(cluster)
 
@@ -116,10 +125,17 @@ def read_with_options(cluster: LocalCluster) -> None:
     assert PASSWORD not in str(caught.value)
 
 
+def odd_values_survive(path: object) -> None:
+    """From a client through the wire, the node, its journal and the data source, to the value and its type."""
+    rows = [parse_row(row["after"]) for row in read(path, table="changes", tables="odd")]
+    found = {row["id"]: row["value"] for row in rows}
+    assert [repr(found[number]) for number in range(len(ODD))] == [repr(value) for value in ODD]
+
+
 def test_a_running_node_is_read_over_the_network(tmp_path: Path, cluster: LocalCluster) -> None:
     out = str(tmp_path / "out")
     trio.run(found, cluster)
-    for grow, expected in ((None, ROWS + 1), (more, ROWS)):
+    for grow, expected in ((None, ROWS + 2 + len(ODD)), (more, ROWS)):
         if grow is not None:
             trio.run(grow, cluster)
         for index in range(len(cluster.nodes)):
@@ -133,6 +149,8 @@ def test_a_running_node_is_read_over_the_network(tmp_path: Path, cluster: LocalC
     assert read(urls[0], **some) == read(databases[0], **some)
     stream_from_a_node(urls[1])
     read_with_options(cluster)
+    odd_values_survive(urls[2])
+    odd_values_survive(databases[1])
     with open_feed(cluster.url(0, only=True)) as feed, pytest.raises(JournalPrunedError, match="no longer holds"):
         list(feed.scan([("A", 0, 3)], Wanted()))  # as if tick 0 had been there and were gone
     for table in TABLES:

@@ -122,13 +122,13 @@ async def test_one_node_grows_to_three_under_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--replay", "--voter"])
 async def test_a_fresh_node_joins_three_under_load(cluster: LocalCluster, option: str) -> None:
-    """With a copy of a file, and by replaying the journal, it ends up equal; a learner sends writers elsewhere."""
+    """With a copy of a file, and by replaying the journal, it ends up equal; a learner passes on what writes."""
     async with working(cluster) as work:
         node = newcomer(cluster, "D", option)
         await voters(cluster, *(("A", "B", "C", "D") if option == "--voter" else ("A", "B", "C")))
         await work.moves()
     await level(cluster)
-    async with open_client(cluster.url(3)) as client:
+    async with open_client(cluster.url(3, only=True)) as client:
         assert (await client.execute("SELECT count(*) FROM work")).value() >= len(work.done)
         await client.execute("INSERT INTO work VALUES ('through D')")
     node.kill()

@@ -98,7 +98,7 @@ class Scope:
 
 MEET = (("A", "P", "x"), ("B", "Q", "x"))
 PASS = (("A", "P", "x"), ("B", "Q", "y"))
-SAME = (("A", "P", "x"), ("B", "P", "x"))
+SAME = (("A", "P", "x"), ("B", "P", "y"))  # one command; what it draws depends on where it runs
 CHAIN = (("A", "P", "x"), ("B", "Q", "x", "y"), ("C", "R", "y"))
 ALONE = (("A", "P", "x"),)
 
@@ -110,8 +110,9 @@ def at(**nodes: str) -> tuple[tuple[str, str], ...]:
 
 SCOPES: dict[str, Scope] = {
     "meet-3": Scope("two that meet; losers run again", 3, MEET, Limits(retries=1)),
-    "pass-3": Scope("two that do not meet; anybody restarts", 3, PASS, Limits(restarts=1)),
-    "restart-3": Scope("two that meet; anybody restarts", 3, MEET, Limits(restarts=1)),
+    "pass-3": Scope("two that do not meet; A restarts", 3, PASS, Limits(restarts=1), where=at(restarts="A")),
+    "restart-3": Scope("two that meet; A restarts", 3, MEET, Limits(restarts=1), where=at(restarts="A")),
+    "restarts-3": Scope("two that meet; anybody restarts", 3, MEET, Limits(restarts=1)),
     "recover-3": Scope("two that meet; anybody recovers one of them", 3, MEET, Limits(suspicions=1)),
     "rollback-3": Scope(
         "two that meet; one given up, and run again", 3, MEET, Limits(rollbacks=1, retries=1), endings=50
@@ -142,11 +143,11 @@ SCOPES: dict[str, Scope] = {
         endings=100,
     ),
     "sync-3": Scope(
-        "one; each write is durable by an event of its own, anybody restarts, B recovers",
+        "one; each write is durable by an event of its own, A restarts, B recovers",
         3,
         ALONE,
         Limits(suspicions=1, restarts=1),
-        where=at(suspicions="B"),
+        where=at(suspicions="B", restarts="A"),
         eager=False,
     ),
     "reset-3": Scope("two that meet; a link breaks and comes back", 3, MEET, Limits(resets=1)),
@@ -157,7 +158,24 @@ SCOPES: dict[str, Scope] = {
         Limits(suspicions=2, rollbacks=1),
         cut=("AC",),
     ),
-    "chain-3": Scope("P meets Q, Q meets R", 3, CHAIN, Limits()),
+    "gap-3": Scope(
+        "two of one leader; a link breaks and comes back, the leader dies",
+        3,
+        (("A", "P", "x"), ("A", "Q", "y")),
+        Limits(resets=1, deaths=1),
+        where=at(deaths="A"),
+        endings=300,
+    ),
+    "disorder-3": Scope(
+        "two that meet on links that keep no order; P is given up",
+        3,
+        MEET,
+        Limits(rollbacks=1),
+        where=at(rollbacks="A"),
+        ordered=False,
+        endings=50,
+    ),
+    "chain-3": Scope("P meets Q, Q meets R, on a line A-B-C", 3, CHAIN, Limits(), cut=("AC",)),
     "time-3": Scope(
         "one; heartbeats close and cut time, B or C recovers",
         3,

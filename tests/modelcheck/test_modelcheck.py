@@ -1,0 +1,154 @@
+"""Everything that can happen in a few very small clusters, and whether the search itself can be trusted."""
+
+from collections import defaultdict
+
+import pytest
+
+from tools.modelcheck.__main__ import main
+from tools.modelcheck.explore import Explorer
+from tools.modelcheck.facts import Facts
+from tools.modelcheck.frozen import freeze, key_of, thaw
+from tools.modelcheck.hunt import hunt, search
+from tools.modelcheck.nodes import Nodes
+from tools.modelcheck.place import Place
+from tools.modelcheck.scopes import ALONE, MEET, SCOPES, Limits, Scope, at
+
+NO_END = 1e6  # seconds: these scopes are small, and a busy machine may take its time
+SMALL = {
+    "two that meet": Scope("", 3, MEET, Limits(), endings=20),
+    "one, recovered": Scope("", 3, ALONE, Limits(suspicions=1), endings=10),
+    "one, and its leader dies": Scope(
+        "", 3, ALONE, Limits(suspicions=1, deaths=1), where=at(suspicions="B", deaths="A"), endings=20
+    ),
+    "one, and a restart": Scope("", 3, ALONE, Limits(restarts=1), endings=10),
+    "one given up": Scope("", 3, ALONE, Limits(rollbacks=1, retries=1), endings=10),
+    "two orphans at five": Scope("", 5, MEET, Limits(), dead="AB", endings=60),
+    "two orphans at seven": Scope("", 7, MEET, Limits(), dead="ABC", endings=40),
+}
+
+
+def finals(explorer: Explorer) -> set[tuple[object, ...]]:
+    """Return what is known for good in each final state."""
+    nodes, n = explorer.nodes, explorer.scope.voters
+    return {tuple(nodes.facts[nodes.known[place].facts] for place in state[:n]) for state in explorer.finals}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_law_breaks_in_all_that_can_happen(name: str) -> None:
+    """All of it is gone through, and some of it is brought to a fair end."""
+    scope = SMALL[name]
+    report, way = search(scope, NO_END)
+    assert not report.law, (report.story, way)
+    assert report.exhausted
+    assert report.states > 100
+    assert report.ended == scope.endings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCOPES)
+def test_no_law_breaks_in_the_published_scopes(name: str) -> None:
+    """Or not as far as a few minutes go."""
+    report, way = search(SCOPES[name], 240)
+    assert not report.law, (report.story, way)
+
+
+@pytest.mark.parametrize("name", ["one, recovered", "one, and its leader dies", "one given up"])
+def test_what_is_left_out_leads_nowhere_else(name: str) -> None:
+    """With all orders in which nodes can take turns the search is longer, and ends in the same states."""
+    short, whole = Explorer(SMALL[name]), Explorer(SMALL[name], reduced=False)
+    assert short.search(NO_END).states < whole.search(NO_END).states
+    assert finals(short) == finals(whole)
+
+
+def test_what_is_durable_at_once_is_what_is_durable_soon() -> None:
+    """With each sync as an event of its own, and restarts that lose what was before it, there is one more end.
+
+    There the request was lost, and nobody knows of it.
+    """
+    at_once = Scope("", 2, ALONE, Limits(restarts=1), endings=0)
+    soon = at_once.with_(eager=False)
+    one, other = Explorer(at_once), Explorer(soon)
+    assert one.search(NO_END).exhausted
+    assert other.search(NO_END).exhausted
+    forgotten = tuple(Facts(name, (), frozenset(), (), 0) for name in "AB")
+    assert finals(other) == {*finals(one), forgotten}
+
+
+class Watched(Nodes):
+    """Keeps a second copy of states that were reached in two ways."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
+        self.copies: dict[int, list[bytes]] = defaultdict(list)
+
+    def number(self, place: Place) -> int:
+        before = len(self.known)
+        found = super().number(place)
+        if found < before and len(self.copies[found]) < 3:
+            self.copies[found].append(freeze(place))
+        return found
+
+
+@pytest.mark.parametrize("name", ["two that meet", "one, recovered", "one given up"])
+def test_what_has_one_key_behaves_alike(name: str) -> None:
+    """Nodes that came to the same state in different ways do the same from there on."""
+    explorer = Explorer(SMALL[name])
+    nodes = explorer.nodes = Watched(SMALL[name])
+    explorer.meets = [nodes.event(("meet", one)) for one in SMALL[name].names]
+    explorer.reboot, explorer.death = nodes.event(("reboot", 0)), nodes.event(("die", 0))
+    explorer.search(NO_END)
+    compared = 0
+    for number, copies in list(nodes.copies.items()):
+        known = nodes.known[number]
+        for event, expected in list(known.after.items()):
+            for data in copies:
+                nodes.known[number].data, nodes.known[number].after = data, {}
+                assert nodes.play(number, event) == expected
+                compared += 1
+    assert compared > 20
+
+
+def test_a_copy_of_a_node_is_the_same_and_its_own() -> None:
+    """What is thawed has the same key, and what happens to it happens to nobody else."""
+    explorer = Explorer(SMALL["two that meet"])
+    state = explorer.begin()
+    place = thaw(explorer.nodes.known[state[0]].data)
+    twin = thaw(freeze(place))
+    assert key_of(place) == key_of(twin)
+    twin.play(("submit",))
+    assert key_of(place) != key_of(twin)
+    assert not place.disk.durable.votes
+    assert twin.disk.durable.votes
+
+
+@pytest.mark.parametrize(
+    ("fault", "scope", "law"),
+    [
+        ("quorum less one", "meet-3", "no concurrent conflicting commits"),
+        ("no test of its own", "meet-3", "no concurrent conflicting commits"),
+        ("after ignored", "meet-3", "no node stops"),
+        ("plain majority at 7", "orphans-7", "everything ends while some are gone"),
+        ("reply before durable", "sync-3", "no acknowledged commit is lost"),
+    ],
+)
+def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
+    """With the shortest way to it, event by event."""
+    found = hunt(fault, (scope,), NO_END)
+    assert found is not None
+    assert found.report.law == law
+    assert found.way
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """It lists scopes, tells the way to a fault, and says so with its exit status."""
+    assert main(["--list"]) == 0
+    assert "orphans-7" in capsys.readouterr().out
+    assert main(["chain-3", "--seconds", "1000"]) == 0
+    assert "| all |" in capsys.readouterr().out
+    assert main(["meet-3", "--fault", "quorum less one"]) == 0
+    assert "neither has seen the other" in capsys.readouterr().out
+    assert main(["chain-3", "--fault", "strict reads ask nobody", "--seconds", "1000"]) == 1
+    assert "NOT SEEN" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["no-such-scope"])
+    assert "there is meet-3" in capsys.readouterr().err

@@ -44,6 +44,7 @@ class Table:
         key: the columns of its primary key, if it has one.
         needs: columns that every INSERT names, so that no node has to give an id that could be seen.
         is_view: whether it is a view.
+        deferred: whether a foreign key of its may be checked at COMMIT only.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Table:
     key: list[str] = field(default_factory=list)
     needs: list[str] = field(default_factory=list)
     is_view: bool = False
+    deferred: bool = False
 
     @property
     def all(self) -> list[str]:

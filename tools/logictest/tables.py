@@ -44,6 +44,7 @@ def table(luck: Luck, name: str, parents: list[Table]) -> tuple[str, Table]:
         parts.append(_foreign_key(luck, luck.one(usable), luck.one(names)))
     if made.needs and luck.chance(20):
         parts.append(_foreign_key(luck, made, "b"))
+    made.deferred = any("INITIALLY DEFERRED" in part for part in parts)
     ends = [*(["WITHOUT ROWID"] if kind == "without" else []), *(["STRICT"] if strict else [])]
     return f"CREATE TABLE {name}({', '.join(parts)}) {', '.join(ends)}".rstrip(), made
 

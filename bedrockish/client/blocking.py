@@ -137,7 +137,13 @@ class Connection:
         """
         if self._current is not None:
             raise UnsupportedError("a stream does not see what the open transaction has changed; COMMIT it first")
-        return held_stream(BlockingRowStream(self._loop.call, self._client.new_stream(sql, params, timeout, read)))
+        return held_stream(self.open_stream(sql, params, timeout=timeout, read=read))
+
+    def open_stream(
+        self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None
+    ) -> BlockingRowStream:
+        """Open what ``stream`` opens, for the caller to close, whatever transaction is open."""
+        return BlockingRowStream(self._loop.call, self._client.new_stream(sql, params, timeout, read))
 
     @property
     def in_transaction(self) -> bool:

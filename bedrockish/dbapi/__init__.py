@@ -18,6 +18,7 @@ from bedrockish.dbapi.errors import (
 )
 from bedrockish.dbapi.row import Row
 from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL
+from bedrockish.dbapi.streaming import StreamingCursor
 from bedrockish.dbapi.values import (
     BINARY,
     DATETIME,
@@ -69,6 +70,7 @@ __all__ = [
     "PrepareProtocol",
     "ProgrammingError",
     "Row",
+    "StreamingCursor",
     "Time",
     "TimeFromTicks",
     "Timestamp",

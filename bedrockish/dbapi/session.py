@@ -15,6 +15,7 @@ from typing import Any
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.held import BlockingTransaction
 from bedrockish.client.rows import Rows
+from bedrockish.client.streaming import BlockingRowStream
 from bedrockish.client.transaction import BATCH
 from bedrockish.control import BEGIN, COMMIT, RELEASE, ROLLBACK, ROLLBACK_TO, SAVEPOINT, Control, parse_control
 from bedrockish.dbapi.statements import READ, SCHEMA, WRITE
@@ -76,6 +77,14 @@ class Session:
             rows = self._inside([(sql, params)], kind)[0]
         self.changes += max(0, rows.rowcount)
         return rows
+
+    def stream(self, sql: str, params: Any) -> BlockingRowStream:
+        """Open the result of a statement that reads, beside all transactions.
+
+        Raises:
+            BedrockishError: see the client's.
+        """
+        return self.link.open_stream(sql, params, timeout=self.timeout_s, read=self.read)
 
     def run_many(self, sql: str, every: Sequence[Any], kind: str) -> int:
         """Run one statement that writes with many parameters, up to a thousand in a round trip, and all or none if

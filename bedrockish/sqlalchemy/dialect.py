@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from sqlalchemy import pool
+from sqlalchemy.dialects.sqlite.base import SQLiteExecutionContext
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import URL
 
@@ -20,11 +21,21 @@ SERIALIZABLE, SNAPSHOT, AUTOCOMMIT = "SERIALIZABLE", "SNAPSHOT", "AUTOCOMMIT"
 LOST = ("unavailable", "closed", "protocol")
 
 
+class BedrockishContext(SQLiteExecutionContext):
+    """Runs one statement."""
+
+    def create_server_side_cursor(self) -> Any:
+        """Return a cursor whose rows come as they are fetched; asked for with ``stream_results`` or ``yield_per``."""
+        return self._dbapi_connection.cursor(self.dialect.loaded_dbapi.StreamingCursor)
+
+
 class BedrockishDialect(SQLiteDialect_pysqlite):
     """What ``create_engine("bedrockish://...")`` uses."""
 
     driver = "bedrockish"
     supports_statement_cache = True
+    supports_server_side_cursors = True
+    execution_ctx_cls = BedrockishContext
 
     @classmethod
     def import_dbapi(cls) -> Any:

@@ -9,7 +9,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine, inspect, text
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, OperationalError, ProgrammingError
 
 from bedrockish.dbapi import InterfaceError
 from bedrockish.errors import ConfigError
@@ -226,3 +226,22 @@ def test_alembic_migrates_there_and_back(engine: Engine, tmp_path: Path) -> None
     assert columns["name"]["nullable"]
     command.downgrade(config, "base")
     assert inspect(engine).get_table_names() == ["alembic_version"]
+
+
+def test_results_that_are_asked_for_as_streams_come_in_parts(engine: Engine) -> None:
+    """More than a node gives at once; within a transaction that has begun, as ever."""
+    many = text(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 5000) SELECT i, zeroblob(10000) FROM n"
+    )
+    with engine.connect() as connection:
+        result = connection.execution_options(stream_results=True, max_row_buffer=100).execute(many)
+        assert sum(len(blob) for _, blob in result) == 50_000_000
+        result = connection.execution_options(stream_results=True).execute(many)
+        assert [len(part) for part in result.partitions(2000)] == [2000, 2000, 1000]
+    with engine.connect() as connection, pytest.raises(DataError, match="stream"):
+        connection.execute(many)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE streamed(id INTEGER PRIMARY KEY)")
+        connection.exec_driver_sql("INSERT INTO streamed VALUES (1), (2)")
+        rows = connection.execution_options(stream_results=True).exec_driver_sql("SELECT id FROM streamed").all()
+        assert [row[0] for row in rows] == [1, 2]

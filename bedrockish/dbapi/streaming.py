@@ -1,0 +1,122 @@
+"""A cursor whose result comes as it is fetched, so that it may be of any size."""
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from bedrockish.client.rows import Rows
+from bedrockish.client.streaming import BlockingRowStream
+from bedrockish.dbapi.cursor import Cursor
+from bedrockish.dbapi.errors import InterfaceError, ProgrammingError
+from bedrockish.dbapi.statements import READ, kind_of
+from bedrockish.dbapi.values import adapt_all
+
+if TYPE_CHECKING:
+    from bedrockish.dbapi.connection import Connection
+
+
+class StreamingCursor(Cursor):
+    """Get one from ``connection.cursor(StreamingCursor)``.
+
+    A statement that reads is not part of a transaction and begins none: its rows are those of one moment, and whoever
+    fetches may find that the rest is lost (``OperationalError``, ``code`` ``result_lost``). Everything else, and all
+    that is executed while a transaction is open, is as with any cursor.
+    """
+
+    def __init__(self, connection: "Connection") -> None:
+        self._stream: BlockingRowStream | None = None
+        self._before = 0  # rows of the batches before
+        super().__init__(connection)
+
+    def _forget(self) -> None:
+        stream, self._stream, self._before = self._stream, None, 0
+        super()._forget()
+        if stream is not None:
+            with suppress(InterfaceError):  # the connection is closed, and the stream with it
+                self._connection._run(lambda _: stream.close())
+
+    @property
+    def rownumber(self) -> int | None:
+        """Place of the row that is fetched next, from 0; None without a result."""
+        place = super().rownumber
+        return None if place is None else self._before + place
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Self:
+        """Run one statement; if it reads, wait for its first rows only.
+
+        Raises:
+            Error: as for ``Cursor.execute``.
+        """
+        self._check_sql(sql)
+        if kind_of(sql) != READ or self._connection.in_transaction:
+            return super().execute(sql, parameters)
+        params = adapt_all(parameters) if parameters else None
+        self._forget()
+        self._declared = self._ask_types(sql, READ) or []
+        self._stream = self._connection._run(lambda session: session.stream(sql, params))
+        self._next_batch()
+        assert self._columns
+        _ = self.description  # from the first rows, as long as they are here
+        return self
+
+    def _next_batch(self) -> None:
+        stream = self._stream
+        assert stream is not None
+        self._before += len(self._rows)
+        rows = self._connection._run(lambda _: stream.batch())
+        self._take(Rows(stream.columns, rows))
+        self._place = 0
+        if not rows:
+            self._stream = None
+
+    def _fill(self) -> None:
+        """Have a row to fetch, if there is one."""
+        self._check_result()
+        if self._stream is not None and self._place >= len(self._rows):
+            self._next_batch()
+
+    def fetchone(self) -> Any:
+        """Return the next row; None when there is no more.
+
+        Raises:
+            OperationalError: the rest is lost; reading again is safe.
+            ProgrammingError: the last statement had no result, or there was none.
+        """
+        self._fill()
+        return super().fetchone()
+
+    def fetchmany(self, size: int | None = None) -> list[Any]:
+        """Return the next rows, ``arraysize`` by default; an empty list when there is no more.
+
+        Raises:
+            OperationalError: as for ``fetchone``.
+            ProgrammingError: as for ``fetchone``, or the size is negative.
+        """
+        count = self.arraysize if size is None else size
+        if count < 0:
+            raise ProgrammingError(f"the number of rows to fetch should not be negative, but is {count}")
+        found: list[Any] = []
+        self._check_result()
+        while len(found) < count:
+            self._fill()
+            part = super().fetchmany(count - len(found))
+            if not part:
+                break
+            found += part
+        return found
+
+    def fetchall(self) -> list[Any]:
+        """Return all rows that are left.
+
+        Raises:
+            OperationalError: as for ``fetchone``.
+            ProgrammingError: as for ``fetchone``.
+        """
+        found = super().fetchall()
+        while self._stream is not None:
+            self._fill()
+            found += super().fetchall()
+        return found
+
+    def __next__(self) -> Any:
+        self._fill()
+        return super().__next__()

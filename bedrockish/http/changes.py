@@ -18,7 +18,7 @@ from bedrockish.http.bodies import write_json
 from bedrockish.requests import STALE, Statement, decode_results
 from bedrockish.requests import Request as Command
 from bedrockish.runtime import Runtime
-from journal.feed import Committed, CursorError, Feed, FeedPrunedError
+from journal.feed import Committed, Cursor, CursorError, Feed, FeedPrunedError
 from journal.plain import as_data
 
 LINES, EVENTS = "application/x-ndjson", "text/event-stream"
@@ -136,7 +136,7 @@ class _Reader:
                     yield await self._transaction(one)
                     self._left -= 1
                     if not self._left:
-                        yield self._end()
+                        yield self._end(one.cursor)  # of the page, no more was taken than this
                         return
                 if self._feed.is_last:
                     if not self._asked.follow and (found or trio.current_time() >= until):
@@ -154,9 +154,10 @@ class _Reader:
             return self._line(as_data(one), str(one.cursor))
         return await trio.to_thread.run_sync(lambda: self._line(as_data(one), str(one.cursor)))
 
-    def _end(self) -> bytes:
-        """Tell how far the feed was read, also past what a filter left out."""
-        cursor = str(self._feed.cursor) if self._feed.cursor.clock else ""
+    def _end(self, taken: Cursor | None = None) -> bytes:
+        """Tell how far the feed was read, also past what a filter left out; or that only so much was taken."""
+        place = taken or self._feed.cursor
+        cursor = str(place) if place.clock else ""
         return self._line({"cursor": cursor, "safe": self._feed.safe}, cursor, "place")
 
     def _line(self, value: dict[str, Any], cursor: str | None, event: str = "") -> bytes:

@@ -1,0 +1,95 @@
+"""The clock as Citus lays it out, and how far behind it time is closed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bedrockish.clock import CLOCK_MAX, COUNTER_BITS, COUNTER_MAX, HybridClock, counter, milliseconds, pack
+from bedrockish.core.lag import FORGET_S, Lag
+from bedrockish.core.settings import Settings
+
+MOMENTS = st.integers(0, (1 << 42) - 2)
+
+
+def test_the_layout() -> None:
+    """42 bits of milliseconds, some 139 years, and 22 of counter, some four million."""
+    assert COUNTER_BITS == 22
+    assert pack((1 << 42) - 1, COUNTER_MAX) == CLOCK_MAX == (1 << 64) - 1
+    assert (milliseconds(pack(7, 9)), counter(pack(7, 9))) == (7, 9)
+    assert pack(8, 0) > pack(7, COUNTER_MAX), "of two clocks the greater integer is later"
+
+
+def test_a_counter_that_overflows_carries_into_the_milliseconds() -> None:
+    clock = HybridClock(pack(5, COUNTER_MAX))
+    assert clock.tick(5) == pack(6, 0)
+    assert clock.tick(5) == pack(6, 1)
+
+
+@given(
+    st.lists(st.one_of(MOMENTS.map(lambda ms: ("tick", ms)), MOMENTS.map(lambda ms: ("hear", pack(ms)))), max_size=40)
+)
+def test_it_never_goes_back_and_each_tick_is_new(steps: list[tuple[str, int]]) -> None:
+    """Whatever the wall does, forwards, backwards, by hours; and a restart begins at the ceiling."""
+    clock = HybridClock()
+    last = 0
+    for what, value in steps:
+        if what == "tick":
+            given_ = clock.tick(value)
+            assert given_ > last
+            assert given_ >= pack(value)
+        else:
+            clock.adjust(value)
+            assert clock.value >= max(last, value)
+        last = clock.value
+    assert HybridClock(last).tick(0) == last + 1
+
+
+def test_the_safety_valve_only_counts() -> None:
+    clock = HybridClock(pack(5), follows_wall=False)
+    assert clock.tick(1_000_000) == pack(5) + 1
+    assert clock.read(1_000_000) == pack(5) + 1
+    clock.adjust(pack(9))
+    assert clock.tick(1_000_000) == pack(9) + 1
+    clock.follows_wall = True
+    assert clock.tick(1_000_000) == pack(1_000_000)
+
+
+def settle(lag: Lag, start: float, seconds: float) -> float:
+    """Let time pass, a reading every 50 ms; return the moment."""
+    moment = start
+    while moment < start + seconds:
+        moment += 0.05
+        lag.read(moment, int(moment * 1000))
+    return moment
+
+
+def test_a_quiet_node_closes_close_behind_its_clock() -> None:
+    settings = Settings()
+    lag = Lag(settings)
+    assert lag.seconds == settings.closing_lag_ms / 1000, "nothing is known at first"
+    moment = settle(lag, 10.0, 10 * FORGET_S)
+    assert lag.seconds == settings.closing_lag_ms_min / 1000
+    assert 0 <= moment - lag.closable(moment) / 1000 - lag.seconds < 0.06
+
+
+def test_what_comes_late_widens_the_distance_at_once_and_is_forgotten_slowly() -> None:
+    lag = Lag(Settings(closing_lag_ms=1_000))
+    moment = settle(lag, 10.0, 10 * FORGET_S)
+    lag.late(moment, int((moment - 0.3) * 1000))
+    assert 0.5 < lag.seconds < 0.7
+    moment = settle(lag, moment, FORGET_S)
+    assert 0.2 < lag.seconds < 0.4
+    lag.late(moment, int((moment - 30) * 1000))
+    assert lag.seconds == 1.0, "never further than it may"
+    settle(lag, moment, 20 * FORGET_S)
+    lag.expect()
+    assert lag.seconds == 1.0, "somebody has asked for a clock that is now"
+
+
+def test_a_clock_that_only_counts_is_closed_as_well() -> None:
+    """What was counted last is closed after a while, although the clock stands still."""
+    lag = Lag(Settings())
+    moment = 0.0
+    for _ in range(400):
+        moment += 0.05
+        lag.read(moment, 7)
+    assert lag.closable(moment) == 7

@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first broken law")
     parser.add_argument("-v", "--verbose", action="store_true", help="one line per event")
     chosen = parser.parse_args(arguments)
-    overrides = dict(_override(text, parser) for text in chosen.set)
+    overrides = dict(override(text, parser) for text in chosen.set)
     began = time.monotonic()
     draw = DRAWS[chosen.worlds]
     jobs = (Job(draw(seed).with_(**overrides), chosen.verbose, not chosen.once) for seed in _seeds(chosen, began))
@@ -156,7 +156,8 @@ def _sum_up(total: Counter[str], failures: int, seconds: float, took: float) -> 
     )
 
 
-def _override(text: str, parser: argparse.ArgumentParser) -> tuple[str, object]:
+def override(text: str, parser: argparse.ArgumentParser) -> tuple[str, object]:
+    """Read ``NAME=VALUE`` of an option."""
     name, _, value = text.partition("=")
     default = getattr(Options(0), name, None)
     if default is None:

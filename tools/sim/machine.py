@@ -200,7 +200,6 @@ class Machine:
         for _ in range(len(self.inbox)):
             event = self.inbox.popleft()
             self.world.trace(self.name, event)
-            self.world.met(self, event)
             self.guarded(lambda node, event=event: self._perform(node.step(event, self.now())))  # type: ignore[misc]
         if self.node is not None:
             deadline = self.node.deadline()

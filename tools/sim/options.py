@@ -25,6 +25,7 @@ FAULTS = (
     "wipe",
     "restore",
 )
+SUSPICION_DELAYS = 25  # who is suspected after less than some round trips is recovered, and passed by, all the time
 VOTERS = (1, 3, 3, 3, 4, 5, 5, 6, 7, 7)
 
 
@@ -143,6 +144,8 @@ def draw_wide_options(seed: int) -> Options:
     calm = luck.random() < 0.1
     kinds = tuple(kind for kind in FAULTS if luck.random() < 0.5 and (kind != "leap" or luck.random() < 0.4))
     suspicion = luck.choice((200, 400, 1_000))
+    delay_ms = luck.choice((0.2, 1.0, 5.0, 40.0))
+    suspicion = max(suspicion, int(SUSPICION_DELAYS * delay_ms))
     return Options(
         seed,
         voters=voters,
@@ -152,7 +155,7 @@ def draw_wide_options(seed: int) -> Options:
         think_ms=luck.choice((5.0, 30.0, 100.0)),
         keys=luck.choice((3, 6, 12, 40)),
         hot=luck.choice((0.0, 0.1, 0.5, 0.9)),
-        delay_ms=luck.choice((0.2, 1.0, 5.0, 40.0)),
+        delay_ms=delay_ms,
         sync_ms=luck.choice((0.1, 1.0, 8.0)),
         execute_ms=luck.choice((0.0, 0.0, 1.0, 20.0)),
         duplicate=0.0 if calm else luck.choice((0.0, 0.0, 0.01, 0.2)),

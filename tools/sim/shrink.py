@@ -105,8 +105,19 @@ def smaller(options: Options) -> Iterator[Options]:
         yield options.with_(suspect_every_s=0.0)
     plain = Options(options.seed, readers=0, forwarding=False)
     for name in (
-        *("changes_every_s", "talks", "snapshots", "readers", "forwarding", "learners", "dead", "power_cut", "lose"),
-        *("duplicate", "ordered", "skew_ms", "execute_ms", "hot", "wander", "fetch_bytes", "follows_wall"),
+        *(
+            "alter",
+            "changes_every_s",
+            "talks",
+            "snapshots",
+            "readers",
+            "forwarding",
+            "learners",
+            "dead",
+            "power_cut",
+            "lose",
+        ),
+        *("lose", "duplicate", "ordered", "skew_ms", "execute_ms", "hot", "wander", "fetch_bytes", "follows_wall"),
     ):
         if getattr(options, name) != getattr(plain, name):
             yield options.with_(**{name: getattr(plain, name)})

@@ -5,16 +5,16 @@ from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import cbor2
 
 from bedrockish.acquaintances import PREFIX
-from bedrockish.core.events import Event, Received
+from bedrockish.core.events import Received
 from bedrockish.core.messages import Message
 from bedrockish.core.records import Member, Membership
 from bedrockish.core.settings import approvals_needed
-from journal.transaction import Transaction, Txid
+from journal.transaction import Txid
 from tools.sim.clients import Client
 from tools.sim.disk import Image
 from tools.sim.faults import Faults
@@ -39,22 +39,6 @@ class LawBrokenError(Exception):
         self.law, self.story = law, story
 
 
-class Watcher(Protocol):
-    """Looks on, to tell the story to somebody else."""
-
-    def met(self, machine: Machine, event: Event) -> None:
-        """A node is about to be told of an event."""
-
-    def suspected(self, name: str, txid: Txid, *, give_up: bool) -> None:
-        """A node begins to recover, or gives up, without need."""
-
-    def began(self, name: str, transaction: Transaction) -> None:
-        """A leader has put a transaction together."""
-
-    def changed(self, name: str, what: str) -> None:
-        """A machine has crashed, started, or made everything durable."""
-
-
 class World:
     """Everything that a seed makes happen.
 
@@ -72,7 +56,6 @@ class World:
         self.counts: Counter[str] = Counter()
         self.digest = blake2b(digest_size=16)
         self.closing = False
-        self.watcher: Watcher | None = None
         self.happened: list[str] = []  # names of the commands, faults and needless recoveries, as they began
         self.laws = Laws(self)
         self.network = Network(self, options, Random(f"network {options.seed}"))
@@ -270,13 +253,6 @@ class World:
     def suspected(self, name: str, txid: Txid, *, give_up: bool) -> None:
         """A node begins to recover, or gives up, without need."""
         self.trace(name, "gives up" if give_up else "recovers", txid)
-        if self.watcher is not None:
-            self.watcher.suspected(name, txid, give_up=give_up)
-
-    def met(self, machine: Machine, event: Event) -> None:
-        """A node is about to be told of an event."""
-        if self.watcher is not None:
-            self.watcher.met(machine, event)
 
     def trace(self, who: str, *what: object) -> None:
         """Note an event."""

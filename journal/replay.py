@@ -37,6 +37,7 @@ from journal.vector import Vector
 
 JOURNAL, RANDOM = "journal", "random"
 ORDERS = (JOURNAL, RANDOM)
+Prepare = Callable[[apsw.Connection], None]
 PROGRESS_EVERY = 1_000  # entries
 
 
@@ -91,6 +92,7 @@ def replay(
     order: str = JOURNAL,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
+    prepare: Prepare | None = None,
 ) -> Report:
     """Write a new database from the journals of one or several nodes.
 
@@ -101,6 +103,7 @@ def replay(
             any causally valid order.
         seed: from which the random order is drawn; the same seed gives the same order.
         progress: called with the number of entries taken, now and then.
+        prepare: gives a connection the functions and collations that indexes, CHECKs and generated columns use.
 
     Raises:
         JournalFileError: a file is not one that has a journal, or the target exists.
@@ -122,7 +125,7 @@ def replay(
             sources[-1][1].execute("BEGIN")
         _check_whole(sources if order == RANDOM else sources[:1])
         entries = _journal_order(sources) if order == JOURNAL else interleave(_timelines(sources, {}), draws(seed))
-        report = _rebuild(entries, sources, name, order, seed, progress)
+        report = _rebuild(entries, sources, name, order, seed, progress, prepare)
         done = True
     finally:
         for _, db in sources:
@@ -190,6 +193,7 @@ def _rebuild(
     order: str,
     seed: int,
     progress: Callable[[int], None] | None,
+    prepare: Prepare | None,
 ) -> Report:
     db = apsw.Connection(name)
     try:
@@ -201,6 +205,8 @@ def _rebuild(
         switch(db, on=False)
         for function in CLOCK_FUNCTIONS:  # views and triggers may name them; nothing calls them here
             db.create_scalar_function(function, _not_here)
+        if prepare is not None:
+            prepare(db)
         rebuild = _Rebuild(db, _adopted(sources))
         db.execute("BEGIN")
         for sourced in entries:

@@ -94,7 +94,8 @@ def run(db: apsw.Connection, statements: Sequence[str]) -> str:
         why the data forbids it; empty if it is done.
 
     Raises:
-        apsw.Error: it failed for another reason than the data, such as a full disk: not every node fails so.
+        apsw.Error: it failed for another reason than the data, such as a full disk, or a function or collation that
+            was not registered: not every node fails so.
     """
     db.execute("SAVEPOINT activation")
     try:
@@ -102,11 +103,18 @@ def run(db: apsw.Connection, statements: Sequence[str]) -> str:
             db.execute(statement).fetchall()
     except (apsw.ConstraintError, apsw.SQLError) as error:
         db.execute("ROLLBACK TO activation")
+        if is_missing(str(error)):
+            raise  # not the data: other nodes have what is missing here
         return str(error)
     finally:
         if db.in_transaction:
             db.execute("RELEASE activation")
     return ""
+
+
+def is_missing(text: str) -> bool:
+    """Whether an error of SQLite says that a function or a collation was not registered."""
+    return text.startswith(("no such function", "no such collation", "unknown function"))
 
 
 def switch(db: apsw.Connection, *, on: bool) -> None:

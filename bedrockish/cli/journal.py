@@ -18,7 +18,7 @@ from bedrockish.cli.upkeep import hold, prune
 from journal.changes import Change, decode_changes, decode_statements
 from journal.entry import Entry
 from journal.errors import EntryMalformedError
-from journal.replay import JOURNAL, ORDERS, digest, replay
+from journal.replay import JOURNAL, ORDERS, Prepare, digest, replay
 from journal.store import open_readonly, stored_at
 from journal.tables import find_table, print_key
 from journal.transaction import ROWS, SCHEMA
@@ -207,14 +207,26 @@ def _print_report(report: Verification) -> None:
 @click.option("--to", "target", type=FILE, required=True, help="The database file to write; must not exist.")
 @click.option("--order", type=click.Choice(ORDERS), default=JOURNAL, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the random order.")
-def replay_files(files: tuple[Path, ...], target: Path, order: str, seed: int) -> None:
+@click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
+def replay_files(files: tuple[Path, ...], target: Path, order: str, seed: int, plugins: tuple[str, ...]) -> None:
     """Rebuild a database from nothing but the journals in FILES, and print its digest."""
-    report = replay([*files], target, order=order, seed=seed)
+    report = replay([*files], target, order=order, seed=seed, prepare=load_plugins(plugins))
     click.echo(
         f"{report.entries} entries ({report.repeats} second labels), {report.changes} rows, "
         f"{report.statements} schema statements, in {report.order} order"
     )
     click.echo(f"{report.digest}  {report.target}")
+
+
+def load_plugins(names: tuple[str, ...]) -> Prepare:
+    """Return what gives a connection the functions and collations of plugins.
+
+    Raises:
+        ConfigError: one cannot be loaded.
+    """
+    from bedrockish.plugins import Plugins
+
+    return Plugins(names).prepare
 
 
 @journal.command("digest")

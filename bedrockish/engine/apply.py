@@ -7,12 +7,16 @@ columns that changed, or every index of the table would be written.
 
 import apsw
 
+from bedrockish.engine.failures import WITHOUT_PLUGIN
 from bedrockish.engine.tables import Table, Tables, quote
 from bedrockish.errors import DamagedError
 from journal.changes import DELETE, INSERT, Change, Row
 from journal.entry import Entry
+from journal.schema import is_missing
 
 _SWITCHES = (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, apsw.SQLITE_DBCONFIG_ENABLE_FKEY)
+
+DIFFERS = "this node's tables differ from its journal: stop it and fill it again from another node"
 
 
 class RowApplier:
@@ -107,10 +111,10 @@ class RowApplier:
 
     @staticmethod
     def _damaged(entry: Entry, change: Change, why: str) -> DamagedError:
+        way = WITHOUT_PLUGIN if is_missing(why) else DIFFERS
         key = change.rowid if change.rowid is not None else (change.before or change.after)
         return DamagedError(
-            f"{entry.leader}{entry.tick} cannot be applied: {change.op} of {change.table} {key!r}: {why}; "
-            "this node's tables differ from its journal: stop it and fill it again from another node",
+            f"{entry.leader}{entry.tick} cannot be applied: {change.op} of {change.table} {key!r}: {why}; {way}",
             entry=f"{entry.leader}{entry.tick}",
             table=change.table,
             key=repr(key),

@@ -6,6 +6,11 @@ from bedrockish.errors import BedrockishError, ConstraintError, DamagedError, Sq
 
 FULL = "the disk is full; free some space and start the node again: nothing that was answered is lost"
 
+WITHOUT_PLUGIN = (
+    "it is a function or a collation of a plugin that this node does not have: name the module in its key plugins, as "
+    "at the other nodes, and start it again"
+)
+
 
 def translate(error: apsw.Error, sql: str) -> BedrockishError:
     """Return the error to raise to the client for what SQLite said about a statement."""

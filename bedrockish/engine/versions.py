@@ -6,6 +6,7 @@ from typing import Any
 import apsw
 
 from bedrockish.engine import system
+from bedrockish.engine.failures import WITHOUT_PLUGIN
 from bedrockish.errors import DamagedError
 from journal import schema
 from journal.changes import decode_statements
@@ -70,7 +71,11 @@ class Versions:
 
     def _change(self, statements: list[str]) -> str:
         self._loud()
-        failure = schema.run(self._db, statements)
+        try:
+            failure = schema.run(self._db, statements)
+        except apsw.SQLError as error:
+            what = f"a change of the schema, {'; '.join(statements)!r}, gave: {error}"
+            raise DamagedError(f"{what}; {WITHOUT_PLUGIN}") from error
         self.current += 1
         schema.settle(self._db, self.current, failure)
         system.set_meta(self._db, "schema_version", self.current)

@@ -17,6 +17,7 @@ from journal.verify import verify
 from tools.cluster import LocalCluster, LocalNode
 
 BOUND_S = 40.0
+PATIENT = "/?timeout=40"  # the end of a URL: on a busy machine, anything may take long
 
 
 async def until(what: str, holds: Callable[[], Awaitable[bool]], bound_s: float = BOUND_S) -> None:

@@ -11,7 +11,7 @@ from bedrockish.client.aio import Client
 from bedrockish.client.transaction import Transaction
 from bedrockish.errors import ConflictError, ConstraintError, DeadlineError, StatementTimeoutError
 from bedrockish.requests import SNAPSHOT
-from tests.cluster.story import judge_files, level, ready, rows, until
+from tests.cluster.story import PATIENT, judge_files, level, ready, rows, until
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
@@ -37,7 +37,10 @@ async def test_what_takes_long_holds_nobody_up(cluster: LocalCluster) -> None:
     """Four statements run for ever at one node while others commit there; each is interrupted, and undone, in time."""
     await ready(cluster)
     ended: list[str] = []
-    async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(0, only=True)) as other:
+    async with (
+        open_client(cluster.url(0, only=True, options=PATIENT)) as client,
+        open_client(cluster.url(0, only=True, options=PATIENT)) as other,
+    ):
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
         await client.execute("INSERT INTO t VALUES (1, 0), (2, 0), (3, 0)")
         other.token = client.token
@@ -77,7 +80,7 @@ async def test_what_takes_long_holds_nobody_up(cluster: LocalCluster) -> None:
 async def test_long_requests_do_what_short_ones_do(cluster: LocalCluster) -> None:
     """Rows, ids, triggers and constraints; a client with several nodes does not have a long one begun at each."""
     await ready(cluster)
-    async with open_client(cluster.url()) as client:
+    async with open_client(cluster.url(options=PATIENT)) as client:
         await client.execute("CREATE TABLE v(id INTEGER PRIMARY KEY, n INTEGER UNIQUE)")
         await client.execute("CREATE TABLE log(id INTEGER PRIMARY KEY AUTOINCREMENT, what TEXT)")
         await client.execute("CREATE TRIGGER logs AFTER INSERT ON v BEGIN INSERT INTO log(what) VALUES (new.n); END")
@@ -94,7 +97,7 @@ async def test_long_requests_do_what_short_ones_do(cluster: LocalCluster) -> Non
         with pytest.raises(StatementTimeoutError):  # after more than the 2.5 s that the first of several nodes gets
             await client.execute(patient.replace("12000000", "1200000000"), timeout=40)
     for index in (1, 2):
-        async with open_client(cluster.url(index, only=True)) as other:
+        async with open_client(cluster.url(index, only=True, options=PATIENT)) as other:
             assert "asides" not in (await other.status())["counts"]
 
 
@@ -102,7 +105,10 @@ async def test_long_statements_of_open_transactions(cluster: LocalCluster) -> No
     """They see their own writes and their snapshot, write, fail, and lose when what they rest on has changed."""
     await ready(cluster)
     total = f"{LONG} SELECT sum(w.n) + 0 * max(i) FROM n, w WHERE w.id < 3"
-    async with open_client(cluster.url(0)) as client, open_client(cluster.url(1)) as other:
+    async with (
+        open_client(cluster.url(0, options=PATIENT)) as client,
+        open_client(cluster.url(1, options=PATIENT)) as other,
+    ):
         await client.execute("CREATE TABLE w(id INTEGER PRIMARY KEY, n INTEGER)")
         await client.execute("CREATE TABLE u(n INTEGER)")
         await client.execute("INSERT INTO w VALUES (1, 10), (2, 20), (3, 0)")

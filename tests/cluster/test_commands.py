@@ -26,7 +26,7 @@ from bedrockish.errors import (
 )
 from bedrockish.plugins import Plugins
 from tests.cluster import procedures
-from tests.cluster.story import judge_files, level, ready, rows, until
+from tests.cluster.story import PATIENT, judge_files, level, ready, rows, until
 from tools.cluster import LocalCluster, clean_environment
 
 pytestmark = pytest.mark.cluster
@@ -68,7 +68,7 @@ async def bank(client: Client) -> None:
 async def test_what_a_command_can_do_and_how_it_fails(cluster: LocalCluster) -> None:
     """Arguments and answers, its own writes, caught errors, refusals with their details, the same at each node."""
     await ready(cluster)
-    async with open_client(cluster.url()) as client:
+    async with open_client(cluster.url(options=PATIENT)) as client:
         await bank(client)
         assert await client.call("transfer", [1, 2, 30]) == 70
         assert await client.call("transfer", {"source": 1, "target": 2, "amount": 10}) == 60
@@ -101,7 +101,7 @@ async def test_what_a_command_can_do_and_how_it_fails(cluster: LocalCluster) -> 
 async def test_what_runs_for_ever_is_stopped(cluster: LocalCluster) -> None:
     """A loop, a statement, a sleep; by the node's limit, or because its client's time is over. The node goes on."""
     await ready(cluster)
-    async with open_client(cluster.url(0, only=True)) as client:
+    async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
         await bank(client)
         for name, text in (
             ("spin", "command spin ran longer than 1.5 s"),
@@ -125,13 +125,13 @@ async def test_what_runs_for_ever_is_stopped(cluster: LocalCluster) -> None:
 async def test_every_client_can_call(cluster: LocalCluster) -> None:
     """The blocking client, HTTP and the shell."""
     await ready(cluster)
-    async with open_client(cluster.url()) as client:
+    async with open_client(cluster.url(options=PATIENT)) as client:
         await bank(client)
     await trio.to_thread.run_sync(_every_client, cluster)
 
 
 def _every_client(cluster: LocalCluster) -> None:
-    with connect(cluster.url()) as db:
+    with connect(cluster.url(options=PATIENT)) as db:
         assert db.call("transfer", [1, 2, 30]) == 70
         db.execute("BEGIN")
         with pytest.raises(UnsupportedError, match="transaction of its own"):
@@ -156,7 +156,7 @@ def _every_client(cluster: LocalCluster) -> None:
             told = json.load(answer)
         assert (answer.code, told["details"].get("reason")) == (status, reason)
     script = ".call transfer [1, 2, 15]\n.call accounts\n.call transfer\n"
-    program = [sys.executable, "-m", "bedrockish.cli.main", "sql", cluster.url()]
+    program = [sys.executable, "-m", "bedrockish.cli.main", "sql", cluster.url(options=PATIENT)]
     done = subprocess.run(program, input=script, capture_output=True, text=True, env=clean_environment(), timeout=60)
     assert done.stdout.splitlines() == ["50", "[[1,50],[2,50]]"]
     assert "takes (source: int, target: int, amount: int)" in done.stderr
@@ -185,15 +185,15 @@ async def test_the_page_works_and_nodes_that_differ_are_noticed(
 
     with with_plugins(tmp_path / "cluster", 'bank", "words', names="AB") as cluster:
         await ready(cluster)
-        await trio.to_thread.run_sync(program, cluster.url())
-        async with open_client(cluster.url()) as client:
+        await trio.to_thread.run_sync(program, cluster.url(options=PATIENT))
+        async with open_client(cluster.url(options=PATIENT)) as client:
             assert await client.call("richest") == [[1, 70], [2, 30]]
             assert (await client.execute("SELECT initials('Ada Byron')")).value() == "AB"
             found = (await client.status())["plugins"]
             assert found["differ"] == {"C": "C has no bank; C has no words"}
             assert found["missing"] == {"C": ["bill", "richest", "transfer"]}
             assert list(found["modules"]) == ["bank", "words"]
-        async with open_client(cluster.url(2, only=True)) as client:
+        async with open_client(cluster.url(2, only=True, options=PATIENT)) as client:
             with pytest.raises(CommandError, match=r"node C has no command 'transfer'; A, B has it") as caught:
                 await client.call("transfer", [1, 2, 30])
             assert caught.value.details == {"reason": "unknown", "name": "transfer", "node": "C"}
@@ -203,7 +203,7 @@ async def test_the_page_works_and_nodes_that_differ_are_noticed(
 async def test_functions_and_collations_of_a_plugin(cluster: LocalCluster) -> None:
     """In statements, an expression index and a UNIQUE column, applied at every node, in open transactions and aside."""
     await ready(cluster)
-    async with open_client(cluster.url()) as client:
+    async with open_client(cluster.url(options=PATIENT)) as client:
         await client.execute("CREATE TABLE word(w TEXT COLLATE backwards UNIQUE, CHECK (shout(w) <> 'NO!'))")
         await client.execute("CREATE INDEX loud ON word(shout(w))")
         await client.execute("INSERT INTO word VALUES ('a'), ('c'), ('b')")
@@ -226,7 +226,10 @@ async def test_a_command_happens_once_and_runs_again_when_what_it_read_has_chang
     await ready(cluster)
     folder = cluster.directory
     started, go = folder / procedures.STARTED.name, folder / procedures.GO.name
-    async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
+    async with (
+        open_client(cluster.url(0, only=True, options=PATIENT)) as client,
+        open_client(cluster.url(1, only=True, options=PATIENT)) as other,
+    ):
         await bank(client)
         answers: list[Any] = []
 

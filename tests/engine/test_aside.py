@@ -17,6 +17,7 @@ from bedrockish.engine.limits import TakesLongError
 from bedrockish.errors import (
     BedrockishError,
     ConstraintError,
+    DamagedError,
     DeadlineError,
     SqlError,
     StatementTimeoutError,
@@ -24,6 +25,9 @@ from bedrockish.errors import (
     UnsupportedError,
 )
 from bedrockish.requests import Statement, decode_results
+from journal.errors import ReplayMismatchError
+from journal.replay import replay
+from tests.cluster.procedures import register
 from tests.engine.nodes import Limits, Sql, TestNode, contents, ids_like_sqlite, request
 
 SCHEMA = [
@@ -336,3 +340,38 @@ def test_closing_it_leaves_sqlites_locks_alone(node: TestNode) -> None:
     with pytest.raises(apsw.BusyError):
         other.execute("BEGIN IMMEDIATE")
     other.close()
+
+
+def test_functions_of_a_plugin_are_everywhere_or_the_node_stops(tmp_path: Path) -> None:
+    """In the loop, aside and in a replay; a node without them names them and stops, and goes on when it has them."""
+    first = TestNode(tmp_path / "a.db", prepare=register)
+    second = TestNode(tmp_path / "b.db", "B")
+    first.run("CREATE TABLE word(w TEXT COLLATE backwards UNIQUE)")
+    first.run("CREATE INDEX loud ON word(shout(w))")
+    first.run("INSERT INTO word VALUES ('a'), ('b')")
+    assert first.rows("SELECT w FROM word ORDER BY w") == [("b",), ("a",)]
+    aside = Aside(first.engine.beside())
+    begin(first, aside)
+    asked = request("UPDATE word SET w = 'c' WHERE shout(w) = 'A!'", "SELECT w FROM word ORDER BY w")
+    assert decode_results(in_thread(lambda: aside.execute(asked)).result)[1].rows == [("c",), ("b",)]
+    aside.end()
+    aside.close()
+    with pytest.raises(DamagedError, match="no such collation sequence: backwards; it is a function or a collation of"):
+        second.apply(first.entries[0])
+    second.engine.close()
+    second = TestNode(tmp_path / "b.db", "B", prepare=register)
+    for entry in first.entries:
+        second.apply(entry)
+    second.save()
+    second.engine.close()
+    second = TestNode(tmp_path / "b.db", "B")
+    update = first.entry(first.prepare("UPDATE word SET w = 'z' WHERE w = 'a'"))
+    first.apply(update)
+    with pytest.raises(DamagedError, match="of a plugin that this node does not have"):
+        second.apply(update)
+    second.engine.close()
+    first.save()
+    with pytest.raises(ReplayMismatchError, match="no such collation"):
+        replay([first.path], tmp_path / "c.db")
+    assert replay([first.path], tmp_path / "c.db", prepare=register).digest == first.engine.digest()
+    first.engine.close()

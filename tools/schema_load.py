@@ -84,7 +84,7 @@ def changes() -> Iterator[list[str]]:
         yield [f"ALTER TABLE event RENAME COLUMN e{n} TO f{n}"]
         yield [f"CREATE TABLE extra{n}(id INTEGER PRIMARY KEY, x)", f"CREATE VIEW seen{n} AS SELECT * FROM extra{n}"]
         yield [
-            f"CREATE TRIGGER audit{n} AFTER INSERT ON event BEGIN INSERT INTO extra{n}(x) VALUES (new.kind); END",
+            f"CREATE TRIGGER audit{n} AFTER INSERT ON event BEGIN INSERT INTO extra{n} VALUES (new.id, new.kind); END",
             f"PRAGMA user_version = {n + 1}",
         ]
         yield [f"DROP INDEX account_c{n}", f"ALTER TABLE account DROP COLUMN c{n}"]

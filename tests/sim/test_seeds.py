@@ -36,6 +36,19 @@ def test_laws_hold_in_hard_worlds(start: int) -> None:
         assert broken is None, f"hard seed {seed}: {broken}"
 
 
+@pytest.mark.parametrize("start", [1, 4])
+def test_every_transaction_runs_on_the_schema_of_its_clock(start: int) -> None:
+    """With clocks apart by all that is allowed, a delay shorter than a message's way, and leaders that die."""
+    for seed in range(start, start + 3):
+        faults = ("crash", "kill", "pause", "one_way", "reset")
+        options = draw_hard_options(seed).with_(
+            alter=0.2, schema_delay_ms=2, delay_ms=30.0, skew_ms=2_500, faults=faults, fault_every_s=0.2, load_s=1.5
+        )
+        broken, world = run_seed(options)
+        assert broken is None, f"seed {seed}: {broken}"
+        assert world.counts["schema changes"] > 0
+
+
 @pytest.mark.parametrize("seed", [2, 11, 17])
 def test_a_seed_is_one_story(seed: int) -> None:
     """The same seed makes the same events, to the byte."""

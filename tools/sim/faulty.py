@@ -345,7 +345,8 @@ FAULTS: dict[str, Fault] = {
     "a session does not wait for a schema": _fault(
         "a session sees the schema changes that it was told of",
         (_State, "has_seen", "self.awaits_schema(token.clock)", "False"),
-        **_ALTERS,
+        **{**_ALTERS, "wander": 1.0, "clients": 10, "think_ms": 5.0, "faults": ("one_way", "slow_link", "slow_disk")},
+        **{"fault_every_s": 0.1, "lose": 0.1, "heartbeat_ms": 50, "talks": 0.0, "dead": 0},
     ),
     "waiting goes on after a rollback": _fault(
         "who waits goes on when a rollback is accepted",

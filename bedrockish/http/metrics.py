@@ -23,6 +23,10 @@ COUNTERS = {  # of the node's counts: name here, and what it is
     "batches": ("batches", "Batches made durable, each with one sync."),
     "malformed": ("malformed_messages", "Messages of peers that could not be read."),
 }
+CLOCKS = {  # of the node's status, in milliseconds there
+    "closing_lag": "How far behind its clock the node closes time.",
+    "clock_ahead": "How far the cluster's clock is ahead of this machine's wall clock.",
+}
 GAUGES = {  # of the node's status
     "in_flight": ("in_flight", "Transactions of this node that are being decided."),
     "tickets": ("tickets", "Requests that are under way at this node."),
@@ -80,6 +84,8 @@ class _Numbers(Collector):
         if status["safe_lag_ms"] is not None:
             lag = status["safe_lag_ms"] / 1000
             yield GaugeMetricFamily("bedrockish_safe_lag_seconds", "How far safe time is behind the clock.", value=lag)
+        for name, said in CLOCKS.items():
+            yield GaugeMetricFamily(f"bedrockish_{name}_seconds", said, value=status[f"{name}_ms"] / 1000)
         up = GaugeMetricFamily("bedrockish_peer_up", "1 if the link to a peer is up.", labels=["peer"])
         silent = GaugeMetricFamily("bedrockish_peer_silent_seconds", "Since a peer was last heard.", labels=["peer"])
         peers = {name: peer for name, peer in status["nodes"].items() if name != status["node"]}

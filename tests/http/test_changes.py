@@ -112,7 +112,7 @@ def test_a_reader_that_does_not_read_holds_nobody_up(shop: Asker) -> None:
     for number in range(60):
         shop.sql(["INSERT INTO note VALUES (?)", f"{number} {big}"])
     with socket.create_connection(("127.0.0.1", shop.port), timeout=BOUND_S) as reader:
-        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         reader.sendall(b"GET /changes?follow=true&table=note HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         began = reader.recv(1_000)
         assert b"200" in began.splitlines()[0]

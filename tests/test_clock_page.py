@@ -1,0 +1,40 @@
+"""The page about the clock: its picture is what the tool draws, its statements run, its functions are all there are."""
+
+from pathlib import Path
+
+import pytest
+
+from bedrockish.engine.clocks import clock_time
+from journal.tables import CLOCK_FUNCTIONS
+from tests.engine.nodes import TestNode, request
+from tools.clock_picture import FILE, picture
+
+PAGE = (Path(__file__).parent.parent / "docs" / "clock.md").read_text()
+
+
+def test_the_picture_is_current() -> None:
+    """Write it with ``python -m tools.clock_picture``."""
+    assert FILE.read_text() == picture()
+
+
+def test_every_function_is_on_the_page() -> None:
+    assert not [name for name in CLOCK_FUNCTIONS if f"`{name}(" not in PAGE]
+
+
+def test_the_example_of_a_moment_has_its_form() -> None:
+    assert len(str(clock_time(1 << 60))) == len("2026-11-21 09:30:00.123")
+    assert "`2026-11-21 09:30:00.123`" in PAGE
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_the_statements_run(tmp_path: Path, block: int) -> None:
+    node = TestNode(tmp_path / "a.db")
+    node.engine.scope.tick = lambda: 5
+    try:
+        node.run("CREATE TABLE track_table(TransactionId, operation, row_key)")
+        node.run("CREATE TABLE transaction_commit_clock(TransactionId, CommitClock, timestamp)")
+        text = PAGE.split("```sql\n")[block + 1].split("```")[0]
+        prepared = node.engine.execute(request(text), clock=9)
+        assert prepared.clock == (9 if block == 0 else 0)
+    finally:
+        node.engine.close()

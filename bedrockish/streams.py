@@ -127,8 +127,11 @@ class Streams:
         name = request.command
         if len(request.statements) != 1:
             raise UsageError("a stream is the result of one statement; send one")
-        if name in self._open or name in self._opening:
+        earlier = self._open.get(name)
+        if self._opening.get(name) is owner or (earlier is not None and earlier.owner is owner):
             raise UsageError(f"a stream {name} is open already; give each its own id")
+        if earlier is not None:  # its client has lost the answer, and asks again on another link
+            self.end(earlier, UnavailableError("the stream was opened again"))
         if len(self._open) + len(self._opening) >= self._bounds.streams_max:
             raise UnavailableError(
                 f"node {self._core.state.me} has {self._bounds.streams_max} open streams, which is its limit; try again"
@@ -137,12 +140,15 @@ class Streams:
         try:
             stream = await self._begin(owner, request)
         except BaseException:
-            self._opening.pop(name, None)
+            if self._opening.get(name) is owner:
+                del self._opening[name]
             raise
-        if self._opening.pop(name, None) is None:  # closed, or its client has gone, meanwhile
+        if self._opening.get(name) is not owner:  # closed, opened again, or its client has gone, meanwhile
             self._let_go(stream)
             raise UsageError("the stream was closed")
+        del self._opening[name]
         self._open[name] = stream
+        self._ended.pop(name, None)
         return stream
 
     async def _begin(self, owner: object, request: Request) -> Stream:

@@ -3,9 +3,11 @@
 import collections
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -236,3 +238,30 @@ def test_the_blocking_client_streams(alone: LocalCluster) -> None:
         db.close()
         with pytest.raises(ClientClosedError):
             collections.deque(rows, 0)
+
+
+async def test_a_stream_that_is_opened_again_on_another_link(alone: LocalCluster) -> None:
+    """As a client does that has lost the answer: the first one ends, and the second is read to its end."""
+    await ready(alone)
+    async with open_client(alone.url()) as first, open_client(alone.url()) as second:
+        lost, kept = first.new_stream(ENDLESS, None, 20, None), second.new_stream(MANY, [100], 20, None)
+        kept._request = replace(kept._request, command=lost._request.command)
+        await lost.open()
+        await kept.open()
+        assert sum([len(batch) async for batch in batches(kept)]) == 100
+        with pytest.raises(ResultLostError):
+            await rest(lost)
+        again = first.new_stream(ENDLESS, None, 20, None)
+        await again.open()
+        twice = first.new_stream(ENDLESS, None, 20, None)
+        twice._request = again._request = replace(twice._request, command=again._request.command)
+        with pytest.raises(UsageError, match="open already"):
+            await twice.open()
+        again.close()
+    await no_streams(alone, 0)
+
+
+async def batches(rows: RowStream) -> AsyncIterator[list[Any]]:
+    """Yield all batches."""
+    while batch := await rows.batch():
+        yield batch

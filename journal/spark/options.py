@@ -59,9 +59,9 @@ class Options:
             ValueError: an option is missing, unknown, or has a value that it cannot have.
         """
         options = {name.lower(): value for name, value in given.items()}
-        unknown = sorted(set(options) - _KNOWN)
+        unknown = sorted(set(options) - OPTIONS)
         if unknown:
-            raise ValueError(f"bedrockish has no option {unknown[0]!r}; it has {', '.join(sorted(_KNOWN))}")
+            raise ValueError(f"bedrockish has no option {unknown[0]!r}; it has {', '.join(sorted(OPTIONS))}")
         if not options.get("path", "").strip():
             raise ValueError("give the node files: .load('a.db,b.db') or .option('path', …)")
         table = options.get("table", "commits")
@@ -98,7 +98,7 @@ class Options:
         )
 
 
-_KNOWN = {
+OPTIONS = {
     *("path", "table", "leader", "clock_from", "clock_to", "tables", "columns", "partition_rows", "max_commits"),
     *CHOICES,
     *ACCESS,

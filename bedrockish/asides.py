@@ -305,16 +305,23 @@ class Asides:
                 job.is_over = True
         except StopWorkError as error:  # it came too late to stop anything
             job.is_over, found = True, error
-        try:
-            token.run_sync_soon(self._done, job, aside, found)
-        except trio.RunFinishedError:
-            aside.close()
+        for _ in range(2):  # again, if it comes as late as this
+            try:
+                token.run_sync_soon(self._done, job, aside, found)
+                return
+            except trio.RunFinishedError:
+                aside.close()
+                return
+            except StopWorkError:
+                continue
 
     def _done(self, job: Job, aside: Aside, found: Any) -> None:
+        if job not in self._running:
+            return
         aside.end()
         self._running.discard(job)
         self._share()
-        if aside.is_broken:
+        if aside.is_broken or (job.is_python and job.stopped):  # a function may have been stopped anywhere
             aside.close()
         else:
             self._free.append(aside)

@@ -104,9 +104,9 @@ class Aside:
     def close(self) -> None:
         """Close the connections."""
         if self._writer is not None:
-            self._writer.db.close()
+            self._writer.db.close(True)
             self._writer = None
-        self._reader.close()
+        self._reader.close(True)
         if self._wal >= 0:
             os.close(self._wal)
             self._wal = -1

@@ -2,10 +2,14 @@
 
 import importlib.util
 
+import hypothesis
 import pytest
 
 from tests.http.browser import find_browser
 from tools.java import ADVICE, find_java
+
+hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("unhurried")
 
 collect_ignore = ["sqlalchemy_suite"]  # has a pytest plugin of its own; `python -m tools.compliance` runs it
 

@@ -1,8 +1,9 @@
-"""Makes a failing world smaller, as long as the same law breaks: simpler options first, then what happened, one by one.
+"""Makes a failing world smaller, as long as the same law breaks: a long story by simpler options first, then what
+happened, one by one.
 
-Simpler options make another story, so each is tried with a few seeds. Once they are as simple as they get, single
-happenings (a client's command, a fault, a needless recovery) are left out of the story of that one seed: each draws
-its own luck, so that the rest stays much as it was.
+Simpler options make another story, so each is tried with a few seeds. Single happenings (a client's command, a fault, a
+needless recovery) are then left out of the story of one seed: each draws its own luck, so that the rest stays much as
+it was.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from tools.sim.world import LawBrokenError, World
 Run = Callable[[Options], tuple[LawBrokenError | None, World]]
 
 SEEDS = 4  # tried for each simpler world
+MANY = 40  # happenings of which most are best got rid of at once, by simpler options
 
 
 class Shrinker:
@@ -43,18 +45,20 @@ class Shrinker:
     def shrink(self) -> Options:
         """Return the smallest world found."""
         self._shorten()
-        while self._left > 0 and self._simplify(SEEDS):
-            pass
+        if self.happened > MANY:
+            while self._left > 0 and self._simplify(SEEDS):
+                pass
         self._leave_out()
         while self._left > 0 and self._simplify(1):
             pass
+        self._leave_out()
         return self.options
 
     def _breaks(self, options: Options) -> bool:
-        """Try a world; keep it if the same law breaks."""
+        """Try a world; keep it if the same law breaks, and no more happens in it than in the smallest so far."""
         self._left -= 1
         broken, world = self._run(options)
-        if broken is None or broken.law != self.law:
+        if broken is None or broken.law != self.law or len(world.happened) > len(self._names):
             return False
         self.options, self._names, self._ended = options, list(world.happened), world.now
         return True

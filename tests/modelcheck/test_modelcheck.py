@@ -8,7 +8,7 @@ from tools.modelcheck.__main__ import main
 from tools.modelcheck.explore import Explorer
 from tools.modelcheck.facts import Facts
 from tools.modelcheck.frozen import freeze, key_of, thaw
-from tools.modelcheck.hunt import hunt, search
+from tools.modelcheck.hunt import SEEN, hunt, search
 from tools.modelcheck.nodes import Nodes
 from tools.modelcheck.place import Place
 from tools.modelcheck.scopes import ALONE, MEET, SCOPES, Limits, Scope, at
@@ -137,6 +137,13 @@ def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
     assert found is not None
     assert found.report.law == law
     assert found.way
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", SEEN)
+def test_where_a_fault_is_said_to_show_it_does(fault: str) -> None:
+    """A list of what this search can see, and how."""
+    assert hunt(fault, (SEEN[fault],), 600) is not None
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ python -m tools.modelcheck --faults           with the rules of the protocol tak
 import argparse
 import sys
 
-from tools.modelcheck.hunt import hunt, search
+from tools.modelcheck.hunt import SEEN, hunt, search
 from tools.modelcheck.scopes import LIMITS, SCOPES, Scope
 from tools.sim.faulty import FAULTS
 
@@ -27,14 +27,14 @@ def main(arguments: list[str] | None = None) -> int:
     ]:
         if name not in known:
             parser.error(f"no {kind} is called {name!r}; there is {', '.join(known)}")
-    names = tuple(chosen.scopes or SCOPES)
+    names = tuple(chosen.scopes)
     if chosen.list:
-        for name in names:
+        for name in names or SCOPES:
             print(f"{name:20} {SCOPES[name].voters} voters: {SCOPES[name].about} ({limits(SCOPES[name])})")
         return 0
     if chosen.faults or chosen.fault:
         return _faults(chosen.fault or list(FAULTS), names, chosen.seconds, ways=bool(chosen.fault))
-    return _scopes(names, chosen.seconds)
+    return _scopes(names or tuple(SCOPES), chosen.seconds)
 
 
 def limits(scope: Scope) -> str:
@@ -65,7 +65,8 @@ def _scopes(names: tuple[str, ...], seconds: float) -> int:
 def _faults(faults: list[str], names: tuple[str, ...], seconds: float, *, ways: bool) -> int:
     missed = 0
     for fault in faults:
-        found = hunt(fault, names, seconds)
+        where = names or ((SEEN[fault],) if fault in SEEN else tuple(SCOPES))
+        found = hunt(fault, where, seconds)
         missed += found is None
         if found is None:
             print(f"{fault:34} NOT SEEN", flush=True)

@@ -21,6 +21,27 @@ IN_THE_DRIVER = {
     "BEGIN before durable": frozenset({"Begin"}),
     "COMMIT before durable": frozenset({"Commit"}),
 }
+# Where a fault shows, and soon. The others are looked for in all scopes, which takes long.
+SEEN = {
+    "quorum less one": "meet-3",
+    "plain majority at 7": "orphans-7",
+    "reply before durable": "sync-3",
+    "messages before durable": "sync-3",
+    "COMMIT before durable": "sync-3",
+    "no test 3": "meet-3",
+    "no test 4": "meet-3",
+    "no test of its own": "meet-3",
+    "after ignored": "meet-3",
+    "COMMIT ahead of a gap counts": "gap-3",
+    "repeat rewrites rows": "recover-3",
+    "no command key": "retry-elsewhere-3",
+    "holds without tests": "recover-3",
+    "judged by one": "recover-3",
+    "rolled back told early": "recover-rollback-3",
+    "ballot 1 over a higher one": "recover-rollback-3",
+    "votes are volatile": "restarts-3",
+    "waiting goes on after a rollback": "rollback-3",
+}
 
 
 @dataclass(frozen=True)

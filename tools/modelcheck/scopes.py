@@ -114,6 +114,9 @@ SCOPES: dict[str, Scope] = {
     "restart-3": Scope("two that meet; A restarts", 3, MEET, Limits(restarts=1), where=at(restarts="A")),
     "restarts-3": Scope("two that meet; anybody restarts", 3, MEET, Limits(restarts=1)),
     "recover-3": Scope("two that meet; anybody recovers one of them", 3, MEET, Limits(suspicions=1)),
+    "recover-one-3": Scope(
+        "two that meet; C recovers one of them", 3, MEET, Limits(suspicions=1), where=at(suspicions="C"), which=("P",)
+    ),
     "rollback-3": Scope(
         "two that meet; one given up, and run again", 3, MEET, Limits(rollbacks=1, retries=1), endings=50
     ),

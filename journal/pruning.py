@@ -17,7 +17,7 @@ import cbor2
 
 from journal.entry import decode_entry
 from journal.errors import EntryMalformedError
-from journal.transaction import MEMBERS
+from journal.transaction import MEMBERS, SCHEMA
 from journal.vector import Vector
 
 MEMBERS_KEY = "pruned_members"
@@ -154,6 +154,13 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
                 ELSE origin END""",
         (leader, upto),
     )
+    # A change of the schema stands in the feed where it came into force, which is later than its clock.
+    changes: list[Any] = db.execute(f"SELECT prev, label, body {where} AND kind = ?", (leader, upto, SCHEMA)).fetchall()
+    for row in changes:
+        transaction = decode_entry(*row).transaction
+        later = (transaction.activates, transaction.txid.leader)
+        query = f"UPDATE {TABLE} SET clock = ?1, origin = ?2 WHERE leader = ?3 AND (clock, origin) < (?1, ?2)"
+        db.execute(query, (*later, leader))
     db.execute(f"DELETE {where}", (leader, upto))
 
 

@@ -2,16 +2,19 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
 import pytest
 
-from journal import store
+from journal import schema, store
+from journal.changes import encode_statements
 from journal.errors import EntryMalformedError, JournalPrunedError
 from journal.feed import Feed
 from journal.pruning import clock_at, horizon, marks, plan, remove, size
 from journal.replay import RANDOM, digest, replay
+from journal.transaction import SCHEMA
 from journal.verify import verify
 from tests.journal.world import NODES, World
 
@@ -93,12 +96,13 @@ def test_only_what_is_old_enough_is_removed(world: World) -> None:
 
 
 def test_a_feed_sees_every_transaction_or_an_error(world: World) -> None:
-    whole = world.nodes["A"].db
+    whole, part = world.nodes["A"].db, world.nodes["B"].db
+    for db in (whole, part):
+        db.execute(schema.DDL).fetchall()
     whole.execute("INSERT INTO bedrockish_meta VALUES ('safe', ?)", (1 << 60,))
     feed = Feed()
     everything = feed.take(whole.execute(*feed.question(10_000)).fetchall())
     prune(world, "B", 0.5)
-    part = world.nodes["B"].db
     part.execute("INSERT INTO bedrockish_meta VALUES ('safe', ?)", (1 << 60,))
     removed = horizon(part)
     for place, one in enumerate(everything):
@@ -109,6 +113,21 @@ def test_a_feed_sees_every_transaction_or_an_error(world: World) -> None:
                 feed.take(rows)
         else:
             assert [each.cursor for each in feed.take(rows)] == [each.cursor for each in everything[place + 1 :]]
+
+
+def test_a_reader_between_a_schema_change_and_its_coming_into_force_is_told(world: World) -> None:
+    """It stands in the feed where it came into force: whoever is before that has not seen it."""
+    db = world.nodes["A"].db
+    change = replace(world.transaction("A", SCHEMA, encode_statements(["CREATE TABLE later(a)"])), activates=1 << 50, body=b"")
+    entry = world.entry("A", change)
+    with db:
+        store.append(db, entry, repeat=False, applied_ms=1)
+    world.nodes["A"].applied["A"], world.nodes["A"].heads["A"] = entry.tick, entry.hash
+    after = world.entry("A", world.transaction("A", SCHEMA, encode_statements(["CREATE TABLE last(a)"])))
+    with db:
+        store.append(db, after, repeat=False, applied_ms=1)
+        remove(db, plan(db, change.txid.clock))
+    assert horizon(db) == (1 << 50, "A")
 
 
 def test_a_mark_that_was_altered_is_found(world: World) -> None:

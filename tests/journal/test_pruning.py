@@ -118,7 +118,8 @@ def test_a_feed_sees_every_transaction_or_an_error(world: World) -> None:
 def test_a_reader_between_a_schema_change_and_its_coming_into_force_is_told(world: World) -> None:
     """It stands in the feed where it came into force: whoever is before that has not seen it."""
     db = world.nodes["A"].db
-    change = replace(world.transaction("A", SCHEMA, encode_statements(["CREATE TABLE later(a)"])), activates=1 << 50, body=b"")
+    plain = world.transaction("A", SCHEMA, encode_statements(["CREATE TABLE later(a)"]))
+    change = replace(plain, activates=1 << 50, body=b"")
     entry = world.entry("A", change)
     with db:
         store.append(db, entry, repeat=False, applied_ms=1)

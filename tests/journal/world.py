@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 import cbor2
 
-from journal import store
+from journal import schema, store
 from journal.changes import Change, decode_changes, encode_changes, encode_statements
 from journal.entry import GENESIS, Entry
 from journal.footprint import Footprint
@@ -38,6 +38,7 @@ class Node:
         self.db.execute("PRAGMA journal_mode = WAL")
         self.db.execute("PRAGMA synchronous = OFF")
         store.create(self.db)
+        schema.create(self.db)
         self.db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID")
         members = cbor2.dumps([0, {node: [f"localhost:{port}", True, ""] for port, node in enumerate(nodes)}])
         values = [("node", name)] + ([("bootstrap", members)] if founded else [])

@@ -3,7 +3,8 @@
 When transactions of several leaders keep meeting on one key, each commit would be followed by another race. Instead, a
 ticket that meets a pending transaction of another leader is forwarded to that leader, which queues it behind its own
 and leads it in turn; so the key's commands follow each other at one node, without races, for as long as they come. It
-is only a short cut: a command is applied once wherever it runs, and if no word comes back, it is executed here.
+is only a short cut: a command is applied once wherever it runs, and if no word comes back, it is executed here. It is
+lent for a while: the other one has given it up by the time at which it is executed here again.
 """
 
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ class Forwarding:
             or left <= MARGIN_S
         ):
             return False
-        body = encode_call(Execute(THE_ONLY, request.within(left)))
+        body = encode_call(Execute(THE_ONLY, request.within(min(left, self._lent_s))))
         if len(body) > BODY_BYTES_MAX:
             return False
         ticket.stage = Stage.FORWARDED
@@ -78,6 +79,14 @@ class Forwarding:
         state.counts["forwarded"] += 1
         state.send(leader, Forward(body, state.clock.read(state.now.wall_ms)))
         return True
+
+    @property
+    def _lent_s(self) -> float:
+        """How long another leader may try, in seconds: its answer is here before we take the command back.
+
+        If it went on longer, one command would be led at several nodes and be in its own way.
+        """
+        return 1.5 * self.state.settings.suspicion_ms / 1000
 
     def on_forward(self, peer: str, message: Forward) -> None:
         """Take a command that met one of ours."""

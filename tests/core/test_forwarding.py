@@ -214,3 +214,18 @@ def test_who_is_rejected_for_a_commit_it_cannot_hear_of_asks_at_once() -> None:
     answers = [message for name, _, message in net.said if name == "B" and isinstance(message, Outcome)]
     assert asked
     assert answers
+
+
+def test_a_command_is_lent_for_a_while_and_given_up_there_before_it_is_taken_back() -> None:
+    """B gets nothing through. If it went on with A's command, that would be led by both, and be in its own way."""
+    net = Net("ABC")
+    meet(net)
+    net.kept = {Approve}
+    net.run(1.9 * SETTINGS.suspicion_ms / 1000)
+    assert "Forwarded" in net.kinds("B")
+    assert all(number > 0 for number in net.places["B"].core.leading.tickets)
+    net.kept = set()
+    net.run(6.0)
+    assert list(net.told("A")) == ["second"]
+    for place in net.places.values():
+        assert place.disk.durable.rows["x"][1] == 2

@@ -25,7 +25,6 @@ FAULTS = (
     "wipe",
     "restore",
 )
-SUSPICION_DELAYS = 25  # who is suspected after less than some round trips is recovered, and passed by, all the time
 VOTERS = (1, 3, 3, 3, 4, 5, 5, 6, 7, 7)
 
 
@@ -145,7 +144,6 @@ def draw_wide_options(seed: int) -> Options:
     kinds = tuple(kind for kind in FAULTS if luck.random() < 0.5 and (kind != "leap" or luck.random() < 0.4))
     suspicion = luck.choice((200, 400, 1_000))
     delay_ms = luck.choice((0.2, 1.0, 5.0, 40.0))
-    suspicion = max(suspicion, int(SUSPICION_DELAYS * delay_ms))
     return Options(
         seed,
         voters=voters,

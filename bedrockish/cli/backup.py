@@ -5,9 +5,11 @@ from pathlib import Path
 import click
 import trio
 
+from bedrockish.cli.url import UrlCommand, url_argument
 
-@click.command()
-@click.argument("url")
+
+@click.command(cls=UrlCommand)
+@url_argument
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def backup(url: str, file: Path) -> None:
     """Copy the file of a node at URL, as it is now, to the new FILE; clients go on meanwhile.

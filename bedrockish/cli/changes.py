@@ -6,14 +6,15 @@ import click
 import trio
 
 from bedrockish import open_client
+from bedrockish.cli.url import UrlCommand, url_argument
 from bedrockish.client.feed import Changes
 from journal.changes import Change, Row
 from journal.feed import Committed
 from journal.plain import as_data
 
 
-@click.command()
-@click.argument("url")
+@click.command(cls=UrlCommand)
+@url_argument
 @click.option("--after", metavar="CURSOR", help="Go on after this place, which an earlier run printed.")
 @click.option("--table", "tables", metavar="NAME", multiple=True, help="Only changes of this table; may be repeated.")
 @click.option("--follow", is_flag=True, help="Wait for more, until interrupted.")

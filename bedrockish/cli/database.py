@@ -10,6 +10,7 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.cli.progress import progress_bar
+from bedrockish.cli.url import UrlCommand, url_argument
 from bedrockish.client.aio import Client, target_of
 from bedrockish.client.load import Loaded, Plan, commands_done, fingerprint, load, open_source, read_plan, survey
 from bedrockish.clock import milliseconds
@@ -24,8 +25,8 @@ NAMES = (
 )
 
 
-@click.command("import")
-@click.argument("url")
+@click.command("import", cls=UrlCommand)
+@url_argument
 @click.argument("file", type=FILE)
 @click.option("--add", is_flag=True, help="Even if the cluster has tables; none of the file's names may be taken.")
 @click.option("--again", is_flag=True, help="Import a file that was imported before, and dropped since.")
@@ -92,8 +93,8 @@ async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:
         raise UsageError(f"the cluster has {', '.join(clash)} already, and nothing was imported; rename or drop them")
 
 
-@click.command("export")
-@click.argument("url")
+@click.command("export", cls=UrlCommand)
+@url_argument
 @click.argument("file", type=FILE)
 def export_database(url: str, file: Path) -> None:
     """Write what the cluster at URL holds into the new SQLite database FILE; clients go on meanwhile.

@@ -7,11 +7,12 @@ import trio
 
 from bedrockish import logs
 from bedrockish.cli.serve import read_config, read_settings, run_until_signal
+from bedrockish.cli.url import UrlCommand, url_argument
 from bedrockish.config import Config
 
 
-@click.command()
-@click.argument("url")
+@click.command(cls=UrlCommand)
+@url_argument
 @click.option(
     "-c", "--config", type=click.Path(path_type=Path), envvar="BEDROCKISH_CONFIG", help="The new node's TOML file."
 )
@@ -22,8 +23,9 @@ from bedrockish.config import Config
 def join(url: str, config: Path | None, settings: tuple[str, ...], replay: bool, voter: bool, no_serve: bool) -> None:
     """Join the cluster at URL with a new, empty node, and run it until SIGTERM or SIGINT.
 
-    The node becomes a learner, which has all data and answers reads. 'bedrockish member promote', or --voter, makes it
-    a voter, which takes writes as well. From then on it is started like any other node, with 'bedrockish serve'.
+    The node becomes a learner, which has all data, answers reads and passes on what writes. 'bedrockish member
+    promote', or --voter, makes it a voter, which leads and approves transactions. From then on it is started like any
+    other node, with 'bedrockish serve'.
     """
     built = read_config(config, read_settings(settings))
     logs.set_up(built.log.level, built.node, as_json=built.log.json)

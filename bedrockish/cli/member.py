@@ -6,11 +6,11 @@ import click
 import trio
 
 from bedrockish.cli.output import MODES, PLAIN, TABLE, print_rows
+from bedrockish.cli.url import UrlCommand, url_argument
 from bedrockish.client.aio import open_client, target_of
 from bedrockish.client.rows import Rows
 from bedrockish.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange
 
-url_argument = click.argument("url")
 mode_option = click.option("--mode", type=click.Choice(MODES), help="How to print the members; by default as a table.")
 timeout_option = click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), help="Seconds to try for.")
 force_option = click.option(
@@ -22,12 +22,12 @@ force_option = click.option(
 def member() -> None:
     """See and change who belongs to the cluster.
 
-    URL names any nodes of it. A node is added as a learner, which has all data and answers reads; promoted, it votes
-    and takes writes as well.
+    URL names any nodes of it. A node is added as a learner, which has all data, answers reads and passes on what
+    writes; promoted, it votes, and leads transactions of its own.
     """
 
 
-@member.command("list")
+@member.command("list", cls=UrlCommand)
 @url_argument
 @mode_option
 @timeout_option
@@ -48,7 +48,7 @@ def list_members(url: str, mode: str | None, timeout: float | None) -> None:
     _print(Rows(columns, rows), mode)
 
 
-@member.command()
+@member.command(cls=UrlCommand)
 @url_argument
 @click.argument("node")
 @click.argument("address", metavar="HOST:PORT")
@@ -59,17 +59,17 @@ def add(url: str, node: str, address: str, mode: str | None, timeout: float | No
     _change(url, MemberChange(ADD, node, address), mode, timeout)
 
 
-@member.command()
+@member.command(cls=UrlCommand)
 @url_argument
 @click.argument("node")
 @mode_option
 @timeout_option
 def promote(url: str, node: str, mode: str | None, timeout: float | None) -> None:
-    """Let the learner NODE vote and take writes, once it has caught up."""
+    """Let the learner NODE vote and lead transactions, once it has caught up."""
     _change(url, MemberChange(PROMOTE, node), mode, timeout)
 
 
-@member.command()
+@member.command(cls=UrlCommand)
 @url_argument
 @click.argument("node")
 @force_option
@@ -80,7 +80,7 @@ def demote(url: str, node: str, force: bool, mode: str | None, timeout: float | 
     _change(url, MemberChange(DEMOTE, node, force=force), mode, timeout)
 
 
-@member.command()
+@member.command(cls=UrlCommand)
 @url_argument
 @click.argument("node")
 @force_option

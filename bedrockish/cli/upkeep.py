@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bedrockish.cli.url import UrlCommand, url_argument
 from bedrockish.client.aio import open_client, target_of
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 
@@ -18,8 +19,8 @@ SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 MEGABYTES = {"KB": 0.001, "MB": 1, "GB": 1_000, "TB": 1_000_000}
 
 
-@click.command()
-@click.argument("url")
+@click.command(cls=UrlCommand)
+@url_argument
 @click.argument("to", metavar="[on|off|default]", type=click.Choice(["on", "off", "default"]), required=False)
 def clock(url: str, to: str | None) -> None:
     """Print what the clocks of all members are, or let them follow the wall clock (on), or only count (off).
@@ -64,8 +65,8 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
     return float(found[1]) * MEGABYTES[found[2]]
 
 
-@click.command()
-@click.argument("url")
+@click.command(cls=UrlCommand)
+@url_argument
 @click.option("--older-than", callback=_duration, metavar="AGE", help="What is older by the cluster's clock: 7d, 12h.")
 @click.option("--larger-than", callback=_size, metavar="SIZE", help="The oldest of what makes it larger: 500MB, 2GB.")
 @click.option("--node", "only", metavar="NAME", help="At this member only; by default at all.")
@@ -93,8 +94,8 @@ def prune(url: str, older_than: float | None, larger_than: float | None, only: s
     raise SystemExit(trio.run(run))
 
 
-@click.command()
-@click.argument("url")
+@click.command(cls=UrlCommand)
+@url_argument
 @click.argument("name")
 @click.option("--after", metavar="CURSOR", help="What it has read of the change feed; by default nothing.")
 @click.option("--release", is_flag=True, help="It needs nothing any more.")

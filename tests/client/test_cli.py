@@ -56,6 +56,11 @@ class Table(ScriptedNode):
         (["status", "--jsn"], 2, "--json"),
         (["status"], 2, "BEDROCKISH_URL"),
         (["status", "localhost:1"], 2, "is not a bedrockish URL"),
+        (["import", "old.db"], 2, "BEDROCKISH_URL"),
+        (["import", "localhost:1", "old.db"], 2, "is not a bedrockish URL"),
+        (["import", "bedrockish://127.0.0.1:1"], 2, "Missing argument 'FILE'"),
+        (["clock"], 2, "BEDROCKISH_URL"),
+        (["member", "remove", "C"], 2, "BEDROCKISH_URL"),
         (["status", "bedrockish://127.0.0.1:1/?connect_timeout=0.05"], 3, "no node can be reached at 127.0.0.1:1"),
         (["sql", "bedrockish://127.0.0.1:1/?connect_timeout=0.05", "SELECT 1"], 3, "no node can be reached"),
         (["sql", "localhost:7373", "SELECT 1"], 2, "write bedrockish://localhost:7373"),
@@ -71,6 +76,15 @@ class Table(ScriptedNode):
 )
 def test_mistakes_are_one_line_and_a_status(args: list[str], status: int, says: str) -> None:
     assert_one_line(run(*args), status, says)
+
+
+@pytest.mark.parametrize(
+    "args", [["import", "old.db"], ["import", "--add", "old.db"], ["import", "bedrockish://x:2", "old.db"]]
+)
+def test_the_url_comes_from_the_environment(args: list[str]) -> None:
+    """A word that is no URL is the next argument; the file does not exist, so nobody is asked."""
+    assert_one_line(run(*args, BEDROCKISH_URL="bedrockish://127.0.0.1:1"), 2, "old.db: there is no such file")
+    assert "--help" in run(*args, "--help", BEDROCKISH_URL="bedrockish://127.0.0.1:1").stdout
 
 
 def test_help_and_version() -> None:

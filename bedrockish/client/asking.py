@@ -6,6 +6,7 @@ from typing import Any
 
 from bedrockish.addresses import Target, parse_url
 from bedrockish.client.rows import Rows, rows_of
+from bedrockish.client.texts import check_statement
 from bedrockish.errors import ConfigError, ProtocolMismatchError, UsageError
 from bedrockish.params import check_params
 from bedrockish.plain import check_args
@@ -41,9 +42,7 @@ def make_request(
     made: list[Statement] = []
     for statement in [statements] if isinstance(statements, str) else statements:
         sql, params = (statement, None) if isinstance(statement, str) else statement
-        if not isinstance(sql, str) or not sql.strip():
-            raise UsageError(f"a statement should be an SQL text, not {sql!r}")
-        made.append(Statement(sql, check_params(params)))
+        made.append(Statement(check_statement(sql), check_params(params)))
     if not made:
         raise UsageError("a transaction needs at least one statement")
     return Request(command, tuple(made), read, isolation, token or Token(), timeout_s)

@@ -16,6 +16,7 @@ import trio
 from bedrockish.client.retry import Backoff
 from bedrockish.client.rows import Rows, rows_of
 from bedrockish.client.steps import What
+from bedrockish.client.texts import check_statement
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
 from bedrockish.params import check_params, check_timeout
 from bedrockish.requests import Params, Request, Statement
@@ -116,9 +117,7 @@ class Transaction:
         made: list[Statement] = []
         for statement in statements:
             sql, params = (statement, None) if isinstance(statement, str) else statement
-            if not isinstance(sql, str) or not sql.strip():
-                raise UsageError(f"a statement should be an SQL text, not {sql!r}")
-            made.append(Statement(sql, check_params(params)))
+            made.append(Statement(check_statement(sql), check_params(params)))
         self._check_open()
         reply = await self._step(STATEMENTS, tuple(made), timeout)
         return rows_of(reply.answer, len(made))

@@ -1,0 +1,67 @@
+"""One text, one statement: several are refused before anything is sent."""
+
+import time
+
+import pytest
+
+from bedrockish.client.asking import make_request
+from bedrockish.client.texts import check_statement
+from bedrockish.errors import UsageError
+
+TRIGGER = "CREATE TRIGGER t AFTER INSERT ON a BEGIN UPDATE b SET n = n + 1; DELETE FROM c; END"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT 1",
+        "SELECT 1;",
+        "SELECT 1 ; -- the end; really",
+        "SELECT 1; /* ; */ ;;\n",
+        "SELECT 'a;b', \"c;d\", [e;f], `g;h`, 'it''s; so' FROM t;",
+        "/* a; b */ SELECT 1 -- c; d\n + 1",
+        "SELECT 'never closed; at all",
+        TRIGGER,
+        f"-- makes; it\nEXPLAIN {TRIGGER};\n",
+        ";SELECT 1",
+    ],
+)
+def test_one_statement(sql: str) -> None:
+    assert check_statement(sql) == sql
+
+
+@pytest.mark.parametrize(
+    ("sql", "second"),
+    [
+        ("SELECT 1; SELECT 2", "SELECT 2"),
+        ("INSERT INTO t VALUES (';'); DELETE FROM t;", "DELETE FROM t;"),
+        ("SELECT 1; -- and\n SELECT 2;", "SELECT 2;"),
+        (f"{TRIGGER}; DROP TABLE a", "DROP TABLE a"),
+        (";SELECT 1;\nSELECT 2", "SELECT 2"),
+    ],
+)
+def test_several_statements_are_refused(sql: str, second: str) -> None:
+    with pytest.raises(UsageError, match="one statement") as caught:
+        check_statement(sql)
+    assert sql[caught.value.details["offset"] :] == second
+
+
+def test_a_request_with_two_statements_in_a_text_is_not_made() -> None:
+    """A node would have run both, and its two results would have been taken for an error."""
+    for statements in ["SELECT 1; SELECT 2"], [("SELECT ?; SELECT 2", (1,)), "SELECT 3"]:
+        with pytest.raises(UsageError, match=r"transact\(\)"):
+            make_request("c", statements, "session", "serializable", 1)
+
+
+@pytest.mark.parametrize("sql", [None, 1, "", " \n"])
+def test_no_statement(sql: object) -> None:
+    with pytest.raises(UsageError, match="an SQL text"):
+        check_statement(sql)
+
+
+def test_a_large_text_is_looked_through_once() -> None:
+    """No square of anything: a megabyte of semicolons in a string takes far less than the bound."""
+    begin = time.process_time()
+    check_statement("INSERT INTO t VALUES ('" + "a;" * 500_000 + "')")
+    check_statement("INSERT INTO t VALUES ('" + "a'';" * 250_000 + "');" + " ;--;\n" * 100_000)
+    assert time.process_time() - begin < 60

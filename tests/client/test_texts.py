@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from bedrockish.client.asking import make_request
+from bedrockish.client.asking import Statements, make_request
 from bedrockish.client.texts import check_statement
 from bedrockish.errors import UsageError
 
@@ -48,7 +48,8 @@ def test_several_statements_are_refused(sql: str, second: str) -> None:
 
 def test_a_request_with_two_statements_in_a_text_is_not_made() -> None:
     """A node would have run both, and its two results would have been taken for an error."""
-    for statements in ["SELECT 1; SELECT 2"], [("SELECT ?; SELECT 2", (1,)), "SELECT 3"]:
+    several: list[Statements] = [["SELECT 1; SELECT 2"], [("SELECT ?; SELECT 2", (1,)), "SELECT 3"]]
+    for statements in several:
         with pytest.raises(UsageError, match=r"transact\(\)"):
             make_request("c", statements, "session", "serializable", 1)
 

@@ -33,8 +33,7 @@ def check_statement(sql: object) -> str:
         if after is None or after.end() == len(sql):
             return sql
         raise UsageError(
-            "a text should hold one statement, and this one goes on after its semicolon; give several as a list to "
-            "transact(), or to run() of an open transaction",
+            "a text should hold one statement, and this goes on after a semicolon; send several as a list of texts",
             sql=sql,
             offset=after.end(),
         )

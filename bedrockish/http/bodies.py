@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from bedrockish.addresses import suggest
+from bedrockish.client.texts import check_statement
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -126,7 +127,10 @@ def _statement(place: int, one: object) -> Statement:
 def _sql(where: str, sql: str) -> str:
     if not sql.strip():
         raise UsageError(f"{where} is empty")
-    return sql
+    try:
+        return check_statement(sql)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", **error.details) from error
 
 
 def _checked(where: str, params: Mapping[str, Any] | Sequence[Any]) -> Any:

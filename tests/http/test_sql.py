@@ -110,6 +110,7 @@ def test_a_token_is_taken_again(node: Asker) -> None:
         (b'"SELECT 1"', "JSON array"),
         (b"[]", "JSON array"),
         (b'[""]', "statement 1 is empty"),
+        (b'["SELECT 1", "SELECT 2; SELECT 3"]', "statement 2: a text should hold one statement"),
         (b"[[]]", "statement 1 should be"),
         (b"[7]", "statement 1 should be"),
         (b'["SELECT 1", [7]]', "statement 2 should be"),

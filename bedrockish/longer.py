@@ -36,6 +36,7 @@ class Longer:
                 return self._interactive.run(session, piece, params, room, self._budget_s)
             except TakesLongError:
                 self._asides.took_long(piece.sql)
+        self._interactive.start(session)
         if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
             return await self._on_snapshot(session, piece, params, room)
         return await self._on_overlay(session, request, piece, params)

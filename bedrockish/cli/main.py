@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -90,6 +91,14 @@ def main() -> None:
     """SQLite on several machines: write to any of them, and it is right."""
 
 
+def _place(error: BaseException) -> str:
+    """Say where an error was raised: a node that ended should not have to do it again to tell."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return f" in {Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}" if last is not None else ""
+
+
 def _report(error: BaseException) -> int:
     """Print an error as one line and return the exit status for it."""
     found = next(_leaves(error))
@@ -124,7 +133,7 @@ def _report(error: BaseException) -> int:
             where = f"{found.filename}: " if found.filename is not None else ""
             return _fail(f"{where}{found.strerror or found}", 1)
         case _:
-            text = f"this is a bug: {type(found).__name__}: {found}; set {DEBUG_VARIABLE}=1 to see where"
+            text = f"this is a bug: {type(found).__name__}{_place(found)}: {found}; set {DEBUG_VARIABLE}=1 to see more"
             return _fail(text, BUG)
 
 

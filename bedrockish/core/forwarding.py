@@ -32,6 +32,7 @@ class Forwarding:
         self.state, self.tickets = state, tickets
         self.sent: dict[str, tuple[int, str, float]] = {}  # command -> our ticket, whom we sent it to, since when
         self.admitted: dict[int, tuple[str, str]] = {}  # ticket here -> who sent it, command
+        self.taken: dict[str, int] = {}  # who sends us commands -> clock of the last one
         self._count = 0
 
     def forward(self, ticket: Ticket, leader: str) -> bool:
@@ -77,7 +78,7 @@ class Forwarding:
         ticket.forwards += 1
         self.sent[request.command] = (ticket.number, leader, state.now.seconds)
         state.counts["forwarded"] += 1
-        state.send(leader, Forward(body, state.clock.read(state.now.wall_ms)))
+        state.send(leader, Forward(body, state.tick()))
         return True
 
     @property
@@ -94,7 +95,10 @@ class Forwarding:
             call = decode_call(message.body)
         except MalformedCallError:
             return
-        if not isinstance(call, Execute) or (peer, call.request.command) in self.admitted.values():
+        if not isinstance(call, Execute) or message.clock <= self.taken.get(peer, 0):
+            return  # it came before: whoever sent it may have been answered, and may have told its client
+        self.taken[peer] = message.clock
+        if (peer, call.request.command) in self.admitted.values():
             return
         self._count += 1
         self.admitted[-self._count] = (peer, call.request.command)

@@ -212,7 +212,10 @@ class Checked:
 
 @value
 class Forward:
-    """Run this command for one of my clients: it met a transaction of yours. ``body`` is the client's call."""
+    """Run this command for one of my clients: it met a transaction of yours. ``body`` is the client's call.
+
+    Each has a clock of its own, above that of the one before: it is taken once, also if it comes twice.
+    """
 
     body: bytes
     clock: int

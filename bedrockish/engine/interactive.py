@@ -101,7 +101,7 @@ class Interactive:
         assert not self.engine.dirty
         if session.base is None:
             session.snapshot = self.readers.take()
-            self._start(session)
+            self.start(session)
 
     def run(
         self, session: Session, piece: Piece, params: tuple[Any, ...], room: int, budget_s: float = float("inf")
@@ -115,8 +115,7 @@ class Interactive:
             BedrockishError: as for a request.
         """
         self.check_schema(session)
-        if session.base is None:
-            self._start(session)
+        self.start(session)
         assert session.sets is not None
         self.engine.scope.begin(session.command, session.clock)
         if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
@@ -212,10 +211,8 @@ class Interactive:
         assert not session.ddl
         if session.clock and session.base_clock >= session.clock:
             raise told_too_early(session.command)
-        if session.base is None:
-            self._start(session)
-        assert session.base is not None
-        assert session.sets is not None
+        self.start(session)
+        assert session.base is not None and session.sets is not None
         if session.wrote:
             self._check_foreign_keys(session)
         footprint = session.sets.footprint(reads=True if not session.wrote else None)
@@ -252,7 +249,10 @@ class Interactive:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _start(self, session: Session) -> None:
+    def start(self, session: Session) -> None:
+        """Let a transaction begin with what is applied now, if it has not begun."""
+        if session.base is not None:
+            return
         session.base, session.schema = dict(self.engine.applied), self.engine.schema_version
         session.base_clock = self.engine.applied_clock
         session.sets = Growing(self._executor._analysis, serializable=session.serializable)

@@ -229,3 +229,17 @@ def test_a_command_is_lent_for_a_while_and_given_up_there_before_it_is_taken_bac
     assert list(net.told("A")) == ["second"]
     for place in net.places.values():
         assert place.disk.durable.rows["x"][1] == 2
+
+
+def test_a_command_that_comes_twice_is_taken_once() -> None:
+    """B has said that it did not happen, and A may have told its client; only then does the second copy arrive."""
+    net = Net("ABC")
+    meet(net)
+    (copy,) = [message for _, _, message in net.flights if isinstance(message, Forward)]
+    net.kept = {Approve}
+    net.deliver()
+    net.kept = {Approve, Forward}
+    net.run(1.9 * SETTINGS.suspicion_ms / 1000)
+    before = set(net.places["B"].core.leading.tickets)
+    net.play("B", "receive", "A", copy)
+    assert set(net.places["B"].core.leading.tickets) == before

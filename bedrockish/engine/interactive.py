@@ -212,7 +212,8 @@ class Interactive:
         if session.clock and session.base_clock >= session.clock:
             raise told_too_early(session.command)
         self.start(session)
-        assert session.base is not None and session.sets is not None
+        assert session.base is not None
+        assert session.sets is not None
         if session.wrote:
             self._check_foreign_keys(session)
         footprint = session.sets.footprint(reads=True if not session.wrote else None)
@@ -251,11 +252,10 @@ class Interactive:
 
     def start(self, session: Session) -> None:
         """Let a transaction begin with what is applied now, if it has not begun."""
-        if session.base is not None:
-            return
-        session.base, session.schema = dict(self.engine.applied), self.engine.schema_version
-        session.base_clock = self.engine.applied_clock
-        session.sets = Growing(self._executor._analysis, serializable=session.serializable)
+        if session.base is None:
+            session.base, session.schema = dict(self.engine.applied), self.engine.schema_version
+            session.base_clock = self.engine.applied_clock
+            session.sets = Growing(self._executor._analysis, serializable=session.serializable)
 
     def check_schema(self, session: Session) -> None:
         """Raise a ConflictError if the schema is no longer the one that the transaction runs on."""

@@ -103,7 +103,7 @@ def test_a_bug_is_one_line_too_and_shown_on_demand(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("bedrockish.cli.status.connect", broken)
     place = "" if group_it else " in test_cli.py:"  # what was never raised itself was raised nowhere
-    assert_one_line(run("status", "bedrockish://h"), 70, f"this is a bug: ZeroDivisionError{place}", "division by zero")
+    assert_one_line(run("status", "bedrockish://h"), 70, f"this is a bug: ZeroDivisionError{place}: division by zero")
     assert "Traceback" in run("status", "bedrockish://h", BEDROCKISH_DEBUG="1").stderr
 
 

@@ -102,7 +102,7 @@ def test_a_bug_is_one_line_too_and_shown_on_demand(monkeypatch: pytest.MonkeyPat
         raise ExceptionGroup("several", [error]) if group_it else error
 
     monkeypatch.setattr("bedrockish.cli.status.connect", broken)
-    place = "" if group_it else " in test_cli.py:"  # what was never raised itself was raised nowhere
+    place = "" if group_it else f" in test_cli.py:{broken.__code__.co_firstlineno + 2}"  # of a group: raised nowhere
     assert_one_line(run("status", "bedrockish://h"), 70, f"this is a bug: ZeroDivisionError{place}: division by zero")
     assert "Traceback" in run("status", "bedrockish://h", BEDROCKISH_DEBUG="1").stderr
 

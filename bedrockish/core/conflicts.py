@@ -196,26 +196,26 @@ class Recent:
             ticks = {tick for tick, _ in self._timelines.get(leader, ())}
             self.floor[leader] = next((tick for tick in range(last, 0, -1) if tick not in ticks), 0)
 
-    def outside(self, base: Vector) -> Iterator[Known]:
-        """Yield the commits that ``base`` has not seen under any of their places, newest first by timeline."""
+    def conflicts(self, footprint: Footprint, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
+        """Yield the commits that ``base`` has not seen under any of their places and that conflict, without ``own``."""
+        for known in self._outside(footprint, base):
+            key = conflict(footprint, known.transaction.footprint)
+            if key is not None and known.transaction.txid != own:
+                yield Conflict(known.transaction.txid, key)
+
+    def _outside(self, footprint: Footprint, base: Vector) -> Iterator[Known]:
+        """Yield the commits outside a base but for those that have no key in common with the footprint: nearly all."""
+        apart, ranged = footprint.touched.isdisjoint, footprint.has_ranges
         yield from self._decided.values()
         for leader, timeline in self._timelines.items():
             seen = base.get(leader, 0)
             for tick, known in reversed(timeline):
                 if tick <= seen:
                     break
+                if apart(known.touched) and not (ranged or known.ranged):
+                    continue
                 if len(known.places) == 1 or not known.is_in(base):
                     yield known
-
-    def conflicts(self, footprint: Footprint, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
-        """Yield the commits outside ``base`` that conflict, without ``own``."""
-        apart, ranged = footprint.touched.isdisjoint, footprint.has_ranges
-        for known in self.outside(base):
-            if apart(known.touched) and not (ranged or known.ranged):
-                continue  # no key in common at all: nearly always
-            key = conflict(footprint, known.transaction.footprint)
-            if key is not None and known.transaction.txid != own:
-                yield Conflict(known.transaction.txid, key)
 
     def forget(self, clock: int) -> None:
         """Drop the commits up to a clock, as far as they are at the old end of their timelines."""

@@ -38,8 +38,8 @@ class Limits:
     result_bytes: int = 64 << 20
     changes_bytes: int = 32 << 20
     statement_s: float = 30.0
-    wal_frames: int = 2_000
-    wal_frames_max: int = 8_000
+    wal_frames: int = 4_000
+    wal_frames_max: int = 32_000
     seconds: Callable[[], float] = monotonic
     budget_s: float = 0.01
 

@@ -41,7 +41,7 @@ class Settings:
     retry_ms_max: int = 200
     barrier_ms: int = 300
     schema_delay_ms: int = 50
-    forwarding: bool = True
+    forwarding: bool = False
 
 
 def approvals_needed(voters: int) -> int:

@@ -10,7 +10,7 @@ from bedrockish.core.settings import Settings
 from bedrockish.requests import Request, Statement
 from tools.modelcheck.place import Place, new_place
 
-SETTINGS = Settings()
+SETTINGS = Settings(forwarding=True)
 
 
 def add(command: str, key: str, timeout_s: float = 10.0) -> Request:

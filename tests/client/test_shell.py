@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -72,6 +73,11 @@ def refused(node: LocalCluster, text: str, status: int = 2) -> str:
     return done.stderr
 
 
+def interruptible() -> None:
+    """Ctrl-C works as in a terminal, also if these tests run in the background of a shell, which ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Terminal:
     """A person at the prompt."""
 
@@ -85,6 +91,7 @@ class Terminal:
             timeout=WAIT_S,
             dimensions=(40, 120),
             encoding="utf-8",
+            preexec_fn=interruptible,
         )
         self.is_asked("bedrockish>")
 

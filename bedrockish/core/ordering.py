@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bedrockish.core.effects import Apply, Forget, Halt, SendEntries, SetMembers
 from bedrockish.core.messages import Ask, Commit, Entries, Fetch, Outcome, Removed
 from bedrockish.core.records import Membership, decode_membership
-from bedrockish.core.state import State
+from bedrockish.core.state import Peer, State
 from journal.entry import GENESIS, Entry, Label, decode_entry, decode_label, label_entry
 from journal.errors import EntryMalformedError
 from journal.transaction import MEMBERS, SCHEMA, Transaction, Txid, decode_transaction
@@ -262,11 +262,13 @@ class Ordering:
             if (not behind and now - gap.since < patience) or (gap.asked and now - gap.asked < 1.0):
                 continue
             peer = self._whom(leader, taken + 1, not_again=gap.peer if gap.asked else "", busy=asks)
-            if not peer:
-                self._is_it_removed(leader, taken + 1)
             if peer:
                 asks.setdefault(peer, {})[leader] = taken + 1
                 gap.asked, gap.peer = now, peer
+            elif had := self._who_had(leader, taken + 1):
+                self._is_it_removed(leader, taken + 1, had)
+            else:  # a session has seen it at a node that has left, and it left with that one; who has it will tell
+                del self.gaps[leader]
         for peer, wants in asks.items():
             state.send(peer, Fetch(wants, state.settings.fetch_bytes))
 
@@ -303,11 +305,15 @@ class Ordering:
                     self.gaps[leader].asked = 0.0
             self.fetch_missing(at_once=True)
 
-    def _is_it_removed(self, leader: str, tick: int) -> None:
+    def _who_had(self, leader: str, tick: int) -> list[Peer]:
+        """Return the members who have, or have had, an entry, as far as they said."""
+        peers = self.state.peers.items()
+        return [peer for node, peer in peers if node == leader or peer.applied.get(leader, 0) >= tick]
+
+    def _is_it_removed(self, leader: str, tick: int, had: list[Peer]) -> None:
         """Say so, for good, if everybody who has had an entry has removed it: this node can never catch up."""
         state = self.state
-        had = [peer for node, peer in state.peers.items() if node == leader or peer.applied.get(leader, 0) >= tick]
-        if had and all(peer.removed.get(leader, 0) >= tick for peer in had):
+        if all(peer.removed.get(leader, 0) >= tick for peer in had):
             state.stuck = (
                 f"node {state.me} lacks {leader}{tick}, which all others have removed from their journals; stop it, "
                 f"run 'bedrockish member replace URL {state.me} NEW', and then 'bedrockish join URL --voter', without "

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from bedrockish.clock import pack
 from bedrockish.core.conflicts import claim
 from bedrockish.core.effects import Effect, Reply, Send, SetMembers
-from bedrockish.core.events import Accused, Event, Now, PeerUp, Received, Submitted
-from bedrockish.core.messages import Approve, Begin, Commit, Gossip, Message, Outcome, Reason, Reject
+from bedrockish.core.events import Accused, Event, Now, PeerUp, Received, Submitted, Woken
+from bedrockish.core.messages import Approve, Begin, Commit, Fetch, Gossip, Message, Outcome, Reason, Reject
 from bedrockish.core.node import Node
 from bedrockish.core.records import Joining, Member, Membership, Recovered, encode_membership
 from bedrockish.core.settings import Settings
 from bedrockish.errors import UnavailableError
-from bedrockish.requests import Request
+from bedrockish.requests import Request, Token
 from journal.entry import GENESIS, Entry
 from journal.footprint import Footprint
 from journal.transaction import MEMBERS, ROWS, Transaction, Txid
@@ -61,6 +61,11 @@ class One:
         effects = self.step(Received(peer, message))
         return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == peer]
 
+    def wait(self, until_s: float, peer: str = "") -> list[Message]:
+        """Let time pass; return what is said to that peer meanwhile."""
+        effects = self.node.step(Woken(), Now(until_s, WALL + int(1000 * until_s)))
+        return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == peer]
+
     def ask(self) -> UnavailableError | None:
         effects = self.step(Submitted(1, Request("c", ())))
         replies = [effect.answer for effect in effects if isinstance(effect, Reply)]
@@ -107,6 +112,20 @@ def test_a_learner_does_not_vote_and_a_removed_node_says_so() -> None:
     refused = one.ask()
     assert refused is not None
     assert "no longer a member" in refused.message
+
+
+def test_what_only_a_node_that_left_has_had_is_not_waited_for() -> None:
+    """A session may have seen it there and nowhere else; but whoever says that it has it is asked for it."""
+    one = One(membership(0, "ABC"))
+    one.step(Submitted(1, Request("c", (), token=Token({"A": 1}, CLOCK + 1))))
+    one.wait(1.0)
+    assert set(one.node.ordering.gaps) == {"A"}  # A may come back, and has it then
+    one.hear("C", commit(transaction("C", 2, change=membership(1, "BC"))))
+    one.wait(2.0)
+    assert not one.node.ordering.gaps
+    one.step(PeerUp("C"))
+    one.hear("C", Gossip({"A": 1, "C": 1}, 0, 0, CLOCK + 3, "store of C", 1, WALL))
+    assert Fetch({"A": 1}, one.node.state.settings.fetch_bytes) in one.wait(3.0, "C")
 
 
 def test_a_transaction_of_a_newer_membership_waits_for_it() -> None:

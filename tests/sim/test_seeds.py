@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.sim.options import draw_hard_options, draw_options, draw_wide_options
+from bedrockish.core.settings import approvals_needed
+from tools.sim.options import Options, draw_hard_options, draw_options, draw_wide_options
 from tools.sim.world import World
 from tools.simulate import run_seed
 
@@ -47,6 +48,22 @@ def test_every_transaction_runs_on_the_schema_of_its_clock(start: int) -> None:
         broken, world = run_seed(options)
         assert broken is None, f"seed {seed}: {broken}"
         assert world.counts["schema changes"] > 0
+
+
+@pytest.mark.parametrize("voters", range(1, 8))
+def test_no_more_files_are_lost_than_can_be_replaced(voters: int) -> None:
+    """However many are wiped: a change of the members needs a quorum of approvals, and who forgot gives none."""
+    options = Options(3, voters=voters, faults=("wipe",), fault_every_s=0.05, load_s=2.0, heartbeat_ms=30)
+    broken, world = run_seed(options)
+    assert broken is None
+    spare = voters - approvals_needed(voters)
+    assert world.counts["files lost"] >= min(1, spare)
+    for voter in world.voters[:spare]:
+        world.machines[voter].forgot = True
+    before = world.counts["files lost"]
+    for _ in range(20):
+        world.faults._wipe()
+    assert world.counts["files lost"] == before
 
 
 @pytest.mark.parametrize("seed", [2, 11, 17])

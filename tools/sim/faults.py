@@ -119,7 +119,7 @@ class Faults:
         """
         world = self.world
         owners = [name for name in world.voters if self.backups.get(name) is backup or backup is None]
-        if not owners or world.operator.shrinks or not world.can_spare(lambda machine: machine.forgot):
+        if not owners or world.operator.shrinks or not world.can_lose():
             return
         machine = world.machines[self.luck.choice(owners)]
         if machine.forgot or not world.knows_file(machine, backup):

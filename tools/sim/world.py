@@ -92,8 +92,16 @@ class World:
         return alive < approvals_needed(len(self.voters))
 
     def can_spare(self, gone: Callable[[Machine], bool]) -> bool:
-        """Whether one more voter may be gone, besides those that are."""
+        """Whether one more voter may be gone for a while, besides those that are."""
         return sum(gone(self.machines[name]) for name in self.voters) < (len(self.voters) - 1) // 2
+
+    def can_lose(self) -> bool:
+        """Whether one more voter may lose its file: those that are left must be able to replace it.
+
+        At seven voters these are fewer than may be gone for a while, who bring their promises back.
+        """
+        lost = sum(self.machines[name].forgot for name in self.voters)
+        return len(self.voters) - lost > approvals_needed(len(self.voters))
 
     def knows_file(self, machine: Machine, backup: Image | None) -> bool:
         """Whether all other members remember a machine's file well enough to notice another, or an older one."""

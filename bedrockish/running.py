@@ -50,11 +50,16 @@ async def serve(config: Config) -> None:
     )
     try:
         runtime = Runtime(engine, config, plugins)
-        gc.freeze()  # what is here now stays; looking through it for garbage again and again would cost a tenth
-        gc.set_threshold(50_000, 20, 50)
+        calm_collector()
         await _serve(runtime, config, credentials)
     finally:
         engine.close()
+
+
+def calm_collector() -> None:
+    """What is here now stays; looking through it for garbage again and again would cost a node a tenth."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 async def _serve(runtime: Runtime, config: Config, credentials: Credentials) -> None:

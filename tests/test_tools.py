@@ -15,7 +15,8 @@ from bedrockish.errors import UsageError
 from tests.test_tidy import ROOT
 from tools.bench import WORKS, Draw, measure_sqlite, quantile
 from tools.bench_beside import run as run_beside
-from tools.bench_engine import measure
+from tools.bench_engine import measure, profile
+from tools.bench_plain import DESIGN
 from tools.bootstrap import read_lock
 from tools.cluster import DemoError, LocalCluster
 from tools.demo_check import Check, check_file
@@ -217,14 +218,22 @@ def test_plain_sqlite_is_measured(work: str, tmp_path: Path) -> None:
 def test_the_engine_is_measured_beside_plain_sqlite(tmp_path: Path) -> None:
     """Every part has a figure, and what SQLite does too has one beside it."""
     figures = measure(tmp_path, 1, 0.002)
-    assert len(figures) == 16
+    assert len(figures) == 17
     assert all(figure.micros > 0 for figure in figures if not figure.what.startswith("prepare"))
     assert {figure.what.partition(",")[0] for figure in figures if figure.plain_micros} >= {
         "prepare",
         "capture",
         "apply",
-        "commit of a one-row transaction",
+        "commit of a batch",
+        "one-row transaction",
     }
+
+
+@pytest.mark.parametrize("what", [*DESIGN, "open"])
+def test_the_engine_is_profiled(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each kind of request that is measured, by function."""
+    profile(tmp_path, what, 3)
+    assert "execute.py" in capsys.readouterr().out
 
 
 @pytest.mark.slow

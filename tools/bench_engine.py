@@ -4,16 +4,15 @@ What SQLite alone takes is measured with the same library, the same file setting
 what to look at, because microseconds drift with the machine. Each figure is the median of several rounds.
 """
 
+import cProfile
 import json
 import os
-import statistics
+import pstats
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import apsw
 import click
@@ -25,17 +24,24 @@ from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.interactive import Interactive
 from bedrockish.engine.session import Session
 from bedrockish.requests import Request, Statement
+from bedrockish.running import calm_collector
 from journal.changes import decode_changes
 from journal.entry import GENESIS, Entry
 from journal.transaction import Transaction, Txid
-
-ROWS = 10_000
-SCHEMA = "CREATE TABLE item(id INTEGER PRIMARY KEY, owner TEXT, amount INTEGER); CREATE INDEX owned ON item(owner)"
-INSERT = "INSERT INTO item(id, owner, amount) VALUES (?, ?, ?)"
-UPDATE = "UPDATE item SET amount = amount + ? WHERE id = ?"
-SELECT = "SELECT amount FROM item WHERE id = ?"
-JOIN = "SELECT count(*) FROM item a JOIN item b ON b.owner = a.owner WHERE a.id = ? AND b.amount > {}"
-Statements = tuple[tuple[str, tuple[Any, ...]], ...]
+from tools.bench_plain import (
+    DESIGN,
+    INSERT,
+    JOIN,
+    ROWS,
+    SCHEMA,
+    UPDATE,
+    Clock,
+    Statements,
+    drift,
+    open_plain,
+    run_plainly,
+    works,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Figure:
         what: what was done.
         micros: how long it takes, in microseconds.
         plain_micros: how long SQLite alone takes for the same; 0 if it does nothing of the kind.
-        design_micros: what the first experiments measured, in microseconds; 0 if they did not.
+        design_micros: what the first experiments measured, brought to this machine and day; 0 if they did not.
     """
 
     what: str
@@ -87,64 +93,9 @@ class Solo:
         self._head = entry.hash
         return entry
 
-    def do(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+    def do(self, *statements: tuple[str, tuple[object, ...]]) -> None:
         """Run a request and keep it."""
         self.engine.apply(self.entry(self.prepare(statements)), repeat=False, applied_ms=0)
-
-
-class Clock:
-    """Measures."""
-
-    def __init__(self, rounds: int, seconds: float) -> None:
-        self._rounds, self._seconds = rounds, seconds
-
-    def micros(self, action: Callable[[int], object], units: int = 1, *, waits: bool = False) -> float:
-        """Return how many microseconds one unit of an action takes: the median of rounds of equal length.
-
-        Args:
-            action: is given a number that is new each time.
-            units: how many it does at once.
-            waits: count the time in which this thread waits as well; else only what the processor does for it, which
-                depends less on what else the machine is busy with.
-        """
-        seconds = time.perf_counter if waits else time.thread_time
-        number, found = 0, []
-        for _ in range(self._rounds):
-            began = seconds()
-            until, count = began + self._seconds / self._rounds, 0
-            while True:
-                action(number)
-                number += 1
-                count += 1
-                now = seconds()
-                if now >= until:
-                    break
-            found.append((now - began) / count / units * 1e6)
-        return statistics.median(found)
-
-
-def open_plain(path: Path, synchronous: str) -> apsw.Connection:
-    """Return plain SQLite on a file of its own."""
-    db = apsw.Connection(str(path), statementcachesize=512)
-    db.pragma("journal_mode", "wal")
-    db.pragma("synchronous", synchronous)
-    db.wal_autocheckpoint(0)
-    return db
-
-
-def works(number: int) -> dict[str, Statements]:
-    """Return the requests that are measured, the ``number``-th of each kind."""
-    row = number % ROWS
-    return {
-        "insert": ((INSERT, (ROWS + 1 + number, f"owner {row % 100}", row)),),
-        "update": ((UPDATE, (1, row + 1)),),
-        "transfer": ((UPDATE, (-1, row + 1)), (UPDATE, (1, (row * 7) % ROWS + 1))),
-        "select": ((SELECT, (row + 1,)),),
-    }
-
-
-# Of the first experiments: to run and capture, plus 5 to bind each statement and 3 for the keys of each row.
-DESIGN = {"insert": 4.1 + 5 + 3, "update": 4.1 + 5 + 3, "transfer": 7.5 + 10 + 6, "select": 4.0 + 5}
 
 
 def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
@@ -155,16 +106,9 @@ def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figur
             solo.prepare(works(number)[name])
 
         def theirs(number: int, name: str = name) -> None:
-            plain.execute("SAVEPOINT request")
-            for sql, params in works(number)[name]:
-                plain.execute(sql, params).fetchall()
-            plain.execute("ROLLBACK TO request")
-            plain.execute("RELEASE request")
+            run_plainly(plain, works(number)[name])
 
-        def draw(number: int) -> None:
-            works(number)
-
-        made = clock.micros(draw)
+        made = clock.micros(works)
         yield Figure(f"prepare, {name}", clock.micros(ours) - made, clock.micros(theirs) - made, design)
 
 
@@ -197,10 +141,7 @@ def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
 
     def uncaptured(number: int) -> None:
         first = number * 1000 % (ROWS - 1000)
-        plain.execute("SAVEPOINT request")
-        plain.execute(sql, (first + 1, first + 1000))
-        plain.execute("ROLLBACK TO request")
-        plain.execute("RELEASE request")
+        run_plainly(plain, ((sql, (first + 1, first + 1000)),))
 
     yield Figure(
         "capture, a row of a thousand, with its keys and its encoding",
@@ -209,21 +150,45 @@ def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
     )
 
 
-def sessions(clock: Clock, solo: Solo) -> Iterator[Figure]:
-    """An open transaction that another one swaps out each time."""
-    interactive = Interactive(solo.engine, lambda *_: None)
+class Opened:
+    """Open transactions, one after the other; each swaps out the one before."""
 
-    def transfer(number: int) -> None:
-        row = number % ROWS
-        session = Session(serializable=True)
-        for sql, params in ((UPDATE, (-1, row + 1)), (UPDATE, (1, (row * 7) % ROWS + 1))):
+    def __init__(self, solo: Solo) -> None:
+        self.interactive = Interactive(solo.engine, lambda *_: None)
+
+    def run(self, statements: Statements) -> None:
+        """Open one, run its statements one by one, and make it ready to be led."""
+        interactive, session = self.interactive, Session(serializable=True)
+        for sql, params in statements:
             for piece, values in interactive.pieces(session, Statement(sql, params)):
                 interactive.run(session, piece, values, 1 << 20)
         interactive.finish(session)
         interactive.end(session)
 
-    yield Figure("open transaction, a transfer", clock.micros(transfer), 0.0, 21.0)
-    interactive.close()
+
+def sessions(clock: Clock, solo: Solo) -> Iterator[Figure]:
+    """An open transaction that another one swaps out each time."""
+    opened = Opened(solo)
+    micros = clock.micros(lambda number: opened.run(works(number)["transfer"])) - clock.micros(works)
+    yield Figure("open transaction, a transfer", micros, 0.0, 21.0)
+    opened.interactive.close()
+
+
+def profile(place: Path, what: str, count: int = 10_000) -> None:
+    """Print where the time of a kind of request goes. What the profiler adds to each call is among it."""
+    solo = Solo(place / "profile.sqlite")
+    fill(solo)
+    opened = Opened(solo)
+    action = opened.run if what == "open" else solo.prepare
+    statements = [works(number)["transfer" if what == "open" else what] for number in range(count)]
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for one in statements:
+        action(one)
+    profiler.disable()
+    opened.interactive.close()
+    solo.engine.close()
+    pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(40)
 
 
 def applies(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
@@ -258,7 +223,26 @@ def commits(clock: Clock, solo: Solo, place: Path) -> Iterator[Figure]:
     plain.execute(SCHEMA)
     engine = solo.engine
     fresh = iter(range(1_000_000, 1 << 60))
-    for size, design in ((1, 1e6 / 57_900), (10, 1e6 / 152_000), (100, 0.0)):
+
+    def insert(number: int) -> None:
+        solo.do((INSERT, (next(fresh), "owner", number)))
+
+    def insert_plain(number: int) -> None:
+        plain.execute(INSERT, (next(fresh), "owner", number))
+
+    def flush_plain(_: int) -> None:
+        plain.execute("COMMIT")
+        plain.execute("BEGIN IMMEDIATE")
+
+    # The experiments committed 57,900 batches of one row and 15,200 of ten in a second, and synced in another thread:
+    # by the difference, 5.4 µs for a row and the rest for the batch.
+    plain.execute("PRAGMA synchronous = NORMAL")
+    plain.execute("BEGIN IMMEDIATE")
+    flushes = clock.after(insert, lambda _: engine.flush()), clock.after(insert_plain, flush_plain)
+    yield Figure("commit of a batch, without what is in it", *flushes, 1e6 / 57_900 - 5.4)
+    plain.execute("COMMIT")
+    plain.execute("PRAGMA synchronous = FULL")
+    for size in (1, 10, 100):
 
         def ours(number: int, size: int = size) -> None:
             for one in range(size):
@@ -274,29 +258,37 @@ def commits(clock: Clock, solo: Solo, place: Path) -> Iterator[Figure]:
                 plain.execute(INSERT, (next(fresh), "owner", number + one))
             plain.execute("COMMIT")
 
-        what = f"commit of a one-row transaction, {size} in a batch"
+        what = f"one-row transaction, from request to disk, {size} in a batch"
         yield Figure(f"{what}, processor", clock.micros(ours, size), clock.micros(theirs, size))
         synced = (clock.micros(ours, size, waits=True), clock.micros(theirs, size, waits=True))
-        yield Figure(f"{what}, synced", *synced, design)
+        yield Figure(f"{what}, synced", *synced)
     plain.close()
 
 
-def measure(place: Path, rounds: int, seconds: float) -> list[Figure]:
-    """Measure everything, on files in a directory."""
-    clock = Clock(rounds, seconds)
-    solo = Solo(place / "engine.sqlite")
-    plain = open_plain(place / "plain.sqlite", "NORMAL")
-    plain.execute(SCHEMA)
+def fill(solo: Solo) -> list[tuple[int, str, int]]:
+    """Give a node the table that all is measured on; return its rows."""
     solo.do((SCHEMA, ()))
     rows = [(number, f"owner {number % 100}", number) for number in range(1, ROWS + 1)]
     for first in range(0, ROWS, 500):
         solo.do(*((INSERT, row) for row in rows[first : first + 500]))
     solo.engine.flush()
     solo.engine.sync()
-    plain.execute("BEGIN")
-    plain.executemany(INSERT, rows)
-    plain.execute("COMMIT")
-    plain.execute("BEGIN IMMEDIATE")  # as a node's connection always is
+    return rows
+
+
+def measure(place: Path, rounds: int, seconds: float) -> list[Figure]:
+    """Measure everything, on files in a directory."""
+    clock = Clock(rounds, seconds)
+    solo = Solo(place / "engine.sqlite")
+    plain, hooked = (open_plain(place / f"{name}.sqlite", "NORMAL") for name in ("plain", "hooked"))
+    rows = fill(solo)
+    for db in (plain, hooked):
+        db.execute(SCHEMA)
+        db.execute("BEGIN")
+        db.executemany(INSERT, rows)
+        db.execute("COMMIT")
+        db.execute("BEGIN IMMEDIATE")  # as a node's connection always is
+    factor = drift(clock, hooked)
     found = [
         *prepares(clock, solo, plain),
         *parts(clock, solo, plain),
@@ -305,8 +297,9 @@ def measure(place: Path, rounds: int, seconds: float) -> list[Figure]:
         *commits(clock, solo, place),
     ]
     plain.close()
+    hooked.close()
     solo.engine.close()
-    return found
+    return [replace(figure, design_micros=figure.design_micros * factor) for figure in found]
 
 
 def render(figures: list[Figure]) -> Table:
@@ -331,13 +324,19 @@ def render(figures: list[Figure]) -> Table:
 @click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Of which the median counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
-def main(seconds: float, rounds: int, as_json: bool, directory: Path | None) -> None:
+@click.option("--profile", "profiled", type=click.Choice([*DESIGN, "open"]), help="Show where its time goes instead.")
+def main(seconds: float, rounds: int, as_json: bool, directory: Path | None, profiled: str | None) -> None:
     """Measure what one node does for a transaction, without network and protocol, beside plain SQLite.
 
-    The last two columns compare with what the first experiments measured, on another day: their ratio drifts with the
-    machine. The processor's time is shown, and where it says "synced", the time of day.
+    The last two columns compare with what the first experiments measured. That was on another day: so the simplest of
+    them are done again here, and all their figures are brought to what this machine makes of those. The processor's
+    time is shown, and where it says "synced", the time of day.
     """
+    calm_collector()  # as in a node
     with tempfile.TemporaryDirectory(dir=directory, prefix="bedrockish-bench-") as place:
+        if profiled is not None:
+            profile(Path(place), profiled)
+            return
         figures = measure(Path(place), rounds, seconds)
     if as_json:
         print(json.dumps([asdict(figure) for figure in figures], indent=2))

@@ -94,12 +94,12 @@ def one_value_a_register() -> list[Patch]:
 
 def no_old_keys() -> list[Patch]:
     """A changed row writes the keys that it has now, not those that it had."""
-    writes = writeset._TableKeys.writes
+    points = writeset._TableKeys.points
 
     def new_only(self: Any, old_id: Any, new_id: Any, old: Any, new: Any) -> Any:
-        return writes(self, old_id, new_id, None if new is not None else old, new)
+        return points(self, old_id, new_id, None if new is not None else old, new)
 
-    return [(writeset._TableKeys, "writes", new_only)]
+    return [(writeset._TableKeys, "points", new_only)]
 
 
 def no_index_keys() -> list[Patch]:

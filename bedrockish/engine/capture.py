@@ -108,11 +108,12 @@ class Capture:
                 f"a text written to {table.name} is not UTF-8; store it as a blob", table=table.name
             )
             return
-        if op == UPDATE:
-            after = _fill(before, after)
         if table.reals:
             before, after = _as_reals(table, before), _as_reals(table, after)
-        self._size += row_bytes(before) + row_bytes(after)
+        if before is not None:
+            self._size += row_bytes(before)
+        if after is not None:
+            self._size += row_bytes(after)
         if self._size > self._limit:
             self.failure = TooLargeError(
                 f"the transaction changes more than {self._limit} bytes of rows; split it into several",
@@ -166,14 +167,6 @@ class Capture:
                     yield Change(name, table.columns, UPDATE, rowid, rowid, old_rows[rowid], new_rows[rowid])
 
 
-def _fill(before: Row | None, after: Row | None) -> Row | None:
-    """Return the whole new row of an UPDATE."""
-    assert before is not None
-    assert after is not None
-    assert len(before) == len(after)
-    return after
-
-
 def _as_reals(table: Table, row: Row | None) -> Row | None:
     if row is None or not any(type(row[place]) is int for place in table.reals):
         return row
@@ -184,10 +177,8 @@ def _as_reals(table: Table, row: Row | None) -> Row | None:
     return tuple(values)
 
 
-def row_bytes(row: Row | None) -> int:
+def row_bytes(row: Row) -> int:
     """Return about how many bytes a row takes when it travels."""
-    if row is None:
-        return 0
     size = _ROW_COST + 9 * len(row)
     for value in row:
         if type(value) is str or type(value) is bytes:

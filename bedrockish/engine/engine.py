@@ -259,7 +259,7 @@ class Engine:
             db.execute("BEGIN IMMEDIATE")
         except apsw.Error as error:
             raise broken(error) from error
-        if db.pragma("data_version") != self._data_version:
+        if db.execute("PRAGMA data_version").get != self._data_version:
             # Between two batches the file is free for a moment; our own writes do not count here.
             raise DamagedError("another program has written to the node's file; stop it, and fill this node again")
         return True

@@ -62,15 +62,7 @@ class Gatherer:
             # Snapshot isolation: what was only read is not certified, but what constraints looked up is.
             self._points, self._ranges = set(), set()
         bulk = tables_in_bulk(changes)
-        for change in changes:
-            row = (change.table, change.rowid, change.rowid_after, change.before, change.after)
-            if change.table not in bulk:
-                points, ranges = keys.keys(*row)
-                writes.update(points)
-                write_ranges.update(ranges)
-            points, ranges = keys.reads(*row)
-            self._points.update(points)
-            self._ranges.update(ranges)
+        keys.gather(changes, bulk, (self._points, self._ranges), (writes, write_ranges))
         for table in (*blurred, *sorted(bulk)):
             write_ranges.update(keys.whole(table))
         return footprint(self._points, self._ranges, writes, write_ranges)

@@ -4,7 +4,7 @@ It only grows, except that rows taken back by ROLLBACK TO are no longer written.
 have told something all the same: that their unique values were free and their parents there. So they turn into reads.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bedrockish.engine.bulk import footprint, tables_in_bulk
 from bedrockish.engine.footprints import Analysis
@@ -46,28 +46,20 @@ class Growing:
         points, ranges = self._analysis.plan(piece).bind(params)
         return Footprint(frozenset(points), tuple(ranges))
 
-    def changed(self, changes: Iterable[Change], blurred: Iterable[str] = ()) -> None:
+    def changed(self, changes: Sequence[Change], blurred: Iterable[str] = ()) -> None:
         """Add changes of rows.
 
         Args:
             changes: every one that was made.
             blurred: tables of whose changes only the net effect is known; all of them counts as written.
         """
-        keys, changes = self._analysis.keys, list(changes)
+        keys = self._analysis.keys
         bulk = tables_in_bulk(changes)
-        for change in changes:
-            row = (change.table, change.rowid, change.rowid_after, change.before, change.after)
-            if change.table not in bulk:
-                points, ranges = keys.keys(*row)
-                self._writes.update(points)
-                self._write_ranges.update(ranges)
-            points, ranges = keys.reads(*row)
-            self._probes.update(points)
-            self._probe_ranges.update(ranges)
+        keys.gather(changes, bulk, (self._probes, self._probe_ranges), (self._writes, self._write_ranges))
         for name in (*blurred, *sorted(bulk)):
             self._write_ranges.update(keys.whole(name))
 
-    def cut(self, kept: Iterable[Change], blurred: Iterable[str]) -> None:
+    def cut(self, kept: Sequence[Change], blurred: Iterable[str]) -> None:
         """Some changes were taken back: these are left. What was written, and is no longer, was read."""
         self._reads |= self._writes
         self._read_ranges |= self._write_ranges

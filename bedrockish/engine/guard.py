@@ -102,9 +102,12 @@ class Piece:
     def text(self, params: Sequence[Any]) -> str:
         """Return what to run with these parameters."""
         auto = self.auto
-        if auto is None or (auto.nulls and all(params[place] is not None for place in auto.nulls)):
+        if auto is None:
             return self.sql
-        return auto.sql
+        for place in auto.nulls:
+            if params[place] is None:
+                return auto.sql
+        return self.sql if auto.nulls else auto.sql
 
 
 @dataclass(slots=True)

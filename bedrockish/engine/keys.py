@@ -45,6 +45,7 @@ _ALL = (1 << 64) - 1
 _double = Struct(">d")
 _word = Struct(">Q")
 _number = Struct(">BQH")  # tag; the largest double not above the value, made sortable; how far the value is above it
+_not_negative = Struct(">BdH")  # the same: to make such a double sortable is to set its sign, so it is that of -value
 _LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))
 _INVERTED = bytes(255 - byte for byte in range(256))
 
@@ -58,7 +59,7 @@ def encode(value: Any) -> bytes:
     """
     kind = type(value)
     if kind is int:
-        return _encode_int(value)
+        return _not_negative.pack(_NUMBER, -float(value), 0) if 0 <= value <= _EXACT else _encode_int(value)
     if kind is str:
         return b"\x20" + _escape(text_bytes(value)) + _END
     return _encode_rare(value)

@@ -13,7 +13,7 @@ by a later deletion has still found its UNIQUE values free, and a replaced paren
 children felt. Of a table whose single changes are not known, ``WriteKeys.whole`` is written.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 from bedrockish.engine.keys import (
@@ -26,10 +26,11 @@ from bedrockish.engine.keys import (
     object_prefix,
 )
 from bedrockish.engine.schema import ROWID, ForeignKey, Index, Schema, Table
-from journal.changes import Row
+from journal.changes import Change, Row
 from journal.footprint import Range, object_range
 
 Keys = tuple[list[bytes], list[Range]]
+Gathered = tuple[set[bytes], set[Range]]
 
 _Join = Callable[[list[bytes]], bytes]
 
@@ -49,13 +50,33 @@ class WriteKeys:
         Rows are as captured, without generated columns that are not stored; None stands for the missing row of an
         insertion or deletion, and for the rowids of a table WITHOUT ROWID.
         """
-        return self._of(table).writes(rowid_old, rowid_new, old_row, new_row)
+        found = self._of(table)
+        return found.points(rowid_old, rowid_new, old_row, new_row), found.ranges
 
     def reads(
         self, table: str, rowid_old: int | None, rowid_new: int | None, old_row: Row | None, new_row: Row | None
     ) -> Keys:
         """Return the points and ranges that a changed row reads: the parents that it starts to point to."""
         return self._of(table).reads(rowid_old, rowid_new, old_row, new_row)
+
+    def gather(self, changes: Iterable[Change], bulk: Set[str], reads: Gathered, writes: Gathered) -> None:
+        """Add what row changes read to ``reads`` and what they write to ``writes``: points and ranges.
+
+        Of the tables in ``bulk``, single keys are not wanted; the caller adds what ``whole`` says.
+        """
+        read_points, read_ranges = reads
+        write_points, write_ranges = writes
+        for change in changes:
+            table = self._tables.get(change.table) or self._of(change.table)
+            before, after = change.before, change.after
+            if change.table not in bulk:
+                write_points.update(table.points(change.rowid, change.rowid_after, before, after))
+                if table.ranges:
+                    write_ranges.update(table.ranges)
+            if table.has_parents:
+                points, ranges = table.reads(change.rowid, change.rowid_after, before, after)
+                read_points.update(points)
+                read_ranges.update(ranges)
 
     def whole(self, table: str) -> list[Range]:
         """Return all that rows of a table can write, for changes of which only the net effect is known."""
@@ -71,26 +92,32 @@ class WriteKeys:
 
 
 class _TableKeys:
-    """Keys of one table's rows, compiled: every column is encoded once for each way in which it is compared."""
+    """Keys of one table's rows, compiled: every column is encoded once for each way in which it is compared.
+
+    Attributes:
+        ranges: what every changed row writes beside its points.
+        has_parents: whether ``reads`` can say anything.
+    """
 
     def __init__(self, table: Table, schema: Schema) -> None:
         self._table = table
         self._cells: list[tuple[int, Encoder]] = []
         self._cell_of: dict[tuple[int, Spec], int] = {}
-        self._whole: list[Range] = []
+        self.ranges: list[Range] = []
         identity = self._identity()
         self._entries: list[_Join] = []
         self._uniques: list[tuple[_Join, tuple[int, ...], bool]] = []
         if identity:
             self._entries.append(_joiner(object_prefix(table.object), identity))
         else:
-            self._whole.append(object_range(table.object))
+            self.ranges.append(object_range(table.object))
         for index in table.indexes:
             self._add_index(index, identity)
         if identity and any(_by_own_key(foreign, table) for foreign in schema.children.get(table.name, ())):
             self._uniques.append((_joiner(object_prefix("i:" + table.name), identity), (), False))
         self._places = tuple({place for place, _ in self._cells})
         self._parents = [_Parent(foreign, table, schema) for foreign in table.foreign_keys]
+        self.has_parents = bool(self._parents)
 
     def _cell(self, column: int, spec: Spec) -> int:
         key = (_place(self._table, column), spec)
@@ -114,7 +141,7 @@ class _TableKeys:
             if identity:
                 self._entries.append(_joiner(prefix, identity))
             else:
-                self._whole.append(object_range(index.object))
+                self.ranges.append(object_range(index.object))
             return
         cells = tuple(self._cell(column, spec) for column, spec in zip(index.columns, index.specs, strict=True))
         self._entries.append(_joiner(prefix, cells))
@@ -122,13 +149,15 @@ class _TableKeys:
             places = tuple(_place(self._table, column) for column in index.columns[: index.declared])
             self._uniques.append((_joiner(prefix, cells[: index.declared]), places, index.partial))
 
-    def writes(self, rowid_old: int | None, rowid_new: int | None, old_row: Row | None, new_row: Row | None) -> Keys:
+    def points(
+        self, rowid_old: int | None, rowid_new: int | None, old_row: Row | None, new_row: Row | None
+    ) -> list[bytes]:
         if new_row is None:
             assert old_row is not None
-            return self._one_row((*old_row, rowid_old)), self._whole
+            return self._one_row((*old_row, rowid_old))
         new = (*new_row, rowid_new)
         if old_row is None:
-            return self._one_row(new), self._whole
+            return self._one_row(new)
         old = (*old_row, rowid_old)
         cells = [code(new[place]) for place, code in self._cells]
         points = [join(cells) for join in self._entries]
@@ -138,7 +167,7 @@ class _TableKeys:
                 break
         else:
             points += [join(cells) for join, places, partial in self._uniques if partial and _no_null(new, places)]
-            return points, self._whole
+            return points
         old_cells = [code(old[place]) for place, code in self._cells]
         points += [key for join in self._entries if (key := join(old_cells)) not in points]
         for join, places, partial in self._uniques:
@@ -150,7 +179,7 @@ class _TableKeys:
                 points.append(before)
             if after is not None and after != before:
                 points.append(after)
-        return points, self._whole
+        return points
 
     def _one_row(self, row: Sequence[Any]) -> list[bytes]:
         cells = [code(row[place]) for place, code in self._cells]

@@ -85,6 +85,14 @@ def test_texts_that_are_not_unicode_have_keys() -> None:
     assert len({encode(text) for text in texts}) == len(texts)
 
 
+def test_a_whole_number_and_its_double_have_the_same_bytes() -> None:
+    """Whichever way it is encoded: SQLite holds 1 and 1.0 equal."""
+    for number in (0, 1, 2, 7, 255, 10**9, 2**53 - 1, 2**53, 2**54, 2**62):
+        assert encode(number) == encode(float(number)), number
+        assert encode(-number) == encode(float(-number)), number
+        assert encode(-number - 1) < encode(-number) <= encode(number) < encode(number + 1), number
+
+
 def test_what_sqlite_cannot_store_is_refused() -> None:
     with pytest.raises(TypeError):
         encode(object())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.changes import Change, decode_changes, decode_statements, encode_changes, encode_statements
+from journal.changes import Change, array_head, decode_changes, decode_statements, encode_changes, encode_statements
 from journal.entry import GENESIS, Entry, decode_entry, decode_label, entry_hash
 from journal.errors import EntryMalformedError
 from journal.footprint import Footprint
@@ -142,3 +142,27 @@ def test_a_txid_is_read_as_printed(txid: Txid) -> None:
 def test_what_is_not_a_txid_is_refused(text: str) -> None:
     with pytest.raises(EntryMalformedError):
         parse_txid(text)
+
+
+def test_changes_are_encoded_as_one_array_whatever_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of a long list, put together from pieces, are those that it has as a whole."""
+    monkeypatch.setattr("journal.changes.PIECE", 4)
+    columns = {"a": ("id", "text"), "b": ("id",)}
+    for count in (0, 1, 3, 4, 5, 8, 23, 24, 255, 256, 257, 65_536):
+        made = [
+            Change("b", columns["b"], "INSERT", number, number, None, (number,))
+            if number % 3 == 1
+            else Change("a", columns["a"], "UPDATE", number, number, (number, "x"), (number, None))
+            for number in range(count)
+        ]
+        names = list(dict.fromkeys(change.table for change in made))
+        heads = [[name, list(columns[name])] for name in names]
+        rows = [[names.index(one.table), one.op, one.rowid, one.rowid_after, one.before, one.after] for one in made]
+        assert encode_changes(made) == cbor2.dumps([heads, rows]), count
+
+
+def test_array_heads_are_those_of_cbor() -> None:
+    """At every length at which they become longer."""
+    for count in (0, 1, 23, 24, 255, 256, 65_535, 65_536):
+        assert cbor2.dumps([None] * count) == array_head(count) + b"\xf6" * count
+    assert array_head((1 << 32) - 1) == b"\x9a\xff\xff\xff\xff"

@@ -1,21 +1,34 @@
 """What a node remembers of the others' files, so that a voter that has lost its own cannot vote as if it had not.
 
 A voter's promises are in its file. On an empty or an older file it would break them without knowing, and two
-transactions that conflict could both be committed. So each node remembers, durably, the random id of everybody's file
-and how many batches it had written, and turns a voter away that comes with another file, or with less. The votes of
-such a node reach nobody, and it learns why.
+transactions that conflict could both be committed. So each node remembers, durably, the random id of everybody's file,
+how many batches it had written, and at which start of its process; and it turns a voter away that comes with another
+file, or with one that lacks some of that. The votes of such a node reach nobody, and it learns why.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import cbor2
 
 from bedrockish.core.records import Membership
+from bedrockish.starts import STARTS, Seen, lacks, read_starts
 
-AMNESIA = "amnesia"  # the code of the refusal
 PREFIX = "seen:"
 STEP = 100
+
+# The codes of the refusal.
+AMNESIA = "amnesia"  # another file; whoever has not heard yet of a change of the members can be wrong there
+OLDER_FILE = "older_file"  # an older state of the same file; that is certain, and stays so
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why somebody is turned away: ``code`` for its program, ``reason`` for its operator."""
+
+    code: str
+    reason: str
 
 
 class Acquaintances:
@@ -33,55 +46,59 @@ class Acquaintances:
     def __init__(self, kept: Mapping[str, Any], keep: Callable[[str, Any], None], *, step: int = STEP) -> None:
         self._keep = keep
         self._step = step
-        self._seen: dict[str, tuple[str, int]] = {}
-        self._durable: dict[str, tuple[str, int]] = {}
+        self._seen: dict[str, Seen] = {}
         self.refused: dict[str, str] = {}
         for name, value in kept.items():
             if isinstance(value, bytes):
-                store, batches = cbor2.loads(value)
-                self._seen[name.removeprefix(PREFIX)] = self._durable[name.removeprefix(PREFIX)] = (store, batches)
+                self._seen[name.removeprefix(PREFIX)] = read_seen(value)
+        self._durable = dict(self._seen)
 
     @property
     def stores(self) -> dict[str, str]:
         """The ids of the files that are known."""
-        return {node: store for node, (store, _) in self._seen.items()}
+        return {node: seen.store for node, seen in self._seen.items()}
 
-    def judge(self, node: str, store: object, batches: object, membership: Membership) -> str:
-        """Look at what a peer says of its file when it comes, and return why it must be turned away, or nothing.
+    def judge(self, node: str, info: Mapping[str, object], membership: Membership) -> Refusal | None:
+        """Look at what a peer says of its file when it comes, and return why it must be turned away, if it must.
 
         A learner is never turned away: it promises nothing.
         """
-        member = membership.members.get(node)
+        member, store, batches = membership.members.get(node), info.get("store"), info.get("batches")
         if not isinstance(store, str) or not isinstance(batches, int) or member is None:
-            return ""
-        seen_store, seen_batches = self._seen.get(node, ("", 0))
-        known = member.store or seen_store
-        reason = ""
+            return None
+        seen, starts = self._seen.get(node, Seen()), read_starts(info.get(STARTS))
+        known = member.store or seen.store
+        code = reason = ""
         if member.voter and known and store != known:
+            code = AMNESIA
             reason = f"{node} comes with another file (its id is {store}) than the one it voted with (id {known})"
-        elif member.voter and store == seen_store and batches < seen_batches:
-            reason = (
-                f"{node} comes with an older state of its file: it had written {seen_batches} batches, now {batches}"
-            )
-        if reason:
-            reason += (
-                f", so it has forgotten what it promised; stop it, run 'bedrockish member replace URL {node} NEW', and "
-                "then 'bedrockish join URL --voter' for the node NEW on an empty file"
-            )
-            self.refused[node] = reason
-        else:
+        elif member.voter and store == seen.store and lacks(starts, batches, seen):
+            code = OLDER_FILE
+            reason = f"{node} comes with an older state of its file, without all of the {seen.batches} batches it had"
+        if not code:
             self.refused.pop(node, None)
-            self.learn(node, store, batches)
-        return reason
+            self._learn(node, Seen(store, batches, starts[-1][0] if starts else b""))
+            return None
+        reason += (
+            f", so it has forgotten what it promised; stop it, run 'bedrockish member replace URL {node} NEW', and "
+            "then 'bedrockish join URL --voter' for the node NEW on an empty file"
+        )
+        self.refused[node] = reason
+        return Refusal(code, reason)
 
     def learn(self, node: str, store: str, batches: int) -> None:
-        """Remember a file, or that it has grown."""
-        seen_store, seen_batches = self._seen.get(node, ("", 0))
-        if store == seen_store and batches <= seen_batches:
+        """Remember that a file has grown; it is still the process that came that writes to it."""
+        seen = self._seen.get(node, Seen())
+        self._learn(node, Seen(store, batches, seen.start if store == seen.store else b""))
+
+    def _learn(self, node: str, new: Seen) -> None:
+        seen = self._seen.get(node, Seen())
+        if new.store == seen.store and (new.batches < seen.batches or new == seen):
             return
-        self._seen[node] = (store, batches)
-        durable_store, durable_batches = self._durable.get(node, ("", -self._step))
-        if store != durable_store or batches >= durable_batches + self._step:
+        self._seen[node] = new
+        durable = self._durable.get(node, Seen(batches=-self._step))
+        same = (new.store, new.start) == (durable.store, durable.start)
+        if not same or new.batches >= durable.batches + self._step:
             self._write(node)
 
     def forget(self, membership: Membership) -> None:
@@ -99,5 +116,10 @@ class Acquaintances:
                 self._write(node)
 
     def _write(self, node: str) -> None:
-        self._durable[node] = self._seen[node]
-        self._keep(PREFIX + node, cbor2.dumps(list(self._seen[node])))
+        seen = self._durable[node] = self._seen[node]
+        self._keep(PREFIX + node, cbor2.dumps([seen.store, seen.batches, seen.start]))
+
+
+def read_seen(kept: bytes) -> Seen:
+    """Read what is kept of a file; an earlier program kept no start."""
+    return Seen(*cbor2.loads(kept))

@@ -7,9 +7,10 @@ The rules are in ``core.membership``; here they are told the facts.
 import logging
 from collections.abc import Mapping
 
+import cbor2
 import trio
 
-from bedrockish.acquaintances import AMNESIA, Acquaintances
+from bedrockish.acquaintances import Acquaintances
 from bedrockish.addresses import parse_address
 from bedrockish.core.events import Now
 from bedrockish.core.membership import Facts, change_members
@@ -17,6 +18,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.records import Membership, Prepared, encode_membership
 from bedrockish.engine.engine import Engine
 from bedrockish.requests import MemberChange, Result, encode_results
+from bedrockish.starts import STARTS, add_start, read_starts
 from journal.footprint import Footprint
 from journal.transaction import MEMBERS
 from net.errors import RefusedError
@@ -59,9 +61,24 @@ def judge(core: Node, known: Acquaintances, hello: Hello) -> None:
     Raises:
         RefusedError: it has.
     """
-    reason = known.judge(hello.node, hello.info.get("store"), hello.info.get("batches"), core.state.membership)
-    if reason:
-        raise RefusedError(AMNESIA, reason)
+    refusal = known.judge(hello.node, hello.info, core.state.membership)
+    if refusal is not None:
+        raise RefusedError(refusal.code, refusal.reason)
+
+
+def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
+    """Note durably that a process begins on this file; return what is told of the file when a link is opened.
+
+    Args:
+        engine: has the file.
+        start: a random id.
+    """
+    starts = add_start(engine.get_meta(STARTS).get(STARTS), start, engine.batches)
+    engine.set_meta(STARTS, starts)
+    engine.flush()
+    engine.sync()  # also what a killed process wrote
+    store = engine.get_meta("store")["store"]
+    return {"store": store, "batches": engine.batches, STARTS: read_starts(cbor2.loads(starts))}
 
 
 def facts(core: Node, stores: Mapping[str, str], now: Now) -> Facts:

@@ -8,6 +8,7 @@ sync.
 
 import logging
 import random
+import secrets
 import time
 from collections import Counter, deque
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any, assert_never
 import trio
 
 from bedrockish import __version__
-from bedrockish.acquaintances import AMNESIA, PREFIX, Acquaintances
+from bedrockish.acquaintances import AMNESIA, OLDER_FILE, PREFIX, Acquaintances
 from bedrockish.alarm import Alarm
 from bedrockish.asides import Asides
 from bedrockish.clocks import Clocks
@@ -45,7 +46,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish.executing import Executions
 from bedrockish.measuring import Histogram
-from bedrockish.members import judge, set_members
+from bedrockish.members import begin_on_file, judge, set_members
 from bedrockish.plugins import Plugins
 from bedrockish.recalling import recall
 from bedrockish.requests import Answer, Request, Statement, Token
@@ -78,10 +79,10 @@ class Runtime:
         self.known = Acquaintances(engine.get_meta(PREFIX), engine.set_meta)
         limits = config.limits
         self.asides = Asides(engine, self.core, limits.asides_max, limits.command_ms_max / 1000, self._ran_aside)
-        # What peers are told when a link is opened; batches only once they are durable.
         self.upkeep = Upkeep(self.core, engine, config, self._clocks, self._post, self.durable)
         self.transactions = Transactions(engine, self.core, self.submit, self.durable, limits, self.asides)
-        self.info = {"version": __version__, "store": self.core.state.store, "batches": engine.batches}
+        # What peers are told when a link is opened; batches only once they are durable.
+        self.info = {"version": __version__, **begin_on_file(engine, secrets.token_bytes(8))}
         self.info["plugins"] = self.plugins.tell()
         self.mesh: net.Mesh | None = None
         self.watch = Watch(self.core.state)
@@ -187,9 +188,9 @@ class Runtime:
                 logger.info("link to %s is down: %s", node, reason)
                 self._post(PeerDown(node))
             case net.TurnedAway(node, code, reason):
-                if code == AMNESIA and self.core.state.joining is None:
+                if code in (AMNESIA, OLDER_FILE) and self.core.state.joining is None:
                     logger.error("%s turns us away: %s", node, reason)
-                    self._post(Accused(node, reason))
+                    self._post(Accused(node, reason, for_good=code == OLDER_FILE))
             case net.Received(node, payloads):
                 for payload in payloads:
                     try:

@@ -226,8 +226,8 @@ class Printer:
                 return f"link to {peer} is up"
             case on.PeerDown(peer):
                 return f"link to {peer} is down"
-            case on.Accused(peer, reason):
-                return f"{peer} turns us away: {reason}"
+            case on.Accused(peer, reason, for_good):
+                return f"{peer} turns us away{' for good' if for_good else ''}: {reason}"
             case on.Woken():
                 return "wakes"
             case _:
@@ -249,7 +249,7 @@ class Printer:
             case do.Forget(txid):
                 return f"drops its vote on {self.name(txid)}"
             case do.Keep(key, value):
-                return f"keeps {key} {clock_text(value)}"
+                return f"keeps {key} {clock_text(value) if isinstance(value, int) else value}"
             case do.KeepHold(name, _, clock):
                 return f"keeps the hold of {name} at {clock_text(clock)}"
             case do.Apply(entry, repeat):

@@ -71,10 +71,10 @@ class Forget:
 
 @value
 class Keep:
-    """Keep a number of the node's own: ``clock_ceiling``, ``cut`` or ``safe``."""
+    """Keep something of the node's own: the numbers ``clock_ceiling``, ``cut``, ``safe``; the reason ``lost``."""
 
     name: str
-    value: int
+    value: int | str
 
 
 @value

@@ -123,10 +123,15 @@ class PeerDown:
 
 @value
 class Accused:
-    """A peer takes no links from us, because our file is not the one with which this node voted before."""
+    """A peer takes no links from us, because our file is not all that this node has voted with.
+
+    ``for_good``: it is an older state of it, which does not pass. That it is another file may be wrong: the peer may
+    have missed a change of the members; so this holds until it takes a link from us again.
+    """
 
     peer: str
     reason: str
+    for_good: bool = False
 
 
 @value

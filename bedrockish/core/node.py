@@ -136,8 +136,10 @@ class Node:
                 if peer in self.state.peers:
                     self.state.peers[peer].up = False
                     self.leading.check(gone=peer)
-            case Accused(peer, reason):
+            case Accused(peer, reason, for_good):
                 self.state.accused[peer] = reason
+                if for_good:
+                    self.state.lose(reason)
             case Woken():
                 pass
             case _:

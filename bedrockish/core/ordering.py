@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from bedrockish.core.effects import Apply, Forget, Halt, SendEntries, SetMembers
 from bedrockish.core.messages import Ask, Commit, Entries, Fetch, Outcome, Removed
+from bedrockish.core.peer import Peer
 from bedrockish.core.records import Membership, decode_membership
-from bedrockish.core.state import Peer, State
+from bedrockish.core.state import State
 from journal.entry import GENESIS, Entry, Label, decode_entry, decode_label, label_entry
 from journal.errors import EntryMalformedError
 from journal.transaction import MEMBERS, SCHEMA, Transaction, Txid, decode_transaction

@@ -168,6 +168,7 @@ class Recovered:
         safe: a safe time known before the restart.
         schema: version of the schema in force.
         scheduled: the schema change that is applied and not activated yet.
+        lost: what the file was found to lack of what was promised with it; empty if nothing.
         joining: what a new node was told when it was taken in; None once it has caught up.
         removed: the last tick of each timeline that was removed from the journal.
         holds: readers that still need the journal from a clock on.
@@ -189,3 +190,4 @@ class Recovered:
     holds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     schema: int = 0
     scheduled: Transaction | None = None
+    lost: str = ""

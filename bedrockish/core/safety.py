@@ -44,7 +44,7 @@ class Safety:
         known.applied = message.applied
         had, have = message.applied.get(self.state.me, 0), self.state.taken.get(self.state.me, 0)
         if had > have:  # we alone write our timeline, and we do so before anybody hears of it
-            self.state.lost = self.state.lost or (
+            self.state.lose(
                 f"node {self.state.me} has lost commits of its own, and so has forgotten what it promised: {peer} has "
                 f"{had} that it led, its file has {have}; stop it, run 'bedrockish member replace URL {self.state.me} "
                 "NEW', and then 'bedrockish join URL --voter' for the node NEW on an empty file"

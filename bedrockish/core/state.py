@@ -7,7 +7,6 @@ the business of ``leading``, ``voting``, ``recovery``, ``ordering`` and ``safety
 import heapq
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from bedrockish.clock import HybridClock, milliseconds, pack
 from bedrockish.core.conflicts import Pending, Recent
@@ -15,44 +14,14 @@ from bedrockish.core.effects import Activate, Effect, Forget, Keep, Persist, Sen
 from bedrockish.core.events import Now
 from bedrockish.core.lag import Lag
 from bedrockish.core.messages import Message
+from bedrockish.core.peer import Peer
 from bedrockish.core.records import Membership, Recovered, Vote
 from bedrockish.core.settings import SCHEMA_GRACE_MS, Settings, approvals_needed, majority
 from bedrockish.requests import Token
 from journal.transaction import Transaction, Txid
-from journal.vector import Vector, covers
+from journal.vector import covers
 
 ENDED = 1 << 62  # the ballot under which a decided rollback is kept: above any that a recovery can reach
-
-
-@dataclass(slots=True)
-class Peer:
-    """What this node knows of another.
-
-    Attributes:
-        up: whether messages to it can arrive.
-        heard: seconds at which it was last heard of.
-        applied: what it said to have applied.
-        report: its latest (applied, closed, cut), not yet covered by what we have applied; or None.
-        closed, cut: its latest report that we have covered.
-        wall_ahead_ms: its wall clock less our monotonic one, when it last told; None if it never did.
-        suspected: we have begun to finish its transactions without it.
-        patience: how many times ``suspicion_ms`` it may be silent; doubled when it was suspected and is alive.
-        ahead_ms: how far ahead of what most voters' clocks say its clock is, if that is further than we follow; else 0.
-        removed: the last tick of each timeline that it said to have removed from its journal.
-    """
-
-    up: bool = False
-    heard: float = 0.0
-    applied: Vector = field(default_factory=dict)
-    report: tuple[Vector, int, int] | None = None
-    closed: int = 0
-    cut: int = 0
-    clock: int = 0
-    wall_ahead_ms: int | None = None
-    suspected: bool = False
-    patience: float = 1.0
-    ahead_ms: int = 0
-    removed: Vector = field(default_factory=dict)
 
 
 class State:
@@ -84,7 +53,7 @@ class State:
         self.membership: Membership = recovered.membership
         self.joining = recovered.joining
         self.accused: dict[str, str] = {}  # peers that take our file for another one, and what they say
-        self.lost = ""  # what we found out about our file ourselves
+        self.lost = recovered.lost  # what our file lacks, for certain; it says so itself from then on
         self.clock = HybridClock(recovered.ceiling, follows_wall=follows_wall)
         self.ceiling = recovered.ceiling
         self.floor = recovered.ceiling
@@ -172,6 +141,15 @@ class State:
     def barred(self) -> str:
         """Why this node neither votes nor leads: it has forgotten what it promised; empty if it may."""
         return self.lost or next(iter(self.accused.values()), "")
+
+    def lose(self, reason: str) -> None:
+        """Note, in the file itself, that it lacks something of what this node has promised: it never votes again.
+
+        What tells it now may not tell it later: who remembers more may be gone, or newer than the loss.
+        """
+        if not self.lost:
+            self.lost = reason
+            self.emit(Keep("lost", reason))
 
     @property
     def trouble(self) -> str:

@@ -73,6 +73,7 @@ class Journal:
             holds=self.holds,
             schema=system.get_meta(db, "schema_version"),
             scheduled=schema.scheduled(db),
+            lost=system.get_meta(db, "lost") or "",
         )
 
     @property

@@ -41,7 +41,7 @@ def relabel(copy: Path, node: str, store: str, joining: bytes) -> None:
                 )
             with db:
                 db.execute("DELETE FROM bedrockish_vote")
-                db.execute("DELETE FROM bedrockish_meta WHERE key = ?", (f"seen:{node}",))
+                db.execute("DELETE FROM bedrockish_meta WHERE key IN (?, 'starts', 'lost')", (f"seen:{node}",))
                 for key, value in (("node", node), ("store", store), ("batches", 0), ("joining", joining)):
                     system.set_meta(db, key, value)
         finally:

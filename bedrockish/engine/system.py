@@ -17,7 +17,8 @@ DDL = """
 CREATE TABLE bedrockish_meta(
   key TEXT PRIMARY KEY,  -- node, store, format, membership, schema_version, batches, clock_ceiling, cut, safe,
                          -- bootstrap; began_with: how many objects there were before; joining, while a new node
-                         -- catches up; seen:NODE: what is known of that node's file
+                         -- catches up; seen:NODE: what is known of that node's file; starts: of processes on this
+                         -- one; lost: what it was found to lack
   value
 ) WITHOUT ROWID;
 CREATE TABLE bedrockish_vote(

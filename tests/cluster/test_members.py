@@ -225,14 +225,14 @@ async def test_an_older_file_put_back_is_turned_away(cluster: LocalCluster) -> N
         assert old.process is not None
         old.process.send_signal(signal.SIGTERM)
         await trio.to_thread.run_sync(old.process.wait)
-        kept = {path.name: path.read_bytes() for path in cluster.directory.glob(f"{old.name}.sqlite*")}
+        copies = {path.name: path.read_bytes() for path in cluster.directory.glob(f"{old.name}.sqlite*")}
         old.start()
         await ready(cluster)
         await work.moves()
         old.kill()
         for path in cluster.directory.glob(f"{old.name}.sqlite*"):
             path.unlink()
-        for name, content in kept.items():
+        for name, content in copies.items():
             (cluster.directory / name).write_bytes(content)
         old.start()
 
@@ -243,6 +243,12 @@ async def test_an_older_file_put_back_is_turned_away(cluster: LocalCluster) -> N
                 return False
 
         await until("C says what is wrong", troubled)
+        assert old.process is not None
+        old.process.send_signal(signal.SIGTERM)
+        await trio.to_thread.run_sync(old.process.wait)
+        with closing(sqlite3.connect(old.database)) as db:
+            kept = dict(db.execute("SELECT key, value FROM bedrockish_meta WHERE key = 'lost'"))
+        assert "older state of its file" in kept["lost"]  # the file says so itself, whoever else remembers
         await work.moves()
 
 

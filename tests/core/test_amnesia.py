@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from bedrockish.acquaintances import PREFIX, STEP, Acquaintances
+import cbor2
+
+from bedrockish.acquaintances import AMNESIA, OLDER_FILE, PREFIX, STEP, Acquaintances
 from bedrockish.core.records import Member, Membership
+from bedrockish.starts import STARTS, STARTS_MAX, add_start, read_starts
 
 MEMBERS = Membership(0, {"B": Member("B", "h:1"), "L": Member("L", "h:2", voter=False)})
 
@@ -16,16 +19,49 @@ class Disk:
         return Acquaintances(dict(self.kept), self.kept.__setitem__)
 
 
+class File:
+    """The file of a peer: what it tells of itself, and how it is copied."""
+
+    def __init__(self, store: str = "one", batches: int = 0, kept: bytes | None = None) -> None:
+        self.store, self.batches, self.kept = store, batches, kept
+
+    def start(self, start: bytes) -> "File":
+        self.kept = add_start(self.kept, start, self.batches)
+        self.batches += 1
+        return self
+
+    def copy(self) -> "File":
+        return File(self.store, self.batches, self.kept)
+
+    @property
+    def info(self) -> dict[str, object]:
+        starts = cbor2.loads(self.kept) if self.kept else []
+        return {"store": self.store, "batches": self.batches, STARTS: starts}
+
+
+def told(store: object, batches: object) -> dict[str, object]:
+    """What a program of before there were starts tells."""
+    return {"store": store, "batches": batches}
+
+
+def why(known: Acquaintances, node: str, info: dict[str, object], membership: Membership = MEMBERS) -> str:
+    """Return the code of the refusal."""
+    refusal = known.judge(node, info, membership)
+    return "" if refusal is None else refusal.code
+
+
 def test_the_first_file_is_remembered_over_restarts() -> None:
     """Another file of the same voter is turned away, with the way out; the right one may come again."""
     disk = Disk()
-    assert disk.start().judge("B", "one", 0, MEMBERS) == ""
+    assert why(disk.start(), "B", told("one", 0)) == ""
     known = disk.start()
-    reason = known.judge("B", "two", 500, MEMBERS)
-    assert "another file" in reason
-    assert "member replace URL B" in reason
-    assert known.refused == {"B": reason}
-    assert known.judge("B", "one", 7, MEMBERS) == ""
+    refusal = known.judge("B", told("two", 500), MEMBERS)
+    assert refusal is not None
+    assert refusal.code == AMNESIA
+    assert "another file" in refusal.reason
+    assert "member replace URL B" in refusal.reason
+    assert known.refused == {"B": refusal.reason}
+    assert why(known, "B", told("one", 7)) == ""
     assert not known.refused
 
 
@@ -33,22 +69,86 @@ def test_an_older_state_of_the_same_file_is_turned_away() -> None:
     """One that was put back from a backup; as exactly as this process knows, and roughly after a restart."""
     disk = Disk()
     known = disk.start()
-    known.judge("B", "one", 10, MEMBERS)
+    known.judge("B", told("one", 10), MEMBERS)
     known.learn("B", "one", 11)
-    assert known.judge("B", "one", 11, MEMBERS) == ""
-    assert "older state" in known.judge("B", "one", 10, MEMBERS)
+    assert why(known, "B", told("one", 11)) == ""
+    refusal = known.judge("B", told("one", 10), MEMBERS)
+    assert refusal is not None
+    assert refusal.code == OLDER_FILE
+    assert "member replace URL B" in refusal.reason
     known.learn("B", "one", 10 + STEP)
-    assert "older state" in disk.start().judge("B", "one", 9 + STEP, MEMBERS)
+    assert why(disk.start(), "B", told("one", 9 + STEP)) == OLDER_FILE
+
+
+def test_a_file_that_was_put_back_is_known_however_much_it_has_grown() -> None:
+    """By the start that it lacks, or by what was written after its last one; also after further starts."""
+    disk, file = Disk(), File().start(b"1")
+    known = disk.start()
+    assert why(known, "B", file.info) == ""
+    early = file.copy()
+    file.batches += 50
+    known.learn("B", "one", file.batches)
+    assert why(known, "B", file.start(b"2").info) == ""
+    late = file.copy()
+    file.batches += 2 * STEP
+    known.learn("B", "one", file.batches)
+    for back in (early, late):
+        assert why(known, "B", back.start(b"3").info) == OLDER_FILE
+        back.batches += 10 * STEP
+        assert why(known, "B", back.info) == OLDER_FILE
+        assert why(disk.start(), "B", back.start(b"4").info) == OLDER_FILE
+    assert why(known, "B", file.start(b"5").info) == ""
+    assert why(disk.start(), "B", file.start(b"6").info) == ""
+
+
+def test_a_start_is_remembered_at_once() -> None:
+    """So a copy from before the last start is noticed by all who have seen that, even if they were restarted since."""
+    disk, file = Disk(), File().start(b"1")
+    disk.start().judge("B", file.info, MEMBERS)
+    copy = file.copy()
+    disk.start().judge("B", file.start(b"2").info, MEMBERS)
+    copy.start(b"3").batches += STEP
+    assert why(disk.start(), "B", copy.info) == OLDER_FILE
+
+
+def test_a_file_that_keeps_no_start_so_old_is_let_be() -> None:
+    """A peer that was away for very many starts of another one cannot tell, and must not guess."""
+    known, file = Disk().start(), File().start(b"first")
+    known.judge("B", file.info, MEMBERS)
+    for number in range(STARTS_MAX):
+        file.start(b"%d" % number)
+    assert len(cbor2.loads(file.kept or b"")) == STARTS_MAX
+    assert why(known, "B", file.info) == ""
+
+
+def test_a_program_without_starts_is_judged_by_its_length() -> None:
+    """As before there were any; and what it said is no start that the next one lacks."""
+    disk, file = Disk(), File().start(b"1")
+    disk.kept[PREFIX + "B"] = cbor2.dumps(["one", 1])
+    known = disk.start()
+    assert why(known, "B", file.info) == ""
+    assert why(known, "B", told("one", 1)) == ""
+    assert why(known, "B", file.start(b"2").info) == ""
+    assert why(known, "B", told("one", 1)) == OLDER_FILE
+
+
+def test_starts_that_are_none_are_not_believed() -> None:
+    """A peer may tell anything; it is judged by what is left."""
+    for nonsense in (None, 7, "x", [1], [[b"1"]], [[b"1", True]], [["1", 1]], [[b"1", 1, 1]], {b"1": 1}):
+        assert read_starts(nonsense) == []
+        assert why(Disk().start(), "B", {**told("one", 1), STARTS: nonsense}) == ""
+    assert read_starts([[b"1", 0], (b"2", 5)]) == [(b"1", 0), (b"2", 5)]
 
 
 def test_an_idle_memory_writes_nothing() -> None:
     """Or two nodes would keep each other writing for ever."""
-    disk = Disk()
+    disk, file = Disk(), File(batches=10).start(b"1")
     known = disk.start()
-    known.judge("B", "one", 10, MEMBERS)
+    known.judge("B", file.info, MEMBERS)
     before = dict(disk.kept)
-    for batches in range(10, 10 + STEP):
+    for batches in range(11, 11 + STEP):
         known.learn("B", "one", batches)
+    known.judge("B", file.info, MEMBERS)
     assert disk.kept == before
     known.save()
     assert disk.kept != before
@@ -57,27 +157,27 @@ def test_an_idle_memory_writes_nothing() -> None:
 def test_learners_and_strangers_are_let_be() -> None:
     """A learner promises nothing, so it may come with any file; its latest one is remembered."""
     known = Disk().start()
-    assert known.judge("L", "one", 9, MEMBERS) == ""
-    assert known.judge("L", "two", 1, MEMBERS) == ""
+    assert why(known, "L", told("one", 9)) == ""
+    assert why(known, "L", told("two", 1)) == ""
     assert known.stores == {"L": "two"}
-    assert known.judge("X", "one", 0, MEMBERS) == ""
-    assert known.judge("B", None, None, MEMBERS) == ""
+    assert why(known, "X", told("one", 0)) == ""
+    assert why(known, "B", told(None, None)) == ""
 
 
 def test_what_the_membership_says_counts_more_than_memory() -> None:
     """A voter that came back as a new one, with the cluster's consent, is not held to its old file."""
     known = Disk().start()
-    known.judge("B", "one", 50, MEMBERS)
+    known.judge("B", told("one", 50), MEMBERS)
     renewed = Membership(5, {"B": Member("B", "h:1", voter=True, store="two")})
-    assert known.judge("B", "two", 0, renewed) == ""
-    assert "another file" in known.judge("B", "one", 60, renewed)
+    assert why(known, "B", told("two", 0), renewed) == ""
+    assert why(known, "B", told("one", 60), renewed) == AMNESIA
 
 
 def test_who_left_is_forgotten() -> None:
     """A name may come back with another file after that."""
     disk = Disk()
     known = disk.start()
-    known.judge("B", "one", 50, MEMBERS)
+    known.judge("B", told("one", 50), MEMBERS)
     known.forget(Membership(1, {}))
     assert disk.kept == {PREFIX + "B": None}
-    assert disk.start().judge("B", "two", 0, MEMBERS) == ""
+    assert why(disk.start(), "B", told("two", 0)) == ""

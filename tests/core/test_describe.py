@@ -115,6 +115,7 @@ EVENTS: list[tuple[on.Event, str]] = [
     (on.PeerUp("B"), "link to B is up"),
     (on.PeerDown("B"), "link to B is down"),
     (on.Accused("B", "another file"), "B turns us away: another file"),
+    (on.Accused("B", "an older file", for_good=True), "B turns us away for good: an older file"),
     (on.Woken(), "wakes"),
 ]
 

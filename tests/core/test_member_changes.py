@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from bedrockish.clock import pack
 from bedrockish.core.conflicts import claim
-from bedrockish.core.effects import Effect, Reply, Send, SetMembers
+from bedrockish.core.effects import Effect, Keep, Reply, Send, SetMembers
 from bedrockish.core.events import Accused, Event, Now, PeerUp, Received, Submitted, Woken
-from bedrockish.core.messages import Approve, Begin, Commit, Fetch, Gossip, Message, Outcome, Reason, Reject
+from bedrockish.core.messages import Approve, Begin, Commit, Fetch, Gossip, Message, Outcome, Reason, Recover, Reject
 from bedrockish.core.node import Node
 from bedrockish.core.records import Joining, Member, Membership, Recovered, encode_membership
 from bedrockish.core.settings import Settings
@@ -46,8 +46,8 @@ def commit(made: Transaction) -> Commit:
 class One:
     """The node B on its own; everybody else is played by the test."""
 
-    def __init__(self, members: Membership, joining: Joining | None = None) -> None:
-        recovered = Recovered("B", "store of B", members, joining=joining)
+    def __init__(self, members: Membership, joining: Joining | None = None, lost: str = "") -> None:
+        recovered = Recovered("B", "store of B", members, joining=joining, lost=lost)
         self.node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
         self.node.start(Now(0.0, WALL))
         for peer in self.node.state.peers:  # it follows its wall clock only when it knows some of the others'
@@ -149,9 +149,27 @@ def test_who_is_accused_of_amnesia_neither_votes_nor_leads_until_it_is_taken_bac
     assert any(isinstance(message, Approve) for message in one.hear("C", Begin(transaction("C", 1).body)))
 
 
+def test_who_comes_with_an_older_file_never_votes_again() -> None:
+    """Not when the peer that said so takes a link again, and not after a restart: the file itself says so."""
+    one = One(membership(0, "ABC"))
+    effects = one.step(Accused("A", "an older file", for_good=True))
+    assert [effect for effect in effects if isinstance(effect, Keep)] == [Keep("lost", "an older file")]
+    assert not any(isinstance(effect, Keep) for effect in one.step(Accused("C", "older", for_good=True)))
+    for peer in "AC":
+        one.step(PeerUp(peer))
+    for again in (one, One(membership(0, "ABC"), lost="an older file")):
+        assert rejections(again.hear("C", Begin(transaction("C", 1).body))) == [Reason.MEMBERS]
+        assert again.hear("A", Recover(transaction("C", 2).body, 4, CLOCK)) == []
+        refused = again.ask()
+        assert refused is not None
+        assert refused.message == "an older file"
+
+
 def test_a_node_that_lacks_commits_of_its_own_stops_voting_for_good() -> None:
     """It alone writes its timeline, before anybody hears of it."""
     one = One(membership(0, "ABC"))
+    effects = one.step(Received("C", Gossip({"B": 3}, 0, 0, CLOCK, "store of C", 1, WALL)))
+    assert [effect.name for effect in effects if isinstance(effect, Keep) and effect.name == "lost"] == ["lost"]
     one.hear("A", Gossip({"B": 3}, 0, 0, CLOCK, "store of A", 1, WALL))
     assert rejections(one.hear("C", Begin(transaction("C", 1).body))) == [Reason.MEMBERS]
     one.step(PeerUp("A"))

@@ -44,6 +44,7 @@ SOON_IN_SEEDS = (
     "two voters at once",
     "the old voters go on counting",
     "who forgot is let in",
+    "an older file that has grown is let in",
     "learners vote",
     "snapshot skips test 3",
     "reports believed at once",

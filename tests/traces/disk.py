@@ -1,6 +1,7 @@
 """The disk of a node in a trace: what is durable, what is written and not yet durable, and what a crash leaves."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import cbor2
 
@@ -15,7 +16,7 @@ class Image:
     """What a file holds."""
 
     votes: dict[Txid, Vote] = field(default_factory=dict)
-    numbers: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
     journal: list[tuple[Entry, bool]] = field(default_factory=list)
     rows: dict[str, str] = field(default_factory=dict)
     membership: Membership | None = None  # as changed; None while it is what the cluster was founded with
@@ -28,7 +29,7 @@ class Image:
             case Forget(txid):
                 self.votes.pop(txid, None)
             case Keep(name, value):
-                self.numbers[name] = value
+                self.kept[name] = value
             case Apply(entry, repeat):
                 assert entry.tick == self.applied.get(entry.leader, 0) + 1
                 assert repeat == any(entry.txid == other.txid for other, _ in self.journal)
@@ -42,7 +43,7 @@ class Image:
         return True
 
     def copy(self) -> "Image":
-        return Image(dict(self.votes), dict(self.numbers), list(self.journal), dict(self.rows), self.membership)
+        return Image(dict(self.votes), dict(self.kept), list(self.journal), dict(self.rows), self.membership)
 
     @property
     def applied(self) -> dict[str, int]:
@@ -58,9 +59,10 @@ class Image:
             {entry.leader: entry.hash for entry, _ in self.journal},
             tuple(entry for entry, _ in self.journal),
             tuple(replace(vote) for vote in self.votes.values()),
-            ceiling=self.numbers.get("clock_ceiling", 0),
-            cut=self.numbers.get("cut", 0),
-            safe=self.numbers.get("safe", 0),
+            ceiling=self.kept.get("clock_ceiling", 0),
+            cut=self.kept.get("cut", 0),
+            safe=self.kept.get("safe", 0),
+            lost=self.kept.get("lost", ""),
         )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import cbor2
+
 from bedrockish.acquaintances import PREFIX
 from bedrockish.core.effects import Activate, Apply, Forget, Keep, Persist
 from bedrockish.core.records import (
@@ -20,6 +22,7 @@ from bedrockish.core.records import (
     decode_membership,
     encode_joining,
 )
+from bedrockish.starts import STARTS, Start, add_start, read_starts
 from journal.entry import Entry
 from journal.transaction import MEMBERS, SCHEMA, Transaction, Txid
 from journal.vector import Vector
@@ -136,8 +139,15 @@ class Image:
             safe=safe,
             schema=self.schema,
             scheduled=self.scheduled,
+            lost=self.meta.get("lost", ""),
             joining=decode_joining(self.meta["joining"]) if self.meta.get("joining") else None,
         )
+
+    @property
+    def starts(self) -> list[Start]:
+        """The starts of a process on this file."""
+        kept = self.meta.get(STARTS)
+        return read_starts(cbor2.loads(kept)) if kept else []
 
     def read_entries(self, wants: Vector, limit: int) -> list[Entry]:
         """Return the timelines from these ticks on, as far as that many bytes go."""
@@ -156,7 +166,8 @@ class Image:
         """Return this file as that of a new node: what its old owner promised, and its name, stay behind."""
         lent = self.copy()
         lent.votes.clear()
-        lent.meta.pop(PREFIX + node, None)
+        for name in (PREFIX + node, STARTS, "lost"):
+            lent.meta.pop(name, None)
         lent.meta["joining"] = encode_joining(joining)
         lent.batches = 0
         return lent
@@ -191,6 +202,15 @@ class Disk:
             write = Persist(copy_vote(write.vote))
         self.seen.write(write)
         self.open.writes.append(write)
+
+    def begin(self, start: bytes) -> None:
+        """A process begins on the file: note that at once, durably."""
+        assert not self.open.writes
+        assert not self.closed
+        note = Note(STARTS, add_start(self.seen.meta.get(STARTS), start, self.seen.batches))
+        for image in (self.seen, self.durable):
+            image.write(note)
+            image.batches += 1
 
     def then(self, action: Callable[[], None]) -> None:
         """Have something done once all that was written so far is durable."""

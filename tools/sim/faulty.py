@@ -55,6 +55,10 @@ _LATE = {
     **{"conflict_window_ms": 60_000, "forwarding": False, "talks": 0.0, "readers": 0, "changes_every_s": 0.0},
 }
 _CHANGES = {"changes_every_s": 0.1, "load_s": 3.0, "voters": 3, "heartbeat_ms": 50, "delay_ms": 5.0, "dead": 0}
+_RESTORED = {
+    **{"faults": ("restore", "restore", "crash_all", "crash", "one_way"), "fault_every_s": 0.1, "voters": 3, "dead": 0},
+    **{"load_s": 4.0, "clients": 10, "think_ms": 5.0, "sync_ms": 1.0, "delay_ms": 5.0, "heartbeat_ms": 50},
+}
 _TALKS = {"talks": 0.7, "voters": 3, "hot": 0.5, "delay_ms": 5.0, "load_s": 3.0}
 
 FAULTS: dict[str, Fault] = {
@@ -292,8 +296,13 @@ FAULTS: dict[str, Fault] = {
     ),
     "who forgot is let in": _fault(
         "a voter that lost its file, or came back on an older one, is turned away",
-        (acquaintances.Acquaintances, "judge", "if reason:", "reason = ''\n    if reason:"),
+        (acquaintances.Acquaintances, "judge", "if not code:", "if True:"),
         **{**_CHANGES, "faults": ("wipe", "restore", "crash"), "fault_every_s": 0.1},
+    ),
+    "an older file that has grown is let in": _fault(
+        "a file that was put back is known by its starts, however much was written to it since",
+        (acquaintances, "lacks", "if not starts or not seen.start:", "if True:"),
+        **_RESTORED,
     ),
     "learners vote": _fault(
         "only voters lead and approve",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from bedrockish.acquaintances import PREFIX, Acquaintances
+from bedrockish.acquaintances import OLDER_FILE, PREFIX, Acquaintances, Refusal
 from bedrockish.core import effects as do
 from bedrockish.core import events as on
 from bedrockish.core.events import Event, Now
@@ -22,6 +22,7 @@ from bedrockish.engine.clocks import ClockNeededError
 from bedrockish.errors import BedrockishError
 from bedrockish.members import facts
 from bedrockish.requests import Answer, Request
+from bedrockish.starts import STARTS
 from journal.footprint import Footprint
 from journal.transaction import MEMBERS
 from tools.sim.database import DivergedError, execute
@@ -96,6 +97,7 @@ class Machine:
         self.seconds_offset = self.luck.uniform(0, 1e5)
         options = self.world.options
         window = WINDOW * options.conflict_window_ms << 22
+        self.disk.begin(f"{self.name}-{self.boot}".encode())
         recovered = self.disk.seen.recover(self.name, self.store, window)
         kept = {name: value for name, value in self.disk.seen.meta.items() if name.startswith(PREFIX)}
         self.known = Acquaintances(kept, self._remember, step=MEMORY_STEP)
@@ -137,15 +139,17 @@ class Machine:
 
     # -- other nodes -----------------------------------------------------------------------------------------------
 
-    def turns_away(self, other: "Machine") -> str:
+    def turns_away(self, other: "Machine") -> Refusal | None:
         """Look at another machine's file when it comes; why it is turned away, or nothing."""
         assert self.node is not None
-        return self.known.judge(other.name, other.store, other.disk.durable.batches, self.node.state.membership)
+        file = other.disk.durable
+        told = {"store": other.store, "batches": file.batches, STARTS: file.starts}
+        return self.known.judge(other.name, told, self.node.state.membership)
 
-    def accused(self, peer: str, reason: str) -> None:
+    def accused(self, peer: str, refusal: Refusal) -> None:
         """A peer has turned us away."""
         if self.node is not None and self.node.state.joining is None:
-            self.post(on.Accused(peer, reason))
+            self.post(on.Accused(peer, refusal.reason, for_good=refusal.code == OLDER_FILE))
 
     def lend(self, done: Callable[[Image, Joining], None]) -> bool:
         """Give a copy of the file and what a new node is to be told, once that is durable here."""

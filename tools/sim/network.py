@@ -95,11 +95,11 @@ class Network:
         """Whether neither turns the other away for its file; who is turned away is told."""
         welcome = True
         for me, other in ((one, two), (two, one)):
-            reason = self.machines[me].turns_away(self.machines[other])
-            if reason:
+            refusal = self.machines[me].turns_away(self.machines[other])
+            if refusal is not None:
                 welcome = False
                 self.world.counts["turned away"] += 1
-                self.machines[other].accused(me, reason)
+                self.machines[other].accused(me, refusal)
         return welcome
 
     def members_changed(self, name: str) -> None:

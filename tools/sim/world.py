@@ -7,13 +7,12 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
-import cbor2
-
-from bedrockish.acquaintances import PREFIX
+from bedrockish.acquaintances import PREFIX, read_seen
 from bedrockish.core.events import Received
 from bedrockish.core.messages import Message
 from bedrockish.core.records import Member, Membership
 from bedrockish.core.settings import approvals_needed
+from bedrockish.starts import Seen, lacks
 from journal.transaction import Txid
 from tools.sim.clients import Client
 from tools.sim.disk import Image
@@ -111,8 +110,10 @@ class World:
             if name not in self.machines:
                 return False
             kept = self.machines[name].disk.durable.meta.get(PREFIX + machine.name)
-            store, batches = cbor2.loads(kept) if kept else ("", 0)
-            if store != machine.store or (backup is not None and batches <= backup.batches):
+            seen = read_seen(kept) if kept else Seen()
+            if seen.store != machine.store:
+                return False
+            if backup is not None and not lacks([*backup.starts, (b"next", backup.batches)], backup.batches, seen):
                 return False
         return True
 

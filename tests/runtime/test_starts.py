@@ -1,0 +1,78 @@
+"""A process begins on a file: what is kept of that, what others are told, and what goes with a copy."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bedrockish.acquaintances import OLDER_FILE, Acquaintances
+from bedrockish.core.records import Joining, Member, Membership, encode_joining
+from bedrockish.engine.engine import Engine, Founding
+from bedrockish.engine.relabel import relabel
+from bedrockish.members import begin_on_file
+from bedrockish.starts import STARTS, Start, read_starts
+
+MEMBERS = Membership(0, {name: Member(name, f"h:{place}") for place, name in enumerate("AB", 1)})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.db"
+
+
+def begin(path: Path, start: bytes, batches: int = 0) -> dict[str, object]:
+    """Be a process that begins, writes some batches, and is killed; return what it told of its file at the end."""
+    engine = Engine.open(path, founding=Founding("A", MEMBERS, "store-A"))
+    info = begin_on_file(engine, start)
+    for number in range(batches):
+        engine.set_meta("cut", number)
+        engine.flush()
+    engine.sync()
+    engine.close()
+    return {**info, "batches": engine.batches}
+
+
+def starts_of(info: dict[str, object]) -> list[Start]:
+    return read_starts(info[STARTS])
+
+
+def test_each_start_is_told_with_what_the_file_had_then(path: Path) -> None:
+    """The start is a batch itself, and durable when it is told."""
+    first = begin(path, b"one", batches=5)
+    assert first["store"] == "store-A"
+    assert (starts_of(first), first["batches"]) == ([(b"one", 0)], 6)
+    second = begin(path, b"two")
+    assert (starts_of(second), second["batches"]) == ([(b"one", 0), (b"two", 6)], 7)
+
+
+def test_a_file_that_was_put_back_is_noticed_after_it_has_grown(path: Path) -> None:
+    """As a peer sees it that has met the file before the loss."""
+    begin(path, b"one", batches=3)
+    copy = path.read_bytes()
+    known = Acquaintances({}, lambda _name, _value: None)
+    assert known.judge("A", begin(path, b"two", batches=3), MEMBERS) is None
+    path.write_bytes(copy)
+    refusal = known.judge("A", begin(path, b"three", batches=20), MEMBERS)
+    assert refusal is not None
+    assert refusal.code == OLDER_FILE
+
+
+def test_a_copy_for_another_node_has_no_starts_and_has_lost_nothing(path: Path) -> None:
+    """They are those of the old owner; so is what its file was found to lack, which the file of A keeps."""
+    begin(path, b"one")
+    engine = Engine.open(path, founding=None)
+    engine.set_meta("lost", "some promise")
+    engine.flush()
+    engine.close()
+    engine = Engine.open(path, founding=None)
+    assert engine.recover().lost == "some promise"
+    engine.close()
+    relabel(path, "C", "store-C", encode_joining(Joining(MEMBERS, {})))
+    with closing(sqlite3.connect(path)) as db:
+        kept = {key for (key,) in db.execute("SELECT key FROM bedrockish_meta")}
+    assert {"lost", STARTS} & kept == set()
+    engine = Engine.open(path, founding=None)
+    assert engine.recover().lost == ""
+    assert starts_of(begin_on_file(engine, b"mine")) == [(b"mine", 0)]
+    engine.close()

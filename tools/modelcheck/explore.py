@@ -16,6 +16,7 @@ from tools.modelcheck.ending import Ending
 from tools.modelcheck.frozen import thaw
 from tools.modelcheck.nodes import BrokenError, Nodes
 from tools.modelcheck.place import Sent, new_place
+from tools.modelcheck.prefix import follow
 from tools.modelcheck.scopes import LIMITS, Scope
 
 State = tuple[int, ...]
@@ -64,6 +65,8 @@ class Explorer:
         self.reduced = reduced and scope.ordered
         pairs = [(i, j) for i in range(self.n) for j in range(self.n) if scope.is_cut(scope.names[i], scope.names[j])]
         self.cut = {self.n + i * self.n + j for i, j in pairs}
+        index = self.nodes.index
+        self.held = {self.n + index[one] * self.n + index[other] for one, other in scope.held}
         self.may_die = [scope.allows("deaths", name) for name in scope.names]
         self.finals: list[State] = []
         self.at_fault, self.ending_began = 0, False
@@ -114,7 +117,7 @@ class Explorer:
         """Yield what can happen at one node."""
         n = self.n
         for link in range(n + node, self.first, n):
-            if state[link]:
+            if state[link] and link not in self.held:
                 yield from self._arrivals(node, link, state[link])
         for choice in self.nodes.choices(state[node]):
             if not choice.limit or state[choice.limit]:
@@ -125,9 +128,9 @@ class Explorer:
         content = nodes.queues[queue]
         sender = (link - self.n) // self.n
         for position in range(1 if self.scope.ordered else len(content)):
-            yield node, self._receive(sender, content[position]), link, nodes.rest(queue, position), 0
+            yield node, self.receive(sender, content[position]), link, nodes.rest(queue, position), 0
 
-    def _receive(self, sender: int, message: int) -> int:
+    def receive(self, sender: int, message: int) -> int:
         event = self.receives.get((sender, message))
         if event is None:
             event = self.receives[sender, message] = self.nodes.event(("receive", self.scope.names[sender], message))
@@ -159,7 +162,7 @@ class Explorer:
         for node, name in enumerate(scope.names):
             if not known[state[node]].alive:
                 continue
-            for limit, act in (("deaths", self._die), ("restarts", self._restart)):
+            for limit, act in (("deaths", self.die), ("restarts", self._restart)):
                 if state[self.at[limit]] and scope.allows(limit, name):
                     after = list(state)
                     after[self.at[limit]] -= 1
@@ -170,10 +173,10 @@ class Explorer:
                     if known[state[other]].alive and self.n + node * self.n + other not in self.cut:
                         after = list(state)
                         after[self.at["resets"]] -= 1
-                        self._meet(after, node, other)
+                        self.meet(after, node, other)
                         yield f"resets {scope.names[other]} {name}", after
 
-    def _die(self, state: list[int], node: int) -> None:
+    def die(self, state: list[int], node: int) -> None:
         state[node], _ = self.nodes.play(state[node], self.death)
         for sender in range(self.n):
             state[self.n + sender * self.n + node] = 0
@@ -184,11 +187,11 @@ class Explorer:
         for other in range(self.n):
             if other != node and self.n + node * self.n + other not in self.cut:
                 if self.nodes.known[state[other]].alive:
-                    self._meet(state, node, other)
+                    self.meet(state, node, other)
                 else:
                     state[self.n + other * self.n + node] = 0
 
-    def _meet(self, state: list[int], one: int, other: int) -> None:
+    def meet(self, state: list[int], one: int, other: int) -> None:
         """Break a link, with all that is on it, and join it again."""
         state[self.n + one * self.n + other] = state[self.n + other * self.n + one] = 0
         self._play(state, one, self.meets[other])
@@ -211,6 +214,8 @@ class Explorer:
     def _search(self, until: float) -> None:
         scope, report, pack, unpack = self.scope, self.report, self.form.pack, self.form.unpack
         first = self.begin()
+        for words in scope.prefix:
+            first = follow(self, first, words)
         self.order = [pack(*first)]
         visited = set(self.order)
         self.parents.append(-1)
@@ -261,7 +266,7 @@ class Explorer:
             if not known[state[node]].alive or (state[self.at["deaths"]] and self.may_die[node]):
                 continue
             if any(
-                not state[link] and link not in self.cut and known[state[sender]].alive
+                not state[link] and link not in self.cut | self.held and known[state[sender]].alive
                 for sender, link in enumerate(range(self.n + node, self.first, self.n))
                 if sender != node
             ):

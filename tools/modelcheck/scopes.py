@@ -51,6 +51,8 @@ class Scope:
         settings: of all nodes.
         dead: nodes that have sent the BEGINs of their requests and are dead when it starts.
         cut: pairs of nodes that cannot talk, until the ending.
+        prefix: what happens first, in words; all that can happen is gone through from there on.
+        held: (sender, receiver), on whose links nothing arrives after the prefix and before the ending.
         endings: how many states, evenly spread over all, are brought to a fair end.
         depth, states: bounds of the search, for a scope that cannot be exhausted.
     """
@@ -66,6 +68,8 @@ class Scope:
     settings: Settings = STILL
     dead: str = ""
     cut: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
     endings: int = 20
     depth: int = 10_000
     states: int = 100_000_000
@@ -119,6 +123,14 @@ SCOPES: dict[str, Scope] = {
     ),
     "rollback-3": Scope(
         "two that meet; one given up, and run again", 3, MEET, Limits(rollbacks=1, retries=1), endings=50
+    ),
+    "again-3": Scope(
+        "one, given up and run again; a link breaks and comes back, the leader dies",
+        3,
+        ALONE,
+        Limits(rollbacks=1, retries=1, resets=1, deaths=1),
+        where=at(rollbacks="A", deaths="A"),
+        endings=20_000,
     ),
     "recover-rollback-3": Scope(
         "two that meet; anybody recovers, a leader gives up", 3, MEET, Limits(suspicions=1, rollbacks=1)

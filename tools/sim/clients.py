@@ -4,7 +4,7 @@ What a client saw is written into its history: that, and the journals, is all th
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tools.sim.world import World
 
 TRIES_MAX = 6
+LAST_TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -98,7 +99,9 @@ class Client:
         self.last.extend(call.request for call in self.calls if call.answer is None and call.error is None)
         self.count += 1
         everything = (Statement("scan", ("", "~")),)
-        self.last.append(Request(f"{self.name}-{self.count}", everything, STRICT, token=self.token, timeout_s=10.0))
+        self.last.append(
+            Request(f"{self.name}-{self.count}", everything, STRICT, token=self.token, timeout_s=LAST_TIMEOUT_S)
+        )
         self._next()
 
     def ask(self, statements: tuple[Statement, ...], level: str) -> None:
@@ -144,15 +147,18 @@ class Client:
         generation = self.generation
         call.sent += 1
         call.node = node
+        request = call.request
+        if world.closing:  # it wants to know now, and nothing is in a hurry any more
+            request = replace(request, timeout_s=max(request.timeout_s, LAST_TIMEOUT_S))
 
         def arrive() -> None:
             machine = world.machines[node]
-            if not machine.submit(call.request, lambda answer: self._answered(call, generation, answer)):
+            if not machine.submit(request, lambda answer: self._answered(call, generation, answer)):
                 world.after(0.01, lambda: self._failed(call, generation, reached=False))
 
         world.trace(self.name, call.request.command, node)
         world.after(self.luck.expovariate(1000.0 / max(0.1, world.options.delay_ms)), arrive)
-        patience = call.request.timeout_s + self.luck.choice((2.5, 2.5, 2.5, 0.0, -0.7 * call.request.timeout_s))
+        patience = request.timeout_s + self.luck.choice((2.5, 2.5, 2.5, 0.0, -0.7 * request.timeout_s))
         world.after(patience, lambda: self._failed(call, generation, reached=True))
 
     def _failed(self, call: Call, generation: int, *, reached: bool) -> None:
@@ -217,6 +223,8 @@ class Client:
         if self.world.options.alter and luck.random() < self.world.options.alter:
             return (Statement("alter", ()),), SESSION
         level = luck.choice((STALE, SESSION, SESSION, STRICT, STRICT))
+        if self.world.options.stamps and luck.random() < self.world.options.stamps / 2:
+            return (Statement("clock", ()),), SESSION
         if self.only_reads or luck.random() < 0.25:
             if luck.random() < 0.4:
                 return (Statement("scan", self._pair()),), level
@@ -227,6 +235,8 @@ class Client:
     def _write(self) -> Statement:
         luck = self.luck
         value: Any = f"{self.name}-{self.count}"
+        if self.world.options.stamps and luck.random() < self.world.options.stamps:
+            return Statement("stamp", (self._key(),))
         match luck.randrange(10):
             case 9:
                 return Statement("stamp", (self._key(),))

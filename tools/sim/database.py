@@ -72,6 +72,10 @@ def run_statement(run: Run, statement: Statement) -> list[Any]:
             if not run.clock:
                 raise ClockNeededError("a majority has to be asked first")
             return [[key, run.put(key, run.clock, blind=True), run.clock]]
+        case "clock", []:
+            if not run.clock:
+                raise ClockNeededError("a majority has to be asked first")
+            return [["clock", 0, run.clock]]
         case "delete", [key]:
             return [[key, run.put(key, None), None]]
         case "add", [key, amount]:
@@ -96,6 +100,11 @@ def run_statement(run: Run, statement: Statement) -> list[Any]:
             return [[key, run.put(key, found), found]]
         case _:
             raise AssertionError(f"no statement is called {statement.sql}")
+
+
+def wants_clock(request: Request) -> bool:
+    """Whether a program is told its transaction's clock."""
+    return any(statement.sql in ("stamp", "clock") for statement in request.statements)
 
 
 def _number(value: Any) -> int:
@@ -154,7 +163,7 @@ def execute(
     footprint = outcome.footprint
     if request.isolation == SNAPSHOT and not readonly:  # what was only read is not certified
         footprint = Footprint(footprint.read_points & footprint.write_points, (), footprint.write_points)
-    own = clock if any(statement.sql == "stamp" for statement in request.statements) else 0
+    own = clock if wants_clock(request) else 0
     return Prepared(dict(base), schema, readonly, ROWS, footprint, changes, result, own)
 
 

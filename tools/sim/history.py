@@ -21,6 +21,7 @@ from tools.sim.clients import Call
 from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, run_program
 from tools.sim.graph import Graph
 from tools.sim.schemas import activate
+from tools.sim.stamps import late_stamp
 from tools.sim.talks import NOTHING as EMPTY
 
 if TYPE_CHECKING:
@@ -178,24 +179,10 @@ class Histories:
 
     def _stamps(self) -> None:
         """A transaction clock is later than everything that was acknowledged to anybody before it was asked for."""
-        latest, ended = (
-            0,
-            sorted((call for call in self.calls if call.ended is not None), key=lambda one: one.ended or 0.0),
-        )
-        for call in sorted(self.calls, key=lambda call: call.began):
-            while ended and ended[0].ended is not None and ended[0].ended < call.began:
-                answer = ended.pop(0).answer
-                entry = self._told(answer.place) if answer is not None and answer.place is not None else None
-                latest = max(latest, entry.txid.clock if entry is not None else 0)
-            place = call.answer.place if call.answer is not None else None
-            if place is None or call.request.command in self.world.laws.talked or call.sent > 1 or call.again:
-                continue
-            if any(statement.sql == "stamp" for statement in call.request.statements):
-                self.world.counts["stamps"] += 1
-                told = self._told(place)
-                assert told is not None
-                if told.txid.clock <= latest:
-                    self.broken("stamps are later than what was acknowledged", f"{call.request.command} at {place}")
+        count, story = late_stamp(self.calls, self._told, self.world.laws.talked)
+        self.world.counts["stamps"] += count
+        if story:
+            self.broken("stamps are later than what was acknowledged", story)
 
     def _told(self, place: tuple[str, int]) -> Entry | None:
         """Return what a client was told by a place.

@@ -16,6 +16,7 @@ from bedrockish.requests import STRICT, Answer, Request
 from journal.entry import Entry, decode_label
 from journal.transaction import MEMBERS, Txid, decode_transaction
 from tools.sim.clients import Call
+from tools.sim.database import wants_clock
 from tools.sim.disk import Write
 from tools.sim.history import Histories
 from tools.sim.schemas import Schemas
@@ -103,9 +104,8 @@ class Laws:
                 if txid not in self.beginnings:
                     self.beginnings[txid] = self.world.now
                     forgot = self.world.machines[source].forgot  # then it cannot even know what it has begun
-                    told = transaction.command in self.requests and any(
-                        statement.sql == "stamp" for statement in self.requests[transaction.command].statements
-                    )  # then it begins at the clock that its program was told
+                    request = self.requests.get(transaction.command)
+                    told = request is not None and wants_clock(request)  # it begins at the clock that it was told
                     if txid.clock <= self.begun.get(txid.leader, 0) and not forgot and not told:
                         self.broken("clocks never go back", f"{source} begins {txid} after a later one")
                     self.begun[txid.leader] = max(txid.clock, self.begun.get(txid.leader, 0))

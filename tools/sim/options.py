@@ -56,6 +56,8 @@ class Options:
         power_cut: at the end all nodes stop at once and start again.
         changes_every_s: mean pause between two changes of the membership; 0 for none.
         snapshots: the chance that a command asks for isolation ``snapshot``.
+        stamps: the chance that a statement that writes keeps its transaction's clock, besides those that do anyhow;
+            half of it is the chance that a command only asks for its clock.
         talks: the chance that a command is an interactive transaction.
         readers: how many programs follow the change feed.
         end_s: the world ends then, whatever goes on; 0 for when all has come to rest.
@@ -96,6 +98,7 @@ class Options:
     fetch_bytes: int = 4_000_000
     changes_every_s: float = 0.0
     snapshots: float = 0.0
+    stamps: float = 0.0
     talks: float = 0.0
     readers: int = 1
     forwarding: bool = True

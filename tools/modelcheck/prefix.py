@@ -1,0 +1,83 @@
+"""What happens before a search begins, in words: the part of a scope that is a script.
+
+A breach that needs twenty events in one order is out of reach of a search that begins with an empty cluster. So some
+scopes are led to where two rules meet, and go through everything from there on. Each step must be possible, with or
+without a deliberate fault; else the script is wrong, and says so.
+"""
+
+from typing import TYPE_CHECKING
+
+from journal.transaction import Txid
+from tools.modelcheck.frozen import thaw
+
+if TYPE_CHECKING:
+    from tools.modelcheck.explore import Explorer, State
+
+
+class ScriptError(Exception):
+    """Raised when a step of a prefix cannot happen."""
+
+
+def follow(explorer: "Explorer", state: "State", words: str) -> "State":
+    """Return the state after one step.
+
+    Args:
+        explorer: of the scope.
+        state: before it.
+        words: ``A submits``, ``A hears B`` (what is first on that link; of several, one each), ``A gives up P``,
+            ``A suspects P``, ``A tries again``, ``A dies``, ``A meets B`` (their link breaks and comes back).
+
+    Raises:
+        ScriptError: it is not possible.
+        BrokenError: a law is broken.
+    """
+    name, verb, *rest = words.split()
+    node = explorer.nodes.index[name]
+    match verb, rest:
+        case "hears", peers:
+            for peer in peers:
+                state = _hear(explorer, state, node, explorer.nodes.index[peer], words)
+            return state
+        case "submits", []:
+            after = explorer.take(state, (node, explorer.nodes.event(("submit",)), 0, 0, 0))
+        case "gives", ["up", command]:
+            after = explorer.take(state, (node, _choice(explorer, state, node, "give up", command), 0, 0, 0))
+        case "suspects", [command]:
+            after = explorer.take(state, (node, _choice(explorer, state, node, "suspect", command), 0, 0, 0))
+        case "tries", ["again"]:
+            after = explorer.take(state, (node, _choice(explorer, state, node, "timer", ""), 0, 0, 0))
+        case "dies", []:
+            after = list(state)
+            explorer.die(after, node)
+        case "meets", [peer]:
+            after = list(state)
+            explorer.meet(after, node, explorer.nodes.index[peer])
+        case _:
+            raise ScriptError(f"nothing is called {words!r}")
+    explorer.check(state, after)
+    return tuple(after)
+
+
+def _hear(explorer: "Explorer", state: "State", node: int, sender: int, words: str) -> "State":
+    link = explorer.n + sender * explorer.n + node
+    if not state[link] or not explorer.nodes.known[state[node]].alive:
+        raise ScriptError(f"{words}: there is nothing on the link")
+    event = explorer.receive(sender, explorer.nodes.queues[state[link]][0])
+    after = explorer.take(state, (node, event, link, explorer.nodes.rest(state[link], 0), 0))
+    explorer.check(state, after)
+    return tuple(after)
+
+
+def _choice(explorer: "Explorer", state: "State", node: int, what: str, command: str) -> int:
+    """Return the event of something that a node does by itself."""
+    place = thaw(explorer.nodes.known[state[node]].data)
+    for event in place.choices():
+        if event[0] != what:
+            continue
+        if what == "timer" and event[1] == "ticket_again":
+            return explorer.nodes.event(event)
+        if isinstance(event[1], Txid):
+            transaction = place.core.state.votes[event[1]].transaction
+            if transaction is not None and transaction.command == command:
+                return explorer.nodes.event(event)
+    raise ScriptError(f"{explorer.scope.names[node]} cannot {what} {command}")

@@ -1,34 +1,93 @@
-"""Takes the rules of the protocol away, one at a time, and looks whether the simulator notices.
+"""Takes the rules of the protocol away, one at a time, and looks whether the model check or the simulator notices.
 
-tools/simulate would be worth little if it passed a broken protocol; this program says which faults it sees, how soon,
-and, as honestly, which it does not see within so many seeds.
+Both would be worth little if they passed a broken protocol. Each fault is looked for where it shows: in a scope of the
+model check, if one is known for it, else in worlds of the simulator that are drawn for it. What catches it must hold
+with all rules in force: the same scope, or the same world, is run without the fault as well.
 
-python -m tools.mutations [--seeds K] [NAME ...]
+python -m tools.mutations [--seconds S] [NAME ...]
 """
 
 import argparse
 import sys
 import time
+from dataclasses import dataclass
 
+from tools.modelcheck import hunt as model
+from tools.modelcheck.guided import ALL
 from tools.sim.editing import Fault, in_force
 from tools.sim.faulty import FAULTS
 from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 
+CONTROL_S = 10.0  # seconds at least for which a scope is gone through without a fault
 
-def hunt(fault: Fault, seeds: int, seconds: float) -> tuple[int, str, float]:
-    """Return the number of worlds that it took, the law that broke (empty: none did), and the seconds."""
-    began = time.process_time()
-    for seed in range(1, seeds + 1):
-        with in_force(fault):
-            broken, _ = run_seed(options_of(seed, fault))
-        if broken is not None:
-            sound, _ = run_seed(options_of(seed, fault))
-            assert sound is None, f"seed {seed} breaks a law without any fault: {sound}"
-            return seed, broken.law, time.process_time() - began
-        if time.process_time() - began > seconds:
-            return seed, "", seconds
-    return seeds, "", time.process_time() - began
+
+@dataclass(frozen=True)
+class Catch:
+    """What came of one fault.
+
+    Attributes:
+        where: the scope, or the seed; how far it was looked for if nothing was found.
+        law: which broke; empty if none did.
+        seconds: of a processor, with those of the run without the fault.
+        unsound: what broke without the fault, which is then no evidence; empty if nothing did.
+    """
+
+    by: str
+    where: str
+    law: str
+    seconds: float
+    unsound: str = ""
+
+
+class Hunter:
+    """Looks for faults, one after the other.
+
+    Args:
+        seconds: of a processor, for each.
+        worlds: of the simulator, for each.
+    """
+
+    def __init__(self, seconds: float, worlds: int) -> None:
+        self.seconds, self.worlds = seconds, worlds
+        self._controls: dict[str, tuple[float, str]] = {}
+
+    def hunt(self, name: str) -> Catch:
+        """Look for one fault where it is known to show."""
+        return self.in_scope(name, model.SEEN[name]) if name in model.SEEN else self.in_worlds(FAULTS[name])
+
+    def in_scope(self, name: str, scope: str) -> Catch:
+        """Go through a scope of the model check."""
+        began = time.process_time()
+        found = model.hunt(name, (scope,), self.seconds)
+        unsound = self._control(scope, CONTROL_S + found.report.seconds) if found is not None else ""
+        law = found.report.law if found is not None and not unsound else ""
+        return Catch("model check", f"`{scope}`", law, time.process_time() - began, unsound)
+
+    def _control(self, scope: str, seconds: float) -> str:
+        """Go through a scope with all rules in force; return what broke, if anything did."""
+        known = self._controls.get(scope)
+        if known is None or known[0] < seconds:
+            report, _ = model.search(ALL[scope], seconds)
+            story = f"{scope}: {report.law}: {report.story}" if report.law else ""
+            known = self._controls[scope] = (float("inf") if report.exhausted else seconds, story)
+        return known[1]
+
+    def in_worlds(self, fault: Fault) -> Catch:
+        """Run worlds of the simulator; one that breaks a law with all rules in force is no evidence, and is told."""
+        began, unsound = time.process_time(), ""
+        for seed in range(1, self.worlds + 1):
+            options = options_of(seed, fault)
+            with in_force(fault):
+                broken, _ = run_seed(options)
+            if broken is not None:
+                sound, _ = run_seed(options)
+                if sound is None:
+                    return Catch("simulator", f"seed {seed}", broken.law, time.process_time() - began, unsound)
+                unsound = unsound or f"seed {seed}: {sound}"
+            if time.process_time() - began > self.seconds:
+                break
+        return Catch("simulator", f"{seed} worlds", "", time.process_time() - began, unsound)
 
 
 def options_of(seed: int, fault: Fault) -> Options:
@@ -41,10 +100,10 @@ def options_of(seed: int, fault: Fault) -> Options:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Hunt for the faults that are named, or for all."""
+    """Hunt for the faults that are named, or for all; 1 if one is not caught, or a law breaks without any."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutations")
     parser.add_argument("names", nargs="*", metavar="NAME", help="which faults (all)")
-    parser.add_argument("--seeds", type=int, default=800, help="worlds for each (800)")
+    parser.add_argument("--seeds", type=int, default=2_000, help="worlds for each (2000)")
     parser.add_argument(
         "--seconds", type=float, default=120, help="and no more seconds of a processor than that for each (120)"
     )
@@ -52,13 +111,21 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = [name for name in chosen.names if name not in FAULTS]
     if unknown:
         parser.error(f"no fault is called {unknown[0]!r}; there is {', '.join(FAULTS)}")
-    missed = 0
-    for name in chosen.names or FAULTS:
-        seeds, law, took = hunt(FAULTS[name], chosen.seeds, chosen.seconds)
-        missed += not law
-        print(f"{name:34} {seeds:4} worlds {took:6.1f} s  {law or 'NOT CAUGHT'}", flush=True)
-    print(f"{missed} not caught")
-    return 1 if missed else 0
+    hunter, began = Hunter(chosen.seconds, chosen.seeds), time.process_time()
+    names = chosen.names or list(FAULTS)
+    catches = []
+    print("| rule taken away | caught by | where | seconds | law |\n| --- | --- | --- | --- | --- |", flush=True)
+    for name in names:
+        catch = hunter.hunt(name)
+        catches.append(catch)
+        law = catch.law or "**not caught**"
+        print(f"| {name} | {catch.by} | {catch.where} | {catch.seconds:.1f} | {law} |", flush=True)
+    missed = sum(not catch.law for catch in catches)
+    unsound = [catch.unsound for catch in catches if catch.unsound]
+    print(f"\n{len(names)} faults, {missed} not caught, {time.process_time() - began:.0f} s of a processor")
+    for story in unsound:
+        print(f"breaks a law without any fault: {story}")
+    return 1 if missed or unsound else 0
 
 
 if __name__ == "__main__":

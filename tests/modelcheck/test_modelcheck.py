@@ -8,10 +8,12 @@ from tools.modelcheck.__main__ import main
 from tools.modelcheck.explore import Explorer
 from tools.modelcheck.facts import Facts
 from tools.modelcheck.frozen import freeze, key_of, thaw
+from tools.modelcheck.guided import ALL
 from tools.modelcheck.hunt import SEEN, hunt, search
 from tools.modelcheck.nodes import Nodes
 from tools.modelcheck.place import Place
-from tools.modelcheck.scopes import ALONE, MEET, SCOPES, Limits, Scope, at
+from tools.modelcheck.prefix import ScriptError
+from tools.modelcheck.scopes import ALONE, MEET, Limits, Scope, at
 
 NO_END = 1e6  # seconds: these scopes are small, and a busy machine may take its time
 SMALL = {
@@ -45,10 +47,10 @@ def test_no_law_breaks_in_all_that_can_happen(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCOPES)
+@pytest.mark.parametrize("name", ALL)
 def test_no_law_breaks_in_the_published_scopes(name: str) -> None:
     """Or not as far as a few minutes go."""
-    report, way = search(SCOPES[name], 240)
+    report, way = search(ALL[name], 240)
     assert not report.law, (report.story, way)
 
 
@@ -129,6 +131,8 @@ def test_a_copy_of_a_node_is_the_same_and_its_own() -> None:
         ("after ignored", "meet-3", "no node stops"),
         ("plain majority at 7", "orphans-7", "everything ends while some are gone"),
         ("reply before durable", "sync-3", "no acknowledged commit is lost"),
+        ("exclusion ignores what is known", "known-end-5", "one outcome"),
+        ("leader counts after its promise", "promised-5", "one outcome"),
     ],
 )
 def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
@@ -144,6 +148,56 @@ def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
 def test_where_a_fault_is_said_to_show_it_does(fault: str) -> None:
     """A list of what this search can see, and how."""
     assert hunt(fault, (SEEN[fault],), 600) is not None
+
+
+@pytest.mark.parametrize("name", ["known-end-5", "promised-5"])
+def test_with_all_rules_a_guided_scope_breaks_no_law(name: str) -> None:
+    """What comes after its prefix is gone through whole."""
+    report, way = search(ALL[name], NO_END)
+    assert not report.law, (report.story, way)
+    assert report.exhausted
+
+
+def test_a_prefix_is_how_it_begins() -> None:
+    """What was submitted, given up and suspected there has happened, a broken link is new, and the dead are dead."""
+    scope = Scope("", 3, ALONE, Limits(), prefix=("A submits", "B hears A", "A gives up P", "A tries again"))
+    explorer = Explorer(scope)
+    explorer.search(NO_END)
+    place = thaw(explorer.nodes.known[explorer.form.unpack(explorer.order[0])[0]].data)
+    assert place.taken == 1
+    assert len(place.core.leading.rollbacks.rolling) == 1
+    assert len(place.core.leading.attempts) == 2
+    dead = Explorer(scope.with_(prefix=("A submits", "B hears A", "B suspects P", "A meets C", "A dies")))
+    dead.search(NO_END)
+    first = dead.form.unpack(dead.order[0])
+    assert [dead.nodes.known[place].alive for place in first[:3]] == [False, True, True]
+    assert thaw(dead.nodes.known[first[1]].data).core.recovery.rounds
+
+
+def test_nothing_arrives_on_a_held_link_before_the_ending() -> None:
+    """There is no commit without a vote; then there is one, for the ending lets through what was held."""
+    explorer = Explorer(Scope("", 2, ALONE, Limits(), held=("AB",), endings=100))
+    report = explorer.search(NO_END)
+    assert report.exhausted
+    assert not any(facts.journal for facts in explorer.nodes.facts)
+    assert report.ended == report.states
+
+
+@pytest.mark.parametrize("words", ["A hears B", "A gives up P", "B tries again", "A sings"])
+def test_a_prefix_that_cannot_be_says_so(words: str) -> None:
+    """A script does not pass over what is not there."""
+    with pytest.raises(ScriptError):
+        Explorer(Scope("", 2, ALONE, Limits(), prefix=(words,))).search(NO_END)
+
+
+def test_a_law_that_breaks_in_the_prefix_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way there is the script up to that step."""
+    prefix = ("A submits", "B submits", "C hears A", "C hears B", "A hears C", "B hears C", "C hears A")
+    monkeypatch.setitem(ALL, "small", Scope("", 3, MEET, Limits(), prefix=prefix))
+    found = hunt("no test 4", ("small",), NO_END)
+    assert found is not None
+    assert found.report.law
+    assert found.way == prefix[: len(found.way)]
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

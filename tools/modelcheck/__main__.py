@@ -8,8 +8,9 @@ python -m tools.modelcheck --faults           with the rules of the protocol tak
 import argparse
 import sys
 
+from tools.modelcheck.guided import ALL
 from tools.modelcheck.hunt import SEEN, hunt, search
-from tools.modelcheck.scopes import LIMITS, SCOPES, Scope
+from tools.modelcheck.scopes import LIMITS, Scope
 from tools.sim.faulty import FAULTS
 
 
@@ -22,19 +23,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--faults", action="store_true", help="take rules away, and look whether it shows")
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="this fault, and the way to it")
     chosen = parser.parse_args(arguments)
-    for name, known, kind in [(n, SCOPES, "scope") for n in chosen.scopes] + [
-        (n, FAULTS, "fault") for n in chosen.fault
-    ]:
+    for name, known, kind in [(n, ALL, "scope") for n in chosen.scopes] + [(n, FAULTS, "fault") for n in chosen.fault]:
         if name not in known:
             parser.error(f"no {kind} is called {name!r}; there is {', '.join(known)}")
     names = tuple(chosen.scopes)
     if chosen.list:
-        for name in names or SCOPES:
-            print(f"{name:20} {SCOPES[name].voters} voters: {SCOPES[name].about} ({limits(SCOPES[name])})")
+        for name in names or ALL:
+            print(f"{name:20} {ALL[name].voters} voters: {ALL[name].about} ({limits(ALL[name])})")
         return 0
     if chosen.faults or chosen.fault:
         return _faults(chosen.fault or list(FAULTS), names, chosen.seconds, ways=bool(chosen.fault))
-    return _scopes(names or tuple(SCOPES), chosen.seconds)
+    return _scopes(names or tuple(ALL), chosen.seconds)
 
 
 def limits(scope: Scope) -> str:
@@ -48,7 +47,7 @@ def _scopes(names: tuple[str, ...], seconds: float) -> int:
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     broken = 0
     for name in names:
-        scope = SCOPES[name]
+        scope = ALL[name]
         report, way = search(scope, seconds)
         broken += bool(report.law)
         whole = f"**{report.law}**" if report.law else "all" if report.exhausted else "bounded"
@@ -65,7 +64,7 @@ def _scopes(names: tuple[str, ...], seconds: float) -> int:
 def _faults(faults: list[str], names: tuple[str, ...], seconds: float, *, ways: bool) -> int:
     missed = 0
     for fault in faults:
-        where = names or ((SEEN[fault],) if fault in SEEN else tuple(SCOPES))
+        where = names or ((SEEN[fault],) if fault in SEEN else tuple(ALL))
         found = hunt(fault, where, seconds)
         missed += found is None
         if found is None:

@@ -66,9 +66,10 @@ class Explorer:
         pairs = [(i, j) for i in range(self.n) for j in range(self.n) if scope.is_cut(scope.names[i], scope.names[j])]
         self.cut = {self.n + i * self.n + j for i, j in pairs}
         index = self.nodes.index
-        self.held = {self.n + index[one] * self.n + index[other] for one, other in scope.held}
+        self.held = {self.n + index[pair[0]] * self.n + index[pair[1]] for pair in scope.held}
         self.may_die = [scope.allows("deaths", name) for name in scope.names]
         self.finals: list[State] = []
+        self.led: list[str] = []  # the steps of the prefix that were begun
         self.at_fault, self.ending_began = 0, False
         self.receives: dict[tuple[int, int], int] = {}
 
@@ -201,13 +202,13 @@ class Explorer:
 
     def search(self, seconds: float) -> Report:
         """Go through everything, or as far as the time allows."""
-        began, report = time.monotonic(), self.report
+        began, report = time.process_time(), self.report
         try:
             self._search(began + seconds)
             self._end(began + 2 * seconds)
         except BrokenError as broken:
             report.law, report.story = broken.law, broken.story
-        report.seconds = time.monotonic() - began
+        report.seconds = time.process_time() - began
         report.local, report.played = len(self.nodes.known), self.nodes.played
         return report
 
@@ -215,6 +216,7 @@ class Explorer:
         scope, report, pack, unpack = self.scope, self.report, self.form.pack, self.form.unpack
         first = self.begin()
         for words in scope.prefix:
+            self.led.append(words)
             first = follow(self, first, words)
         self.order = [pack(*first)]
         visited = set(self.order)
@@ -225,7 +227,7 @@ class Explorer:
                 return
             report.depth += 1
             for done in range(done, len(self.order)):  # noqa: B020  goes on where the last level ended
-                if done & 1023 == 0 and time.monotonic() > until:
+                if done & 1023 == 0 and time.process_time() > until:
                     return
                 self.at_fault, state = done, unpack(self.order[done])
                 for after in self._following(state):
@@ -285,7 +287,7 @@ class Explorer:
         self.ending_began = True
         count = min(self.scope.endings, len(self.order))
         for number in range(count):
-            if time.monotonic() > until:
+            if time.process_time() > until:
                 return
             self.at_fault = (number + 1) * len(self.order) // count - 1
             state = self.form.unpack(self.order[self.at_fault])

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from bedrockish.core.messages import WIRE
 from tools.modelcheck.explore import Explorer, Report
+from tools.modelcheck.guided import ALL
 from tools.modelcheck.place import EARLY
-from tools.modelcheck.scopes import SCOPES, Scope
+from tools.modelcheck.scopes import Scope
 from tools.modelcheck.way import way_to_fault
 from tools.sim.editing import in_force
 from tools.sim.faulty import FAULTS
@@ -41,6 +42,11 @@ SEEN = {
     "ballot 1 over a higher one": "recover-rollback-3",
     "votes are volatile": "restarts-3",
     "waiting goes on after a rollback": "rollback-3",
+    "rollbacks dropped": "again-3",
+    "base not covered": "uncovered-3",
+    "no test 5": "given-up-5",
+    "exclusion ignores what is known": "known-end-5",
+    "leader counts after its promise": "promised-5",
 }
 
 
@@ -72,7 +78,7 @@ def hunt(fault: str, names: tuple[str, ...], seconds: float) -> Found | None:
     try:
         with in_force(FAULTS[fault]):
             for name in names:
-                report, way = search(SCOPES[name], seconds)
+                report, way = search(ALL[name], seconds)
                 if report.law:
                     return Found(name, report, way)
     finally:

@@ -122,7 +122,7 @@ SCOPES: dict[str, Scope] = {
         "two that meet; C recovers one of them", 3, MEET, Limits(suspicions=1), where=at(suspicions="C"), which=("P",)
     ),
     "rollback-3": Scope(
-        "two that meet; one given up, and run again", 3, MEET, Limits(rollbacks=1, retries=1), endings=50
+        "two that meet; one given up, and run again", 3, MEET, Limits(rollbacks=1, retries=1), endings=1_000
     ),
     "again-3": Scope(
         "one, given up and run again; a link breaks and comes back, the leader dies",

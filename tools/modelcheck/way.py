@@ -12,11 +12,13 @@ from tools.modelcheck.nodes import BrokenError
 
 def way_to_fault(explorer: Explorer) -> list[str]:
     """Return the events from the beginning to the state, or the event, at which a law broke; the shortest way."""
+    if not explorer.parents:
+        return list(explorer.led)  # the last step of these broke it
     line = [explorer.at_fault]
     while explorer.parents[line[-1]] >= 0:
         line.append(explorer.parents[line[-1]])
     keys = [explorer.order[number] for number in reversed(line)]
-    told = []
+    told = [f"first, {words}" for words in explorer.led]
     for before, after in pairwise(keys):
         state = explorer.form.unpack(before)
         told.append(next(words for words, found in _named(explorer, state) if explorer.form.pack(*found) == after))

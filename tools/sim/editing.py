@@ -36,12 +36,17 @@ class Fault:
     options: tuple[tuple[str, object], ...] = ()
 
 
+def fault(rule: str, *edits: tuple[Any, str, str, str], **options: object) -> Fault:
+    """Return a fault of a few edits, each (class or module, function, old text, new text)."""
+    return Fault(rule, tuple(Edit(*edit) for edit in edits), tuple(options.items()))
+
+
 @contextmanager
-def in_force(fault: Fault) -> Iterator[None]:
+def in_force(taken: Fault) -> Iterator[None]:
     """Have a fault in the code for a while."""
     before: list[tuple[Any, str, object]] = []
     try:
-        for edit in fault.edits:
+        for edit in taken.edits:
             function = edit.owner.__dict__[edit.name]
             before.append((edit.owner, edit.name, function))
             setattr(edit.owner, edit.name, _edited(function, edit))

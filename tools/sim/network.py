@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 DECODED_MAX = 500
+DELAY_MAX_S = 10.0  # a link that is slower than that would break; and all comes to rest some time after the last fault
 FAREWELL_S = 0.5  # how long a link to a node that left is kept, so that it hears of that
 
 
@@ -78,7 +79,7 @@ class Network:
         drawn = 0.2 * mean + self.luck.expovariate(1.0) * 0.8 * mean
         if self.luck.random() < 0.01:
             drawn *= 10
-        return drawn * self.slow.get((source, target), 1.0)
+        return min(DELAY_MAX_S, drawn * self.slow.get((source, target), 1.0))
 
     # -- links -----------------------------------------------------------------------------------------------------
 

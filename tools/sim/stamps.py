@@ -24,12 +24,12 @@ def late_stamp(calls: Iterable[Call], told: Told, talked: Collection[str]) -> tu
         talked: commands that were open transactions: they ask for a clock when they like, and commit later.
     """
     known = list(calls)
-    moments = [(call.began, 1, number) for number, call in enumerate(known)]
-    moments += [(call.ended, 0, number) for number, call in enumerate(known) if call.ended is not None]
+    moments = [(call.began, 0, number) for number, call in enumerate(known)]
+    moments += [(call.ended, 1, number) for number, call in enumerate(known) if call.ended is not None]
     count, latest, before = 0, 0, {}
-    for _, begins, number in sorted(moments):
+    for _, ends, number in sorted(moments):
         call = known[number]
-        if begins:
+        if not ends:
             before[number] = latest
             continue
         clock = _clock(call, told)

@@ -1,0 +1,146 @@
+"""Deliberate faults of what rests on the agreement: reads and sessions, transaction clocks, members, open transactions,
+schema changes. See ``faulty``.
+"""
+
+from bedrockish import acquaintances
+from bedrockish.core import activation, answering, clocking, leading, membership, once, reading, safety, state, voting
+from tools.sim.editing import Fault, fault
+
+_State, _Leading, _Voting = state.State, leading.Leading, voting.Voting
+_DUELS = {"suspect_every_s": 0.004, "suspicion_ms": 200, "delay_ms": 5.0, "sync_ms": 0.5, "hot": 0.5, "load_s": 1.5}
+_ALTERS = {"alter": 0.2, "delay_ms": 5.0, "schema_delay_ms": 2, "load_s": 2.0, "voters": 3}
+_CHANGES = {"changes_every_s": 0.1, "load_s": 3.0, "voters": 3, "heartbeat_ms": 50, "delay_ms": 5.0, "dead": 0}
+_RESTORED = {
+    **{"faults": ("restore", "restore", "crash_all", "crash", "one_way"), "fault_every_s": 0.1, "voters": 3, "dead": 0},
+    **{"load_s": 4.0, "clients": 10, "think_ms": 5.0, "sync_ms": 1.0, "delay_ms": 5.0, "heartbeat_ms": 50},
+}
+_TALKS = {"talks": 0.7, "voters": 3, "hot": 0.5, "delay_ms": 5.0, "load_s": 3.0}
+_HOPS = {
+    **{"voters": 3, "dead": 0, "clients": 10, "wander": 1.0, "think_ms": 1.0, "delay_ms": 2.0, "sync_ms": 0.5},
+    **{"hot": 0.9, "talks": 0.0, "execute_ms": 0.0, "timeout_s": 2.0, "lose": 0.0, "forwarding": False},
+    **{"faults": ("slow_link",), "fault_every_s": 0.05, "heartbeat_ms": 20, "closing_lag_ms": 100},
+    **{"suspicion_ms": 1_000, "suspect_every_s": 0.0, "changes_every_s": 0.0, "conflict_window_ms": 60_000},
+}
+_STAMPS = {
+    **{"voters": 3, "dead": 0, "stamps": 0.5, "clients": 8, "wander": 0.0, "think_ms": 20.0, "delay_ms": 1.0},
+    **{"hot": 0.0, "keys": 40, "talks": 0.0, "alter": 0.0, "execute_ms": 0.0, "timeout_s": 5.0, "lose": 0.0},
+    **{"faults": ("partition", "slow_link"), "fault_every_s": 0.3, "load_s": 3.0, "closing_lag_ms": 3_000},
+    **{"suspicion_ms": 2_000, "suspect_every_s": 0.0, "conflict_window_ms": 60_000, "follows_wall": False},
+}
+
+USES: dict[str, Fault] = {
+    "tokens are not looked at": fault(
+        "a session waits for what it has seen", (_State, "has_seen", "return covers", "return True or covers")
+    ),
+    "a read's token has the safe time": fault(
+        "a token's clock is above its vector",
+        (answering.Answering, "_answer_read", ".clock, clock)", ".clock, self.state.safe)"),
+        **_HOPS,
+    ),
+    "strict reads ask nobody": fault(
+        "a strict read asks a majority", (reading.Reading, "begin", "if len(read.clear) >= state.majority:", "if True:")
+    ),
+    "two voters at once": fault(
+        "one voter at a time comes or goes",
+        (
+            membership,
+            "_promote",
+            "members[member.node] = replace(member, voter=True)",
+            "members.update({node: replace(one, voter=True) for node, one in members.items()})",
+        ),
+        **{**_CHANGES, "learners": 2},
+    ),
+    "a change conflicts with nothing": fault(
+        "a change of the members conflicts with everything",
+        (leading, "claim", "(*footprint.write_ranges, EVERYTHING) if kind == MEMBERS else", ""),
+        **_CHANGES,
+    ),
+    "a change may lose the quorum": fault(
+        "a change leaves voters enough that are alive",
+        (membership, "_check_votes", "if len(alive) < needed and not change.force:", "if False:"),
+        **{**_CHANGES, "faults": ("kill",), "fault_every_s": 0.5, "load_s": 9.0, "voters": 4, "think_ms": 100.0},
+    ),
+    "the old voters go on counting": fault(
+        "a node counts by the membership that it has applied",
+        (_State, "set_peers", "self.voters = self", "self.voters = self.voters or self"),
+        **_CHANGES,
+    ),
+    "who forgot is let in": fault(
+        "a voter that lost its file, or came back on an older one, is turned away",
+        (acquaintances.Acquaintances, "judge", "if not code:", "if True:"),
+        **{**_CHANGES, "faults": ("wipe", "restore", "crash"), "fault_every_s": 0.1},
+    ),
+    "an older file that has grown is let in": fault(
+        "a file that was put back is known by its starts, however much was written to it since",
+        (acquaintances, "lacks", "if not starts or not seen.start:", "if True:"),
+        **_RESTORED,
+    ),
+    "learners vote": fault(
+        "only voters lead and approve",
+        (_State, "is_voter", "member is not None and member.voter and", "member is not None and"),
+        **{**_DUELS, "learners": 2, "voters": 3, "wander": 1.0},
+    ),
+    "once is as often as one likes": fault(
+        "an interactive transaction is lost when what it read has changed",
+        (once, "overtaken", "found = next(state.recent.conflicts(footprint, base), None)", "found = None"),
+        **_TALKS,
+    ),
+    "settled and yet it happens": fault(
+        "the empty transaction that settles a command conflicts with it",
+        (leading, "claim", '{b"c:\\0" + command.encode()}', "set()"),
+        **{**_TALKS, "faults": ("one_way", "pause"), "fault_every_s": 0.05, "timeout_s": 0.3},
+    ),
+    "snapshot skips test 3": fault(
+        "at isolation snapshot, too, the first to commit a row wins",
+        (
+            _Voting,
+            "_consider",
+            "found = found or self._vetoed(transaction)",
+            "found = None if transaction.isolation == 'snapshot' else found or self._vetoed(transaction)",
+        ),
+        (
+            _Leading,
+            "_step_back",
+            "found = next(state.recent.conflicts(footprint, prepared.base), None)",
+            "found = None if ticket.request.isolation == 'snapshot' else "
+            "next(state.recent.conflicts(footprint, prepared.base), None)",
+        ),
+        **{"snapshots": 1.0, "execute_ms": 5.0, "delay_ms": 5.0, "hot": 0.9, "talks": 0.0},
+    ),
+    "clocks are not read": fault(
+        "a transaction conflicts with a schema change in force at its clock",
+        (leading, "claim", "footprint.read_points | {clock_key(clock)}", "footprint.read_points"),
+        **_ALTERS,
+    ),
+    "nobody waits for a schema change": fault(
+        "a transaction waits for the schema of its clock",
+        (activation.Activation, "holds_up", "scheduled is None or", "True or"),
+        **_ALTERS,
+    ),
+    "a schema change comes too soon": fault(
+        "a schema change is activated when nothing can appear before it any more",
+        (safety.Safety, "advance", "state.awaits_schema(state.safe)", "state.awaits_schema(state.closed)"),
+        **_ALTERS,
+    ),
+    "a session does not wait for a schema": fault(
+        "a session sees the schema changes that it was told of",
+        (_State, "has_seen", "self.awaits_schema(token.clock)", "False"),
+        **{**_ALTERS, "wander": 1.0, "clients": 10, "think_ms": 5.0, "faults": ("one_way", "slow_link", "slow_disk")},
+        **{"fault_every_s": 0.1, "lose": 0.1, "heartbeat_ms": 50, "talks": 0.0, "dead": 0},
+    ),
+    "transaction clocks ask nobody": fault(
+        "a transaction clock is later than a majority's clocks",
+        (clocking.Clocking, "ask", "if len(found.heard) >= state.majority:", "if True:"),
+        **_STAMPS,
+    ),
+    "a clock that was read is nobody's": fault(
+        "a majority moves up to a clock that somebody only asked for",
+        (_Leading, "executed", "if not prepared.clock or self.clocking.ask(number, prepared.clock):", "if True:"),
+        **_STAMPS,
+    ),
+    "stamps are not the clock of the commit": fault(
+        "a transaction commits at the clock that its program was told",
+        (_Leading, "executed", "clock = prepared.clock or state.tick()", "clock = state.tick()"),
+        **_STAMPS,
+    ),
+}

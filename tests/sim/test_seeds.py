@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from bedrockish.core.settings import approvals_needed
+from tools.sim.history import Histories
 from tools.sim.options import Options, draw_hard_options, draw_options, draw_wide_options
-from tools.sim.world import World
+from tools.sim.world import LawBrokenError, World
 from tools.simulate import run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +65,38 @@ def test_no_more_files_are_lost_than_can_be_replaced(voters: int) -> None:
     for _ in range(20):
         world.faults._wipe()
     assert world.counts["files lost"] == before
+
+
+def test_a_file_that_was_put_back_has_no_vote() -> None:
+    """In worlds that do little else, with clients at the node that was put back, so that its file grows."""
+    put_back = 0
+    for seed in range(1, 25):
+        options = draw_hard_options(seed).with_(
+            voters=3, dead=0, faults=("restore", "restore", "crash_all", "crash", "one_way"), fault_every_s=0.1
+        )
+        options = options.with_(load_s=4.0, clients=10, think_ms=5.0, sync_ms=1.0, delay_ms=5.0, heartbeat_ms=50)
+        broken, world = run_seed(options)
+        assert broken is None, f"seed {seed}: {broken}"
+        put_back += world.counts["files put back"]
+    assert put_back > 0
+
+
+def test_a_place_may_be_lost_with_its_file_and_its_transaction_may_not() -> None:
+    """What a client was told was committed is found where others finished it, if only its leader had that label."""
+    broken, world = run_seed(Options(3, load_s=1.0))
+    assert broken is None
+    histories = Histories(world, world.laws.calls, world.laws.committed)
+    histories._timelines()
+    histories._acknowledged()
+    place = next(call.answer.place for call in world.laws.calls if call.answer is not None and call.answer.place)
+    entry = histories.entries.pop(place)
+    with pytest.raises(LawBrokenError, match="acknowledged is for ever"):
+        histories._acknowledged()
+    world.machines[place[0]].forgot = True
+    histories._acknowledged()
+    del histories.first[entry.txid]
+    with pytest.raises(LawBrokenError, match="acknowledged is for ever"):
+        histories._acknowledged()
 
 
 @pytest.mark.parametrize("seed", [2, 11, 17])

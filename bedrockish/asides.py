@@ -288,8 +288,8 @@ class Asides:
         job.thread.start()
 
     def _share(self) -> None:
-        """Let the loop have the interpreter more often while functions run that may compute for long."""
-        wanted = SWITCH_S if any(job.is_python for job in self._running) else self._switch_s
+        """Let the loop have the interpreter more often while threads run: what they gather of rows is Python too."""
+        wanted = SWITCH_S if self._running else self._switch_s
         if sys.getswitchinterval() != wanted:
             sys.setswitchinterval(wanted)
 

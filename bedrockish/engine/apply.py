@@ -5,18 +5,32 @@ SQLite compile every cached statement again, so it is done only for tables that 
 columns that changed, or every index of the table would be written.
 """
 
+from itertools import groupby
+from operator import itemgetter
+
 import apsw
 
 from bedrockish.engine.failures import WITHOUT_PLUGIN
 from bedrockish.engine.tables import Table, Tables, quote
 from bedrockish.errors import DamagedError
-from journal.changes import DELETE, INSERT, Change, Row
+from journal.changes import DELETE, INSERT, Change, Row, Value
 from journal.entry import Entry
 from journal.schema import is_missing
 
 _SWITCHES = (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, apsw.SQLITE_DBCONFIG_ENABLE_FKEY)
 
+PIECE = 1_000  # changes that are made at once, if so many come together
+PIECE_MIN = 10  # fewer are not worth the savepoint
+
 DIFFERS = "this node's tables differ from its journal: stop it and fill it again from another node"
+
+
+class _MisfitError(Exception):
+    """Raised inside when a change does not fit the tables."""
+
+    def __init__(self, change: Change, why: str) -> None:
+        super().__init__(why)
+        self.change, self.why = change, why
 
 
 class RowApplier:
@@ -46,30 +60,52 @@ class RowApplier:
         Raises:
             DamagedError: the tables are not what they must be; the node must stop.
         """
-        for change in changes:
-            table = self._tables.get(change.table)
-            if table is None or table.columns != change.columns:
-                raise self._damaged(entry, change, "this node's table has other columns, or is not there")
-            self._hush(table)
-            try:
-                changed = self._one(table, change)
-            except apsw.Error as error:
-                raise self._damaged(entry, change, str(error)) from error
-            if changed != 1:
-                raise self._damaged(entry, change, f"it changes {changed} rows and not one")
+        try:
+            self._make(changes)
+        except _MisfitError as error:
+            raise self._damaged(entry, error.change, error.why) from error.__cause__
 
     def redo(self, changes: list[Change]) -> str:
         """Make changes again that were made before and taken back; return why that fails, or an empty text."""
         try:
-            for change in changes:
-                table = self._tables[change.table]
-                self._hush(table)
-                changed = self._one(table, change)
-                if changed != 1:
-                    return f"{change.op} of {change.table} changes {changed} rows and not one"
-        except apsw.Error as error:
-            return str(error)
+            self._make(changes)
+        except _MisfitError as error:
+            return f"{error.change.op} of {error.change.table}: {error.why}"
         return ""
+
+    def _make(self, changes: list[Change]) -> None:
+        """Make changes, in order: many of them a thousand at a time, and if that fails, these one by one.
+
+        Raises:
+            _MisfitError: one does not fit.
+        """
+        for first in range(0, len(changes), PIECE):
+            piece = changes[first : first + PIECE]
+            if len(piece) < PIECE_MIN or not self._at_once(piece):
+                for change in piece:
+                    self._one(change)
+
+    def _at_once(self, changes: list[Change]) -> bool:
+        """Make changes, or none of them if one does not fit; whether they are made.
+
+        Each changes one row or, if it does not fit, none, or raises; so their sum tells whether all did.
+        """
+        db = self._db
+        bound = [self._bound(change) for change in changes]
+        db.execute("SAVEPOINT piece")
+        try:
+            before = db.total_changes()
+            for text, run in groupby(bound, itemgetter(0)):
+                db.executemany(text, [values for _, values in run])
+            fit = db.total_changes() - before == len(bound)
+        except apsw.Error as error:
+            if not db.in_transaction:  # SQLite gave all of it up: the disk is full, or failed
+                raise _MisfitError(changes[0], str(error)) from error
+            fit = False
+        if not fit:
+            db.execute("ROLLBACK TO piece")
+        db.execute("RELEASE piece")
+        return fit
 
     def _hush(self, table: Table) -> None:
         """Switch triggers and foreign keys off, if the table has any."""
@@ -78,7 +114,22 @@ class RowApplier:
                 self._db.config(switch, 0)
             self._quiet = True
 
-    def _one(self, table: Table, change: Change) -> int:
+    def _one(self, change: Change) -> None:
+        text, values = self._bound(change)
+        try:
+            self._db.execute(text, values)
+        except apsw.Error as error:
+            raise _MisfitError(change, str(error)) from error
+        changed = self._db.changes()
+        if changed != 1:
+            raise _MisfitError(change, f"it changes {changed} rows and not one")
+
+    def _bound(self, change: Change) -> tuple[str, list[Value]]:
+        """Return the statement that makes a change, and its parameters; triggers are off if the table has any."""
+        table = self._tables.get(change.table)
+        if table is None or table.columns != change.columns:
+            raise _MisfitError(change, "this node's table has other columns, or is not there")
+        self._hush(table)
         if change.op == INSERT:
             assert change.after is not None
             mask, row = 0, change.after
@@ -106,8 +157,7 @@ class RowApplier:
             if mask >> len(table.columns):
                 values.append(change.rowid_after)
             values.append(change.rowid)
-        self._db.execute(text, values)
-        return self._db.changes()
+        return text, values
 
     @staticmethod
     def _damaged(entry: Entry, change: Change, why: str) -> DamagedError:

@@ -18,6 +18,7 @@ from bedrockish.engine.tables import Table, Tables, quote
 from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnsupportedError
 from journal.changes import DELETE, INSERT, UPDATE, Change, Row
 
+FREED_AT_ONCE = 5_000
 _ROW_COST = 24  # bytes that a row takes beside its values, roughly
 
 
@@ -62,8 +63,10 @@ class Capture:
         return log, touched
 
     def deafen(self) -> None:
-        """Stop listening and forget what was heard: the request failed."""
-        self._log, self._touched = None, {}
+        """Stop listening and forget what was heard, if it was not taken: the request failed."""
+        log, self._log, self._touched = self._log, None, {}
+        while log:  # piece by piece: to free a million rows at once would hold up all other threads
+            del log[-FREED_AT_ONCE:]
 
     @property
     def size(self) -> int:

@@ -1,5 +1,6 @@
 """What was executed on one node applies on any: the tables are those that plain SQLite makes of the same statements."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bedrockish.core.records import Vote
+from bedrockish.engine.apply import PIECE
 from bedrockish.errors import ConstraintError, DamagedError
 from journal.changes import DELETE, INSERT, UPDATE, Change, decode_changes, encode_changes
 from journal.footprint import Footprint
@@ -288,3 +290,49 @@ def test_a_repeat_changes_no_rows(pair: tuple[TestNode, TestNode]) -> None:
 
     assert follower.tables()["auto"] == []
     assert follower.engine.applied == {"A": 2}
+
+
+def test_many_rows_are_applied_at_once_in_their_order(make_node: MakeNode) -> None:
+    """More than a piece of them, of several tables and kinds, of which some undo what others have just done."""
+    leader, follower = make_node(), make_node("B")
+    leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, u UNIQUE)", "CREATE TABLE w(k PRIMARY KEY, n) WITHOUT ROWID")
+    numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {PIECE + 200})"
+    leader.run(
+        f"INSERT INTO t {numbers} SELECT i, i FROM n",
+        "INSERT INTO w SELECT 'k' || id, id FROM t",
+        "UPDATE t SET u = -u",
+        "UPDATE t SET u = -u + 1",
+        "UPDATE w SET k = k || 'x', n = NULL WHERE n % 3 = 0",
+        "DELETE FROM t WHERE id % 7 = 0",
+        "INSERT INTO t SELECT id + 10000, u + 10000 FROM t",
+    )
+    leader.run("CREATE TABLE s(id INTEGER PRIMARY KEY, a, b)")
+    leader.run("INSERT INTO s SELECT id, 0, 0 FROM t LIMIT 20")
+    leader.run("UPDATE s SET a = 1, b = 1", "UPDATE s SET a = 2")  # by different statements, on the same rows
+    for entry in leader.entries:
+        follower.apply(entry)
+
+    assert follower.tables() == leader.tables()
+    assert len(follower.rows("SELECT * FROM t")) > PIECE
+    assert set(follower.rows("SELECT a, b FROM s")) == {(2, 1)}
+
+
+@pytest.mark.parametrize("place", [0, 7, 49])
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_of_many_rows_the_one_that_does_not_fit_is_named(
+    pair: tuple[TestNode, TestNode], place: int, is_missing: bool
+) -> None:
+    """One that meets no row, and one that SQLite refuses."""
+    leader, _ = pair
+    columns = ("id", "what")
+    changes = [Change("auto", columns, INSERT, number, number, None, (number, "x")) for number in range(100, 150)]
+    if is_missing:
+        changes.insert(place, Change("auto", columns, UPDATE, 99, 99, (99, "x"), (99, "y")))
+        why = "99: it changes 0 rows and not one"
+    else:
+        changes.insert(place + 1, changes[place])
+        why = f"{100 + place}: UNIQUE constraint failed"
+    prepared = replace(leader.prepare("INSERT INTO auto(what) VALUES ('x')"), changes=encode_changes(changes))
+
+    with pytest.raises(DamagedError, match=f"A2 cannot be applied: .* of auto {why}"):
+        leader.apply(leader.entry(prepared))

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import trio
@@ -19,19 +19,23 @@ from bedrockish.control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, parse_c
 from bedrockish.core.node import Node
 from bedrockish.core.once import overtaken
 from bedrockish.core.records import Prepared
+from bedrockish.drafting import Drafting
 from bedrockish.engine.clocks import ClockNeededError
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.interactive import Interactive
-from bedrockish.engine.session import Session
+from bedrockish.engine.session import Logged, Session
 from bedrockish.errors import (
     BedrockishError,
+    ConstraintError,
     DamagedError,
     DeadlineError,
+    SqlError,
     UnavailableError,
     UnsupportedError,
     UsageError,
 )
 from bedrockish.longer import Longer
+from bedrockish.opened import Open
 from bedrockish.requests import NOTHING, SERIALIZABLE, SESSION, STALE, STRICT, Answer, Request, Result, Statement, Token
 from bedrockish.requests import encode_results as encode
 from bedrockish.snapshots import Snapshots
@@ -47,35 +51,6 @@ logger = logging.getLogger(__name__)
 ENDED_MAX = 1_000  # transactions whose end is remembered, to tell a client why
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before others get their turn
 REDO_S = 10e-6  # per row: a turn lasts longer than to do the rows again that it begins with
-
-
-@dataclass(slots=True, eq=False)
-class Open:
-    """One open transaction.
-
-    Attributes:
-        request: its BEGIN.
-        owner: the link that it belongs to.
-        session: what it has done.
-        since: seconds at which it began.
-        touched: seconds of its last statement's end.
-        busy: statements that run, or wait for their turn.
-        told: what its client has been told rests on these commits, which are durable.
-    """
-
-    request: Request
-    owner: object
-    session: Session
-    since: float
-    touched: float
-    busy: int = 0
-    told: dict[str, int] | None = None
-    turn: trio.Lock = field(default_factory=trio.Lock)
-
-    @property
-    def name(self) -> str:
-        """The id of its command."""
-        return self.request.command
 
 
 class Transactions:
@@ -95,6 +70,7 @@ class Transactions:
         self._interactive = Interactive(engine, lambda footprint, base: overtaken(core.state, footprint, base))
         self._snapshots = Snapshots(engine, self._interactive.readers, durable)
         self.streams = Streams(self._interactive, core, submit, self._snapshots, bounds, self._damaged)
+        self._drafting = Drafting(engine, self._interactive, durable)
         self._longer = Longer(engine, core, self._interactive, asides, bounds.loop_ms_max / 1000)
         self._open: dict[str, Open] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
@@ -115,6 +91,7 @@ class Transactions:
         if self._damage is not None:
             raise self._damage
         self._snapshots.at_boundary()
+        self._drafting.at_boundary()
         waiting, self._waiting = self._waiting, []
         for session, taken in waiting:
             try:
@@ -287,13 +264,30 @@ class Transactions:
         session, interactive = one.session, self._interactive
         control = parse_control(statement.sql)
         if control is not None:
-            self._control(session, control)
+            if session.draft is not None:
+                await self._drafting.control(session, control)
+            else:
+                self._control(session, control)
+                session.note(Logged(control))
             results.append(Result((), [], -1, session.lastrowid or None))
             return 0
-        if interactive.is_schema(session, statement):
-            interactive.add_schema(session, statement, replace(one.request, statements=()))
-            results.append(Result((), [], -1, session.lastrowid or None))
-            return 0
+        if session.draft is not None or interactive.is_schema(statement):
+            last, size = await self._drafting.run(session, statement, room)
+            self._find(one.owner, one.name)
+            results.append(last)
+            return size
+        try:
+            last, taken = await self._ordinary(one, statement, room)
+        except (ConstraintError, SqlError) as error:
+            session.note(Logged(statement, failure=error.message))
+            raise
+        session.note(Logged(statement, last), taken)
+        results.append(last)
+        return taken
+
+    async def _ordinary(self, one: Open, statement: Statement, room: int) -> tuple[Result, int]:
+        """Run one text of a transaction that does not change the schema, or not yet."""
+        session, interactive = one.session, self._interactive
         taken = 0
         last: Result | None = None
         for piece, params in interactive.pieces(session, statement):
@@ -308,8 +302,7 @@ class Transactions:
             self._find(one.owner, one.name)
             taken += size
         assert last is not None
-        results.append(last)
-        return taken
+        return last, taken
 
     async def _take_clock(self, one: Open) -> None:
         """Give a transaction its clock: later than all that was acknowledged anywhere before this call."""
@@ -367,12 +360,14 @@ class Transactions:
     async def _commit(self, one: Open, request: Request) -> Answer:
         begun, session = one.request, one.session
         last = replace(begun, statements=(), timeout_s=request.timeout_s)
-        if session.ddl and session.base is None:
+        if session.draft is not None:
+            drafted = await self._drafting.finish(session)
+            self._find(one.owner, one.name)
             self._close(one)
-            return await self._submit(replace(last, statements=tuple(session.ddl)))
-        if session.ddl:
-            self._close(one)
-            return await self._submit(last, lambda: self._interactive.finish_schema(session, last), once=True)
+            try:
+                return await self._submit(last, lambda: replace(drafted, base=dict(self._engine.applied)), once=True)
+            except UsageError as error:  # the data forbade it when it was to come into force
+                raise type(error)(error.message, **{**error.details, "ended": True}) from error
         prepared = self._interactive.finish(session)
         token = self._token(one)
         self._close(one)

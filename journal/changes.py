@@ -1,7 +1,7 @@
 """Row changes: what a transaction did to tables, with whole rows before and after.
 
 Rows travel, never SQL, so triggers, random() and the time of day happen once, at the leader. A schema change is the
-exception: its statements travel as text (see ``Transaction.kind``).
+exception: its statements travel as text (see ``Transaction.kind``), those that write rows among them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,6 +18,9 @@ Row = tuple[Value, ...]
 
 INSERT, UPDATE, DELETE = "INSERT", "UPDATE", "DELETE"
 PIECE = 2_000  # rows that are encoded at a time: some milliseconds
+DO, SEE, FAIL = "do", "see", "fail"
+OVERTAKEN = "it was told what is no longer so"
+"""How the failure of a schema change begins that would have given other answers than its client had."""
 
 
 @value
@@ -37,6 +40,21 @@ class Change:
     rowid_after: int | None
     before: Row | None
     after: Row | None
+
+
+@value
+class Step:
+    """One statement of a schema change, run when that comes into force.
+
+    Attributes:
+        sql: the statement, with the values of its parameters written into it.
+        kind: ``do``; ``see`` if it only reads; ``fail`` if it failed, and must again.
+        told: a digest of what its client was told of it; empty if that was nothing that could be otherwise.
+    """
+
+    sql: str
+    kind: str = DO
+    told: bytes = b""
 
 
 def encode_changes(changes: Iterable[Change]) -> bytes:
@@ -104,20 +122,42 @@ def _row(value: Sequence[Value] | None) -> Row | None:
 
 
 def encode_statements(statements: Sequence[str]) -> bytes:
-    """Return the canonical bytes of the statements of a schema change."""
+    """Return the canonical bytes of the statements of a schema change that holds nothing else."""
     return cbor2.dumps(list(statements))
 
 
-def decode_statements(data: bytes) -> list[str]:
-    """Read what ``encode_statements`` wrote.
+def encode_steps(steps: Iterable[Step]) -> bytes:
+    """Return the canonical bytes of a schema change: a text for what nobody was told of, else [text, kind, told]."""
+    return cbor2.dumps(
+        [step.sql if step.kind == DO and not step.told else [step.sql, step.kind, step.told] for step in steps]
+    )
+
+
+def decode_steps(data: bytes) -> list[Step]:
+    """Read what ``encode_steps`` or ``encode_statements`` wrote.
 
     Raises:
-        EntryMalformedError: the bytes are not a list of texts.
+        EntryMalformedError: the bytes are not a schema change.
     """
     try:
-        statements = cbor2.loads(data)
-    except (cbor2.CBORError, ValueError) as error:
+        packed = cbor2.loads(data)
+        if not isinstance(packed, list):
+            raise EntryMalformedError("a schema change should be a list of statements")
+        return [Step(one) if isinstance(one, str) else _step(*one) for one in packed]
+    except (cbor2.CBORError, ValueError, TypeError) as error:
         raise EntryMalformedError(f"these {len(data)} bytes are not a schema change: {error}") from error
-    if not isinstance(statements, list) or not all(isinstance(text, str) for text in statements):
-        raise EntryMalformedError("a schema change should be a list of statements")
-    return statements
+
+
+def _step(sql: object, kind: object, told: object) -> Step:
+    if not isinstance(sql, str) or kind not in (DO, SEE, FAIL) or not isinstance(told, bytes):
+        raise EntryMalformedError("a statement of a schema change should be a text, its kind and a digest")
+    return Step(sql, kind, told)
+
+
+def decode_statements(data: bytes) -> list[str]:
+    """Return the statements of a schema change that do something, in their order: all that a copy needs.
+
+    Raises:
+        EntryMalformedError: the bytes are not a schema change.
+    """
+    return [step.sql for step in decode_steps(data) if step.kind == DO]

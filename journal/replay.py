@@ -14,12 +14,13 @@ from typing import NamedTuple
 import apsw
 import cbor2
 
-from journal.changes import decode_changes, decode_statements
+from journal.changes import Step, decode_changes, decode_steps
 from journal.entry import GENESIS, Entry
 from journal.errors import ChainBrokenError, ForkError, JournalPrunedError, ReplayMismatchError, TargetExistsError
 from journal.order import draws, interleave, may_apply
 from journal.pruning import marks
-from journal.schema import run, settled, switch
+from journal.schema import settled
+from journal.steps import run, switch
 from journal.store import applied, open_database, open_readonly, scan, scan_timeline
 from journal.tables import (
     CLOCK_FUNCTIONS,
@@ -284,30 +285,30 @@ class _Rebuild:
             self.changes += 1
 
     def _schema(self, sourced: Sourced) -> None:
-        statements = decode_statements(sourced.entry.transaction.changes)
-        self.statements += len(statements)
+        steps = decode_steps(sourced.entry.transaction.changes)
+        self.statements += len(steps)
         if sourced.entry.transaction.activates:
             if self.waiting is not None:
                 why = "it changes the schema before the change before it is in force"
                 raise ReplayMismatchError(sourced.path, sourced.place, None, None, why)
             self.waiting = sourced
             return
-        failure = self._run(sourced, statements)
+        failure = self._run(sourced, steps)
         if failure:
-            why = f"SQLite refuses the schema change {'; '.join(statements)!r}: {failure}"
+            why = f"SQLite refuses the schema change {'; '.join(step.sql for step in steps)!r}: {failure}"
             raise ReplayMismatchError(sourced.path, sourced.place, None, None, why)
 
     def _activate(self, sourced: Sourced) -> None:
         """Put a change of the schema in force; one that the data forbids changes nothing, as on the nodes."""
         self.waiting = None
-        self._run(sourced, decode_statements(sourced.entry.transaction.changes))
+        self._run(sourced, decode_steps(sourced.entry.transaction.changes))
 
-    def _run(self, sourced: Sourced, statements: Sequence[str]) -> str:
+    def _run(self, sourced: Sourced, steps: Sequence[Step]) -> str:
         switch(self.db, on=True)
         try:
-            return run(self.db, statements)
+            return run(self.db, steps)
         except apsw.Error as error:
-            why = f"SQLite refuses the schema change {'; '.join(statements)!r}: {error}"
+            why = f"SQLite refuses the schema change {'; '.join(step.sql for step in steps)!r}: {error}"
             raise ReplayMismatchError(sourced.path, sourced.place, None, None, why) from error
         finally:
             switch(self.db, on=False)

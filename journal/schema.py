@@ -1,4 +1,4 @@
-"""Schema changes: when each is in force, and how its statements are run at the moment from which it is.
+"""Schema changes: when each is in force. How its statements are run then is told in ``steps``.
 
 A change is committed first and *activated* later, on every node at the same cut of transactions: all with a smaller
 clock than its own activation clock are in the tables then, and none with a greater one. So its statements have the same
@@ -27,8 +27,6 @@ CREATE TABLE IF NOT EXISTS bedrockish_schema(
   statements TEXT NOT NULL
 )
 """
-
-_SWITCHES = (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, apsw.SQLITE_DBCONFIG_ENABLE_FKEY)
 
 
 class Standing(NamedTuple):
@@ -83,41 +81,3 @@ def settled(db: apsw.Connection) -> set[Txid]:
     except apsw.SQLError:  # a file that an earlier version wrote and no later one has opened
         return set()
     return {Txid(int(clock), str(leader)) for clock, leader in rows}
-
-
-def run(db: apsw.Connection, statements: Sequence[str]) -> str:
-    """Run the statements of a change inside the open transaction, all or none of them.
-
-    Triggers and foreign keys must be on, as ``switch`` does it.
-
-    Returns:
-        why the data forbids it; empty if it is done.
-
-    Raises:
-        apsw.Error: it failed for another reason than the data, such as a full disk, or a function or collation that
-            was not registered: not every node fails so.
-    """
-    db.execute("SAVEPOINT activation")
-    try:
-        for statement in statements:
-            db.execute(statement).fetchall()
-    except (apsw.ConstraintError, apsw.SQLError) as error:
-        db.execute("ROLLBACK TO activation")
-        if is_missing(str(error)):
-            raise  # not the data: other nodes have what is missing here
-        return str(error)
-    finally:
-        if db.in_transaction:
-            db.execute("RELEASE activation")
-    return ""
-
-
-def is_missing(text: str) -> bool:
-    """Whether an error of SQLite says that a function or a collation was not registered."""
-    return text.startswith(("no such function", "no such collation", "unknown function"))
-
-
-def switch(db: apsw.Connection, *, on: bool) -> None:
-    """Switch triggers and foreign keys on or off for the whole connection."""
-    for one in _SWITCHES:
-        db.config(one, int(on))

@@ -17,8 +17,8 @@ FILE_LINES_MAX, FUNCTION_LINES_MAX = 400, 70
 # takes that away again. The standard library is allowed except where a row says otherwise.
 IO = "!asyncio !logging !os !pathlib !random !secrets !select !socket !sqlite3 !subprocess !tempfile !threading !time"
 JOURNAL_PURE = (
-    "journal !journal.differences !journal.pruning !journal.schema !journal.store !journal.replay !journal.spark "
-    "!journal.verify"
+    "journal !journal.differences !journal.pruning !journal.schema !journal.steps !journal.store !journal.replay "
+    "!journal.spark !journal.verify"
 )
 MAY_IMPORT = {
     "net": f"net cbor2 {IO}",
@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "journal": f"{JOURNAL_PURE} cbor2 sortedcontainers {IO}",
     "journal/store.py": "journal !journal.spark apsw cbor2",
     "journal/schema.py": "journal !journal.spark apsw",
+    "journal/steps.py": "journal !journal.spark apsw cbor2",
     "journal/differences.py": "journal !journal.spark apsw",
     "journal/pruning.py": "journal !journal.spark apsw cbor2",
     "journal/tables.py": "journal !journal.spark apsw cbor2",
@@ -53,8 +54,8 @@ MAY_IMPORT = {
     ),
     "bedrockish/plugins.py": "bedrockish apsw",
     "bedrockish/engine": (
-        "bedrockish.engine bedrockish.errors bedrockish.requests bedrockish.clock bedrockish.core.records "
-        "journal !journal.spark apsw cbor2 sortedcontainers !socket !asyncio !random"
+        "bedrockish.engine bedrockish.errors bedrockish.requests bedrockish.clock bedrockish.control "
+        "bedrockish.core.records journal !journal.spark apsw cbor2 sortedcontainers !socket !asyncio !random"
     ),
     "bedrockish/client": (
         "bedrockish !bedrockish.core !bedrockish.engine !bedrockish.runtime !bedrockish.server net journal cbor2 trio"

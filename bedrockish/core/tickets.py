@@ -18,6 +18,7 @@ from bedrockish.errors import (
     UnavailableError,
 )
 from bedrockish.requests import Answer, Request, Token
+from journal.changes import OVERTAKEN
 from journal.footprint import Footprint, object_of
 from journal.transaction import Transaction, Txid
 from journal.vector import merge
@@ -151,6 +152,12 @@ def make_transaction(
 
 def schema_failed(failure: str) -> BedrockishError:
     """Return the error for a schema change that was committed and that the data forbade when it was to be in force."""
+    if failure.startswith(OVERTAKEN):
+        return ConflictError(
+            f"rows that the schema change rests on were changed before it came into force: {failure}; it did not "
+            "happen, on any node: run it again",
+            table="schema",
+        )
     return ConstraintError(
         f"the schema change was decided, and the data forbade it when it was to come into force: {failure}; the schema "
         "is what it was before, on every node: repair the data and change the schema again"

@@ -255,8 +255,8 @@ def connect(
         isolation: ``serializable`` or ``snapshot``.
         isolation_level: sqlite3's; None for no implicit transactions.
         autocommit: sqlite3's; False for the standard's habit, where every statement is in a transaction.
-        schema_commits: let CREATE, ALTER and DROP commit the rows that were changed before them, as MySQL does;
-            otherwise they are refused until the program commits.
+        schema_commits: let CREATE, ALTER and DROP be transactions of their own, and commit what was done before, as
+            MySQL does; otherwise they join the transaction that is open.
         detect_types: ``PARSE_COLNAMES`` to have columns named ``x [typename]`` converted, ``PARSE_DECLTYPES`` those
             whose table declares such a type; or both, of which the name counts first.
         token: what another session has seen.

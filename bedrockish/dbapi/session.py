@@ -2,7 +2,8 @@
 
 A connection knows three habits. sqlite3's own (``autocommit=LEGACY_TRANSACTION_CONTROL``): a statement that writes
 opens a transaction unless ``isolation_level`` is None. The standard's (``autocommit=False``): every statement does.
-And ``autocommit=True``: none does. Statements that change the schema are transactions of their own in all three.
+And ``autocommit=True``: none does. Statements that change the schema join the transaction that is open; the standard's
+habit opens one for them, too.
 
 When a transaction is lost (its node died, another one was faster), the connection refuses everything until ``rollback``
 or ``commit`` has been called, lest the second half of a transaction is committed without the first.
@@ -18,14 +19,15 @@ from bedrockish.client.rows import Rows
 from bedrockish.client.streaming import BlockingRowStream
 from bedrockish.client.transaction import BATCH
 from bedrockish.control import BEGIN, COMMIT, RELEASE, ROLLBACK, ROLLBACK_TO, SAVEPOINT, Control, parse_control
-from bedrockish.dbapi.statements import READ, SCHEMA, WRITE
-from bedrockish.errors import BedrockishError, DeadlineError, SqlError, UnsupportedError
+from bedrockish.dbapi.statements import PRAGMA, READ, SCHEMA, WRITE, switch_of
+from bedrockish.errors import BedrockishError, DeadlineError, SqlError
 
 Statement = tuple[str, Any]
 
 LEGACY_TRANSACTION_CONTROL = -1
 FIRST_TRIES = 5  # nodes in a row that may die between BEGIN and the first statement before a caller hears of it
 NOTHING = Rows((), [])
+KEYS_OFF = "PRAGMA foreign_keys = OFF"
 
 
 class Session:
@@ -37,7 +39,8 @@ class Session:
         isolation: ``serializable`` or ``snapshot``.
         read: read level of what runs outside of transactions.
         timeout_s: seconds for each call.
-        schema_commits: a schema statement commits rows that were changed before it, instead of being refused.
+        schema_commits: a schema statement is a transaction of its own, and commits what was done before it.
+        foreign_keys: whether transactions that change the schema enforce them; all others always do.
         changes: rows changed since the connection was opened.
     """
 
@@ -47,10 +50,11 @@ class Session:
         self.isolation_level: str | None = ""
         self.isolation = "serializable"
         self.schema_commits = False
+        self.foreign_keys = True
         self.changes = 0
         self._open: BlockingTransaction | None = None
         self._implicit = False
-        self._wrote = False
+        self._unchecked = False  # the node was told that the open transaction does not enforce foreign keys
         self._marks: list[str] = []
         self._began_by_mark = False
 
@@ -70,11 +74,16 @@ class Session:
         control = parse_control(sql)
         if control is not None:
             return self._control(control, sql)
+        switch = switch_of(sql) if kind == PRAGMA else None
+        if switch is not None and (switch[0] == "foreign_keys" or not switch[1]):
+            return self._switch(*switch)
         self._prepare(kind)
-        if self._open is None and not self._begins(kind):
+        if kind == SCHEMA and not self.foreign_keys and not self._unchecked:
+            rows = self._unenforced(sql, params)
+        elif self._open is None and not self._begins(kind):
             rows = self.link.execute(sql, params, timeout=self.timeout_s, read=self.read, isolation=self.isolation)
         else:
-            rows = self._inside([(sql, params)], kind)[0]
+            rows = self._inside([(sql, params)])[0]
         self.changes += max(0, rows.rowcount)
         return rows
 
@@ -104,7 +113,7 @@ class Session:
             rest = iter(every)
             try:
                 while batch := list(islice(rest, BATCH)):
-                    total += _rowcount(self._inside([(sql, params) for params in batch], kind))
+                    total += _rowcount(self._inside([(sql, params) for params in batch]))
             except BaseException:
                 if alone:
                     self.rollback()
@@ -118,20 +127,31 @@ class Session:
         """Whether a statement of a kind opens a transaction."""
         if self.autocommit == LEGACY_TRANSACTION_CONTROL:
             return kind == WRITE and self.isolation_level is not None
-        return not self.autocommit and kind in (READ, WRITE)
+        return not self.autocommit and (kind in (READ, WRITE) or (kind == SCHEMA and not self.schema_commits))
 
     def _prepare(self, kind: str) -> None:
-        """Make room for a schema statement: it cannot be in one transaction with changed rows."""
-        if kind != SCHEMA or self._open is None or not self._implicit or self._marks:
-            return
-        if self._wrote and self._open.is_open and not self.schema_commits:
-            raise UnsupportedError(
-                "a transaction that has changed rows cannot change the schema as well; commit before CREATE, ALTER "
-                "or DROP, which are transactions of their own"
-            )
-        self.commit()
+        """Make room for a schema statement, if it is to be a transaction of its own."""
+        if kind == SCHEMA and self.schema_commits and self._open is not None and self._implicit and not self._marks:
+            self.commit()
 
-    def _inside(self, statements: list[Statement], kind: str) -> list[Rows]:
+    def _switch(self, name: str, on: bool | None) -> Rows:
+        """Do a PRAGMA that is the connection's own. As in SQLite, nothing is switched while a transaction is open."""
+        if on is None:
+            return Rows((name,), [(int(self.foreign_keys and name == "foreign_keys"),)])
+        if name == "foreign_keys" and self._open is None:
+            self.foreign_keys = on
+        return NOTHING
+
+    def _unenforced(self, sql: str, params: Any) -> Rows:
+        """Run a schema statement in a transaction that does not enforce foreign keys."""
+        statements = [(KEYS_OFF, None), (sql, params)]
+        if self._open is None and not self._begins(SCHEMA):
+            return self.link.transact(statements, timeout=self.timeout_s, isolation=self.isolation)[-1]
+        rows = self._inside(statements)[-1]
+        self._unchecked = True
+        return rows
+
+    def _inside(self, statements: list[Statement]) -> list[Rows]:
         """Run statements in the open transaction; open one if there is none."""
         fresh = self._open is None
         for tries in range(FIRST_TRIES):
@@ -144,8 +164,6 @@ class Session:
                 if not fresh or not error.retry or isinstance(error, DeadlineError) or tries == FIRST_TRIES - 1:
                     raise
                 self.rollback()  # nobody has seen anything of it, so it can be done again
-            finally:
-                self._wrote = self._wrote or (kind == WRITE and self._open is not None)
         raise AssertionError("the last try returns or raises")
 
     def _do(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:
@@ -155,7 +173,7 @@ class Session:
 
     def _begin(self, *, implicit: bool) -> BlockingTransaction:
         opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
-        self._open, self._implicit, self._wrote = opened, implicit, False
+        self._open, self._implicit, self._unchecked = opened, implicit, False
         self._marks, self._began_by_mark = [], False
         return opened
 

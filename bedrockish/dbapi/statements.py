@@ -18,6 +18,23 @@ _KINDS = {
     **dict.fromkeys(("CREATE", "ALTER", "DROP"), SCHEMA),
 }
 _SETS_NUMBER = re.compile(r"PRAGMA\s+(?:main\s*\.\s*)?(user_version|application_id)\s*[=(]", re.IGNORECASE)
+_SWITCH = re.compile(
+    r"\s*PRAGMA\s+(?:main\s*\.\s*)?(foreign_keys|legacy_alter_table)\s*(?:[=(]\s*['\"]?(\w+)['\"]?\s*\)?)?\s*;?\s*",
+    re.IGNORECASE,
+)
+
+
+def switch_of(sql: str) -> tuple[str, bool | None] | None:
+    """Return the name of the connection's own PRAGMA that a statement is, and what it sets; None: it asks.
+
+    >>> switch_of("PRAGMA foreign_keys = OFF")
+    ('foreign_keys', False)
+    """
+    found = _SWITCH.fullmatch(sql)
+    if found is None:
+        return None
+    value = found[2]
+    return found[1].lower(), None if value is None else value.lower() in ("1", "on", "yes", "true")
 
 
 def verb_of(sql: str) -> str:

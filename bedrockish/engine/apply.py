@@ -15,7 +15,7 @@ from bedrockish.engine.tables import Table, Tables, quote
 from bedrockish.errors import DamagedError
 from journal.changes import DELETE, INSERT, Change, Row, Value
 from journal.entry import Entry
-from journal.schema import is_missing
+from journal.steps import is_missing
 
 _SWITCHES = (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, apsw.SQLITE_DBCONFIG_ENABLE_FKEY)
 

@@ -24,6 +24,7 @@ from bedrockish.engine.growing import Growing
 from bedrockish.engine.guard import READ, Guard, Piece
 from bedrockish.engine.interactive import Interactive
 from bedrockish.engine.limits import Limits
+from bedrockish.engine.mixed import execute
 from bedrockish.engine.overlay import Moment, Overlay, OverlayFile
 from bedrockish.engine.parts import Beside, Parts
 from bedrockish.engine.session import Session
@@ -119,7 +120,7 @@ class Aside:
         Raises:
             BedrockishError: as there, or what ``stop`` was given.
         """
-        prepared = self._inside(lambda writer: writer.executor.execute(request, dict(self._base), self._version))
+        prepared = self._inside(lambda writer: execute(writer.executor, request, dict(self._base), self._version))
         return replace(prepared, clock=self.scope.clock) if self.scope.used else prepared
 
     def work(self, action: Callable[["Work"], T], *, serializable: bool = True) -> T:
@@ -150,6 +151,19 @@ class Aside:
             return action(writer)
         finally:
             self._leave(writer)
+
+    def hold(self, limit_bytes: int) -> "_Writer":
+        """Return the connection that writes, inside its transaction until ``leave``; with memory for so many bytes.
+
+        Raises:
+            BedrockishError: what ``stop`` was given, or the file cannot be read.
+        """
+        writer = self._open()
+        if self._stopped is not None:
+            raise self._stopped
+        writer.file.limit_bytes = limit_bytes
+        writer.begin()
+        return writer
 
     def _leave(self, writer: "_Writer") -> None:
         writer.capture.deafen()
@@ -188,7 +202,7 @@ class _Writer:
         self.db = db = overlay.connect(lambda file: file.move(moment, pages))
         try:
             assert overlay.file is not None
-            self._file: OverlayFile = overlay.file
+            self.file: OverlayFile = overlay.file
             self._overlay = overlay  # lives as long as its connection
             db.pragma("cache_size", -WRITER_KIB)
             db.pragma("foreign_keys", 1)
@@ -216,7 +230,7 @@ class _Writer:
 
     def move(self, moment: Moment, pages: int) -> None:
         """Move to another moment."""
-        self._file.move(moment, pages)
+        self.file.move(moment, pages)
 
     def learn(self, version: int) -> None:
         """Learn the schema, if it is not that of the last time."""
@@ -274,7 +288,7 @@ class Work:
         error = executor.stopped or self._end
         if error is not None:
             raise error
-        if interactive.is_schema(session, statement):
+        if interactive.is_schema(statement):
             raise UnsupportedError("a command cannot change the schema; do so with ordinary statements, once")
         last: Result | None = None
         for piece, params in interactive.pieces(session, statement):

@@ -30,6 +30,7 @@ from bedrockish.engine.failures import broken
 from bedrockish.engine.guard import Guard
 from bedrockish.engine.journal import Journal
 from bedrockish.engine.limits import Limits
+from bedrockish.engine.mixed import execute
 from bedrockish.engine.opening import FileLock, Founding, Prepare, connect
 from bedrockish.engine.overlay import Moment, salt_of
 from bedrockish.engine.parts import Beside, Parts
@@ -156,7 +157,7 @@ class Engine:
         """
         base, version = dict(self.applied), self.schema_version
         self.scope.begin(request.command, clock)
-        prepared = self._take_back(lambda: self._executor.execute(request, base, version, budget_s))
+        prepared = self._take_back(lambda: execute(self._executor, request, base, version, budget_s))
         return replace(prepared, clock=clock) if self.scope.used else prepared
 
     def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:

@@ -34,6 +34,10 @@ TEXTS_MAX = 2_000  # compiled texts that are remembered
 _FOREVER = float("inf")
 
 
+class MixesError(Exception):
+    """Raised when a request turns out to change the schema and to read or write rows."""
+
+
 class Executor:
     """Executes requests, one at a time.
 
@@ -72,6 +76,7 @@ class Executor:
         """Run a request inside the open transaction; the caller takes it back, whatever comes out.
 
         Raises:
+            MixesError: it changes the schema and has other statements, too: ``mixed.execute`` is for that.
             TakesLongError: it has run for ``budget_s`` and is not done. Schema statements take the time they need.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.
@@ -97,6 +102,8 @@ class Executor:
         for statement in request.statements:
             for piece, params in self._pieces(statement):
                 if piece.setting:
+                    if pragmas.is_keys_off(piece.sql):
+                        raise MixesError
                     run.set(piece)
                     continue
                 if piece.kind == SCHEMA:
@@ -106,10 +113,7 @@ class Executor:
                 elif piece.kind == WRITE:
                     run.writes = True
                 if run.schema and (run.writes or piece.kind == READ):
-                    raise UnsupportedError(
-                        "a request that changes the schema can hold nothing else; send the schema statements first, "
-                        "as one request, and the others as another"
-                    )
+                    raise MixesError
                 run.one(piece, params)
         if run.schema:
             assert cookie is not None

@@ -197,7 +197,7 @@ class Guard:
             ):
                 seen.refusal = (
                     "CREATE TABLE ... AS SELECT mixes schema and rows; "
-                    "send CREATE TABLE first and then INSERT ... SELECT as another request"
+                    "send CREATE TABLE and then INSERT ... SELECT, together if they belong together"
                 )
             return SCHEMA
         if apsw.SQLITE_REINDEX in actions:

@@ -14,7 +14,6 @@ must not meet anything newer than that, or it would see a mixture; what earlier 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import apsw
@@ -29,8 +28,15 @@ from bedrockish.engine.limits import TakesLongError
 from bedrockish.engine.parts import Lends
 from bedrockish.engine.readers import Readers
 from bedrockish.engine.session import Session
-from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, UnsupportedError, told_too_early
-from bedrockish.requests import Request, Result, Statement, encode_results
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    UnavailableError,
+    UnsupportedError,
+    told_too_early,
+)
+from bedrockish.requests import Result, Statement, encode_results
 from journal.changes import Change, encode_changes
 from journal.footprint import Footprint
 from journal.transaction import ROWS
@@ -73,19 +79,21 @@ class Interactive:
                     f"PRAGMA {pragmas.DEFER} works in a request only",
                     sql=piece.sql,
                 )
+            if piece.setting and pragmas.is_keys_off(piece.sql):
+                raise UnsupportedError(pragmas.KEYS_OFF, sql=piece.sql)
             if piece.kind == SCHEMA:
                 raise UnsupportedError("a schema statement in a transaction must be a text of its own", sql=piece.sql)
             yield piece, params
 
-    def is_schema(self, session: Session, statement: Statement) -> bool:
-        """Whether ``add_schema`` is to be called for this text."""
+    def is_schema(self, statement: Statement) -> bool:
+        """Whether a text makes its transaction one that changes the schema."""
         first = statement.sql.lstrip()[:1]
-        if not session.ddl and first.isalpha() and first not in "CcAaDdPp":  # nearly all, and cheaper than to read it
+        if first.isalpha() and first not in "CcAaDdPp":  # nearly all, and cheaper than to read it
             return False
         return (
-            bool(session.ddl)
-            or first_word(statement.sql) in ("CREATE", "ALTER", "DROP")
+            first_word(statement.sql) in ("CREATE", "ALTER", "DROP")
             or pragmas.is_replicated(statement.sql)
+            or pragmas.is_keys_off(statement.sql)
         )
 
     def needs_snapshot(self, session: Session, piece: Piece) -> bool:
@@ -142,47 +150,6 @@ class Interactive:
         finally:
             self._executor.allow(float("inf"))
 
-    def add_schema(self, session: Session, statement: Statement, request: Request) -> None:
-        """Take a text of schema statements, tried now and done at COMMIT; ``request`` is that, with no statements.
-
-        Raises:
-            UnsupportedError: rows were written before, or this is no schema statement.
-            BedrockishError: as for a request.
-        """
-        if session.wrote:
-            raise UnsupportedError(
-                "a transaction that has written rows cannot change the schema: commit it first, and change the schema "
-                "in a transaction of its own",
-                sql=statement.sql,
-            )
-        self.check_schema(session)
-        self.engine.execute(replace(request, statements=(*session.ddl, statement)))
-        session.ddl.append(statement)
-
-    def finish_schema(self, session: Session, request: Request) -> Prepared:
-        """Return what a transaction is that has read, and then changed the schema.
-
-        Raises:
-            ConflictError: what it has read has changed.
-            BedrockishError: as for a request.
-        """
-        prepared = self.engine.execute(replace(request, statements=tuple(session.ddl)))
-        if session.sets is None or session.base is None:
-            return prepared
-        self.check_schema(session)
-        read = session.sets.footprint(reads=True)
-        error = self._overtaken(read, session.base)
-        if error is not None:
-            raise error
-        own = prepared.footprint
-        both = Footprint(
-            own.read_points | read.read_points,
-            tuple(sorted({*own.read_ranges, *read.read_ranges})),
-            own.write_points,
-            own.write_ranges,
-        )
-        return replace(prepared, footprint=both)
-
     def rollback_to(self, session: Session, name: str) -> None:
         """ROLLBACK TO name. What was read in between stays read.
 
@@ -208,7 +175,7 @@ class Interactive:
             ConstraintError: a deferred foreign key is broken.
             ConflictError: what the transaction rests on has changed, or it took its clock before what it has seen.
         """
-        assert not session.ddl
+        assert session.draft is None
         if session.clock and session.base_clock >= session.clock:
             raise told_too_early(session.command)
         self.start(session)
@@ -227,9 +194,24 @@ class Interactive:
         if self._inside is session:
             self.leave()
         session.ended = True
+        draft = session.draft
+        if draft is not None and session.lent:
+            draft.stop(UnavailableError("the transaction was ended; it did not happen"))
+            return
+        if draft is not None:
+            draft.close()
+            session.draft = None
         if session.snapshot is not None and session.lent:
             session.snapshot.interrupt()
         elif session.snapshot is not None:
+            self.readers.give_back(session.snapshot)
+            session.snapshot = None
+
+    def forget(self, session: Session) -> None:
+        """Let go of what a transaction has here: it goes on elsewhere."""
+        if self._inside is session:
+            self.leave()
+        if session.snapshot is not None:
             self.readers.give_back(session.snapshot)
             session.snapshot = None
 

@@ -89,6 +89,7 @@ class OverlayFile(apsw.VFSFile):
         self._written: dict[int, bytes] = {}
         self._pages = self._pages_now = 0
         self._version = b""
+        self.limit_bytes: float = float("inf")  # of memory; beyond, the disk counts as full
 
     def move(self, moment: Moment, pages: int) -> None:
         """Show another moment, with so many pages; what was written is forgotten."""
@@ -127,6 +128,8 @@ class OverlayFile(apsw.VFSFile):
         number, start = divmod(offset, self._page_bytes)
         assert not start
         assert len(data) == self._page_bytes
+        if self.written_bytes >= self.limit_bytes and number + 1 not in self._written:
+            raise apsw.FullError("the overlay's memory is used up")
         self._written[number + 1] = bytes(data)
         self._pages_now = max(self._pages_now, number + 1)
 

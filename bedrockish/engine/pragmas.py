@@ -27,6 +27,10 @@ SETTINGS = frozenset({DEFER, "foreign_keys"})
 """What may be set and is forgotten when the request is over."""
 
 _ON = frozenset({"1", "on", "yes", "true"})
+KEYS_OFF = (
+    "foreign keys are always enforced for rows; PRAGMA foreign_keys = OFF is for transactions that change the schema, "
+    "and PRAGMA defer_foreign_keys = ON checks them at the end of a request"
+)
 
 
 def refusal(name: str, argument: str | None, database: str | None) -> str | None:
@@ -36,12 +40,8 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
         allowed = known in READABLE
     elif known in REPLICATED:
         allowed = database in (None, "main")
-    elif known == "foreign_keys":
-        if argument.lower() in _ON:
-            return None
-        return "foreign keys are always enforced here; use PRAGMA defer_foreign_keys = ON to check them at the end"
     else:
-        allowed = known == DEFER
+        allowed = known in SETTINGS
     if allowed:
         return None
     return (
@@ -50,16 +50,35 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
     )
 
 
-def is_replicated(sql: str) -> bool:
-    """Whether a text is a PRAGMA that every node is to set."""
+def given(sql: str) -> tuple[str, str]:
+    """Return name and value that a text sets if it is a PRAGMA that does; else empty texts."""
     try:
         words = [token for token in tokens(sql) if token.text != ";"]
     except NotTokensError:
-        return False
+        return "", ""
     if not words or not words[0].is_word("PRAGMA"):
-        return False
-    name, equals = (words[3:4], words[4:5]) if words[2:3] and words[2].text == "." else (words[1:2], words[2:3])
-    return bool(equals) and equals[0].text in ("=", "(") and (name[0].name or "").lower() in REPLICATED
+        return "", ""
+    at = 3 if words[2:3] and words[2].text == "." else 1
+    if not words[at + 1 : at + 2] or words[at + 1].text not in ("=", "("):
+        return "", ""
+    value = "".join(token.text for token in words[at + 2 :]).rstrip(")")
+    return (words[at].name or "").lower(), value.strip("'\"").lower()
+
+
+def is_replicated(sql: str) -> bool:
+    """Whether a text is a PRAGMA that every node is to set."""
+    return given(sql)[0] in REPLICATED
+
+
+def turns_on(sql: str) -> bool:
+    """Whether a PRAGMA of ``SETTINGS`` switches it on; SQLite takes numbers but 0 for that, too."""
+    value = given(sql)[1]
+    return value in _ON or (value.lstrip("+-").isdigit() and int(value) != 0)
+
+
+def is_keys_off(sql: str) -> bool:
+    """Whether a text is PRAGMA foreign_keys = OFF."""
+    return given(sql)[0] == "foreign_keys" and not turns_on(sql)
 
 
 def apply(db: apsw.Connection, sql: str) -> None:

@@ -1,13 +1,20 @@
 """What is kept of an open transaction between two of its statements."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from bedrockish.control import Control
 from bedrockish.engine.growing import Growing
 from bedrockish.engine.guard import Piece
 from bedrockish.engine.readers import Snapshot
 from bedrockish.errors import SqlError
-from bedrockish.requests import Statement
+from bedrockish.requests import Result, Statement
 from journal.changes import Change
+
+if TYPE_CHECKING:
+    from bedrockish.engine.draft import Draft
+
+LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements and bytes of results that a transaction may have before its first DDL
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +25,15 @@ class Mark:
     changes: int
     blurred: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A statement that was run: what was told of it, or what it failed with."""
+
+    what: Statement | Control
+    told: Result | None = None
+    failure: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +52,9 @@ class Session:
         blurred: tables of whose changes only the net effect is known.
         size: of the changes, in bytes, roughly.
         wrote: whether a statement that writes has succeeded, be it that it met no row.
-        ddl: its schema statements, if that is what it is.
+        log: what was run, should it come to change the schema; None: too much for that.
+        logged: how many bytes of results are kept there, roughly.
+        draft: where it runs since its first schema statement.
         unsure: a deferred foreign key was broken when it was swapped out.
         over: SQLite itself has ended it.
         lent: another thread reads on its snapshot; whoever lent it ends the session if it is ``ended`` then.
@@ -57,11 +75,22 @@ class Session:
     size: int = 0
     lastrowid: int = 0
     wrote: bool = False
-    ddl: list[Statement] = field(default_factory=list)
+    log: list[Logged] | None = field(default_factory=list)
+    logged: int = 0
+    draft: "Draft | None" = None
     unsure: bool = False
     over: bool = False
     lent: bool = False
     ended: bool = False
+
+    def note(self, one: Logged, size: int = 0) -> None:
+        """Keep what was run; ``size`` is about that of its results, in bytes."""
+        if self.log is None:
+            return
+        self.log.append(one)
+        self.logged += size
+        if len(self.log) > LOG_MAX or self.logged > LOG_BYTES:
+            self.log = None
 
     def mark(self, name: str) -> None:
         """SAVEPOINT name."""

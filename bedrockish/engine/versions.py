@@ -9,8 +9,9 @@ from bedrockish.engine import system
 from bedrockish.engine.failures import WITHOUT_PLUGIN
 from bedrockish.errors import DamagedError
 from journal import schema
-from journal.changes import decode_statements
+from journal.changes import Step, decode_statements, decode_steps
 from journal.entry import Entry
+from journal.steps import run
 from journal.transaction import Txid
 
 
@@ -49,7 +50,7 @@ class Versions:
         schema.schedule(self._db, transaction, self.current + 1, statements)
         if transaction.activates:
             return
-        failure = self._change(statements)
+        failure = self._change(decode_steps(transaction.changes))
         if failure:
             what = f"{entry.leader}{entry.tick} cannot be applied, {'; '.join(statements)!r} gave: {failure}"
             raise DamagedError(f"{what}; fill this node again from another one")
@@ -67,14 +68,14 @@ class Versions:
         waiting = schema.scheduled(self._db)
         assert waiting is not None
         assert waiting.txid == txid
-        self._change(decode_statements(waiting.changes))
+        self._change(decode_steps(waiting.changes))
 
-    def _change(self, statements: list[str]) -> str:
+    def _change(self, steps: list[Step]) -> str:
         self._loud()
         try:
-            failure = schema.run(self._db, statements)
+            failure = run(self._db, steps)
         except apsw.SQLError as error:
-            what = f"a change of the schema, {'; '.join(statements)!r}, gave: {error}"
+            what = f"a change of the schema, {'; '.join(step.sql for step in steps)!r}, gave: {error}"
             raise DamagedError(f"{what}; {WITHOUT_PLUGIN}") from error
         self.current += 1
         schema.settle(self._db, self.current, failure)

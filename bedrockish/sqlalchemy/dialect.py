@@ -2,8 +2,7 @@
 
 Its name stays ``sqlite``: types, DDL options, ``insert().on_conflict_do_update()`` and Alembic do for it what they do
 for SQLite. What is different: transactions are real from their first statement, reads included, so SERIALIZABLE means
-what it says; a schema statement is a transaction of its own, and commits what is before it, as in MySQL; errors tell
-a lost node from a lost race.
+what it says, and schema statements are part of them; errors tell a lost node from a lost race.
 """
 
 from types import ModuleType
@@ -57,7 +56,6 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
         return [client_url(url, options, [hosts] if isinstance(hosts, str) else hosts)], {
             **extra,
             "autocommit": False,
-            "schema_commits": True,
         }
 
     def on_connect(self) -> Any:

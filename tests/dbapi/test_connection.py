@@ -121,19 +121,61 @@ def test_autocommit_true_and_false(connection: db.Connection, table: str, other:
     connection.rollback()
 
 
-def test_schema_statements_are_transactions_of_their_own(
+def test_schema_statements_are_part_of_the_open_transaction(
     connection: db.Connection, table: str, other: db.Connection
 ) -> None:
     connection.autocommit = False
-    connection.execute(f"SELECT * FROM {table}")
     connection.execute(f"CREATE TABLE {table}z(a)")
+    connection.execute(f"INSERT INTO {table}z VALUES (1)")
+    assert count(connection, f"{table}z") == 1
     connection.rollback()
-    assert count(other, f"{table}z") == 0
+    with pytest.raises(db.ProgrammingError, match="no such table"):
+        count(other, f"{table}z")
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
-    with pytest.raises(db.NotSupportedError, match="commit before"):
-        connection.execute(f"DROP TABLE {table}z")
+    connection.execute(f"CREATE TABLE {table}z(a UNIQUE)")
+    connection.execute(f"INSERT INTO {table}z SELECT id FROM {table}")
+    with pytest.raises(db.IntegrityError):
+        connection.execute(f"INSERT INTO {table}z VALUES (1)")
     connection.commit()
-    assert count(other, table) == 1
+    assert (count(other, table), count(other, f"{table}z")) == (1, 1)
+    other.execute("BEGIN")
+    other.execute(f"INSERT INTO {table}z VALUES (2)")
+    other.execute(f"DROP TABLE {table}z")
+    other.rollback()
+    assert count(connection, f"{table}z") == 1
+    connection.rollback()
+    other.execute(f"CREATE INDEX {table}i ON {table}z(a)")  # none is open: it is one of its own
+    connection.execute(f"DROP TABLE {table}z")
+    connection.commit()
+
+
+def test_foreign_keys_are_off_for_schema_changes_if_they_are_switched_off(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
+    """A table that others point to is made anew, in the habits with and without a transaction."""
+    connection.execute(f"CREATE TABLE {table}c(up REFERENCES {table}(id) ON DELETE CASCADE)")
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    connection.execute(f"INSERT INTO {table}c VALUES (1)")
+    connection.commit()
+    assert connection.execute("PRAGMA foreign_keys").fetchall() == [(1,)]
+    connection.execute("PRAGMA foreign_keys = OFF")
+    connection.execute("PRAGMA legacy_alter_table = OFF")
+    assert connection.execute("PRAGMA foreign_keys").fetchall() == [(0,)]
+    connection.execute("BEGIN")
+    connection.execute("PRAGMA foreign_keys = ON")  # nothing, as in SQLite
+    connection.execute(f"CREATE TABLE {table}n(id INTEGER PRIMARY KEY, name TEXT)")
+    connection.execute(f"INSERT INTO {table}n(id) SELECT id FROM {table}")
+    connection.execute(f"DROP TABLE {table}")
+    connection.execute(f"ALTER TABLE {table}n RENAME TO {table}")
+    connection.commit()
+    assert (count(other, table), count(other, f"{table}c")) == (1, 1)
+    with pytest.raises(db.IntegrityError):
+        connection.execute(f"INSERT INTO {table}c VALUES (99)")
+    connection.rollback()
+    connection.execute("PRAGMA foreign_keys = ON")
+    with pytest.raises(db.NotSupportedError):
+        connection.execute("PRAGMA legacy_alter_table = ON")
+    other.execute(f"DROP TABLE {table}c")
 
 
 def test_schema_statements_may_commit_what_is_before_them(url: str, table: str, other: db.Connection) -> None:

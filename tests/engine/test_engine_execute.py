@@ -158,8 +158,6 @@ def test_values_are_stored_as_sqlite_stores_them(table: TestNode) -> None:
         ("CREATE TEMP TRIGGER g AFTER INSERT ON t BEGIN SELECT 1; END", "temporary"),
         ("CREATE TABLE copy AS SELECT * FROM t", "INSERT ... SELECT"),
         ("CREATE TABLE copy AS VALUES (1)", "INSERT ... SELECT"),
-        ("CREATE TABLE other(x); INSERT INTO other VALUES (1)", "send the schema statements first"),
-        ("INSERT INTO t VALUES (9, 'x', 1); CREATE TABLE other(x)", "send the schema statements first"),
         ("CREATE TABLE g(a PRIMARY KEY, b AS (a + 1)) WITHOUT ROWID", "STORED"),
         ("CREATE TABLE g(rowid, _rowid_, oid)", "no address"),
     ],

@@ -10,8 +10,7 @@ import pytest
 
 from bedrockish.engine.interactive import Interactive
 from bedrockish.engine.session import Session
-from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, SqlError, TooLargeError, UnsupportedError
-from bedrockish.requests import Request, Statement
+from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, SqlError, TooLargeError
 from journal.footprint import Footprint, conflict
 from tests.engine.nodes import Limits, Sql, TestNode, contents, request
 
@@ -67,9 +66,6 @@ class Desk:
 
     def run(self, session: Session, sql: Sql) -> list[Any]:
         statement = request(sql).statements[0]
-        if self.interactive.is_schema(session, statement):
-            self.interactive.add_schema(session, statement, Request("c", ()))
-            return []
         found: list[Any] = []
         for piece, params in self.interactive.pieces(session, statement):
             if self.interactive.needs_snapshot(session, piece):
@@ -377,22 +373,11 @@ def test_snapshot_reads_its_own_snapshot_and_lets_reads_change(desk: Desk) -> No
     desk.interactive.end(lost)
 
 
-def test_the_schema_changes_in_a_transaction_of_its_own(desk: Desk) -> None:
-    """Several schema statements are one; rows and schema do not mix; a change by others ends what is open."""
+def test_a_change_of_the_schema_ends_what_is_open(desk: Desk) -> None:
     plain(desk)
-    session = desk.begin()
-    desk.run(session, "CREATE TABLE t(a)")
-    desk.run(session, "CREATE INDEX t_a ON t(a)")
-    with pytest.raises(UnsupportedError):
-        desk.run(session, "INSERT INTO t VALUES (1)")
-    with pytest.raises(SqlError):
-        desk.run(session, "CREATE TABLE t(a)")
-    assert session.ddl == [Statement("CREATE TABLE t(a)"), Statement("CREATE INDEX t_a ON t(a)")]
     writer, reader = desk.begin(), desk.begin()
     desk.run(writer, "DELETE FROM child")
     desk.run(reader, "SELECT * FROM child")
-    with pytest.raises(UnsupportedError, match="commit it first"):
-        desk.run(writer, "CREATE TABLE u(a)")
     desk.node.run("CREATE TABLE other(a)")
     for held in (writer, reader):
         with pytest.raises(ConflictError, match="schema"):

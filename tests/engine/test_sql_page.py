@@ -46,7 +46,10 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
         (f"PRAGMA {text}", UnsupportedError)
         for text in ("journal_mode = DELETE", "synchronous = OFF", "writable_schema = 1", "recursive_triggers = 1")
     ],
-    "schema statements and rows": [("CREATE TABLE u(x); INSERT INTO u VALUES (1)", UnsupportedError)],
+    "`random()`, the time of day, `CURRENT_TIMESTAMP`": [
+        ("CREATE TABLE u(x); INSERT INTO u VALUES (random())", UnsupportedError),
+        ("CREATE TABLE u(x); INSERT INTO u VALUES (CURRENT_TIMESTAMP)", UnsupportedError),
+    ],
     "`CREATE TABLE … AS SELECT`": [("CREATE TABLE u AS SELECT * FROM t", UnsupportedError)],
     "`CREATE VIRTUAL TABLE`": [
         ("CREATE VIRTUAL TABLE u USING fts5(x)", UnsupportedError),
@@ -106,6 +109,7 @@ AS_IN_SQLITE: dict[str, list[str]] = {
         "DELETE FROM u WHERE x = 1",
     ],
     "`last_insert_rowid()`": ["INSERT INTO t(name) VALUES ('x'); SELECT last_insert_rowid(), changes()"],
+    "`CREATE TABLE … AS SELECT`": ["CREATE TABLE u(x); INSERT INTO u SELECT id FROM t"],
     "`EXPLAIN`": ["EXPLAIN INSERT INTO t(name) VALUES (1)", "EXPLAIN QUERY PLAN SELECT * FROM t"],
 }
 

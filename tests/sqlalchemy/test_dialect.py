@@ -29,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def engine(cluster: LocalCluster) -> Iterator[Engine]:
     made = create_engine(cluster.url(options="/?read=strict"))
     yield made
-    with made.connect() as connection:
+    with made.begin() as connection:
         for table in reversed(inspect(connection).get_table_names()):
             connection.exec_driver_sql(f'DROP TABLE "{table}"')
     made.dispose()
@@ -48,7 +48,7 @@ def test_urls_go_through_sqlalchemys(url: str) -> None:
     from bedrockish.addresses import parse_url
 
     assert parse_url(found) == parse_url(url)
-    assert options == {"autocommit": False, "schema_commits": True}
+    assert options == {"autocommit": False}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,7 @@ def test_a_lost_node_invalidates_the_connection(tmp_path: Path) -> None:
         engine = create_engine(cluster.url(options="/?connect_timeout=0.5&timeout=2"), pool_pre_ping=True)
         with engine.connect() as connection:
             connection.exec_driver_sql("CREATE TABLE t(x)")
+            connection.commit()
             connection.exec_driver_sql("INSERT INTO t VALUES (1)")
             cluster.nodes[0].kill()
             with pytest.raises(OperationalError) as caught:

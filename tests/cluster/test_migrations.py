@@ -1,0 +1,195 @@
+"""Transactions that change the schema and rows, on three real nodes under load, and with one that dies."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import bedrockish.dbapi as db
+from bedrockish import open_client
+from bedrockish.client.transaction import Transaction
+from bedrockish.errors import BedrockishError, ConflictError, ConstraintError
+from journal.replay import digest, replay
+from tests.cluster.story import PATIENT, judge_files, level, ready, rows, until
+from tests.cluster.test_mirror import mirror_of_the_page
+from tools.cluster import LocalCluster
+from tools.schema_load import Load
+
+pytestmark = pytest.mark.cluster
+
+
+def make_anew(url: str, number: int, of: str) -> None:
+    """Make ``account`` anew with one more column, as Django's schema editor does on SQLite; note it in a table."""
+    connection = db.connect(url)
+    try:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute("BEGIN")
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(account)")]
+        kept = ", ".join(columns)
+        connection.execute(
+            'CREATE TABLE "new__account"(id INTEGER PRIMARY KEY, balance INTEGER NOT NULL CHECK (balance > -1000000), '
+            f"note TEXT{''.join(f', {name}' for name in columns[3:])}, {of} DEFAULT 0)"
+        )
+        connection.execute(f'INSERT INTO "new__account" ({kept}, {of}) SELECT {kept}, id * {number} FROM account')
+        connection.execute("DROP TABLE account")
+        connection.execute('ALTER TABLE "new__account" RENAME TO account')
+        connection.execute(f"CREATE INDEX by_{of} ON account({of})")
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        cursor = connection.execute(
+            "INSERT INTO migration(name, number) VALUES (?, ?) RETURNING id", (f"it's {of}", number)
+        )
+        assert len(cursor.fetchall()) == 1
+        connection.commit()
+        connection.execute("PRAGMA foreign_keys = ON")
+        assert connection.execute(f"SELECT {of} FROM account WHERE id = 10").fetchone() == (10 * number,)
+    finally:
+        connection.close()
+
+
+async def test_tables_are_made_anew_while_others_write_them(cluster: LocalCluster, tmp_path: Path) -> None:
+    """No transaction of a client fails; all copies, replays and the mirror are the same in the end."""
+    await ready(cluster)
+    load = Load(cluster)
+    await load.prepare()
+    async with open_client(cluster.url(0)) as client:
+        await client.execute("CREATE TABLE migration(id INTEGER PRIMARY KEY AUTOINCREMENT, name, number REAL)")
+    async with trio.open_nursery() as nursery:
+        for number in range(6):
+            nursery.start_soon(load.write, number)
+        for index in range(3):
+            url = cluster.url(index, only=True, options=PATIENT)
+            await trio.to_thread.run_sync(make_anew, url, index + 1, f"c{index}")
+        await _lost_and_run_again(cluster)
+        await _sent_twice(cluster)
+        load.stopping = True
+    assert load.failures == []
+    await level(cluster)
+    async with open_client(cluster.url(1)) as client:
+        last = (await client.execute("SELECT max(activates) FROM bedrockish_schema")).value()
+
+        async def safe() -> bool:
+            return bool(await client.safe_clock() >= last)
+
+        await until("all of it is safe", safe)
+        assert (
+            await client.execute("SELECT count(*) FROM event LEFT JOIN account USING (id) WHERE balance IS NULL")
+        ).rows
+    mirror = tmp_path / "mirror.db"
+    await trio.to_thread.run_sync(lambda: mirror_of_the_page()(cluster.url(2), mirror, follow=False))
+    cluster.stop()
+    judge_files(cluster)
+    paths = [node.database for node in cluster.nodes]
+    assert {digest(mirror), replay(paths, tmp_path / "r.sqlite", order="random", seed=3).digest} == {digest(paths[0])}
+    names = rows(cluster.nodes[1], "SELECT name, number FROM migration ORDER BY id")
+    assert names == [("it's c0", 1.0), ("it's c1", 2.0), ("it's c2", 3.0), ("twice", 0.0)]
+    history = [rows(node, "SELECT * FROM bedrockish_schema ORDER BY version") for node in cluster.nodes]
+    assert history[0] == history[1] == history[2]
+
+
+async def _lost_and_run_again(cluster: LocalCluster) -> None:
+    """A row that it has read is changed before it comes into force: nothing of it happens, and it runs again."""
+    runs: list[Any] = []
+    async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
+        await other.execute("CREATE TABLE quiet(id INTEGER PRIMARY KEY, n)")
+        await other.execute("INSERT INTO quiet VALUES (1, 0)")
+        client.token = other.token
+
+        async def migrate(tx: Transaction) -> None:
+            await tx.execute("CREATE TABLE total(n)")
+            runs.append((await tx.execute("SELECT sum(n) FROM quiet")).value())
+            await tx.execute("INSERT INTO total VALUES (?)", [runs[-1]])
+            if len(runs) == 1:
+                await other.execute("UPDATE quiet SET n = 5")
+
+        await client.run_transaction(migrate, timeout=40)
+        assert runs == [0, 5]
+        assert (await client.execute("SELECT n FROM total")).rows == [(5,)]
+        tx = await client.begin()
+        await tx.execute("SELECT n FROM quiet")  # before it changes the schema
+        await tx.execute("ALTER TABLE quiet ADD COLUMN more")
+        await other.execute("UPDATE quiet SET n = 6")
+        with pytest.raises(ConflictError):
+            await tx.commit()
+        with pytest.raises(ConstraintError):
+            await client.transact(["CREATE TABLE one(n UNIQUE)", "INSERT INTO one VALUES (1), (1)"])
+        async with client.transaction() as tx:
+            await tx.execute("CREATE TABLE one(n UNIQUE)")
+            await tx.execute("INSERT INTO one VALUES (1)")
+            with pytest.raises(ConstraintError):
+                await _spoil(tx)
+        other.token = client.token
+        assert (await other.execute("SELECT n FROM one")).rows == [(1,)]
+
+
+async def _spoil(tx: Transaction) -> None:
+    async with tx.savepoint():
+        await tx.execute("INSERT INTO one VALUES (2)")
+        await tx.execute("INSERT INTO one VALUES (1)")
+
+
+async def _sent_twice(cluster: LocalCluster) -> None:
+    """The same command at two nodes happens once, and both are answered the same."""
+    statements = ["CREATE TABLE once(x)", "INSERT INTO migration(name, number) VALUES ('twice', 0) RETURNING id"]
+    answers = []
+    for index in (2, 0):
+        async with open_client(cluster.url(index, only=True)) as client:
+            answers.append((await client.transact(list(statements), command="once-and-for-all"))[1].rows)
+    assert answers[0] == answers[1]
+
+
+async def test_a_leader_dies_between_commit_and_the_moment_it_is_in_force(tmp_path: Path) -> None:
+    """It is decided, so it comes into force at the others, and at the dead one when it is back."""
+    cluster = LocalCluster(tmp_path / "cluster")
+    cluster.write_files()
+    for node in cluster.nodes:
+        with node.config.open("a") as config:
+            config.write("\n[timings]\nschema_delay_ms = 400\n")
+    try:
+        for node in cluster.nodes:
+            node.start()
+        await ready(cluster)
+        await _dies(cluster)
+    finally:
+        cluster.stop()
+
+
+async def _dies(cluster: LocalCluster) -> None:
+    async with open_client(cluster.url(1)) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
+        await client.execute("INSERT INTO t VALUES (1, 1), (2, 2)")
+
+    async def migrate() -> None:
+        async with open_client(cluster.url(0, only=True, options="/?timeout=3")) as client:
+            with contextlib.suppress(BedrockishError):
+                async with client.transaction() as tx:
+                    await tx.execute("CREATE TABLE u(id INTEGER PRIMARY KEY, n INTEGER)")
+                    await tx.execute("INSERT INTO u SELECT id, n + ? FROM t", [10])
+                    await tx.execute("DROP TABLE t")
+
+    async with trio.open_nursery() as nursery, open_client(cluster.url(2, only=True)) as other:
+        nursery.start_soon(migrate)
+
+        async def decided() -> bool:
+            query = "SELECT count(*) FROM bedrockish_schema WHERE version = 2"
+            return bool((await other.execute(query, read="stale")).value())
+
+        await until("the change is decided", decided)
+        cluster.nodes[0].kill()
+
+        async def in_force() -> bool:
+            try:
+                return bool((await other.execute("SELECT sum(n) FROM u")).value() == 23)
+            except BedrockishError:
+                return False
+
+        await until("it is in force at the others", in_force)
+    cluster.nodes[0].start()
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True)) as client:
+        await client.execute("INSERT INTO u(n) VALUES (0)")
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    assert rows(cluster.nodes[0], "SELECT n FROM u ORDER BY n") == [(0,), (11,), (12,)]

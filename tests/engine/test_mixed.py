@@ -1,0 +1,208 @@
+"""Rows and schema changes in one transaction: tried at once, run for good at the same cut everywhere."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bedrockish.core.tickets import schema_failed
+from bedrockish.engine.limits import Limits
+from bedrockish.engine.mixed import literal
+from bedrockish.errors import ConflictError, ConstraintError, SqlError, TooLargeError, UnsupportedError
+from bedrockish.requests import decode_results
+from journal.changes import OVERTAKEN, decode_statements
+from journal.entry import Entry
+from journal.replay import digest, replay
+from tests.engine.nodes import Sql, TestNode
+from tests.engine.test_versions import decide
+
+REMAKE: tuple[Sql, ...] = (
+    "PRAGMA foreign_keys = OFF",
+    'CREATE TABLE "new__item"(id INTEGER PRIMARY KEY, name TEXT NOT NULL, price INTEGER)',
+    'INSERT INTO "new__item"(id, name, price) SELECT id, name, 0 FROM item',
+    "DROP TABLE item",
+    'ALTER TABLE "new__item" RENAME TO item',
+    "CREATE INDEX by_name ON item(name)",
+    "PRAGMA foreign_key_check",
+    ("INSERT INTO migration(app, at) VALUES (?, :at)", ["shop", -5]),
+)
+
+
+@pytest.fixture
+def shop(node: TestNode) -> TestNode:
+    node.run("CREATE TABLE item(id INTEGER PRIMARY KEY, name TEXT)")
+    node.run("CREATE TABLE part(item INTEGER REFERENCES item(id) ON DELETE CASCADE, n)")
+    node.run("CREATE TABLE migration(id INTEGER PRIMARY KEY AUTOINCREMENT, app TEXT, at)")
+    node.run("INSERT INTO item VALUES (1, 'a'), (2, 'b')")
+    node.run("INSERT INTO part VALUES (1, 10), (2, 20)")
+    return node
+
+
+def force(node: TestNode, entry: Entry) -> str:
+    failure = node.engine.versions.activate(entry.txid)
+    node.engine.flush()
+    return failure
+
+
+def same_in_replays(node: TestNode, directory: Path) -> None:
+    for order, seed in (("journal", 0), ("random", 1)):
+        made = replay([node.path], directory / f"{order}{seed}.sqlite", order=order, seed=seed)
+        assert made.digest == digest(node.path)
+
+
+def test_a_table_is_made_anew_with_its_rows(shop: TestNode, tmp_path: Path) -> None:
+    """What came between the decision and the activation is copied, too; children keep their rows."""
+    entry = decide(shop, *REMAKE)
+    assert [one.name for one in tuple(shop.engine._executor._tables.by_name.values())] == ["item", "part", "migration"]
+    shop.run("INSERT INTO item VALUES (3, 'c')")
+    shop.run("INSERT INTO part VALUES (3, 30)")
+    assert force(shop, entry) == ""
+    assert shop.rows("SELECT * FROM item") == [(1, "a", 0), (2, "b", 0), (3, "c", 0)]
+    assert shop.rows("SELECT * FROM part") == [(1, 10), (2, 20), (3, 30)]
+    assert shop.rows("SELECT id, app, at FROM migration") == [(1, "shop", -5)]
+    with pytest.raises(ConstraintError):
+        shop.run("INSERT INTO part VALUES (99, 0)")  # enforced again
+    same_in_replays(shop, tmp_path)
+
+
+def test_the_answers_are_those_of_the_statements(shop: TestNode) -> None:
+    results = decode_results(shop.prepare(*REMAKE, "SELECT count(*) FROM item").result)
+    assert [result.rowcount for result in results[:3]] == [-1, -1, 2]
+    assert results[-1].rows == [(2,)]
+    assert results[-2].lastrowid == 1
+    assert shop.rows("SELECT name FROM item") == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize(
+    ("statements", "between", "fails"),
+    [
+        (["SELECT name FROM item WHERE id = 1"], "UPDATE item SET name = 'z' WHERE id = 1", True),
+        (["SELECT name FROM item WHERE id = 1"], "UPDATE item SET name = 'z' WHERE id = 2", False),
+        (["SELECT id FROM item ORDER BY name"], "UPDATE item SET name = 'z' WHERE id = 1", True),
+        (["UPDATE item SET name = 'x' WHERE id = 2"], "DELETE FROM item WHERE id = 2", True),
+        (["UPDATE item SET name = 'x'"], "DELETE FROM item WHERE id = 2", True),  # two became one
+        (["UPDATE item SET name = 'x'"], "INSERT INTO item VALUES (3, 'c')", False),  # many stay many
+        (["INSERT INTO item(name) VALUES ('c')"], "INSERT INTO item VALUES (3, 'z')", True),  # another id
+        (["INSERT INTO item(name) VALUES ('c') RETURNING id"], "INSERT INTO item VALUES (3, 'z')", True),
+        (["DELETE FROM item RETURNING name"], "UPDATE item SET name = 'z' WHERE id = 1", True),
+    ],
+)
+def test_what_was_told_must_still_be_so(shop: TestNode, statements: list[str], between: str, fails: bool) -> None:
+    entry = decide(shop, "ALTER TABLE migration ADD COLUMN more", *statements)
+    shop.run(between)
+    before = shop.tables()
+    failure = force(shop, entry)
+    assert failure.startswith(OVERTAKEN) == bool(failure) == fails
+    if fails:
+        assert shop.tables() == before
+        assert isinstance(schema_failed(failure), ConflictError)
+        assert shop.rows("SELECT state FROM bedrockish_schema ORDER BY version DESC LIMIT 1") == [("failed",)]
+
+
+def test_a_constraint_that_the_data_breaks_meanwhile(shop: TestNode, tmp_path: Path) -> None:
+    """What was told to be done and cannot be is a conflict; what nobody was told of is the constraint itself."""
+    entry = decide(shop, "CREATE TABLE other(name UNIQUE)", "INSERT INTO other SELECT name FROM item")
+    shop.run("INSERT INTO item VALUES (3, 'a')")
+    failure = force(shop, entry)
+    assert failure.endswith("fails: UNIQUE constraint failed: other.name")
+    assert isinstance(schema_failed(failure), ConflictError)
+    shop.run("DELETE FROM item WHERE id = 3")
+    entry = decide(shop, "UPDATE part SET n = n + 1", "CREATE UNIQUE INDEX one ON item(name)")
+    shop.run("INSERT INTO item VALUES (3, 'a')")
+    failure = force(shop, entry)
+    assert failure == "UNIQUE constraint failed: item.name"
+    assert isinstance(schema_failed(failure), ConstraintError)
+    shop.run("INSERT INTO item VALUES (4, 'a')")
+    shop.engine.flush()
+    same_in_replays(shop, tmp_path)
+
+
+def test_a_row_that_does_not_fit_is_the_datas_fault_not_the_nodes(shop: TestNode) -> None:
+    entry = decide(shop, "CREATE TABLE number(id INTEGER PRIMARY KEY)", "INSERT INTO number SELECT n FROM part")
+    shop.run("INSERT INTO part VALUES (1, 'no number')")
+    assert force(shop, entry).endswith("fails: datatype mismatch")
+
+
+def test_a_row_whose_parent_is_lost(shop: TestNode) -> None:
+    with pytest.raises(ConstraintError, match="FOREIGN KEY"):
+        shop.prepare("PRAGMA foreign_keys = OFF", "ALTER TABLE item ADD COLUMN x", "DELETE FROM item WHERE id = 1")
+    entry = decide(shop, "PRAGMA foreign_keys = OFF", "ALTER TABLE part ADD x", "DELETE FROM item WHERE id = 7")
+    shop.run("INSERT INTO item VALUES (7, 'g')")
+    assert OVERTAKEN in force(shop, entry)
+    shop.run("INSERT INTO item VALUES (8, 'h'), (9, 'i')")
+    entry = decide(shop, "PRAGMA foreign_keys = OFF", "ALTER TABLE part ADD x", "DELETE FROM item WHERE id > 7")
+    shop.run("INSERT INTO part VALUES (8, 0)")
+    assert force(shop, entry) == "FOREIGN KEY constraint failed"
+    with pytest.raises(ConstraintError):
+        shop.run("INSERT INTO part VALUES (99, 0)")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO item(name) VALUES (random())",
+        "INSERT INTO migration(app) VALUES (datetime('now'))",
+        "SELECT CURRENT_TIMESTAMP",
+        "INSERT INTO stamped(id) VALUES (1)",
+        "INSERT INTO traced VALUES (1)",
+        "SELECT changes()",
+        "SELECT cluster_clock()",
+        "INSERT OR ROLLBACK INTO item VALUES (1, 'a')",
+        "INSERT OR FAIL INTO item VALUES (1, 'a')",
+        "SELECT * FROM bedrockish_journal",
+        "SELECT * FROM item, sqlite_master",
+        "INSERT INTO item(name) SELECT name FROM sqlite_master",
+        "SELECT seq FROM sqlite_sequence",
+    ],
+)
+def test_what_would_not_be_the_same_everywhere_is_refused(shop: TestNode, sql: str) -> None:
+    shop.run("CREATE TABLE stamped(id, at DEFAULT CURRENT_TIMESTAMP)")
+    shop.run("CREATE TABLE traced(id)")
+    shop.run("CREATE TRIGGER trace AFTER INSERT ON traced BEGIN UPDATE item SET name = random(); END")
+    with pytest.raises(UnsupportedError) as caught:
+        shop.prepare("ALTER TABLE migration ADD COLUMN more", sql)
+    assert "every node runs each statement" in caught.value.message
+
+
+def test_what_is_the_same_everywhere_is_not(shop: TestNode) -> None:
+    shop.prepare(
+        "ALTER TABLE migration ADD COLUMN more",
+        "SELECT name FROM sqlite_master WHERE name <> 'sqlite_sequence'",
+        "PRAGMA table_info(item)",
+        "SELECT upper(name), sum(id), group_concat(name) FROM item GROUP BY 1",
+        "SELECT abs(-1)",
+        "EXPLAIN SELECT 1",
+    )
+
+
+def test_foreign_keys_off_is_for_schema_changes(shop: TestNode) -> None:
+    with pytest.raises(UnsupportedError, match="always enforced"):
+        shop.prepare("PRAGMA foreign_keys = OFF", "INSERT INTO part VALUES (99, 1)")
+    with pytest.raises(ConstraintError):
+        shop.run("INSERT INTO part VALUES (99, 1)")
+
+
+def test_too_many_statements_are_refused(tmp_path: Path) -> None:
+    node = TestNode(tmp_path / "small.sqlite", limits=Limits(changes_bytes=1_000))
+    with pytest.raises(TooLargeError, match="statements with their values"):
+        node.prepare("CREATE TABLE t(x)", ("INSERT INTO t VALUES (?)", ["x" * 2_000]))
+    node.engine.close()
+
+
+def test_a_text_that_is_no_sql(shop: TestNode) -> None:
+    with pytest.raises(SqlError):
+        shop.prepare("ALTER TABLE migration ADD COLUMN more", "INSERT INTO nowhere VALUES (1)")
+    assert shop.rows("SELECT count(*) FROM item") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    "value", [None, 0, -5, -(1 << 63), (1 << 63) - 1, 0.1, 1e300, float("-inf"), "it's", "a\0b", b"", b"\0\1", "🙂"]
+)
+def test_values_are_written_into_the_text_as_they_are(shop: TestNode, value: Any) -> None:
+    sql = literal("SELECT 1-?1, ?, typeof(:a), '?' -- ?\n, :a", (value, "b", value))
+    (row,) = shop.rows(sql)
+    assert (row[1], row[4]) == ("b", value)
+    entry = decide(shop, "CREATE TABLE t(x)", ("INSERT INTO t VALUES (?)", [value]))
+    assert force(shop, entry) == ""
+    assert shop.rows("SELECT x FROM t") == [(value,)]
+    assert decode_statements(entry.transaction.changes)[0] == "CREATE TABLE t(x)"

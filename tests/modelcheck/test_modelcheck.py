@@ -133,6 +133,9 @@ def test_a_copy_of_a_node_is_the_same_and_its_own() -> None:
         ("reply before durable", "sync-3", "no acknowledged commit is lost"),
         ("exclusion ignores what is known", "known-end-5", "one outcome"),
         ("leader counts after its promise", "promised-5", "one outcome"),
+        ("votes after its promise", "late-vote-5", "one outcome"),
+        ("promises below its promise", "two-ballots-5", "one outcome"),
+        ("cut is volatile", "cut-3", "nothing appears below safe"),
     ],
 )
 def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
@@ -150,7 +153,7 @@ def test_where_a_fault_is_said_to_show_it_does(fault: str) -> None:
     assert hunt(fault, (SEEN[fault],), 600) is not None
 
 
-@pytest.mark.parametrize("name", ["known-end-5", "promised-5"])
+@pytest.mark.parametrize("name", ["known-end-5", "promised-5", "late-vote-5", "two-ballots-5", "cut-3"])
 def test_with_all_rules_a_guided_scope_breaks_no_law(name: str) -> None:
     """What comes after its prefix is gone through whole."""
     report, way = search(ALL[name], NO_END)

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from bedrockish.core import state
+from bedrockish.core.state import State
 from tests.traces.grammar import play
-from tools.mutations import Hunter
-from tools.sim.editing import in_force
+from tools.mutations import Hunter, main
+from tools.sim.editing import fault, in_force
 from tools.sim.faulty import FAULTS
+from tools.sim.options import Options
+from tools.sim.world import LawBrokenError, World
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 IN_TRACES = {
@@ -50,6 +54,11 @@ SOON_IN_SEEDS = (
     "reports believed at once",
     "clocks are not read",
     "nobody waits for a schema change",
+    "transaction clocks ask nobody",
+    "a clock that was read is nobody's",
+    "stamps are not the clock of the commit",
+    "a leader counts what it gave up",
+    "too late is not",
 )
 
 
@@ -76,6 +85,43 @@ def test_a_seed_notices(name: str) -> None:
 
 def test_all_faults_fit_the_code() -> None:
     """What each fault replaces is there, once."""
-    for fault in FAULTS.values():
-        with in_force(fault):
+    for one in FAULTS.values():
+        with in_force(one):
             pass
+
+
+def test_who_caught_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each fault; and in the end, that all are caught."""
+    assert main(["quorum less one", "learners vote"]) == 0
+    told = capsys.readouterr().out
+    assert "| quorum less one | model check | `meet-3` |" in told
+    assert "| learners vote | simulator | seed " in told
+    assert "2 faults, 0 not caught" in told
+
+
+def test_a_fault_that_survives_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Here one that changes nothing."""
+    nothing = fault("nothing", (state, "approvals_needed", "majority(voters)", " majority(voters)"), load_s=0.2)
+    monkeypatch.setitem(FAULTS, "nothing", nothing)
+    assert main(["nothing", "--seeds", "2"]) == 1
+    assert "| nothing | simulator | 2 worlds |" in capsys.readouterr().out
+
+
+def test_what_breaks_without_the_fault_is_no_evidence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told, and fails."""
+    world = World(Options(1))
+    monkeypatch.setattr("tools.mutations.run_seed", lambda _: (LawBrokenError("one outcome", "by itself"), world))
+    assert main(["learners vote", "--seeds", "3"]) == 1
+    told = capsys.readouterr().out
+    assert "**not caught**" in told
+    assert "breaks a law without any fault: seed 1: one outcome: by itself" in told
+
+
+def test_a_scope_that_breaks_without_the_fault_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a quorum that is too small in both."""
+    monkeypatch.setattr(State, "quorum", 1)
+    catch = Hunter(seconds=60, worlds=1).in_scope("no test 4", "meet-3")
+    assert not catch.law
+    assert catch.unsound.startswith("meet-3: no concurrent conflicting commits")

@@ -93,7 +93,7 @@ class Explorer:
             under_way += [(receiver, one) for one in sent]
         links = [0] * self.n**2
         for name, place in places.items():
-            place.eager = scope.eager
+            place.eager = scope.eager and name not in scope.lazy
             if name in scope.dead:
                 for receiver, message in [one for _ in place.script for one in place.play(("submit",))]:
                     if receiver not in scope.dead and receiver in self._linked(name):

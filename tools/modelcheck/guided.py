@@ -5,7 +5,7 @@ scope is a script, and its held links leave out what has nothing to do with the 
 and the same scope breaks no law as long as all rules are there.
 """
 
-from tools.modelcheck.scopes import MEET, SCOPES, Limits, Scope, at
+from tools.modelcheck.scopes import ALONE, MEET, SCOPES, TIMED, Limits, Scope, at
 
 GUIDED: dict[str, Scope] = {
     # Q has seen P. C votes on it without having P, so when A is gone, nobody alive could ever apply it.
@@ -58,6 +58,54 @@ GUIDED: dict[str, Scope] = {
         which=("P",),
         prefix=("A submits", "B submits", "C hears A", "D hears A", "E hears B", "A hears C"),
         held=("AB", "AE", "BA", "BD", "DC", "EA"),
+    ),
+    # B has begun Q, and it was not durable: B comes back without it, and votes for P, though D and E hold Q.
+    "forgotten-5": Scope(
+        "two that meet; B restarts while C recovers P from those that hold Q",
+        5,
+        MEET,
+        Limits(suspicions=1, restarts=1),
+        where=at(suspicions="C", restarts="B"),
+        which=("P",),
+        lazy="B",
+        prefix=("A submits", "C hears A", "A hears C"),
+        held=("AD", "AE", "BC", "CA", "CB", "DA", "DB", "DE", "EA", "EB", "ED"),
+    ),
+    # D has promised P to C, which counts on it; then Q goes, and nothing of D's own stands in the way of P.
+    "late-vote-5": Scope(
+        "two that meet; B gives Q up, and D hears of P late, while C recovers it",
+        5,
+        MEET,
+        Limits(suspicions=1),
+        where=at(suspicions="C"),
+        which=("P",),
+        prefix=("A submits", "B submits", "C hears A", "D hears B", "E hears B", "A hears B C", "B gives up Q"),
+        held=("AB", "AE", "BA", "BC", "CA", "CB", "EA"),
+    ),
+    # C asks A at a higher ballot, B at a lower one; E, which leads Q, answers only C.
+    "two-ballots-5": Scope(
+        "two that meet; B and C recover P, at different ballots",
+        5,
+        (("A", "P", "x"), ("E", "Q", "x")),
+        Limits(suspicions=1),
+        where=at(suspicions="B"),
+        which=("P",),
+        prefix=("A submits", "E submits", "B hears A", "C hears A", "D hears A", "A hears C", "C suspects P"),
+        held=("AE", "BC", "BE", "CB", "CD", "DA", "EA", "EB", "ED"),
+    ),
+    # B and C have cut time past P, of which they have not heard. Then B restarts, and A asks whether B can hold P.
+    "cut-3": Scope(
+        "one; B and C cut past it, B restarts, A recovers its own",
+        3,
+        ALONE,
+        Limits(suspicions=1, restarts=1, heartbeats=1),
+        where=at(suspicions="A", restarts="B", heartbeats="C"),
+        settings=TIMED,
+        prefix=(
+            *("A submits", "A meets B", "B hears A", "A meets C", "C hears A"),
+            *("B reports", "C reports", "B hears C", "C hears B", "B reports", "C reports"),
+        ),
+        held=("AC",),
     ),
 }
 ALL = {**SCOPES, **GUIDED}

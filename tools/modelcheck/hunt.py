@@ -47,6 +47,10 @@ SEEN = {
     "no test 5": "given-up-5",
     "exclusion ignores what is known": "known-end-5",
     "leader counts after its promise": "promised-5",
+    "BEGIN before durable": "forgotten-5",
+    "votes after its promise": "late-vote-5",
+    "promises below its promise": "two-ballots-5",
+    "cut is volatile": "cut-3",
 }
 
 

@@ -25,7 +25,8 @@ def follow(explorer: "Explorer", state: "State", words: str) -> "State":
         explorer: of the scope.
         state: before it.
         words: ``A submits``, ``A hears B`` (what is first on that link; of several, one each), ``A gives up P``,
-            ``A suspects P``, ``A tries again``, ``A dies``, ``A meets B`` (their link breaks and comes back).
+            ``A suspects P``, ``A tries again``, ``A reports`` (its heartbeat), ``A dies``, or ``A meets B`` (their
+            link breaks and comes back).
 
     Raises:
         ScriptError: it is not possible.
@@ -46,6 +47,8 @@ def follow(explorer: "Explorer", state: "State", words: str) -> "State":
             after = explorer.take(state, (node, _choice(explorer, state, node, "suspect", command), 0, 0, 0))
         case "tries", ["again"]:
             after = explorer.take(state, (node, _choice(explorer, state, node, "timer", ""), 0, 0, 0))
+        case "reports", []:
+            after = explorer.take(state, (node, explorer.nodes.event(("heartbeat",)), 0, 0, 0))
         case "dies", []:
             after = list(state)
             explorer.die(after, node)

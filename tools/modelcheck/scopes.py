@@ -47,6 +47,7 @@ class Scope:
         where: for some limits, the nodes at which it may happen; else all.
         which: the commands whose transactions may be suspected or given up; empty for all.
         eager: writes are durable at once (see the page for why that loses nothing); else by an event of their own.
+        lazy: nodes whose writes are durable by an event of their own, though those of the others are at once.
         ordered: links keep their order.
         settings: of all nodes.
         dead: nodes that have sent the BEGINs of their requests and are dead when it starts.
@@ -64,6 +65,7 @@ class Scope:
     where: tuple[tuple[str, str], ...] = ()
     which: tuple[str, ...] = ()
     eager: bool = True
+    lazy: str = ""
     ordered: bool = True
     settings: Settings = STILL
     dead: str = ""

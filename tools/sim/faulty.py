@@ -106,6 +106,27 @@ _AGREEMENT: dict[str, Fault] = {
         (_Voting, "_untimely", "clock <= state.closed or clock <= state.floor", "False"),
         **_OVERTAKEN_BY_TIME,
     ),
+    "old snapshots are welcome": fault(
+        "nobody votes on a snapshot older than the conflict window",
+        (
+            _Voting,
+            "_untimely",
+            "if clock - transaction.safe > pack(state.settings.conflict_window_ms):",
+            "if False:",
+        ),
+        (
+            _Leading,
+            "executed",
+            "if state.clock.read(state.now.wall_ms) - state.safe > pack(state.settings.conflict_window_ms):",
+            "if False:",
+        ),
+        **{"voters": 3, "execute_ms": 100.0, "hot": 0.9, "talks": 0.0, "heartbeat_ms": 20, "closing_lag_ms": 20},
+        **{"conflict_window_ms": 100, "faults": ("partition", "pause"), "fault_every_s": 0.2, "load_s": 2.0},
+    ),
+    "votes after its promise": fault(
+        "who has promised approves no more",
+        (_Voting, "_consider", "if vote is not None and vote.promised > 0:", "if False:"),
+    ),
     "window forgotten early": fault(
         "the conflict window reaches back to every base",
         (_Safety, "_forget", "safe - pack(state.settings.conflict_window_ms)", "safe"),
@@ -142,6 +163,11 @@ _AGREEMENT: dict[str, Fault] = {
     "give up frees at once": fault(
         "a transaction given up is pending until a majority accepted that",
         (_Rollbacks, "give_up", "state.persist(vote)\n", "state.persist(vote)\n    state.pending.remove(txid)\n"),
+    ),
+    "a leader counts what it gave up": fault(
+        "a leader that gives up counts no more",
+        (_Leading, "_give_up", "attempt.counting = False", "pass"),
+        **_DUELS,
     ),
     "rolled back told early": fault(
         "rolled back is told when a majority has accepted it", (_Rollbacks, "_count", ">= self.state.majority", ">= 1")
@@ -191,6 +217,20 @@ _AGREEMENT: dict[str, Fault] = {
             "state.hold(transaction)\n    return Standing.HELD, []\n    never = next(",
         ),
     ),
+    "holds what meets a commit": fault(
+        "who is asked to hold says never if it meets a commit that it had not seen",
+        (_Recovery, "_stand", "if never is not None or state.cut >= txid.clock:", "if state.cut >= txid.clock:"),
+        **_DUELS,
+    ),
+    "promises below its promise": fault(
+        "a promise is kept against lower ballots that ask for one",
+        (_Recovery, "on_recover", "if message.ballot < vote.promised:", "if False:"),
+    ),
+    "accepts below its promise": fault(
+        "a promise is kept against decisions at lower ballots",
+        (_Recovery, "on_accept", "if message.ballot < vote.promised:", "if False:"),
+        **_DUELS,
+    ),
     "holds below its cut": fault(
         "a node whose cut has passed a transaction says never",
         (_Recovery, "_stand", "or state.cut >= txid.clock", ""),
@@ -224,6 +264,10 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "cut ignores what is pending": fault(
         "cut stays below what is pending", (_Safety, "advance", "cut = min(cut, lowest - 1)", "pass"), **_TIGHT_TIME
+    ),
+    "cut is volatile": fault(
+        "cut is durable before it is told",
+        (disk.Image, "write", "self.meta[name] = value", "self.meta[name] = 0 if name == 'cut' else value"),
     ),
     "safe without cut": fault(
         "safe rests on a second round",

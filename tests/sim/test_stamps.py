@@ -1,0 +1,38 @@
+"""The law of transaction clocks, on calls that are made up."""
+
+import cbor2
+
+from bedrockish.requests import Answer, Request, Statement, Token
+from journal.entry import Entry
+from tools.sim.clients import Call
+from tools.sim.stamps import late_stamp
+
+
+def asked(command: str, began: float, ended: float | None, clock: int, *, again: bool = False) -> Call:
+    """Return a call that only asked for a clock."""
+    request = Request(command, (Statement("clock", ()),))
+    results = cbor2.dumps([[[["clock", 0, clock]]], {}, [], 0])
+    answer = Answer(results, Token(), None, 1) if ended is not None else None
+    return Call("c", request, began, Token(), ended=ended, answer=answer, again=again)
+
+
+def nowhere(_: tuple[str, int]) -> Entry | None:
+    return None
+
+
+def test_later_clocks_are_fine() -> None:
+    """Also of calls that overlap, in any order, and of one that has no answer."""
+    calls = [asked("a", 0, 1, 10), asked("b", 2, 4, 12), asked("c", 3, 5, 11), asked("d", 6, None, 0)]
+    assert late_stamp(calls, nowhere, ()) == (3, "")
+
+
+def test_a_clock_that_is_not_later_is_told() -> None:
+    """Equal is not later."""
+    _, story = late_stamp([asked("a", 0, 1, 10), asked("b", 2, 3, 10)], nowhere, ())
+    assert story == "b was told a, after a was acknowledged"
+
+
+def test_what_was_asked_long_ago_or_in_a_dialog_is_left_out() -> None:
+    """Their clocks may be old ones."""
+    calls = [asked("a", 0, 1, 10), asked("b", 2, 3, 9, again=True), asked("c", 2, 3, 8)]
+    assert late_stamp(calls, nowhere, {"c"}) == (1, "")

@@ -90,6 +90,12 @@ def test_all_faults_fit_the_code() -> None:
             pass
 
 
+@pytest.mark.slow
+def test_all_faults_are_caught(capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole list; four minutes of a processor."""
+    assert main([]) == 0, capsys.readouterr().out
+
+
 def test_who_caught_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each fault; and in the end, that all are caught."""
     assert main(["quorum less one", "learners vote"]) == 0

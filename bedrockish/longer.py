@@ -46,7 +46,6 @@ class Longer:
     ) -> tuple[Result, int]:
         """Read on the transaction's own snapshot."""
         assert session.snapshot is not None
-        assert session.sets is not None
         session.lent = True
         scope = self._asides.scope(session.command, session.clock)
         try:
@@ -55,7 +54,7 @@ class Longer:
             session.lent = False
             if session.ended:
                 self._interactive.end(session)
-        session.sets.read(piece, params)
+        session.saw(piece, params, rows)
         return Result(piece.columns, rows, -1, session.lastrowid or None), size
 
     async def _on_overlay(

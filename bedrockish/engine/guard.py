@@ -99,6 +99,11 @@ class Piece:
         """Whether SQLite sees by itself that it must be compiled again; EXPLAIN never looks at the schema's version."""
         return not self.whole_schema
 
+    @property
+    def checks_keys(self) -> bool:
+        """Whether it is PRAGMA foreign_key_check."""
+        return self.whole_schema and first_word(self.sql) == "PRAGMA" and "foreign_key_check" in self.sql.lower()
+
     def text(self, params: Sequence[Any]) -> str:
         """Return what to run with these parameters."""
         auto = self.auto

@@ -128,7 +128,7 @@ class Interactive:
         self.engine.scope.begin(session.command, session.clock)
         if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
             rows, size = session.snapshot.run(piece, params, room, self.engine.scope, budget_s)
-            session.sets.read(piece, params)
+            session.saw(piece, params, rows)
             return Result(piece.columns, rows, -1, session.lastrowid or None), size
         self._enter(session)
         if not session.serializable:
@@ -286,7 +286,7 @@ class Interactive:
             self._restore()
             session.sets.read(piece, params, failed=True)
             raise
-        session.sets.read(piece, params)
+        session.saw(piece, params, rows)
         return rows, size
 
     def _write(self, session: Session, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:

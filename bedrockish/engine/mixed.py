@@ -43,6 +43,11 @@ from journal.transaction import SCHEMA as SCHEMA_KIND
 _DATES = frozenset({"date", "time", "datetime", "julianday", "strftime", "unixepoch", "timediff"})
 _DETERMINISTIC = 0x800  # SQLITE_DETERMINISTIC, as PRAGMA function_list shows it
 _ROLLBACK, _FAIL = 1, 3  # conflict clauses, as bytecode has them
+_DATA = (  # they count as the catalogue, and what they show is data
+    ("sqlite_sequence", "sqlite_sequence is each node's own: use max() of the ids"),
+    ("pragma_foreign_key_check", "use PRAGMA foreign_key_check"),
+)
+_SAME_EVERYWHERE = frozenset({"json_each", "json_tree"})
 _WAY_OUT = "in a transaction that changes the schema and rows, every node runs each statement; {}"
 
 
@@ -96,6 +101,8 @@ class Mixed:
         self._before: Counter[Any] | None = None  # broken foreign keys, if they are not enforced meanwhile
         self._numbers = pragmas.numbers(self._db)
         self._unstable = _unstable_functions(self._db)
+        modules = self._db.execute("SELECT lower(name) FROM pragma_module_list")
+        self._modules = frozenset(str(name) for (name,) in modules) - _SAME_EVERYWHERE
 
     # -- statements ------------------------------------------------------------------------------------------------
 
@@ -208,7 +215,7 @@ class Mixed:
         elif piece.kind == WRITE:
             self._writes = True
             self._note(Step(text, DO, answer_digest(text, rows, changed, rowid)))
-        elif not piece.whole_schema or _checks_keys(piece):  # what it says of the schema cannot be otherwise then
+        elif not piece.whole_schema or piece.checks_keys:  # what it says of the schema cannot be otherwise then
             self._note(Step(text, SEE, answer_digest(text, rows)))
         rowcount = changed if piece.kind == WRITE else -1
         return Result(piece.columns, rows, rowcount, self.lastrowid or None), size
@@ -236,8 +243,7 @@ class Mixed:
         self._note(Step(option))
         return Result((), [], -1, None)
 
-    @staticmethod
-    def _check(piece: Piece) -> None:
+    def _check(self, piece: Piece) -> None:
         """Refuse what gives something else at each node.
 
         Raises:
@@ -246,12 +252,15 @@ class Mixed:
         if any(table.lower().startswith("bedrockish_") for table in piece.tables):
             way = "the tables bedrockish_… are each node's own: read them in another transaction"
             raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+        if not self._modules.isdisjoint(table.lower() for table in piece.tables):
+            way = "virtual tables show what is a node's own: read them in another transaction"
+            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
         if piece.kind != SCHEMA and piece.whole_schema and (piece.kind == WRITE or piece.tables):
             way = "the catalogue is each node's own: read it in a statement of its own"
             raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
-        if piece.kind == READ and piece.whole_schema and _names_sequence(piece.sql):
-            way = "sqlite_sequence is each node's own: use max() of the ids"
-            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+        for name, way in _DATA if piece.kind == READ and piece.whole_schema else ():
+            if _names(piece.sql, name):
+                raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
 
     def _check_stable(self, text: str) -> None:
         """Refuse what would not give the same at each node, and clauses that roll back more than a statement.
@@ -308,7 +317,10 @@ def literal(sql: str, params: tuple[Any, ...]) -> str:
     if not params:
         return sql
     found = _tokens(sql)
-    for place, number in reversed(parameter_numbers(found).items()):
+    numbers = parameter_numbers(found)
+    if set(numbers.values()) - set(range(1, len(params) + 1)):
+        raise UnsupportedError("the statement's parameters cannot be told from its text", sql=sql)
+    for place, number in reversed(numbers.items()):
         token, value = found[place], apsw.format_sql_value(params[number - 1])
         sql = f"{sql[: token.start]}({value}){sql[token.end :]}"
     return sql
@@ -336,14 +348,8 @@ def _tokens(sql: str) -> list[Token]:
         raise UnsupportedError(f"the statement's parameters cannot be told from its text: {error}", sql=sql) from None
 
 
-def _names_sequence(sql: str) -> bool:
-    return any(
-        token.kind in ("word", "quoted") and (token.name or "").lower() == "sqlite_sequence" for token in _tokens(sql)
-    )
-
-
-def _checks_keys(piece: Piece) -> bool:
-    return first_word(piece.sql) == "PRAGMA" and "foreign_key_check" in piece.sql.lower()
+def _names(sql: str, name: str) -> bool:
+    return any(token.kind in ("word", "quoted") and (token.name or "").lower() == name for token in _tokens(sql))
 
 
 def _unstable_functions(db: apsw.Connection) -> frozenset[str]:

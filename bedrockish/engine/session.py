@@ -1,7 +1,8 @@
 """What is kept of an open transaction between two of its statements."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bedrockish.control import Control
 from bedrockish.engine.growing import Growing
@@ -91,6 +92,12 @@ class Session:
         self.logged += size
         if len(self.log) > LOG_MAX or self.logged > LOG_BYTES:
             self.log = None
+
+    def saw(self, piece: Piece, params: tuple[Any, ...], rows: Sequence[Any]) -> None:
+        """Note what a statement has read. That all foreign keys are right is nothing that others could change."""
+        assert self.sets is not None
+        if rows or not piece.checks_keys:
+            self.sets.read(piece, params)
 
     def mark(self, name: str) -> None:
         """SAVEPOINT name."""

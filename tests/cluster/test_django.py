@@ -1,0 +1,53 @@
+"""Django migrates on three real nodes while others read and write: each migration is one transaction, as on SQLite."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from tests.cluster.story import PATIENT, judge_files, level, ready, rows
+from tools.cluster import ROOT, LocalCluster
+from tools.schema_load import Load
+
+pytestmark = pytest.mark.cluster
+
+
+def manage(url: str, *command: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-m", "tests.django_site.manage", url, *command]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return done.stdout
+
+
+async def test_django_migrates_there_and_back_under_load(cluster: LocalCluster) -> None:
+    """Tables that others point to are made anew, with rows read and written in between, savepoints and all."""
+    await ready(cluster)
+    load = Load(cluster)
+    await load.prepare()
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(load.write, number)
+        for index, command in enumerate((["migrate", "shop"], ["migrate", "shop", "0001"], ["migrate"])):
+            url = cluster.url(index, only=True, options=PATIENT)
+            said = await trio.to_thread.run_sync(manage, url, *command)
+            assert "OK" in said
+        load.stopping = True
+    assert load.failures == []
+    async with open_client(cluster.url()) as client:
+        history = await client.schema_history()
+    # What Django does in one transaction is one change, both times forward; on the way back, it notes that afterwards.
+    second = [one.statements for one in history if "0002_second" in one.statements]
+    assert len(second) == 2
+    assert all("django_migrations" in one and 'ALTER TABLE "new__shop_author"' in one for one in second)
+    assert {one.state for one in history} == {"active"}
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    node = cluster.nodes[2]
+    assert rows(node, "SELECT name, rank FROM shop_author ORDER BY id") == [("Ann", 20), ("Ben", 0)]
+    assert rows(node, "SELECT count(*), sum(pages), count(title) FROM shop_book") == [(20, 230, 20)]
+    assert rows(node, "SELECT count(*) FROM shop_book WHERE author_id = 1") == [(20,)]

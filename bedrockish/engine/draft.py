@@ -109,7 +109,7 @@ class Draft:
             return self._mixed.run(statement, room, told=told, again=again)
         except DamagedError as error:
             self.is_over = True
-            if self._writer.file.written_bytes >= MEMORY_BYTES:
+            if self._writer.file.was_full:
                 raise TooLargeError(
                     f"the transaction changes more than {MEMORY_BYTES >> 20} MiB of pages before its COMMIT; send its "
                     "statements together as one request, or change the schema and the rows in several transactions"

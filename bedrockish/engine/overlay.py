@@ -90,6 +90,7 @@ class OverlayFile(apsw.VFSFile):
         self._pages = self._pages_now = 0
         self._version = b""
         self.limit_bytes: float = float("inf")  # of memory; beyond, the disk counts as full
+        self.was_full = False
 
     def move(self, moment: Moment, pages: int) -> None:
         """Show another moment, with so many pages; what was written is forgotten."""
@@ -129,6 +130,7 @@ class OverlayFile(apsw.VFSFile):
         assert not start
         assert len(data) == self._page_bytes
         if self.written_bytes >= self.limit_bytes and number + 1 not in self._written:
+            self.was_full = True
             raise apsw.FullError("the overlay's memory is used up")
         self._written[number + 1] = bytes(data)
         self._pages_now = max(self._pages_now, number + 1)

@@ -1,0 +1,207 @@
+"""Open transactions that change the schema: on a private copy, with everything they were told noted."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish import drafting
+from bedrockish.control import parse_control
+from bedrockish.drafting import Drafting
+from bedrockish.engine import draft as drafts
+from bedrockish.engine.interactive import Interactive
+from bedrockish.engine.session import LOG_MAX, Logged, Session
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    SqlError,
+    TooLargeError,
+    UnavailableError,
+    UnsupportedError,
+)
+from bedrockish.requests import Result, Statement
+from journal.changes import OVERTAKEN
+from journal.entry import Entry
+from journal.replay import digest
+from journal.replay import replay as rebuild
+from journal.transaction import Transaction
+from tests.engine.nodes import Sql, TestNode, request
+
+ROOM = 1 << 20
+
+
+class Desk:
+    """A node, and what runs open transactions at it."""
+
+    def __init__(self, path: Path) -> None:
+        self.node = TestNode(path)
+        self.interactive = Interactive(self.node.engine, lambda _footprint, _base: None)
+        self.drafting = Drafting(self.node.engine, self.interactive, self.durable)
+        self.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v UNIQUE)")
+        self.node.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+
+    async def durable(self) -> None:
+        self.node.save()
+        self.drafting.at_boundary()
+
+    async def run(self, session: Session, sql: Sql) -> Result:
+        """Run one text, as ``Transactions`` does."""
+        statement = request(sql).statements[0]
+        control = parse_control(statement.sql)
+        if control is not None:
+            assert session.draft is not None
+            await self.drafting.control(session, control)
+            return Result((), [])
+        if session.draft is not None or self.interactive.is_schema(statement):
+            return (await self.drafting.run(session, statement, ROOM))[0]
+        try:
+            for piece, params in self.interactive.pieces(session, statement):
+                result, size = self.interactive.run(session, piece, params, ROOM)
+                session.note(Logged(statement, result), size)
+                return result
+        except (ConstraintError, SqlError) as error:
+            session.note(Logged(statement, failure=error.message))
+            raise
+        raise AssertionError(sql)
+
+    async def commit(self, session: Session) -> str:
+        """Commit it, come into force, and return the failure."""
+        prepared = await self.drafting.finish(session)
+        self.interactive.end(session)
+        entry = self.node.entry(prepared)
+        changed = Entry(self.node.node, entry.tick, entry.quorum, _later(entry), None, entry.prev)
+        self.node.head = changed.hash
+        self.node.apply(changed)
+        failure = self.node.engine.versions.activate(changed.txid)
+        self.node.save()
+        return failure
+
+    def close(self) -> None:
+        self.interactive.close()
+        self.node.engine.close()
+
+
+def _later(entry: Entry) -> Transaction:
+    return replace(entry.transaction, activates=entry.txid.clock + 10, body=b"")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path / "A.sqlite")
+    yield made
+    made.close()
+
+
+async def test_what_was_done_before_is_part_of_it(desk: Desk, tmp_path: Path) -> None:
+    """Rows written before the first schema statement keep the ids that they were given; failures are done again."""
+    session = Session(serializable=True)
+    given = (await desk.run(session, ("INSERT INTO t(v) VALUES (?)", ["c"]))).lastrowid
+    with pytest.raises(ConstraintError):
+        await desk.run(session, "INSERT INTO t(id, v) VALUES (9, 'a')")
+    assert (await desk.run(session, "SELECT count(*) FROM t")).rows == [(3,)]
+    await desk.run(session, "ALTER TABLE t ADD COLUMN w DEFAULT 7")
+    assert (await desk.run(session, ("SELECT w FROM t WHERE id = ?", [given]))).rows == [(7,)]
+    with pytest.raises(ConstraintError):
+        await desk.run(session, "INSERT INTO t(v) VALUES ('a')")
+    with pytest.raises(SqlError, match="no such table"):
+        await desk.run(session, "SELECT * FROM nowhere")
+    for sql in ("SAVEPOINT one", "DELETE FROM t", "ROLLBACK TO one", "RELEASE one"):
+        await desk.run(session, sql)
+    with pytest.raises(SqlError, match="no such savepoint"):
+        await desk.run(session, "RELEASE one")
+    with pytest.raises(UnsupportedError, match="savepoint"):
+        await desk.run(session, "SAVEPOINT bedrockish_in_force")
+    assert desk.node.rows("SELECT count(*) FROM t") == [(2,)]
+    assert await desk.commit(session) == ""
+    assert desk.node.rows("SELECT v, w FROM t ORDER BY id") == [("a", 7), ("b", 7), ("c", 7)]
+    assert desk.node.rows("SELECT id FROM t WHERE v = 'c'") == [(given,)]
+    assert rebuild([desk.node.path], tmp_path / "made.sqlite").digest == digest(desk.node.path)
+
+
+@pytest.mark.parametrize(
+    ("before", "between"),
+    [
+        ("SELECT v FROM t WHERE id = 1", "UPDATE t SET v = 'z' WHERE id = 1"),
+        ("UPDATE t SET v = 'y' WHERE id = 2", "DELETE FROM t WHERE id = 2"),
+        ("INSERT INTO t VALUES (5, 'e')", "INSERT INTO t VALUES (5, 'f')"),
+    ],
+)
+async def test_what_was_told_before_must_still_be_so(desk: Desk, before: str, between: str) -> None:
+    """At the first schema statement, and again when it comes into force."""
+    late = Session(serializable=True)
+    await desk.run(late, before)
+    await desk.run(late, "CREATE TABLE u(x)")
+    early = Session(serializable=True)
+    await desk.run(early, before)
+    desk.node.run(between)
+    with pytest.raises(ConflictError):
+        await desk.run(early, "CREATE TABLE u(x)")
+    desk.interactive.end(early)
+    assert (await desk.commit(late)).startswith(OVERTAKEN)
+    assert desk.node.rows("SELECT count(*) FROM sqlite_schema WHERE name = 'u'") == [(0,)]
+
+
+async def test_ids_that_cannot_be_kept_are_refused(desk: Desk) -> None:
+    session = Session(serializable=True)
+    await desk.run(session, "INSERT INTO t(v) VALUES ('c'), ('d')")
+    with pytest.raises(UnsupportedError, match="change the schema first"):
+        await desk.run(session, "CREATE TABLE u(x)")
+    desk.interactive.end(session)
+
+
+async def test_another_change_of_the_schema_ends_it(desk: Desk) -> None:
+    session = Session(serializable=True)
+    await desk.run(session, "CREATE TABLE u(x)")
+    desk.node.run("CREATE TABLE other(x)")
+    for action in (desk.run(session, "SELECT 1"), desk.drafting.finish(session)):
+        with pytest.raises(ConflictError, match="schema"):
+            await action
+    desk.interactive.end(session)
+
+
+async def test_limits(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too much before it, too many at once, and too much memory: each is told, and nothing of it remains."""
+    session = Session(serializable=True)
+    for _ in range(LOG_MAX + 1):
+        session.note(Logged(Statement("SELECT 1"), Result(("1",), [(1,)])))
+    with pytest.raises(TooLargeError, match="before it changes the schema"):
+        await desk.run(session, "CREATE TABLE u(x)")
+    monkeypatch.setattr(drafting, "DRAFTS_MAX", 1)
+    monkeypatch.setattr(drafts, "MEMORY_BYTES", 1 << 20)
+    first, second = Session(serializable=True), Session(serializable=True)
+    await desk.run(first, "CREATE TABLE u(x)")
+    with pytest.raises(UnavailableError, match="which is its limit"):
+        await desk.run(second, "CREATE TABLE u(x)")
+    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000)"
+    with pytest.raises(TooLargeError, match="MiB of pages"):
+        await desk.run(first, f"INSERT INTO u {many} SELECT zeroblob(1000) FROM n")
+    assert first.over
+    desk.interactive.end(first)
+    await desk.run(second, "CREATE TABLE u(x)")
+    desk.interactive.end(second)
+    assert desk.node.rows("SELECT count(*) FROM t") == [(2,)]
+
+
+async def test_it_can_be_ended_while_it_is_at_work(desk: Desk) -> None:
+    session = Session(serializable=True)
+    await desk.run(session, "CREATE TABLE u(x)")
+    ends: list[BedrockishError] = []
+
+    async def work() -> None:
+        many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+        with pytest.raises(BedrockishError) as caught:
+            await desk.run(session, f"{many} SELECT count(*) FROM n")
+        ends.append(caught.value)
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            while not session.lent:  # noqa: ASYNC110  it is in another thread
+                await trio.sleep(0.01)
+            desk.interactive.end(session)
+    assert len(ends) == 1
+    assert session.draft is None
+    desk.interactive.end(session)

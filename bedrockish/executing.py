@@ -36,13 +36,14 @@ class Executions:
     def __init__(self, node: "Runtime") -> None:
         self._node = node
 
-    def execute(self, ticket: int, clock: int, following: deque[Event]) -> None:
+    def execute(self, ticket: int, clock: int, following: deque[Event], group: tuple[int, ...] = ()) -> None:
         """Execute a ticket's request; what the core has to be told at once is added to ``following``.
 
         Args:
             ticket: which.
             clock: what ``transaction_clock()`` gives in it; 0: nothing yet.
             following: events.
+            group: tickets that may share its transaction.
         """
         node = self._node
         waiter = node.waiters.get(ticket)
@@ -54,12 +55,12 @@ class Executions:
         try:
             entry = node.engine.find_command(request.command)
             if entry is None:
-                prepared = self._prepare(ticket, waiter, clock)
+                prepared = self._prepare(ticket, waiter, clock, self._others(group))
                 if prepared is not None:
                     following.append(Executed(ticket, prepared))
                 return
             node.counts["repeated_commands"] += 1
-            found = again(node.engine, entry, request.token, ticket)
+            found = again(node.engine, entry, request, ticket)
             if isinstance(found, Decided):
                 following.append(found)
                 return
@@ -73,8 +74,21 @@ class Executions:
             node.reply(ticket, node.core.verdict(ticket, error))
         following.append(Dropped(ticket))
 
-    def _prepare(self, ticket: int, waiter: Waiter, clock: int) -> Prepared | None:
-        """Return what a request does, or None if that will come later."""
+    def _others(self, group: tuple[int, ...]) -> list[Request]:
+        """Return the requests of a group up to the first that has to be executed on its own."""
+        node = self._node
+        found: list[Request] = []
+        for number in group:
+            waiter = node.waiters.get(number)
+            if waiter is None or waiter.prepare is not None or node.asides.expects(*waiter.request.texts):
+                break
+            if node.engine.find_command(waiter.request.command) is not None:
+                break
+            found.append(waiter.request)
+        return found
+
+    def _prepare(self, ticket: int, waiter: Waiter, clock: int, others: list[Request]) -> Prepared | None:
+        """Return what a request does, and with it others if it is a short one; or None if that will come later."""
         node, request = self._node, waiter.request
         if waiter.prepare is not None:
             return _checked(request, waiter.prepare())
@@ -85,9 +99,12 @@ class Executions:
             command.check(request.call)
             node.asides.start(ticket, request, self._calling(command, request), is_python=True, clock=clock > 0)
             return None
-        if not node.asides.expects(*(one.sql for one in request.statements)):
+        if not node.asides.expects(*request.texts):
+            budget_s = node.config.limits.loop_ms_max / 1000
             try:
-                return _checked(request, node.engine.execute(request, node.config.limits.loop_ms_max / 1000, clock))
+                if others:
+                    return _checked(request, node.engine.execute_together([request, *others], budget_s))
+                return _checked(request, node.engine.execute(request, budget_s, clock))
             except TakesLongError as error:
                 node.asides.took_long(next(one.sql for one in request.statements if error.sql in one.sql))
         run = lambda aside: _checked(request, aside.execute(request))  # noqa: E731

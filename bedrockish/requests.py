@@ -124,6 +124,11 @@ class Request:
     longest_s: float = 0.0
     call: Named | None = None
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The SQL of its statements."""
+        return tuple(statement.sql for statement in self.statements)
+
     def within(self, timeout_s: float) -> "Request":
         """Return the same request with another timeout."""
         return replace(self, timeout_s=timeout_s, longest_s=0.0)

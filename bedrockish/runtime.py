@@ -133,7 +133,7 @@ class Runtime:
         """Return the answer of a command that happened, as far as this node knows."""
         entry = self.engine.find_command(command)
         await self.durable()
-        return None if entry is None else recall(self.engine, entry, Token())
+        return None if entry is None else recall(self.engine, entry, command, Token())
 
     async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return what each statement of a text would read and write, or the ``columns`` of the first one's result."""
@@ -293,8 +293,8 @@ class Runtime:
                 self.counts["commits"] += 1
                 self.counts["commits_led"] += entry.leader == self.core.state.me
                 self.counts["repeats"] += repeat
-            case do.Execute(ticket, clock):
-                self._executions.execute(ticket, clock, following)
+            case do.Execute(ticket, clock, group):
+                self._executions.execute(ticket, clock, following, group)
             case do.Reply(ticket, answer):
                 self.reply(ticket, answer)
             case do.Admit(ticket, request):

@@ -74,8 +74,11 @@ def packed_entries(engine: Engine, wants: Mapping[str, int], limit: int) -> Pack
     return tuple((entry.prev, entry.label, entry.transaction.body) for entry in found)
 
 
-def answer_of(entry: Entry, token: Token) -> Answer:
-    """Return the answer that the client of an entry had, for one that has seen what the token says."""
+def answer_of(entry: Entry, command: str, token: Token) -> Answer:
+    """Return the answer that the client of a command had, for one that has seen what the token says.
+
+    ``entry`` is what the command became.
+    """
     vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
     clock = max(entry.txid.clock, entry.transaction.activates, token.clock)
-    return Answer(entry.transaction.result, Token(vector, clock), entry.place)
+    return Answer(entry.transaction.result_of(command), Token(vector, clock), entry.place)

@@ -161,6 +161,7 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
         later = (transaction.activates, transaction.txid.leader)
         query = f"UPDATE {TABLE} SET clock = ?1, origin = ?2 WHERE leader = ?3 AND (clock, origin) < (?1, ?2)"
         db.execute(query, (*later, leader))
+    db.execute(f"DELETE FROM bedrockish_joined WHERE seq IN (SELECT seq {where} AND repeat = 0)", (leader, upto))
     db.execute(f"DELETE {where}", (leader, upto))
 
 

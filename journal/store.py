@@ -54,6 +54,12 @@ CREATE TABLE IF NOT EXISTS bedrockish_pruned(
   origin TEXT NOT NULL
 ) WITHOUT ROWID;
 """
+JOINED_DDL = """
+CREATE TABLE IF NOT EXISTS bedrockish_joined(
+  command TEXT PRIMARY KEY,           -- a command that was executed in the transaction of another one
+  seq INTEGER NOT NULL                -- the journal's row of that transaction
+) WITHOUT ROWID;
+"""
 
 CLOCK_LIMIT = 1 << 63  # SQLite's integers are signed; a hybrid clock reaches this in September 2039
 BUSY_MS = 5_000  # how long a reader waits for another one that is recovering the WAL
@@ -74,7 +80,10 @@ _APPLIED = _HEADS.replace("SELECT leader, tick, hash", "SELECT leader, tick")
 
 _BYTES = "prev, label, body, hash"
 _READ = f"SELECT tick, {_BYTES} FROM bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick"
-_COMMAND = f"SELECT {_BYTES} FROM bedrockish_journal WHERE command = ? AND repeat = 0"
+_COMMAND = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE command = ?1 AND repeat = 0
+  UNION ALL SELECT {_BYTES} FROM bedrockish_journal
+    WHERE seq = (SELECT seq FROM bedrockish_joined WHERE command = ?1)"""
+_JOIN = "INSERT INTO bedrockish_joined(command, seq) VALUES (?, ?)"
 # The constant repeat = 0 and repeat = 1 are what lets SQLite use the two partial indexes.
 _TXID = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE seq IN (
     SELECT seq FROM bedrockish_journal WHERE clock = ?1 AND origin = ?2 AND repeat = 0
@@ -87,13 +96,13 @@ _STORED = f"SELECT {COLUMNS} FROM bedrockish_journal"
 
 def create(db: apsw.Connection) -> None:
     """Create the journal's table and indexes in a file that has none."""
-    for _ in db.execute(DDL + PRUNED_DDL):
+    for _ in db.execute(DDL + PRUNED_DDL + JOINED_DDL):
         raise AssertionError("DDL returns no rows")
 
 
 def complete(db: apsw.Connection) -> None:
     """Create what the journal of an earlier version does not have yet."""
-    db.execute(PRUNED_DDL).fetchall()
+    db.execute(PRUNED_DDL + JOINED_DDL).fetchall()
 
 
 def append(db: apsw.Connection, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
@@ -131,6 +140,9 @@ def append(db: apsw.Connection, entry: Entry, *, repeat: bool, applied_ms: int) 
             entry.hash,
         ),
     )
+    if transaction.joined and not repeat:
+        seq = db.last_insert_rowid()
+        db.executemany(_JOIN, [(command, seq) for command, _ in transaction.joined]).fetchall()
 
 
 def read(db: apsw.Connection, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
@@ -168,7 +180,7 @@ def applied(db: apsw.Connection) -> dict[str, int]:
 
 
 def find_command(db: apsw.Connection, command: str) -> Entry | None:
-    """Return the entry that a client's command became, or None."""
+    """Return the entry that a client's command became, alone or with others, or None."""
     row = db.execute(_COMMAND, (command,)).fetchone()
     return None if row is None else hashed_entry(*row)
 

@@ -67,6 +67,17 @@ def _list(value: object) -> list[object]:
     return value
 
 
+def _joined(value: object) -> tuple[tuple[str, bytes], ...]:
+    found = []
+    for pair in _list(value):
+        match pair:
+            case [str(command), bytes(result)]:
+                found.append((command, result))
+            case _:
+                raise EntryMalformedError("a joined command of a transaction should be an id and a result")
+    return tuple(found)
+
+
 @value
 class Transaction:
     """One executed and not yet committed transaction.
@@ -88,6 +99,8 @@ class Transaction:
         activates: of a schema change, the clock from which on it is in force: transactions with a smaller clock run on
             the schema before it, all others on the one that it makes. 0: from its commit on, as journals of earlier
             versions have it.
+        joined: further commands that were executed after ``command``, one after the other, in the same transaction:
+            each with what its client is answered.
         body: the canonical bytes of all of the above.
     """
 
@@ -104,11 +117,21 @@ class Transaction:
     result: bytes
     rollbacks: tuple[Txid, ...] = ()
     activates: int = 0
+    joined: tuple[tuple[str, bytes], ...] = ()
     body: bytes = field(repr=False, default=b"")
 
     def __post_init__(self) -> None:
         if not self.body:
             object.__setattr__(self, "body", self._encode())
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The ids of all its commands, in the order in which they were executed."""
+        return (self.command, *(command for command, _ in self.joined))
+
+    def result_of(self, command: str) -> bytes:
+        """Return what the client of one of its commands is answered, encoded."""
+        return self.result if command == self.command else dict(self.joined)[command]
 
     def _encode(self) -> bytes:
         return cbor2.dumps(
@@ -127,7 +150,8 @@ class Transaction:
                 self.changes,
                 self.result,
                 [[clock, leader] for clock, leader in self.rollbacks],
-                *((self.activates,) if self.activates else ()),
+                *((self.activates,) if self.activates or self.joined else ()),
+                *(([[command, result] for command, result in self.joined],) if self.joined else ()),
             ]
         )
 
@@ -181,5 +205,6 @@ def decode_transaction(body: bytes) -> Transaction:
         result,
         tuple(check_txid(txid) for txid in _list(packed[13])),
         activates,
+        _joined(packed[15]) if len(packed) > 15 else (),
         bytes(body),
     )

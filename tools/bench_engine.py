@@ -115,17 +115,17 @@ def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figur
 def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
     """What a request consists of."""
     executor = solo.engine._executor
-    analysis = executor._analysis
+    analysis = executor.analysis
 
     def new_text(number: int) -> None:
-        for piece, params in executor._pieces(Statement(JOIN.format(number), (1,))):
+        for piece, params in executor.pieces(Statement(JOIN.format(number), (1,))):
             analysis.plan(piece).bind(params)
 
     def plain_text(number: int) -> None:
         plain.execute(JOIN.format(-number), (None,)).fetchall()
 
     yield Figure("a text seen for the first time, a join", clock.micros(new_text), clock.micros(plain_text), 77.0)
-    ((piece, _),) = executor._pieces(Statement(UPDATE, (1, 2)))
+    ((piece, _),) = executor.pieces(Statement(UPDATE, (1, 2)))
     plan = analysis.plan(piece)
     yield Figure("bind a known plan", clock.micros(lambda number: plan.bind((1, number))), 0.0, 2.0)
     keys = analysis.keys

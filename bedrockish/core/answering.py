@@ -7,9 +7,10 @@ from bedrockish.core.queues import Queues
 from bedrockish.core.records import Prepared
 from bedrockish.core.state import State
 from bedrockish.core.tickets import Stage, Ticket
+from bedrockish.core.turns import Turns
 from bedrockish.errors import BedrockishError
 from bedrockish.requests import Answer, Token
-from journal.transaction import Txid
+from journal.transaction import Transaction, Txid
 from journal.vector import merge
 
 
@@ -20,10 +21,22 @@ class Answering:
         self.state = state
         self.tickets: dict[int, Ticket] = {}
         self.activation = Activation(state)
-        self.queues = Queues(self.tickets, self._execute)
+        self.turns = Turns(state)
+        self.queues = Queues(self.tickets, self._execute, self._wait_for_turn, self.turns)
 
     def _execute(self, ticket: Ticket) -> None:
         raise NotImplementedError
+
+    def _pause(self, ticket: Ticket, after_ms: float) -> None:
+        """Execute a ticket again after a while; those behind it stay there."""
+        ticket.stage, ticket.turn = Stage.PAUSED, None
+        self.queues.pause(ticket)
+        self.state.timer(after_ms, "ticket_again", ticket.number)
+
+    def _wait_for_turn(self, ticket: Ticket, after_ms: float) -> None:
+        """Execute a ticket when it is its turn; others have theirs before."""
+        self._pause(ticket, after_ms)
+        ticket.turn = self.state.now.seconds
 
     def _answer_read(self, ticket: Ticket, prepared: Prepared) -> None:
         # The clock of a token is above that of everything in its vector: safe time may stand in for the vector.
@@ -54,6 +67,21 @@ class Answering:
         self.tickets.pop(ticket.number, None)
         self.state.emit(Reply(ticket.number, answer))
         self.queues.leave(ticket)
+
+    def _ended_ticket(self, ticket: Ticket, transaction: Transaction, *, commit: bool) -> None:
+        """A transaction that it had a part in has ended."""
+        ticket.open.discard(transaction.txid)
+        if commit:
+            place = self.state.recent.known[transaction.txid].places[0]
+            answer = ticketing.committed(ticket, transaction, place)
+            if transaction.activates:
+                self.activation.decide(ticket, transaction.txid, answer)
+            else:
+                self._finish(ticket, answer)
+        elif ticket.stage is Stage.IN_FLIGHT:
+            self._pause(ticket, self.state.settings.retry_ms_min * (1 + self.state.draw()))
+        elif ticket.stage is Stage.ENDING and not ticket.open:
+            self._finish(ticket, ticketing.did_not_happen(ticket, self.state))
 
     def _end(self, ticket: Ticket, error: BedrockishError) -> None:
         """Answer an error, as soon as none of the attempts can happen any more."""

@@ -16,14 +16,14 @@ from journal.vector import Vector
 EVERYTHING = (b"", b"\xff\xff")
 
 
-def claim(footprint: Footprint, command: str, kind: str, clock: int, activates: int = 0) -> Footprint:
-    """Return the footprint with the key of its command, and the keys that put it before or after schema changes.
+def claim(footprint: Footprint, commands: tuple[str, ...], kind: str, clock: int, activates: int = 0) -> Footprint:
+    """Return the footprint with the keys of its commands, and the keys that put it before or after schema changes.
 
     A transaction reads its own clock. A schema change writes all clocks from its activation on, so that it conflicts
     with what has such a clock, with every other schema change, and with nothing else. A change of the membership writes
     every key.
     """
-    write_points = footprint.write_points | {b"c:\0" + command.encode()}
+    write_points = footprint.write_points | {b"c:\0" + command.encode() for command in commands}
     if kind == SCHEMA:
         return Footprint(
             footprint.read_points,

@@ -76,7 +76,8 @@ class Leading(Answering):
 
     def _execute_at(self, ticket: Ticket) -> None:
         ticket.stage = Stage.EXECUTING
-        self.state.emit(Execute(ticket.number, self.state.tick() if ticket.wants_clock else 0))
+        clock = self.state.tick() if ticket.wants_clock else 0
+        self.state.emit(Execute(ticket.number, clock, self.queues.group(ticket)))
 
     def clock_wanted(self, number: int) -> None:
         """What is executed calls ``transaction_clock()``: get one first."""
@@ -120,7 +121,8 @@ class Leading(Answering):
             return
         clock = prepared.clock or state.tick()  # what its client was told, or a new one
         activates = activation_clock(state, ticket, prepared, clock)
-        ticket.footprint = claim(prepared.footprint, ticket.request.command, prepared.kind, clock, activates)
+        commands = (ticket.request.command, *(command for command, _ in prepared.joined))
+        ticket.footprint = claim(prepared.footprint, commands, prepared.kind, clock, activates)
         if self.activation.holds_up(ticket, prepared, clock):
             self.queues.leave(ticket)
             return
@@ -138,7 +140,8 @@ class Leading(Answering):
         assert footprint is not None
         found = next(state.recent.conflicts(footprint, prepared.base), None)
         if found is not None:
-            self._pause(ticket, 1)  # ticketing.committed but not in its snapshot: run it on a newer one
+            # It is committed and not in the snapshot: execute it, with those behind it, on a newer one.
+            self._pause(ticket, 1)
             return True
         for found in state.pending.conflicts(footprint):
             if found.other in self.rollbacks:
@@ -149,7 +152,12 @@ class Leading(Answering):
             self.state.counts["waited"] += 1
             self.queues.wait(ticket, found.other)
             return True
-        return False
+        if self.queues.line_up(ticket, footprint):
+            return True
+        left_ms = self.turns.left_ms(footprint)
+        if left_ms:
+            self._wait_for_turn(ticket, left_ms)
+        return left_ms > 0
 
     def _begin(self, ticket: Ticket, prepared: Prepared, clock: int, activates: int) -> None:
         state = self.state
@@ -160,6 +168,10 @@ class Leading(Answering):
             else:
                 self._pause(ticket, 1)
             return
+        joined = self.queues.joined(ticket, [command for command, _ in prepared.joined])
+        if joined is None:
+            self._execute(ticket)  # one of them is over: its time, or it was answered
+            return
         rolling = tuple(sorted(self.rollbacks.rolling))
         transaction = ticketing.make_transaction(state, ticket, prepared, clock, activates, rolling)
         if self.voting.held_back(transaction):
@@ -168,10 +180,12 @@ class Leading(Answering):
         txid = transaction.txid
         state.hold(transaction)
         approvals = {state.me: state.applied.get(state.me, 0)}
-        attempt = Attempt(transaction, ticket.number, state.now.seconds, approvals)
+        attempt = Attempt(transaction, (ticket.number, *(one.number for one in joined)), state.now.seconds, approvals)
         self.attempts[txid] = attempt
-        ticket.stage, ticket.begun = Stage.IN_FLIGHT, txid.clock
-        ticket.open.add(txid)
+        for one in (ticket, *joined):
+            one.stage, one.begun = Stage.IN_FLIGHT, txid.clock
+            one.open.add(txid)
+        state.counts["joined"] += len(joined)
         state.send_voters(Begin(transaction.body))
         self.queues.begun(ticket, transaction)
         self._count(attempt)
@@ -217,6 +231,7 @@ class Leading(Answering):
     def _commit(self, attempt: Attempt) -> None:
         state, transaction = self.state, attempt.transaction
         attempt.counting = False
+        self.turns.took(state.now.seconds - attempt.since)
         peers = list(state.peers)  # also one that this may remove
         entry = self.ordering.lead(transaction, attempt.approvals)
         clock = state.clock.read(state.now.wall_ms)
@@ -232,9 +247,11 @@ class Leading(Answering):
         if message.reason == Reason.PROMISED:
             return  # a recovery runs; its outcome will come
         attempt.rejects[peer] = message
-        ticket = self.tickets.get(attempt.ticket)
-        if message.reason == Reason.AHEAD and ticket is not None:
-            ticket.refusal = ticketing.clock_refused(self.state.me, peer)
+        if message.other is not None:
+            self.turns.met(message.other.leader)
+        if message.reason == Reason.AHEAD:
+            for ticket in self._tickets_of(attempt):
+                ticket.refusal = ticketing.clock_refused(self.state.me, peer)
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
         if message.other is not None:
             self.ordering.ask_about(message.other, peer)
@@ -255,33 +272,36 @@ class Leading(Answering):
             self._execute(ticket)
         patience = self.state.settings.suspicion_ms / 1000
         for attempt in [attempt for attempt in self.attempts.values() if attempt.counting]:
-            if attempt.transaction.txid in self.state.outcomes:
-                continue  # safe time ended it in this very step
             self._count_rejects(attempt, patient=self.state.now.seconds - attempt.since < patience)
         for number in self.reading.overdue():
             self.read_checked(number, valid=False)
 
     def _give_up(self, attempt: Attempt) -> None:
-        ticket = self.tickets.get(attempt.ticket)
+        if attempt.transaction.txid in self.state.outcomes:
+            return  # safe time ended it in this very step
         attempt.counting = False
         self.state.counts["given_up"] += 1
         self.rollbacks.give_up(attempt.transaction.txid)
-        if ticket is None or ticket.stage is not Stage.IN_FLIGHT:
-            return
-        ticket.last = next((reject for reject in attempt.rejects.values() if reject.reason == Reason.FOR), ticket.last)
-        ticket.rejections += 1
-        self._pause(ticket, ticketing.retry_pause_ms(ticket, self.state.settings, self.state.draw()))
+        tickets = [ticket for ticket in self._tickets_of(attempt) if ticket.stage is Stage.IN_FLIGHT]
+        for ticket in tickets:
+            ticket.last, ticket.contested = attempt.lost_for() or ticket.last, True
+            ticket.rejections += 1
+        for ticket in tickets[:1]:
+            self._pause(ticket, ticketing.retry_pause_ms(ticket, self.state.settings, self.state.draw()))
+            self.queues.stay(ticket, tickets[1:], attempt.transaction.txid)
 
-    def _pause(self, ticket: Ticket, after_ms: float) -> None:
-        ticket.stage = Stage.PAUSED
-        self.state.timer(after_ms, "ticket_again", ticket.number)
-        self.queues.leave(ticket)
+    def _tickets_of(self, attempt: Attempt) -> list[Ticket]:
+        found = [self.tickets.get(number) for number in attempt.tickets]
+        return [ticket for ticket in found if ticket is not None]
 
     def again(self, number: int) -> None:
         """A pause is over."""
         ticket = self.tickets.get(number)
         if ticket is None or ticket.stage is not Stage.PAUSED:
             return
+        self.queues.heads.pop(number, None)
+        if ticket.turn is not None:
+            self.turns.passed(ticket.turn)
         elder = ticket.lost_to()  # of two that meet, the elder stays; the younger goes to where the elder is led
         if elder is None or elder.leader == self.state.me or not self.forwarding.forward(ticket, elder.leader):
             self._execute(ticket)
@@ -333,6 +353,12 @@ class Leading(Answering):
         """An outcome became known: answer its client, and go on with those that waited for it."""
         attempt = self.attempts.pop(txid, None)
         self.rollbacks.forget(txid)
+        known = self.state.recent.known.get(txid)
+        contested = attempt is not None and any(ticket.contested for ticket in self._tickets_of(attempt))
+        if known is not None:
+            self.queues.met(known.transaction)
+            if contested or txid in self.queues.waits:
+                self.turns.reserve(known.transaction)
         if attempt is not None:
             self._ended_attempt(attempt, commit=self.state.outcomes[txid])
         self.released(txid)
@@ -342,22 +368,8 @@ class Leading(Answering):
         self.queues.released(txid)
 
     def _ended_attempt(self, attempt: Attempt, *, commit: bool) -> None:
-        ticket = self.tickets.get(attempt.ticket)
-        if ticket is None:
-            return
-        transaction = attempt.transaction
-        ticket.open.discard(transaction.txid)
-        if commit:
-            place = self.state.recent.known[transaction.txid].places[0]
-            answer = ticketing.committed(ticket, transaction, place)
-            if transaction.activates:
-                self.activation.decide(ticket, transaction.txid, answer)
-            else:
-                self._finish(ticket, answer)
-        elif ticket.stage is Stage.IN_FLIGHT:
-            self._pause(ticket, self.state.settings.retry_ms_min * (1 + self.state.draw()))
-        elif ticket.stage is Stage.ENDING and not ticket.open:
-            self._finish(ticket, ticketing.did_not_happen(ticket, self.state))
+        for ticket in self._tickets_of(attempt):
+            self._ended_ticket(ticket, attempt.transaction, commit=commit)
 
     def past_deadline(self, number: int) -> None:
         """The client's time is over: say what is known, or wait a little for the end of the last attempt."""
@@ -374,8 +386,7 @@ class Leading(Answering):
             for txid in sorted(ticket.open):
                 attempt = self.attempts.get(txid)
                 if attempt is not None and attempt.counting:
-                    attempt.counting = False
-                    self.rollbacks.give_up(txid)
+                    self._give_up(attempt)  # those that share it go on without this one
         if number in self.tickets:
             if ticket.open or away:
                 self.state.timer(ticketing.ENDING_MS, "ticket_deadline", number)

@@ -178,6 +178,9 @@ class Node:
         """Let what became known or applied in this step have its consequences, until nothing more follows."""
         state = self.state
         self.ordering.settle()
+        approved, self.voting.approved = self.voting.approved, []
+        for transaction in approved:
+            self.leading.queues.met(transaction)
         while state.ended or state.released or state.progress:
             if state.progress:
                 state.progress = False

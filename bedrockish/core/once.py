@@ -56,7 +56,7 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
     footprint = prepared.footprint
     if not prepared.readonly:
         now = state.clock.read(state.now.wall_ms)
-        footprint = claim(footprint, command, prepared.kind, now, LAST_CLOCK)
+        footprint = claim(footprint, (command,), prepared.kind, now, LAST_CLOCK)
     return overtaken(state, footprint, prepared.base)
 
 

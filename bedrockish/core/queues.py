@@ -1,15 +1,20 @@
 """Tickets that wait for the end of a transaction that they conflict with.
 
 Only the first of a queue is executed when that transaction ends; the others stay behind it, for they would only meet
-it. When it is in flight, those that conflict with it wait for it in turn, and the rest are executed.
+it. As many of them as can be are executed on top of it and share its transaction: else a key that everybody wants would
+go on by one command in each round trip. When it is in flight, those that conflict with it wait for it in turn, and the
+rest are executed.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from bedrockish.core.tickets import Stage, Ticket
-from journal.footprint import conflict
+from bedrockish.core.turns import Turns
+from journal.footprint import Footprint, conflict
 from journal.transaction import Transaction, Txid
+
+GROUP_MAX = 100  # commands that share one transaction
 
 
 class Queues:
@@ -18,20 +23,58 @@ class Queues:
     Args:
         tickets: all that are under way.
         execute: executes a ticket again.
+        pause: has it executed again after so many milliseconds.
+        turns: who goes next.
     """
 
-    def __init__(self, tickets: Mapping[int, Ticket], execute: Callable[[Ticket], None]) -> None:
-        self._tickets = tickets
-        self._execute = execute
+    def __init__(
+        self,
+        tickets: Mapping[int, Ticket],
+        execute: Callable[[Ticket], None],
+        pause: Callable[[Ticket, float], None],
+        turns: Turns,
+    ) -> None:
+        self._tickets, self._execute, self._pause, self._turns = tickets, execute, pause, turns
         self.waits: dict[Txid, deque[int]] = {}
+        self.heads: dict[int, Ticket] = {}  # those that pause, as their footprints tell; others line up behind them
 
     def wait(self, ticket: Ticket, other: Txid) -> None:
         """Let a ticket, and those behind it, wait for the end of a transaction."""
         ticket.stage = Stage.WAITING
+        ticket.contested = True
+        self.heads.pop(ticket.number, None)
+        self._turns.met(other.leader)
         queue = self.waits.setdefault(other, deque())
         queue.append(ticket.number)
         queue.extend(ticket.behind)
         ticket.behind.clear()
+
+    def pause(self, ticket: Ticket) -> None:
+        """Let others that want the same keys line up behind a ticket that pauses."""
+        if ticket.footprint is not None:
+            self.heads[ticket.number] = ticket
+
+    def line_up(self, ticket: Ticket, footprint: Footprint) -> bool:
+        """Let a ticket stay behind one that pauses and wants the same keys; False if there is none."""
+        for head in self.heads.values():
+            assert head.footprint is not None
+            if head is not ticket and conflict(head.footprint, footprint) is not None:
+                ticket.stage = Stage.WAITING
+                head.behind.append(ticket.number)
+                head.behind.extend(ticket.behind)
+                ticket.behind.clear()
+                return True
+        return False
+
+    def met(self, transaction: Transaction) -> None:
+        """A transaction has become pending here, or ended: what pauses and wants its keys waits for its end."""
+        if not self._turns.are_taken:
+            return
+        self._turns.begins(transaction.footprint)
+        for head in list(self.heads.values()):
+            assert head.footprint is not None
+            if conflict(head.footprint, transaction.footprint) is not None:
+                self.wait(head, transaction.txid)
 
     def begun(self, ticket: Ticket, transaction: Transaction) -> None:
         """A ticket is in flight: those behind it wait for its transaction if they conflict with it; others run."""
@@ -39,7 +82,7 @@ class Queues:
         queue: deque[int] = deque()
         for number in waiting:
             other = self._tickets.get(number)
-            if other is None:
+            if other is None or other.stage is not Stage.WAITING:
                 continue
             if other.footprint is not None and conflict(other.footprint, transaction.footprint) is not None:
                 queue.append(number)
@@ -48,22 +91,67 @@ class Queues:
         if queue:
             self.waits.setdefault(transaction.txid, deque()).extend(queue)
 
+    def group(self, ticket: Ticket) -> tuple[int, ...]:
+        """Return the tickets behind one that may share its transaction, in order."""
+        if not ticket.behind or not ticket.is_plain:
+            return ()
+        group: list[int] = []
+        commands = {ticket.request.command}
+        for number in ticket.behind:
+            other = self._tickets.get(number)
+            if (
+                other is not None
+                and other.stage is Stage.WAITING
+                and other.is_plain
+                and other.request.isolation == ticket.request.isolation
+                and other.request.command not in commands
+            ):
+                commands.add(other.request.command)
+                group.append(number)
+                if len(group) == GROUP_MAX - 1:
+                    break
+        return tuple(group)
+
+    def joined(self, ticket: Ticket, commands: Collection[str]) -> list[Ticket] | None:
+        """Take the tickets behind one that share its transaction; None if one of them is not there any more."""
+        found: dict[str, Ticket] = {}
+        for number in self.group(ticket):
+            other = self._tickets[number]
+            if other.request.command in commands:
+                found[other.request.command] = other
+        if len(found) < len(commands):
+            return None
+        taken = {other.number for other in found.values()}
+        ticket.behind = deque(number for number in ticket.behind if number not in taken)
+        return list(found.values())
+
+    def stay(self, ticket: Ticket, others: Sequence[Ticket], txid: Txid) -> None:
+        """Let those that shared a transaction, which was given up, and those that wait for it stay behind a ticket."""
+        for other in others:
+            other.stage = Stage.WAITING
+        ticket.behind.extend(other.number for other in others)
+        ticket.behind.extend(self.waits.pop(txid, ()))
+
     def released(self, txid: Txid) -> None:
         """A transaction is in nobody's way here any more: go on with those that waited for it."""
         queue = self.waits.pop(txid, None)
         if queue:
-            self._go_on(queue)
+            self._go_on(queue, self._turns.pause_ms(txid.leader))
 
     def leave(self, ticket: Ticket) -> None:
         """A ticket does not go first any more: let those behind it go on."""
+        self.heads.pop(ticket.number, None)
         if ticket.behind:
             queue, ticket.behind = ticket.behind, deque()
             self._go_on(queue)
 
-    def _go_on(self, queue: deque[int]) -> None:
+    def _go_on(self, queue: deque[int], pause_ms: float = 0.0) -> None:
         while queue:
             first = self._tickets.get(queue.popleft())
             if first is not None and first.stage is Stage.WAITING:
                 first.behind = queue
-                self._execute(first)
+                if pause_ms:
+                    self._pause(first, pause_ms)
+                else:
+                    self._execute(first)
                 return

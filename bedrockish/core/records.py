@@ -30,6 +30,7 @@ class Prepared:
         changes: encoded changes (see ``journal.changes``).
         result: encoded results (see ``bedrockish.requests``).
         clock: what ``transaction_clock()`` gave in it, which is later than all in ``base``; 0 if it was not called.
+        joined: the commands that were executed after it, on top of what it did, each with its encoded results.
     """
 
     base: Vector
@@ -40,6 +41,7 @@ class Prepared:
     changes: bytes
     result: bytes
     clock: int = 0
+    joined: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(slots=True)

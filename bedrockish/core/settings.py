@@ -22,6 +22,8 @@ class Settings:
         fetch_bytes: how much of a timeline is asked for at a time.
         retry_ms_min: first pause before a rejected command is run again; doubled each time, with jitter.
         retry_ms_max: longest such pause.
+        turn_rounds: when it is a leader's turn on keys that several want, how many times as long as a commit takes it
+            may take for its BEGIN; 0: there are no turns.
         forwarding: whether a command that meets a pending transaction is sent to that one's leader.
         barrier_ms: how long new transactions wait so that a membership change can get through.
         schema_delay_ms: how long after its decision a schema change comes into force, where there is more than one
@@ -41,6 +43,7 @@ class Settings:
     retry_ms_max: int = 200
     barrier_ms: int = 300
     schema_delay_ms: int = 50
+    turn_rounds: int = 4
     forwarding: bool = False
 
 

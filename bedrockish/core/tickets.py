@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bedrockish.clock import milliseconds
-from bedrockish.core.messages import Reject
+from bedrockish.core.messages import Reason, Reject
 from bedrockish.core.records import Prepared
 from bedrockish.core.settings import Settings
 from bedrockish.core.state import State
@@ -68,6 +68,8 @@ class Ticket:
         error: what to answer when the last of its attempts has ended without a commit.
         astray: it was sent to another leader, and no word came back: it may have happened there, or may yet.
         answer: what to answer when its schema change is in force.
+        contested: it has waited for others, or was rejected for them.
+        turn: since when it waits for its turn, in seconds, if that is why it pauses.
     """
 
     number: int
@@ -91,6 +93,16 @@ class Ticket:
     error: BedrockishError | None = None
     astray: bool = False
     answer: Answer | None = None
+    contested: bool = False
+    turn: float | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is made of statements only, so that others can be executed after it in the same transaction."""
+        request = self.request
+        return bool(request.statements) and not (
+            self.once or self.wants_clock or request.read_only or request.call or request.change
+        )
 
     def extend(self, state: State) -> bool:
         """Move the deadline once, if it is at work and its client has more time: another node would begin anew."""
@@ -113,11 +125,15 @@ class Attempt:
     """One transaction of ours in flight. ``counting`` ends when we give it up, or promise it to a recovery."""
 
     transaction: Transaction
-    ticket: int
+    tickets: tuple[int, ...]  # whose: of the command, and of those that joined it
     since: float
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
     counting: bool = True
+
+    def lost_for(self) -> Reject | None:
+        """Return a reject that names another transaction, if there is one."""
+        return next((reject for reject in self.rejects.values() if reject.reason == Reason.FOR), None)
 
 
 def committed(ticket: Ticket, transaction: Transaction, place: tuple[str, int]) -> Answer:
@@ -125,7 +141,8 @@ def committed(ticket: Ticket, transaction: Transaction, place: tuple[str, int]) 
     seen = ticket.request.token
     vector = merge(transaction.base, {place[0]: place[1]}, seen.vector)
     clock = max(transaction.txid.clock, transaction.activates, seen.clock)
-    return Answer(transaction.result, Token(vector, clock), place, ticket.attempts)
+    result = transaction.result_of(ticket.request.command)
+    return Answer(result, Token(vector, clock), place, ticket.attempts)
 
 
 def make_transaction(
@@ -147,6 +164,7 @@ def make_transaction(
         prepared.result,
         rollbacks,
         activates,
+        prepared.joined,
     )
 
 

@@ -37,6 +37,7 @@ class Voting:
         self.ordering = ordering
         self.parked: dict[Txid, Transaction] = {}  # BEGINs whose base is not covered yet
         self.barrier: Barrier | None = None
+        self.approved: list[Transaction] = []  # in this step
 
     def on_begin(self, peer: str, message: Begin) -> None:
         """Answer a BEGIN, now or when its base is covered."""
@@ -99,6 +100,7 @@ class Voting:
             self._reject(txid, Reason.BARRIER)
             return
         state.hold(transaction)  # 6
+        self.approved.append(transaction)
         self._approve(txid)
 
     def _untimely(self, transaction: Transaction) -> Reason | None:

@@ -321,7 +321,7 @@ class Work:
         session, executor = self.session, self._writer.executor
         executor.reader = None
         session.base, session.schema = dict(self.applied), self.schema_version
-        session.sets = Growing(executor._analysis, serializable=session.serializable)
+        session.sets = Growing(executor.analysis, serializable=session.serializable)
         session.changes, session.lastrowid, session.clock = list(begun.changes), begun.lastrowid, begun.clock
         session.wrote = bool(begun.changes)
         result: Result | None = None

@@ -34,6 +34,7 @@ class Scope:
         command: the id of the command.
         clock: the transaction's clock; 0 if a majority has not been asked.
         used: whether the transaction's clock was asked for.
+        named: whether the id of the command was asked for.
         is_missing: it was asked for, and there was none.
     """
 
@@ -42,6 +43,7 @@ class Scope:
     command: str = ""
     clock: int = 0
     used: bool = False
+    named: bool = False
     is_missing: bool = False
 
     def take(self) -> int:
@@ -57,7 +59,7 @@ class Scope:
 
     def begin(self, command: str, clock: int) -> None:
         """A transaction, or a statement of one, runs from now on."""
-        self.command, self.clock, self.used = command, clock, False
+        self.command, self.clock, self.used, self.named = command, clock, False, False
 
     def begin_aside(self, command: str, clock: int, tick: Callable[[], int]) -> None:
         """A whole transaction runs from now on, in another thread."""
@@ -99,7 +101,9 @@ def register(db: apsw.Connection, holder: Holder) -> None:
         return scope.clock
 
     def transaction_id() -> str:
-        return holder.require("transaction_id").command
+        scope = holder.require("transaction_id")
+        scope.named = True
+        return scope.command
 
     def safe_clock() -> int:
         # What this connection sees: on a snapshot, nothing at or below it is missing from that snapshot.

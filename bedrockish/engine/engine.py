@@ -9,15 +9,16 @@ what was asked for since the last commit, so that nobody's request can take away
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
 
 from bedrockish.core.records import Prepared, Recovered, Vote, decode_membership
-from bedrockish.engine import system
+from bedrockish.engine import system, together
 from bedrockish.engine.apply import RowApplier
 from bedrockish.engine.autoid import AutoIds
 from bedrockish.engine.capture import Capture
@@ -159,6 +160,12 @@ class Engine:
         self.scope.begin(request.command, clock)
         prepared = self._take_back(lambda: execute(self._executor, request, base, version, budget_s))
         return replace(prepared, clock=clock) if self.scope.used else prepared
+
+    def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
+        """Run as many as can share a transaction, the first ones, and take them back; raises what ``execute`` does."""
+        run = partial(together.execute, self._executor, dict(self.applied), self.schema_version, budget_s, self.scope)
+        found = together.as_many_as_can_be(requests, lambda chosen: self._take_back(partial(run, chosen)))
+        return found or self.execute(requests[0], budget_s)
 
     def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
         """Tell what each statement of a text would read and write, as ``explain.explain``; nothing of it remains."""

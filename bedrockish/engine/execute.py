@@ -47,10 +47,11 @@ class Executor:
     """
 
     def __init__(self, db: apsw.Connection, guard: Guard, capture: Capture, limits: Limits, ids: AutoIds) -> None:
-        self._db, self._guard, self._capture, self._limits, self._ids = db, guard, capture, limits, ids
+        self._db, self._guard, self._limits, self._ids = db, guard, limits, ids
+        self.capture = capture
         self._texts: dict[str, tuple[Piece, ...]] = {}
         self._tables = Tables(db)
-        self._analysis = Analysis(db)
+        self.analysis = Analysis(db)
         self._until = self._budget = _FOREVER
         self.reader: apsw.Connection | None = None
         self.stopped: BedrockishError | None = None
@@ -59,12 +60,12 @@ class Executor:
     def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema; forget the statements compiled for the old one."""
         self._tables = tables
-        self._analysis = Analysis(self._db)
+        self.analysis = Analysis(self._db)
         self._texts.clear()
 
     def progress(self) -> bool:
         """Whether the statement that runs is to be interrupted; SQLite asks now and then."""
-        return self._capture.failure is not None or self._limits.seconds() > self._until or self.stopped is not None
+        return self.capture.failure is not None or self._limits.seconds() > self._until or self.stopped is not None
 
     def allow(self, budget_s: float) -> None:
         """Let what runs from now on take so many seconds."""
@@ -85,8 +86,8 @@ class Executor:
         """
         if not request.statements:
             raise SqlError("the request has no statements; send at least one")
-        gatherer = Gatherer(self._analysis, serializable=request.isolation == SERIALIZABLE)
-        run = _Run(self, gatherer, self._limits.result_bytes)
+        gatherer = Gatherer(self.analysis, serializable=request.isolation == SERIALIZABLE)
+        run = self.begin(gatherer)
         self.allow(budget_s)
         try:
             return self._execute(run, request, base, schema_version)
@@ -95,12 +96,11 @@ class Executor:
             if run.settings:
                 pragmas.settle(self._db)
 
-    def _execute(self, run: "_Run", request: Request, base: dict[str, int], schema_version: int) -> Prepared:
-        self._capture.start()
-        self._db.set_last_insert_rowid(0)
+    def _execute(self, run: "Run", request: Request, base: dict[str, int], schema_version: int) -> Prepared:
+        self.capture.start()
         cookie = None
         for statement in request.statements:
-            for piece, params in self._pieces(statement):
+            for piece, params in self.pieces(statement):
                 if piece.setting:
                     if pragmas.is_keys_off(piece.sql):
                         raise MixesError
@@ -118,13 +118,17 @@ class Executor:
         if run.schema:
             assert cookie is not None
             return self._schema_prepared(run, base, schema_version, changed=cookie != pragmas.numbers(self._db))
-        return self._rows_prepared(run, base, schema_version)
+        if run.writes and self.breaks_foreign_keys:
+            raise ConstraintError(
+                "FOREIGN KEY constraint failed: a deferred one is still broken at the end of the request"
+            )
+        return self.prepare_rows(run.gatherer, encode_results(run.results), base, schema_version, writes=run.writes)
 
     def compiled(self, sql: str) -> Piece:
         """Return the first statement of a text, compiled and not run. Raises what ``Guard.compile`` says."""
         return self._guard.compile(sql)
 
-    def _pieces(self, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
+    def pieces(self, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
         """Yield the compiled statements of a text with their parameters; each is to be run before the next is asked."""
         binder = Binder(statement.params)
         known = self._texts.get(statement.sql)
@@ -151,7 +155,7 @@ class Executor:
         if until_schema:  # what follows a schema statement was compiled for a schema that is taken back
             if len(self._texts) >= TEXTS_MAX:
                 self._texts.clear()
-                self._analysis.forget()
+                self.analysis.forget()
             self._texts[statement.sql] = tuple(found)
 
     def _rewritten(self, piece: Piece) -> Rewritten | None:
@@ -184,7 +188,7 @@ class Executor:
         self._ids.begin()
         text = piece.text(params)
         db = self._db
-        if self.reader is not None and piece.kind == READ and not self._capture.wrote:
+        if self.reader is not None and piece.kind == READ and not self.capture.wrote:
             db = self.reader
         try:
             if not piece.columns:
@@ -194,9 +198,9 @@ class Executor:
             else:
                 rows, size = self._fetch(db, text, params, room, can_cache=piece.can_cache)
         except apsw.InterruptError as error:
-            if self._until == budget and self._capture.failure is None and self.stopped is None:
+            if self._until == budget and self.capture.failure is None and self.stopped is None:
                 raise TakesLongError(piece.sql) from None
-            raise self.stopped or self._capture.failure or out_of_time(self._limits, piece.sql) from error
+            raise self.stopped or self.capture.failure or out_of_time(self._limits, piece.sql) from error
         except apsw.FullError as error:
             raise self._ids.used_up(self._db) or translate(error, piece.sql) from error
         except apsw.Error as error:
@@ -205,8 +209,8 @@ class Executor:
             raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
         finally:
             self._until = _FOREVER
-        if self._capture.failure is not None:
-            raise self._capture.failure
+        if self.capture.failure is not None:
+            raise self.capture.failure
         return rows, size
 
     def _fetch(
@@ -228,8 +232,8 @@ class Executor:
             cursor.close(True)
         return rows, size
 
-    def _schema_prepared(self, run: "_Run", base: dict[str, int], version: int, *, changed: bool) -> Prepared:
-        self._capture.deafen()
+    def _schema_prepared(self, run: "Run", base: dict[str, int], version: int, *, changed: bool) -> Prepared:
+        self.capture.deafen()
         tables = Tables(self._db)
         tables.check_supported()
         if tables.system != self._tables.system:
@@ -241,12 +245,21 @@ class Executor:
         kind = SCHEMA_KIND if changed else ROWS
         return Prepared(base, version, False, kind, footprint, changes, encode_results(run.results))
 
-    def _rows_prepared(self, run: "_Run", base: dict[str, int], version: int) -> Prepared:
-        capture, db = self._capture, self._db
-        if run.writes and self._tables.foreign_keys and db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]:
-            raise ConstraintError(
-                "FOREIGN KEY constraint failed: a deferred one is still broken at the end of the request"
-            )
+    @property
+    def breaks_foreign_keys(self) -> bool:
+        """Whether a deferred constraint is broken now."""
+        return self._tables.foreign_keys and self._db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0] != 0
+
+    def begin(self, gatherer: Gatherer) -> "Run":
+        """Begin another request, on top of what was executed before."""
+        self._db.set_last_insert_rowid(0)
+        return Run(self, gatherer, self._limits.result_bytes)
+
+    def prepare_rows(
+        self, gatherer: Gatherer, result: bytes, base: dict[str, int], version: int, *, writes: bool
+    ) -> Prepared:
+        """Return what was executed since the capture began, and take it back."""
+        capture, db = self.capture, self._db
         changes, touched = capture.stop()
         blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
         if touched:
@@ -256,12 +269,12 @@ class Executor:
             changes += capture.net_changes(before, after)
         # A write that met no row is led like any other: it claims its command's id, or, sent again after a lost answer,
         # it could say "nothing" here while its first attempt commits elsewhere.
-        packed = encode_changes(changes) if run.writes else b""
-        footprint = run.gatherer.rows(changes, blurred)
-        return Prepared(base, version, not run.writes, ROWS, footprint, packed, encode_results(run.results))
+        packed = encode_changes(changes) if writes else b""
+        footprint = gatherer.rows(changes, blurred)
+        return Prepared(base, version, not writes, ROWS, footprint, packed, result)
 
 
-class _Run:
+class Run:
     """One request on its way."""
 
     def __init__(self, executor: Executor, gatherer: Gatherer, room: int) -> None:

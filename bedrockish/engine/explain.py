@@ -31,7 +31,7 @@ def explain(executor: Executor, statement: Statement, *, columns: bool = False) 
     if columns:
         return [{"columns": [list(pair) for pair in executor.compiled(statement.sql).declared]}]
     found = []
-    for piece, params in executor._pieces(statement):
+    for piece, params in executor.pieces(statement):
         found.append(_explain(executor, piece, params))
         if found[-1]["error"]:
             break
@@ -39,13 +39,13 @@ def explain(executor: Executor, statement: Statement, *, columns: bool = False) 
 
 
 def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[str, Any]:
-    analysis, error = executor._analysis, ""
+    analysis, error = executor.analysis, ""
     told: dict[str, Any] = {"sql": piece.sql.strip(), "kind": piece.kind, "ids": piece.text(params) != piece.sql}
     if piece.setting:
         return {**told, "reads": [], "writes": [], "wider": [], "error": ""}
     if piece.kind == SCHEMA:
         return {**told, "reads": [], "writes": ["the schema"], "wider": [], "error": _try(executor, piece, params)}
-    executor._capture.start()
+    executor.capture.start()
     gatherer = Gatherer(analysis, serializable=True)
     gatherer.read(piece, params)
     try:
@@ -54,7 +54,7 @@ def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[
         raise
     except BedrockishError as failure:
         error = failure.message
-    changes, touched = executor._capture.stop()
+    changes, touched = executor.capture.stop()
     footprint = gatherer.rows([] if error else changes, [] if error else list(touched))
     reasons = () if piece.kind == READ and piece.whole_schema else analysis.plan(piece).fallbacks
     wider = [[_object(analysis.schema, name), reason] for reason, name in reasons]
@@ -63,7 +63,7 @@ def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[
 
 def _try(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> str:
     """Run a statement that changes the schema; return what it fails with, or an empty text."""
-    executor._capture.deafen()
+    executor.capture.deafen()
     try:
         executor.run_piece(piece, params, executor._limits.result_bytes)
     except DamagedError:

@@ -16,8 +16,6 @@ must not meet anything newer than that, or it would see a mixture; what earlier 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import apsw
-
 from bedrockish.core.records import Prepared
 from bedrockish.engine import kept, pragmas
 from bedrockish.engine.capture import Touched
@@ -66,7 +64,7 @@ class Interactive:
             UnsupportedError: it cannot be replicated, or not in a transaction.
         """
         self.check_schema(session)
-        found = self._executor._pieces(statement)
+        found = self._executor.pieces(statement)
         while True:
             self.parts.applier.loud()  # what a statement is, SQLite says with triggers on
             piece, params = next(found, (None, ()))
@@ -237,7 +235,7 @@ class Interactive:
         if session.base is None:
             session.base, session.schema = dict(self.engine.applied), self.engine.schema_version
             session.base_clock = self.engine.applied_clock
-            session.sets = Growing(self._executor._analysis, serializable=session.serializable)
+            session.sets = Growing(self._executor.analysis, serializable=session.serializable)
 
     def check_schema(self, session: Session) -> None:
         """Raise a ConflictError if the schema is no longer the one that the transaction runs on."""
@@ -361,7 +359,7 @@ class Interactive:
 
     def _broken_keys(self) -> bool:
         """Whether SQLite counts a deferred foreign key as broken now."""
-        return self._executor._tables.foreign_keys and bool(self._db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0])
+        return self._executor.breaks_foreign_keys
 
     def _check_foreign_keys(self, session: Session) -> None:
         """Check what was deferred. SQLite's own count does not survive swapping out; then the tables are looked at.
@@ -373,7 +371,7 @@ class Interactive:
         if not session.unsure:
             broken = self._inside is session and self._broken_keys()
         else:
-            tables = children(self._executor._analysis.schema, session.changes)
+            tables = children(self._executor.analysis.schema, session.changes)
             self.leave()
             before = violations(self._db, tables)
             self._enter(session)

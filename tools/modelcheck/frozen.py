@@ -24,6 +24,7 @@ from journal.transaction import Transaction
 # Statistics, numbers that only tell timers apart, and constants of a scope.
 LEFT_OUT = frozenset(
     {"counts", "_timer_count", "_timers", "settings", "draw", "batches", "store", "suspected", "patience"}
+    | {"_turns", "turns", "contested", "turn"}  # in a scope nobody waits for a turn
 )
 SHARED = (Transaction, Entry, Footprint, Membership, Settings)
 _PLAIN = (int, str, bytes, bool, type(None), float)

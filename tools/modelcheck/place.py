@@ -251,8 +251,8 @@ class Place:
                 self._send(peer, message)
             case do.Persist() | do.Forget() | do.Keep() | do.Apply():
                 disk.write(effect)
-            case do.Execute(ticket):
-                following.append(self._execute(ticket))
+            case do.Execute(ticket, _, group):
+                following.append(self._execute(ticket, group))
             case do.Reply(ticket, answer):
                 self._tell(ticket, answer)
             case do.SendEntries(peer, wants, _):
@@ -293,17 +293,19 @@ class Place:
         else:
             self.disk.then(tell)
 
-    def _execute(self, ticket: int) -> Event:
+    def _execute(self, ticket: int, group: tuple[int, ...]) -> Event:
         request = self.tickets.get(ticket)
         if request is None:
             return Dropped(ticket)
         entry: Entry | None = self.disk.seen.commands.get(request.command)
         if entry is not None:
-            self._tell(ticket, answer_of(entry, request.token))
+            self._tell(ticket, answer_of(entry, request))
             return Dropped(ticket)
         try:
             seen = self.disk.seen
-            return Executed(ticket, execute(seen.rows, request, seen.applied, self.name, seen.schema))
+            others = [self.tickets[number] for number in group if number in self.tickets]
+            others = [one for one in others if one.command not in seen.commands]
+            return Executed(ticket, execute(seen.rows, request, seen.applied, self.name, seen.schema, 0, others))
         except BedrockishError as error:
             self._tell(ticket, self.core.verdict(ticket, error))
             return Dropped(ticket)

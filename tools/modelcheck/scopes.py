@@ -6,7 +6,7 @@ from bedrockish.core.settings import Settings
 from bedrockish.requests import Request, Statement
 
 NAMES = "ABCDEFG"
-STILL = Settings(forwarding=False, clock_block_ms=0, fetch_after_ms=1)
+STILL = Settings(forwarding=False, turn_rounds=0, clock_block_ms=0, fetch_after_ms=1)
 TIMED = replace(STILL, closing_lag_ms=0)  # a heartbeat closes time up to now
 
 

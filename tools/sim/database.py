@@ -5,7 +5,7 @@ that is deleted stays as a version with no value. Applying checks that what is o
 it overwrote, so a divergence shows at once.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,8 +128,19 @@ def run_program(rows: Mapping[str, Row], statements: Iterable[Statement], where:
     Raises:
         ConstraintError: the rows forbid it.
     """
+    return run_together(rows, [statements], where, clock)[0]
+
+
+def run_together(
+    rows: Mapping[str, Row], programs: Sequence[Iterable[Statement]], where: str, clock: int = 0
+) -> list[Outcome]:
+    """Run programs, one on top of the other, and leave the rows as they are; what they did is that of all of them.
+
+    Raises:
+        ConstraintError: the rows forbid one.
+    """
     run = Run(rows, where, clock)
-    told = [run_statement(run, statement) for statement in statements]
+    told = [[run_statement(run, statement) for statement in statements] for statements in programs]
     changes = [[key, list(rows.get(key, NOTHING)), list(row)] for key, row in run.written.items()]
     reads = {key.removeprefix(TABLE).decode(): 0 for key in run.points}
     for low, high in run.ranges:
@@ -138,13 +149,19 @@ def run_program(rows: Mapping[str, Row], statements: Iterable[Statement], where:
     footprint = Footprint(
         frozenset(run.points), tuple(sorted(run.ranges)), frozenset(point(key) for key in run.written)
     )
-    return Outcome(reads, footprint.read_ranges, changes, told, footprint)
+    return [Outcome(reads, footprint.read_ranges, changes, one, footprint) for one in told]
 
 
 def execute(
-    rows: Mapping[str, Row], request: Request, base: Vector, where: str, schema: int, clock: int = 0
+    rows: Mapping[str, Row],
+    request: Request,
+    base: Vector,
+    where: str,
+    schema: int,
+    clock: int = 0,
+    others: Sequence[Request] = (),
 ) -> Prepared:
-    """Run a request as an engine would.
+    """Run a request as an engine would, and others on top of it, up to the first that fails.
 
     The result tells, besides what the statements tell, the version of everything that was read, and that of the schema:
     the laws use it.
@@ -156,15 +173,25 @@ def execute(
     if request.statements[0].sql == "alter":
         statements = encode_statements([f"alter {request.command}"])
         return Prepared(dict(base), schema, False, SCHEMA, Footprint(), statements, cbor2.dumps([[], {}, [], schema]))
-    outcome = run_program(rows, request.statements, where, clock)
+    outcomes = [run_program(rows, request.statements, where, clock)]
+    while others:
+        try:
+            outcomes = run_together(rows, [one.statements for one in (request, *others)], where, clock)
+            break
+        except (ConstraintError, ClockNeededError):
+            others = others[:-1]
+    outcome = outcomes[0]
     readonly = not outcome.changes
-    result = cbor2.dumps([outcome.told, outcome.reads, [list(pair) for pair in outcome.ranges], schema])
+    result, *results = [
+        cbor2.dumps([one.told, one.reads, [list(pair) for pair in one.ranges], schema]) for one in outcomes
+    ]
+    joined = tuple((one.command, each) for one, each in zip(others, results, strict=True))
     changes = b"" if readonly else cbor2.dumps(outcome.changes)
     footprint = outcome.footprint
     if request.isolation == SNAPSHOT and not readonly:  # what was only read is not certified
         footprint = Footprint(footprint.read_points & footprint.write_points, (), footprint.write_points)
     own = clock if wants_clock(request) else 0
-    return Prepared(dict(base), schema, readonly, ROWS, footprint, changes, result, own)
+    return Prepared(dict(base), schema, readonly, ROWS, footprint, changes, result, own, joined)
 
 
 def apply(rows: dict[str, Row], transaction: Transaction) -> None:

@@ -88,9 +88,10 @@ class Image:
         self.order.append((entry, repeat))
         if repeat:
             return
-        assert entry.transaction.command not in self.commands, f"{entry.transaction.command} is applied twice"
         self.txids[entry.txid] = entry
-        self.commands[entry.transaction.command] = entry
+        for command in entry.transaction.commands:
+            assert command not in self.commands, f"{command} is applied twice"
+            self.commands[command] = entry
         ran, have = entry.transaction.schema, self.schema
         assert ran == have, f"{entry.txid} ran on schema {ran} and is applied on {have}"
         if entry.transaction.kind == SCHEMA:

@@ -152,7 +152,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "no command key": fault(
         "two executions of one command conflict",
-        (leading, "claim", '{b"c:\\0" + command.encode()}', "set()"),
+        (leading, "claim", '{b"c:\\0" + command.encode() for command in commands}', "set()"),
         **{"sync_ms": 20.0, "delay_ms": 20.0, "timeout_s": 0.3, "load_s": 3.0},
     ),
     "rollbacks dropped": fault(

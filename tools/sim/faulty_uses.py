@@ -87,7 +87,7 @@ USES: dict[str, Fault] = {
     ),
     "settled and yet it happens": fault(
         "the empty transaction that settles a command conflicts with it",
-        (leading, "claim", '{b"c:\\0" + command.encode()}', "set()"),
+        (leading, "claim", '{b"c:\\0" + command.encode() for command in commands}', "set()"),
         **{**_TALKS, "faults": ("one_way", "pause"), "fault_every_s": 0.05, "timeout_s": 0.3},
     ),
     "snapshot skips test 3": fault(

@@ -18,7 +18,7 @@ from journal.order import draws, replay_order
 from journal.transaction import ROWS, SCHEMA, Transaction, Txid
 from journal.vector import covers
 from tools.sim.clients import Call
-from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, run_program
+from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, run_together
 from tools.sim.graph import Graph
 from tools.sim.schemas import activate
 from tools.sim.stamps import late_stamp
@@ -78,8 +78,10 @@ class Histories:
         for place, entry in sorted(self.entries.items()):
             self.places[entry.txid].append(place)
             self.first.setdefault(entry.txid, entry)
-            if commands.setdefault(entry.transaction.command, entry.txid) != entry.txid:
-                self.broken("a command happens once", f"{entry.transaction.command} is two transactions")
+            for command in entry.transaction.commands:
+                if commands.setdefault(command, entry.txid) != entry.txid:
+                    self.broken("a command happens once", f"{command} is two transactions")
+            self.world.counts["joined"] += len(entry.transaction.joined)
             if entry.transaction.kind == ROWS:
                 for key, _, after in cbor2.loads(entry.transaction.changes):
                     self.values[key, after[0]] = after[1]
@@ -153,21 +155,22 @@ class Histories:
                 continue
             alone = transaction.isolation == SNAPSHOT
             law = "snapshots are as they were" if alone else "serializable"
-            outcome = self._run_again(transaction, self._view(transaction) if alone else rows)
-            if cbor2.loads(transaction.result)[0] != outcome.told:
-                told = cbor2.loads(transaction.result)[0]
-                self.broken(law, f"{txid} {transaction.command} told {told}, in order {outcome.told}")
-            if sorted(cbor2.loads(transaction.changes)) != sorted(outcome.changes):
+            outcomes = self._run_again(transaction, self._view(transaction) if alone else rows)
+            for command, outcome in zip(transaction.commands, outcomes, strict=True):
+                told = cbor2.loads(transaction.result_of(command))[0]
+                if told != outcome.told:
+                    self.broken(law, f"{txid} {command} told {told}, in order {outcome.told}")
+            if sorted(cbor2.loads(transaction.changes)) != sorted(outcomes[0].changes):
                 self.broken(law, f"{txid} {transaction.command} changed what in order it would not")
             try:
                 apply(rows, transaction)
             except DivergedError as error:
                 self.broken("no update is lost", f"{txid} {transaction.command}: {error}")
 
-    def _run_again(self, transaction: Transaction, rows: dict[str, Row]) -> Outcome:
-        statements = self.world.laws.requests[transaction.command].statements
+    def _run_again(self, transaction: Transaction, rows: dict[str, Row]) -> list[Outcome]:
+        programs = [self.world.laws.requests[command].statements for command in transaction.commands]
         # A program that was told its clock was told that of its commit, or it comes to another result here.
-        return run_program(rows, statements, transaction.txid.leader, transaction.txid.clock)
+        return run_together(rows, programs, transaction.txid.leader, transaction.txid.clock)
 
     def _view(self, transaction: Transaction) -> dict[str, Row]:
         """Return the rows as a transaction saw them: what it overwrote, and the versions that it read."""
@@ -205,9 +208,10 @@ class Histories:
                     self.broken("an answer is true", f"{call.request.command} was answered as a read")
                 continue
             entry = self._told(answer.place)
-            if entry is None or entry.transaction.command != call.request.command:
+            command = call.request.command
+            if entry is None or command not in entry.transaction.commands:
                 self.broken("acknowledged is for ever", f"{call.request.command} was told {answer.place}: {entry}")
-            elif entry.transaction.result != answer.results:
+            elif entry.transaction.result_of(command) != answer.results:
                 self.broken("an answer is true", f"{call.request.command} was answered what the journal does not say")
             elif not covers(answer.token.vector, dict([answer.place])):
                 self.broken("tokens cover answers", f"{call.request.command}'s token lacks its own {answer.place}")

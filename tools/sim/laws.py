@@ -244,12 +244,12 @@ class Laws:
 
     def _strict_errors(self) -> None:
         """A client that was told "it did not happen" finds that it did not."""
-        committed = {entry.transaction.command: entry for entry in self.committed.values()}
+        committed = {command: entry for entry in self.committed.values() for command in entry.transaction.commands}
         certain = [call for call in self.calls if call.error is not None and not call.unsure]
         for call in certain:
             others = [other for other in self.calls if other.request.command == call.request.command]
             entry = committed.get(call.request.command)
-            if entry is not None and entry.transaction.result == NOTHING:
+            if entry is not None and entry.transaction.result_of(call.request.command) == NOTHING:
                 continue  # an empty one has taken its place
             if entry is not None and self.schemas.failed(entry.txid):
                 continue
@@ -262,7 +262,7 @@ class Laws:
             if entry is None or entry.transaction.command != request.command:
                 self.broken("acknowledged is for ever", f"{request.command} was told {answer.place}: {entry}")
         for command in self.settled:
-            if command not in committed or committed[command].transaction.result != NOTHING:
+            if command not in committed or committed[command].transaction.result_of(command) != NOTHING:
                 self.broken("settled is for ever", f"{command} is {committed.get(command)}")
         for call in self.calls:
             if call.request.read == STRICT and call.ended is not None and call.answer is not None:

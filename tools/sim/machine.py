@@ -267,8 +267,8 @@ class Machine:
             case do.Activate(txid):
                 disk.write(effect)
                 following.append(on.Activated(txid, self.world.laws.schemas.activated(self, txid)))
-            case do.Execute(ticket, clock):
-                self._execute(ticket, clock, following)
+            case do.Execute(ticket, clock, group):
+                self._execute(ticket, clock, following, group)
             case do.Reply(ticket, answer):
                 self._reply(ticket, answer)
             case do.Admit(ticket, request):
@@ -287,7 +287,7 @@ class Machine:
             case do.Halt(reason):
                 self.world.broken("no node halts", f"{self.name}: {reason}")
 
-    def _execute(self, ticket: int, clock: int, following: deque[Event]) -> None:
+    def _execute(self, ticket: int, clock: int, following: deque[Event], group: tuple[int, ...]) -> None:
         waiter = self.waiters.get(ticket)
         if waiter is None:
             following.append(on.Dropped(ticket))
@@ -295,13 +295,13 @@ class Machine:
         request = waiter.request
         entry = self.disk.seen.commands.get(request.command)
         if entry is not None:
-            found = again(self.disk.seen, entry, request.token, ticket)
+            found = again(self.disk.seen, entry, request, ticket)
             if not isinstance(found, on.Decided):
                 self._reply(ticket, found)
             following.append(found if isinstance(found, on.Decided) else on.Dropped(ticket))
             return
         try:
-            prepared = self._prepare(waiter, clock)
+            prepared = self._prepare(waiter, clock, self._others(group))
         except ClockNeededError:
             following.append(on.ClockWanted(ticket))
             return
@@ -317,13 +317,24 @@ class Machine:
         else:
             following.append(event)
 
-    def _prepare(self, waiter: Waiter, clock: int) -> Prepared:
+    def _others(self, group: tuple[int, ...]) -> list[Request]:
+        others: list[Request] = []
+        for number in group:
+            waiter = self.waiters.get(number)
+            if waiter is None or waiter.prepare is not None or waiter.request.statements[0].sql == "alter":
+                break
+            if waiter.request.command in self.disk.seen.commands:
+                break
+            others.append(waiter.request)
+        return others
+
+    def _prepare(self, waiter: Waiter, clock: int, others: list[Request]) -> Prepared:
         node, request, image = self.node, waiter.request, self.disk.seen
         assert node is not None
         if waiter.prepare is not None:
             return waiter.prepare()
         if request.change is None:
-            return execute(image.rows, request, image.applied, self.name, image.schema, clock)
+            return execute(image.rows, request, image.applied, self.name, image.schema, clock, others)
         known = facts(node, self.known.stores, self.now())
         changes = encode_membership(change_members(node.state.membership, request.change, known))
         return Prepared(dict(image.applied), image.schema, False, MEMBERS, Footprint(), changes, NOTHING)

@@ -64,6 +64,7 @@ class Options:
         only: the happenings that there are: ``c1-5`` (a command), ``f3`` (a fault), ``s7`` (a needless recovery);
             empty for all.
         forwarding: whether nodes send commands to where what they met is led.
+        turn_rounds: how long nodes that want the same keys wait for each other's turn; 0: not at all.
         alter: the chance that a command changes the schema.
         schema_delay_ms: how long after its decision that comes into force.
     """
@@ -102,6 +103,7 @@ class Options:
     talks: float = 0.0
     readers: int = 1
     forwarding: bool = True
+    turn_rounds: int = 4
     alter: float = 0.0
     schema_delay_ms: int = 50
     only: tuple[str, ...] = ()
@@ -117,6 +119,7 @@ class Options:
             conflict_window_ms=self.conflict_window_ms,
             fetch_bytes=self.fetch_bytes,
             forwarding=self.forwarding,
+            turn_rounds=self.turn_rounds,
             schema_delay_ms=self.schema_delay_ms,
         )
 
@@ -182,6 +185,7 @@ def draw_wide_options(seed: int) -> Options:
         forwarding=luck.random() < 0.7,
         alter=luck.choice((0.0, 0.0, 0.03, 0.2)),
         schema_delay_ms=luck.choice((0, 2, 50, 50)),
+        turn_rounds=luck.choice((0, 4, 4, 50)),
     )
 
 
@@ -224,4 +228,5 @@ def draw_hard_options(seed: int) -> Options:
         forwarding=luck.random() < 0.7,
         alter=luck.choice((0.0, 0.0, 0.03, 0.2)),
         schema_delay_ms=luck.choice((0, 2, 20)),
+        turn_rounds=luck.choice((0, 4, 4)),
     )

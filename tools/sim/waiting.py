@@ -23,16 +23,17 @@ class Waiter:
     prepare: Callable[[], Prepared] | None = None
 
 
-def answer_of(entry: Entry, token: Token) -> Answer:
+def answer_of(entry: Entry, request: Request) -> Answer:
     """Return what a client is told of a command that is in the journal."""
+    token = request.token
     vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
     clock = max(entry.txid.clock, entry.transaction.activates, token.clock)
-    return Answer(entry.transaction.result, Token(vector, clock), entry.place)
+    return Answer(entry.transaction.result_of(request.command), Token(vector, clock), entry.place)
 
 
-def again(image: Image, entry: Entry, token: Token, ticket: int) -> Answer | BedrockishError | Decided:
+def again(image: Image, entry: Entry, request: Request, ticket: int) -> Answer | BedrockishError | Decided:
     """Return what to answer a ticket whose command has happened before, or that its schema change is not in force."""
-    answer = answer_of(entry, token)
+    answer = answer_of(entry, request)
     if image.scheduled is not None and image.scheduled.txid == entry.txid:
         return Decided(ticket, entry.txid, answer)
     cut = image.cuts.get(entry.txid)

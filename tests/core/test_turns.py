@@ -1,0 +1,186 @@
+"""A key that everybody wants: commands that wait for it share transactions, and leaders take turns."""
+
+from collections import deque
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+from bedrockish.core.messages import Approve, Begin, Commit, Reject
+from bedrockish.core.queues import GROUP_MAX
+from bedrockish.requests import SNAPSHOT, Request, Statement
+from journal.transaction import Transaction, decode_transaction
+from tests.core.net import PLAIN, Net, add
+
+
+def value(net: Net, name: str, key: str) -> object:
+    return net.places[name].disk.durable.rows[key][1]
+
+
+def journal(net: Net, name: str = "A") -> list[Transaction]:
+    return [entry.transaction for entry, repeat in net.places[name].disk.durable.order if not repeat]
+
+
+def queue_at_a(net: Net, *requests: Request) -> None:
+    """One command is in flight at A, and these wait behind it."""
+    net.ask("A", add("first", "x"))
+    for request in requests:
+        net.ask("A", request)
+
+
+def test_commands_that_wait_for_one_key_share_a_transaction() -> None:
+    """Each is answered with the place of what they became together, and happens once, in the order of their coming."""
+    net = Net("ABC")
+    queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))
+    net.run(1.0)
+    assert [one.commands for one in journal(net)] == [("first",), ("c0", "c1", "c2", "c3", "c4")]
+    assert net.told("A") == {"first": "A1", **{f"c{number}": "A2" for number in range(5)}}
+    assert {value(net, name, "x") for name in "ABC"} == {6}
+
+
+def test_a_command_that_fails_stands_alone() -> None:
+    """Those before it are committed together, it is told its own error, and those after it go on."""
+    net = Net("ABC")
+    net.ask("A", Request("rich", (Statement("add", ["x", 3]),)))
+    net.run(1.0)
+    moves = [Request(f"move {amount}", (Statement("move", ["x", "y", amount]),)) for amount in (2, 3)]
+    queue_at_a(net, *moves, add("one", "x"), add("two", "x"))
+    net.run(1.0)
+    assert net.told("A")["move 3"] == "did not happen"
+    assert [one.commands for one in journal(net)] == [("rich",), ("first",), ("move 2",), ("one", "two")]
+    assert (value(net, "B", "x"), value(net, "B", "y")) == (4, 2)
+
+
+def test_one_command_sent_twice_happens_once() -> None:
+    """Both wait; one is led, and the other is answered from the journal."""
+    net = Net("ABC")
+    queue_at_a(net, add("twice", "x"), add("twice", "x"), add("other", "x"))
+    net.run(1.0)
+    assert value(net, "C", "x") == 3
+    assert [one.commands for one in journal(net)] == [("first",), ("twice", "other")]
+
+
+def test_what_is_judged_otherwise_is_not_led_together() -> None:
+    """Isolation belongs to a transaction."""
+    net = Net("ABC")
+    queue_at_a(net, add("one", "x"), replace(add("two", "x"), isolation=SNAPSHOT), add("three", "x"))
+    net.run(1.0)
+    assert {one.commands for one in journal(net)} >= {("first",), ("one", "three"), ("two",)}
+    assert value(net, "A", "x") == 4
+
+
+def test_a_transaction_has_only_so_many_commands() -> None:
+    """The others are next."""
+    net = Net("ABC")
+    queue_at_a(net, *(add(f"c{number}", "x") for number in range(GROUP_MAX + 20)))
+    net.run(2.0)
+    assert [len(one.commands) for one in journal(net)] == [1, GROUP_MAX, 20]
+
+
+def test_the_end_of_one_command_s_time_is_not_that_of_those_that_share_its_transaction() -> None:
+    """Nobody answers A. The hasty one is told that it did not happen; the others are led when the voters are back."""
+    net = Net("ABC")
+    net.ask("A", add("first", "x"))
+    net.ask("A", add("patient", "x", timeout_s=30.0))
+    net.ask("A", add("hasty", "x", timeout_s=0.5))
+    net.kept = {Begin}
+    net.run(0.1)
+    net.kept = set()
+    net.deliver()
+    net.kept = {Approve, Commit}
+    net.run(3.0)
+    net.kept = set()
+    net.run(3.0)
+    assert net.told("A")["patient"].startswith("A")
+    assert value(net, "B", "x") == sum(not told.startswith("did") for told in net.told("A").values())
+
+
+def test_who_was_rejected_together_stays_together() -> None:
+    """A and B begin at the same time, each with two more behind. One group gives way, and is led as a group."""
+    net = Net("ABC")
+    net.ask("C", add("first", "x"))
+    net.deliver()
+    for name in "AB":
+        for number in range(3):
+            net.ask(name, add(f"{name.lower()}{number}", "x"))
+    net.run(2.0)
+    assert value(net, "C", "x") == 7
+    assert max(len(one.commands) for one in journal(net)) >= 2
+    told = {**net.told("A"), **net.told("B")}
+    assert all(place[0] in "AB" for place in told.values())
+
+
+def contend(net: Net, rounds: int) -> list[str]:
+    """Each of three nodes has three clients that ask again as soon as they are answered; return who led what, in order.
+
+    Messages take a millisecond, as they do between machines: else everything happens at the same instant.
+    """
+    count = 0
+    for name, place in net.places.items():
+        place.core.state.draw = Random(name).random
+    flights: deque[tuple[float, tuple[str, str, object]]] = deque()
+    for _ in range(rounds):
+        for name in "ABC":
+            waiting = len(net.places[name].tickets)
+            for _ in range(3 - waiting):
+                count += 1
+                net.ask(name, add(f"{name}-{count}", "x"))
+        net.seconds += 0.001
+        flights += [(net.seconds, flight) for flight in net.flights]
+        net.flights.clear()
+        while flights and flights[0][0] <= net.seconds - 0.001:
+            _, (sender, receiver, message) = flights.popleft()
+            net.play(receiver, "receive", sender, message)
+        for name, place in net.places.items():
+            if (place.core.deadline() or net.seconds + 1) <= net.seconds:
+                net.play(name, "wake")
+    net.flights = deque(flight for _, flight in flights)  # type: ignore[misc]  # what was not delivered yet
+    return [one.txid.leader for one in journal(net)]
+
+
+def test_leaders_that_want_one_key_take_turns() -> None:
+    """After a while each leader follows the one before it in the alphabet, and hardly anybody is rejected."""
+    net = Net("ABC")
+    order = contend(net, 600)
+    rejected = sum(isinstance(message, Reject) for _, _, message in net.said)
+    late = order[len(order) // 2 :]
+    in_turn = sum("ABC"["ABC".index(one) - 2] == other for one, other in pairwise(late))
+    assert len(late) > 20
+    assert in_turn > 0.8 * (len(late) - 1)
+    assert rejected < len(order) // 2
+
+
+def test_without_turns_more_is_rejected_and_less_gets_through() -> None:
+    """The same load, and the setting off: that is what turns are for."""
+    done, rejected = [], []
+    for turn_rounds in (0, PLAIN.turn_rounds):
+        net = Net("ABC", settings=replace(PLAIN, turn_rounds=turn_rounds))
+        contend(net, 600)
+        done.append(sum(len(one.commands) for one in journal(net)))
+        rejected.append(sum(isinstance(message, Reject) for _, _, message in net.said))
+    assert done[0] < done[1]
+    assert rejected[0] > 2 * rejected[1]
+
+
+def test_who_does_not_come_is_not_waited_for_again() -> None:
+    """A's clients fall silent. B and C lose one turn to it, and then go on without."""
+    net = Net("ABC")
+    contend(net, 200)
+    net.run(5.0)
+    net.ask("B", add("b", "x"))
+    net.run(0.5)
+    began = net.seconds
+    for number in range(5):
+        net.ask("B", add(f"b{number}", "x"))
+        while f"b{number}" not in net.told("B"):
+            net.run(0.001)
+    assert net.seconds - began < 0.5
+
+
+def test_a_begin_carries_its_commands() -> None:
+    """What voters hold, and would finish for a dead leader, names every command and its answer."""
+    net = Net("ABC")
+    queue_at_a(net, add("one", "x"), add("two", "x"))
+    net.run(1.0)
+    begun = [decode_transaction(message.body) for _, _, message in net.said if isinstance(message, Begin)]
+    assert begun[-1].commands == ("one", "two")
+    assert begun[-1].result_of("two") != begun[-1].result_of("one")

@@ -63,7 +63,7 @@ def execute(
     try:
         return executor.execute(request, base, version, budget_s)
     except MixesError:
-        executor._capture.deafen()
+        executor.capture.deafen()
     executor._db.execute("ROLLBACK TO request")
     mixed, room = Mixed(executor), executor._limits.result_bytes
     results: list[Result] = []

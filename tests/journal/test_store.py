@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
+import cbor2
 import pytest
 
 from journal import store
@@ -21,7 +23,8 @@ from journal.errors import (
     NotDatabaseError,
 )
 from journal.footprint import Footprint
-from journal.transaction import Transaction, Txid
+from journal.pruning import remove
+from journal.transaction import Transaction, Txid, decode_transaction
 
 
 def make(leader: str, tick: int, clock: int, prev: bytes = GENESIS, origin: str = "", body: bytes = b"") -> Entry:
@@ -70,6 +73,31 @@ def test_what_is_appended_is_found(db: apsw.Connection) -> None:
     assert stored is not None
     assert stored.entry() == b2
     assert (stored.repeat, stored.applied_ms, stored.origin) == (1, 7, "A")
+
+
+def test_each_of_several_commands_is_found(db: apsw.Connection) -> None:
+    """Not a second time under another label of the transaction; and not when the transaction was removed."""
+    a1 = make("A", 1, 10)
+    shared = replace(a1.transaction, joined=(("second", b"two"), ("third", b"three")), body=b"")
+    assert decode_transaction(shared.body) == shared
+    a1 = replace(a1, transaction=shared, hash=b"")
+    b1 = replace(make("B", 1, 10, origin="A"), transaction=shared, hash=b"")
+    fill(db, [a1, b1], repeats=(1,))
+    assert [store.find_command(db, command) for command in shared.commands] == [a1, a1, a1]
+    found = store.find_command(db, "third")
+    assert found is not None
+    assert [found.transaction.result_of(command) for command in shared.commands] == [b"", b"two", b"three"]
+    assert remove(db, {"A": 1}) == 1
+    assert store.find_command(db, "third") is None
+
+
+@pytest.mark.parametrize("joined", [1, [1], [["a"]], [["a", "b"]], [[b"a", b"b"]], [["a", b"b", 1]]])
+def test_what_are_no_joined_commands_is_refused(joined: object) -> None:
+    whole = replace(make("A", 1, 10).transaction, joined=(("second", b"two"),), body=b"")
+    fields = cbor2.loads(whole.body)
+    fields[15] = joined
+    with pytest.raises(EntryMalformedError):
+        decode_transaction(cbor2.dumps(fields))
 
 
 def test_reading_stops_at_the_limit_and_at_a_gap(db: apsw.Connection) -> None:

@@ -1,0 +1,48 @@
+"""A row that everybody counts in, at three real nodes: each count once, each answer its own, also when asked again."""
+
+import uuid
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from tests.cluster.story import ready
+from tools.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+COUNT = "UPDATE counter SET n = n + 1 WHERE id = 1 RETURNING n"
+CLIENTS, EACH = 8, 10  # of every node; of every client
+
+
+async def test_everybody_counts_in_one_row(cluster: LocalCluster) -> None:
+    """Commands that wait share transactions; nobody sees that but in the journal, where there are fewer entries."""
+    await ready(cluster)
+    told: dict[str, int] = {}
+    async with open_client(cluster.url()) as first:
+        await first.execute("CREATE TABLE counter(id INTEGER PRIMARY KEY, n INTEGER)")
+        await first.execute("INSERT INTO counter VALUES (1, 0)")
+
+        async def count(node: int) -> None:
+            async with open_client(cluster.url(node, only=True)) as client:
+                for _ in range(EACH):
+                    command = str(uuid.uuid4())
+                    told[command] = (await client.execute(COUNT, command=command)).value()
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3 * CLIENTS):
+                nursery.start_soon(count, number % 3)
+        assert sorted(told.values()) == list(range(1, 3 * CLIENTS * EACH + 1))
+        joined = (await first.execute("SELECT count(*) FROM bedrockish_joined", read="strict")).value()
+        led = "SELECT count(*) FROM bedrockish_journal WHERE repeat = 0 AND kind = 'rows'"
+        assert joined > 0
+        assert (await first.execute(led, read="strict")).value() + joined == len(told) + 1
+
+    # Killed and started again, the nodes still know each command, and what it was answered.
+    for node in range(3):
+        cluster.nodes[node].kill()
+        cluster.nodes[node].start()
+    await ready(cluster)
+    async with open_client(cluster.url(1)) as client:
+        for command, n in told.items():
+            assert (await client.execute(COUNT, command=command, resend=True)).value() == n
+        assert (await client.execute("SELECT n FROM counter", read="strict")).value() == len(told)

@@ -290,6 +290,10 @@ class Leading(Answering):
             self._pause(ticket, ticketing.retry_pause_ms(ticket, self.state.settings, self.state.draw()))
             self.queues.stay(ticket, tickets[1:], attempt.transaction.txid)
 
+    def _is_shared(self, attempt: Attempt) -> bool:
+        """Whether somebody still waits for its approvals."""
+        return any(ticket.stage is Stage.IN_FLIGHT for ticket in self._tickets_of(attempt))
+
     def _tickets_of(self, attempt: Attempt) -> list[Ticket]:
         found = [self.tickets.get(number) for number in attempt.tickets]
         return [ticket for ticket in found if ticket is not None]
@@ -385,8 +389,8 @@ class Leading(Answering):
         if in_flight:
             for txid in sorted(ticket.open):
                 attempt = self.attempts.get(txid)
-                if attempt is not None and attempt.counting:
-                    self._give_up(attempt)  # those that share it go on without this one
+                if attempt is not None and attempt.counting and not self._is_shared(attempt):
+                    self._give_up(attempt)
         if number in self.tickets:
             if ticket.open or away:
                 self.state.timer(ticketing.ENDING_MS, "ticket_deadline", number)

@@ -249,9 +249,11 @@ class Leading(Answering):
         attempt.rejects[peer] = message
         if message.other is not None:
             self.turns.met(message.other.leader)
-        if message.reason == Reason.AHEAD:
-            for ticket in self._tickets_of(attempt):
+        for ticket in self._tickets_of(attempt):
+            if message.reason == Reason.AHEAD:
                 ticket.refusal = ticketing.clock_refused(self.state.me, peer)
+            if message.reason == Reason.TOO_LATE:
+                ticket.late = peer
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
         if message.other is not None:
             self.ordering.ask_about(message.other, peer)

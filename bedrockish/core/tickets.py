@@ -60,6 +60,7 @@ class Ticket:
         begun: the last clock with which it has begun a transaction.
         unfit: how often its clock was too old when it was done.
         refusal: what to say if it did not happen, because somebody takes our clock for wrong.
+        late: the voter that last had closed its time when it arrived.
         open: its transactions of which the end is not known yet.
         behind: tickets that wait until this one, which goes first, is in flight or done.
         last: the last reject that named another transaction.
@@ -88,6 +89,7 @@ class Ticket:
     begun: int = 0
     unfit: int = 0
     refusal: str = ""
+    late: str = ""
     once: bool = False
     is_long: bool = False
     error: BedrockishError | None = None
@@ -203,6 +205,14 @@ def clock_refused(me: str, peer: str) -> str:
     )
 
 
+def came_too_late(peer: str) -> str:
+    """Return what to add for a transaction that a voter turned down for its way there."""
+    return (
+        f": it reached {peer} later than closing_lag_ms allows; see why the disk here or the network is slow, or raise "
+        "closing_lag_ms at every node"
+    )
+
+
 def retry_pause_ms(ticket: Ticket, settings: Settings, draw: float) -> float:
     """Return how long a ticket pauses after a rejection: longer each time, with jitter."""
     ceiling: float = min(settings.retry_ms_max, settings.retry_ms_min * 2 ** min(ticket.rejections, 10))
@@ -255,7 +265,7 @@ def did_not_happen(ticket: Ticket, state: State) -> BedrockishError:
     if reject is None or reject.other is None:
         return DeadlineError(
             f"no quorum of {state.quorum} approvals in {request.timeout_s:g} s; command {request.command} did not "
-            "happen"
+            f"happen{came_too_late(ticket.late) if ticket.late else ''}"
         )
     name = readable(object_of(reject.key))
     return ConflictError(

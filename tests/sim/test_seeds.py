@@ -101,6 +101,16 @@ def test_a_place_may_be_lost_with_its_file_and_its_transaction_may_not() -> None
         histories._acknowledged()
 
 
+def test_worlds_in_which_most_come_too_late_come_to_rest() -> None:
+    """With a closing lag of half of a BEGIN's way, once the machines are quick enough for it."""
+    assert Options(0).pace_at_rest == 1.0
+    for seed in range(1, 13):
+        options = draw_hard_options(seed).with_(voters=7, dead=0, delay_ms=20.0, sync_ms=20.0, closing_lag_ms=20)
+        broken, world = run_seed(options.with_(heartbeat_ms=20, load_s=0.5, timeout_s=0.3))
+        assert broken is None, f"seed {seed}: {broken}"
+        assert world.network.pace == 0.25
+
+
 @pytest.mark.parametrize("seed", [2, 11, 17])
 def test_a_seed_is_one_story(seed: int) -> None:
     """The same seed makes the same events, to the byte."""

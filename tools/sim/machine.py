@@ -378,7 +378,7 @@ class Machine:
         disk.make_durable(free)
         if disk.must_sync:
             self.syncing, boot, count = True, self.boot, len(disk.closed)
-            mean = self.world.options.sync_ms / 1000
+            mean = self.world.options.sync_ms / 1000 * self.world.network.pace
             factor = 100.0 if self.slow_until > self.world.now else 1.0
             took = (0.3 * mean + self.luck.expovariate(1 / (0.7 * mean))) * factor
             self.world.after(took, lambda: self._synced(boot, count))

@@ -67,6 +67,7 @@ class Network:
         self.blocked: set[tuple[str, str]] = set()
         self.slow: dict[tuple[str, str], float] = {}  # factor
         self.faulty = True
+        self.pace = 1.0  # factor on all delays, and on syncs
         self._decoded: dict[bytes, Message] = {}
 
     def add(self, machine: "Machine") -> None:
@@ -75,7 +76,7 @@ class Network:
 
     def delay(self, source: str, target: str) -> float:
         """Draw the delay of a message."""
-        mean = self.options.delay_ms / 1000
+        mean = self.options.delay_ms / 1000 * self.pace
         drawn = 0.2 * mean + self.luck.expovariate(1.0) * 0.8 * mean
         if self.luck.random() < 0.01:
             drawn *= 10

@@ -202,6 +202,7 @@ class World:
                 machine.turning = False
                 machine._turn_soon(0.0)
         self.network.faulty = False
+        self.network.pace = self.options.pace_at_rest
         self._mend_links()
         self.closing = True
         return dead

@@ -1,0 +1,46 @@
+"""A leader whose BEGINs take longer to arrive than the others keep time open for."""
+
+from bedrockish.core.messages import Begin, Message
+from bedrockish.errors import DeadlineError
+from tests.core.test_once import Trio, prepared
+
+WAY_S = 0.7  # the closing lag is half a second
+
+
+class SlowWay(Trio):
+    """What A begins takes its time to everybody."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[float, str, str, Message]] = []
+        self.way_s = 0.0
+        super().__init__()
+
+    def deliver(self) -> None:
+        arrived = [held for held in self.held if held[0] <= self.seconds]
+        self.held = [held for held in self.held if held[0] > self.seconds]
+        self.under_way.extend((sender, receiver, message) for _, sender, receiver, message in arrived)
+        for _ in range(len(self.under_way)):
+            sender, receiver, message = said = self.under_way.popleft()
+            if (
+                sender == "A"
+                and isinstance(message, Begin)
+                and self.way_s
+                and not any(said == one[1:] for one in arrived)
+            ):
+                self.held.append((self.seconds + self.way_s, *said))
+            else:
+                self.under_way.append(said)
+        super().deliver()
+
+
+def test_a_transaction_that_always_arrives_too_late_says_so() -> None:
+    """Its client learns which setting is in the way; it did not happen."""
+    trio = SlowWay()
+    trio.way_s = WAY_S
+    ticket = trio.submit("A", prepared({}, writes="x"), once=False)
+    trio.run(12.0)
+    answer = trio.answers[ticket]
+    assert isinstance(answer, DeadlineError)
+    assert trio.executions[ticket] > 2
+    assert "did not happen: it reached" in answer.message
+    assert "closing_lag_ms" in answer.message

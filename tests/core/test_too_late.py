@@ -16,20 +16,12 @@ class SlowWay(Trio):
         super().__init__()
 
     def deliver(self) -> None:
-        arrived = [held for held in self.held if held[0] <= self.seconds]
+        begun = [said for said in self.under_way if said[0] == "A" and isinstance(said[2], Begin) and self.way_s]
+        for said in begun:
+            self.under_way.remove(said)
+            self.held.append((self.seconds + self.way_s, *said))
+        self.under_way.extend(held[1:] for held in self.held if held[0] <= self.seconds)
         self.held = [held for held in self.held if held[0] > self.seconds]
-        self.under_way.extend((sender, receiver, message) for _, sender, receiver, message in arrived)
-        for _ in range(len(self.under_way)):
-            sender, receiver, message = said = self.under_way.popleft()
-            if (
-                sender == "A"
-                and isinstance(message, Begin)
-                and self.way_s
-                and not any(said == one[1:] for one in arrived)
-            ):
-                self.held.append((self.seconds + self.way_s, *said))
-            else:
-                self.under_way.append(said)
         super().deliver()
 
 

@@ -36,3 +36,4 @@ def test_what_was_asked_long_ago_or_in_a_dialog_is_left_out() -> None:
     """Their clocks may be old ones."""
     calls = [asked("a", 0, 1, 10), asked("b", 2, 3, 9, again=True), asked("c", 2, 3, 8)]
     assert late_stamp(calls, nowhere, {"c"}) == (1, "")
+    assert late_stamp([asked("a", 0, 1, 10), asked("b", 2, 3, 9)], nowhere, {"a"}) == (1, "")

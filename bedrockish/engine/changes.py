@@ -47,9 +47,22 @@ _OPS = {
     apsw.SQLITE_INDEX_CONSTRAINT_LE: "<=",
 }
 # Whether the bytes of a transaction have the table's name in them is tested without decoding it.
-_TESTS = {_CLOCK: "clock {} ?", _COMMAND: "command {} ?", _TABLE: "kind = 'rows' AND instr(body, CAST(? AS BLOB)) > 0"}
+_TESTS = {
+    _CLOCK: "{clock} {op} ?{number}",
+    _COMMAND: "j.command {op} ?{number}",
+    _TABLE: "j.kind = 'rows' AND instr(j.body, CAST(?{number} AS BLOB)) > 0",
+}
 _COSTS = {_CLOCK: 0.3, _COMMAND: 1e-6, _TABLE: 0.2}
-_QUERY = "SELECT clock, origin, leader, tick, body FROM bedrockish_journal WHERE repeat = 0{} ORDER BY clock, origin"
+# A change of the schema stands where it came into force, as in the feed.
+_QUERY = """
+SELECT j.clock, j.origin, j.leader, j.tick, j.body, '' FROM bedrockish_journal AS j
+WHERE j.repeat = 0 AND (j.kind <> 'schema' OR NOT EXISTS (
+  SELECT 1 FROM bedrockish_schema AS s WHERE s.clock = j.clock AND s.leader = j.origin)){}
+UNION ALL SELECT s.activates, s.leader, j.leader, j.tick, j.body, s.failure
+FROM bedrockish_schema AS s JOIN bedrockish_journal AS j ON j.clock = s.clock AND j.origin = s.leader
+WHERE j.repeat = 0 AND s.state <> 'scheduled'{}
+ORDER BY 1, 2
+"""
 
 
 def give_functions(db: apsw.Connection, holder: Holder) -> None:
@@ -85,7 +98,7 @@ class _Table:
                 continue
             if column != _CLOCK and (op != apsw.SQLITE_INDEX_CONSTRAINT_EQ or not _is_binary(index, place)):
                 continue
-            tests.append(_TESTS[column].format(_OPS[op]))
+            tests.append(_TESTS[column].format(clock="{clock}", op=_OPS[op], number=len(tests) + 1))
             index.set_aConstraintUsage_argvIndex(place, len(tests))
             if column == _TABLE:
                 tables.append(len(tests) - 1)
@@ -128,7 +141,8 @@ class _Cursor:
         only = None
         for place in tables:
             only = values[place] if only is None or only == values[place] else ()
-        query = _QUERY.format("".join(f" AND {test}" for test in tests))
+        text = "".join(f" AND {test}" for test in tests)
+        query = _QUERY.format(text.format(clock="j.clock"), text.format(clock="s.activates"))
         self._entries = self._db.execute(query, tuple(values))
         self._rows, self._number = self._changes(self._entries, only), 0
         self.Next()
@@ -136,8 +150,8 @@ class _Cursor:
     def _changes(self, entries: apsw.Cursor, only: object) -> Iterator[tuple[Value, ...]]:
         row: Any
         for row in entries:
-            clock, origin, leader, tick, body = row
-            transaction = committed(Cursor(clock, origin), (leader, tick), decode_transaction(body))
+            clock, origin, leader, tick, body, failure = row
+            transaction = committed(Cursor(clock, origin), (leader, tick), decode_transaction(body), failure)
             head = (clock, origin)
             middle = (transaction.command, clock_time(clock), leader, tick, transaction.kind)
             for seq, change in enumerate(_parts(transaction)):
@@ -183,7 +197,9 @@ class _Cursor:
 
 
 def _parts(transaction: Committed) -> Sequence[Change | str | None]:
-    """Return the changes of a transaction, or its statements, or one None for a change of the members."""
+    """Return the changes of a transaction, or its statements, or one None for a change of the members, or of the schema
+    if the data forbade it.
+    """
     return transaction.changes or transaction.statements or (() if transaction.kind == "rows" else (None,))
 
 

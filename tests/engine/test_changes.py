@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from bedrockish.engine import changes
 from journal import feed
 from tests.engine.nodes import TestNode
+from tests.engine.test_versions import decide
 
 
 @pytest.fixture
@@ -131,3 +133,28 @@ def test_it_is_in_nobodys_schema_and_cannot_be_written(shop: TestNode) -> None:
         shop.run("CREATE TABLE bedrockish_changes(a)")
     shop.run("CREATE VIEW events AS SELECT table_name, row_key, op FROM bedrockish_changes ORDER BY clock")
     assert len(shop.rows("SELECT * FROM events WHERE table_name = 'item'")) == 5
+
+
+def test_a_change_of_the_schema_stands_where_it_came_into_force(shop: TestNode) -> None:
+    """After what was committed between its decision and that moment; one that the data forbade says nothing."""
+    entry = decide(shop, "CREATE TABLE made(x)", "INSERT INTO made SELECT count(*) FROM item", after=1)
+    shop.run("INSERT INTO note VALUES ('between')")
+    query = "SELECT kind, op, table_name, statement FROM bedrockish_changes WHERE clock > ? ORDER BY clock, leader, seq"
+    assert shop.rows(query, [entry.txid.clock - 1]) == [("rows", "INSERT", "note", None)]
+    shop.engine.versions.activate(entry.txid)
+    failing = decide(shop, "CREATE UNIQUE INDEX one ON item(1)", after=1)
+    shop.run("INSERT INTO item VALUES (20, 'x', 1), (21, 'y', 2)")
+    assert shop.engine.versions.activate(failing.txid)
+    assert shop.rows(query, [entry.txid.clock - 1]) == [
+        ("rows", "INSERT", "note", None),
+        ("schema", None, None, "CREATE TABLE made(x)"),
+        ("schema", None, None, "INSERT INTO made SELECT count(*) FROM item"),
+        ("rows", "INSERT", "item", None),
+        ("rows", "INSERT", "item", None),
+        ("schema", None, None, None),
+    ]
+    assert shop.rows("SELECT clock FROM bedrockish_changes WHERE statement LIKE '%made(x)'") == [
+        (entry.txid.clock + 1,)
+    ]
+    plan = [row[3] for row in shop.rows(f"EXPLAIN QUERY PLAN {changes._QUERY.format('', '')}")]
+    assert sum("TEMP B-TREE" in line for line in plan) == 1  # of the few changes of the schema, not of the journal

@@ -109,6 +109,7 @@ def in_doubt(core: Node, now: Now) -> list[dict[str, Any]]:
                 "leader": txid.leader,
                 "age_ms": round(1000 * (now.seconds - state.pending.since[txid])),
                 "command": transaction.command,
+                "joined": list(transaction.commands[1:]),
                 "recovered_by": state.me if round_ is not None else None,
                 "promised": state.votes[txid].promised,
             }

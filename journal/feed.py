@@ -112,6 +112,8 @@ class Committed:
         leader: who led it.
         place: its timeline and tick in the journal.
         command: the client's id of the command.
+        joined: the ids of further commands that were executed after it in the same transaction; which of them made
+            which change, the journal does not say.
         kind: ``rows``, ``schema`` or ``members``.
         changes: the rows that it changed, in the order in which it did, with the whole row before and after.
         statements: of a change of the schema; none if the data forbade them.
@@ -123,6 +125,7 @@ class Committed:
     leader: str
     place: tuple[str, int]
     command: str
+    joined: tuple[str, ...]
     kind: str
     changes: tuple[Change, ...]
     statements: tuple[str, ...]
@@ -206,6 +209,7 @@ def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction, 
         cursor.leader,
         place,
         transaction.command,
+        transaction.commands[1:],
         kind,
         tuple(decode_changes(transaction.changes)) if kind == ROWS else (),
         tuple(decode_statements(transaction.changes)) if kind == SCHEMA and not failure else (),

@@ -17,6 +17,7 @@ def as_data(transaction: Committed) -> dict[str, Any]:
         "leader": transaction.leader,
         "place": list(transaction.place),
         "command": transaction.command,
+        "joined": list(transaction.joined),
         "kind": transaction.kind,
         "after": transaction.after,
         "statements": list(transaction.statements),

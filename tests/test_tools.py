@@ -137,7 +137,11 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
 def books() -> Iterator[tuple[sqlite3.Connection, Tally]]:
     """A file as a node would leave it after twenty transfers, and what the clients were told."""
     db, tally, luck = sqlite3.connect(":memory:"), Tally(), random.Random(5)
-    for sql in (*SCHEMA, "CREATE TABLE bedrockish_journal(command TEXT, repeat INTEGER)"):
+    tables = (
+        "CREATE TABLE bedrockish_journal(command TEXT, repeat INTEGER)",
+        "CREATE TABLE bedrockish_joined(command)",
+    )
+    for sql in (*SCHEMA, *tables):
         db.execute(sql)
     db.executemany(OPEN, ((i, "Alice", OPENING_BALANCE) for i in range(1, ACCOUNTS + 1)))
     for number in range(20):
@@ -152,7 +156,10 @@ def perform(db: sqlite3.Connection, transfer: Transfer) -> None:
     db.execute(TAKE, (transfer.amount, transfer.payer))
     db.execute(GIVE, (transfer.amount, transfer.payee))
     db.execute(NOTE, (transfer.id, transfer.payer, transfer.payee, transfer.amount))
-    db.execute("INSERT INTO bedrockish_journal VALUES (?, 0)", (transfer.id,))
+    alone = transfer.payer % 2  # or it shares the transaction of another one
+    db.execute(
+        f"INSERT INTO {'bedrockish_journal VALUES (?, 0)' if alone else 'bedrockish_joined VALUES (?)'}", (transfer.id,)
+    )
 
 
 def broken(checks: list[Check]) -> set[str]:
@@ -178,7 +185,9 @@ def test_the_judge_finds_nothing_wrong_with_true_books(books: tuple[sqlite3.Conn
         ("INSERT INTO demo_transfer VALUES ('t99', 1, 2, 3)", "no refused or unasked transfer is there"),
         ("UPDATE demo_transfer SET amount = amount + 1 WHERE id = 't3'", "no refused or unasked transfer is there"),
         ("INSERT INTO bedrockish_journal VALUES ('t3', 0)", "the journal has each promise once"),
-        ("DELETE FROM bedrockish_journal WHERE command = 't3'", "the journal has each promise once"),
+        ("INSERT INTO bedrockish_joined VALUES ('t3')", "the journal has each promise once"),
+        ("DELETE FROM bedrockish_journal", "the journal has each promise once"),
+        ("DELETE FROM bedrockish_joined", "the journal has each promise once"),
     ],
 )
 def test_the_judge_sees_a_lie(books: tuple[sqlite3.Connection, Tally], lie: str, found: str) -> None:

@@ -115,7 +115,8 @@ def check_file(name: str, db: sqlite3.Connection, tally: Tally) -> list[Check]:
     wrong = [t.id for t in ledger if t not in (tally.promised.get(t.id), tally.unknown.get(t.id))]
     lost = [id_ for id_ in tally.promised if times[id_] == 0]
     twice = [id_ for id_, count in times.items() if count > 1]
-    journal = "SELECT count(*) FROM bedrockish_journal WHERE repeat = 0 AND command = ?"
+    journal = """SELECT (SELECT count(*) FROM bedrockish_journal WHERE repeat = 0 AND command = ?1)
+      + (SELECT count(*) FROM bedrockish_joined WHERE command = ?1)"""
     commits = [id_ for id_ in tally.promised if db.execute(journal, (id_,)).fetchone()[0] != 1]
     expected = dict.fromkeys(range(1, ACCOUNTS + 1), OPENING_BALANCE)
     for transfer in ledger:

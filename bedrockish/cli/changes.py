@@ -37,6 +37,8 @@ def as_text(transaction: Committed) -> str:
     """Return a transaction as lines."""
     leader, tick = transaction.place
     head = f"{leader}{tick} {transaction.at.isoformat(timespec='milliseconds')} cursor {transaction.cursor}"
+    if transaction.joined:
+        head += f" commands {', '.join((transaction.command, *transaction.joined))}"
     return "\n".join([head, *map(_line, transaction.changes), *(f"    {text}" for text in transaction.statements)])
 
 

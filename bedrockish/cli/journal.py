@@ -100,9 +100,11 @@ def describe(entry: Entry, nodes: list[str], keys: Keys) -> str:
     everybody = sorted({*nodes, *entry.quorum, *entry.after})
     after = {node: entry.after.get(node, 0) for node in everybody}
     adopted = f" adopted from {entry.adopted_from}" if entry.adopted_from is not None else ""
+    commands = entry.transaction.commands
+    shared = f" ({len(commands)} commands)" if len(commands) > 1 else ""
     return (
         f"{entry.leader}{entry.tick}: COMMIT {entry.txid}={format_vector(entry.quorum, everybody)}{adopted} "
-        f"after {format_vector(after, everybody)} {_subject(entry, keys)}"
+        f"after {format_vector(after, everybody)} {_subject(entry, keys)}{shared}"
     ).rstrip()
 
 
@@ -123,6 +125,8 @@ def _subject(entry: Entry, keys: Keys) -> str:
 
 def _change_lines(entry: Entry, keys: Keys) -> Iterator[str]:
     transaction = entry.transaction
+    if transaction.joined:
+        yield f"commands {', '.join(transaction.commands)}"
     if transaction.kind == SCHEMA:
         yield from decode_statements(transaction.changes)
     elif transaction.kind == ROWS:

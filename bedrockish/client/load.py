@@ -236,7 +236,8 @@ async def commands_done(client: Client, prefix: str) -> set[str]:
         BedrockishError: no node could be asked.
     """
     rows = await client.execute(
-        "SELECT command FROM bedrockish_journal WHERE repeat = 0 AND command >= ? AND command < ?",
+        "SELECT command FROM bedrockish_journal WHERE repeat = 0 AND command >= ?1 AND command < ?2 "
+        "UNION ALL SELECT command FROM bedrockish_joined WHERE command >= ?1 AND command < ?2",
         (prefix, prefix + "~"),
         read=STRICT,
     )

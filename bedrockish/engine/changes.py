@@ -34,6 +34,7 @@ COLUMNS = {
     "row_before": "TEXT",
     "row_after": "TEXT",
     "statement": "TEXT",
+    "joined": "TEXT",
 }
 SCHEMA = f"CREATE TABLE {NAME}({', '.join(f'{name} {kind}'.strip() for name, kind in COLUMNS.items())})"
 _NAMES = tuple(COLUMNS)
@@ -154,13 +155,14 @@ class _Cursor:
             transaction = committed(Cursor(clock, origin), (leader, tick), decode_transaction(body), failure)
             head = (clock, origin)
             middle = (transaction.command, clock_time(clock), leader, tick, transaction.kind)
+            joined = json.dumps(transaction.joined, ensure_ascii=False) if transaction.joined else None
             for seq, change in enumerate(_parts(transaction)):
                 if isinstance(change, str) or change is None:
                     if only is None:
-                        yield (*head, seq, *middle, None, None, None, None, None, change)
+                        yield (*head, seq, *middle, None, None, None, None, None, change, joined)
                 elif only is None or change.table == only:
                     images = (_json(change, change.before), _json(change, change.after))
-                    yield (*head, seq, *middle, change.op, change.table, self._key(change), *images, None)
+                    yield (*head, seq, *middle, change.op, change.table, self._key(change), *images, None, joined)
 
     def _key(self, change: Change) -> Value:
         """Return the value of the row's key, or the values as JSON if there are several; after the change."""

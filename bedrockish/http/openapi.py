@@ -114,6 +114,21 @@ SCHEMAS: dict[str, Schema] = {
         "required": ["address", "role", "up", "applied", "silent_ms"],
     },
     "Nodes": {"type": "object", "additionalProperties": _ref("Node")},
+    "InDoubt": {
+        "type": "object",
+        "properties": {
+            "txid": TEXT,
+            "leader": TEXT,
+            "age_ms": {"type": "integer"},
+            "command": {"type": "string", "description": "The id of the command."},
+            "joined": {
+                "type": "array",
+                "items": TEXT,
+                "description": "The ids of further commands that share the transaction.",
+            },
+        },
+        "required": ["txid", "leader", "age_ms", "command", "joined"],
+    },
     "Status": {
         "type": "object",
         "properties": {
@@ -123,7 +138,7 @@ SCHEMAS: dict[str, Schema] = {
             "applied": {"type": "object", "additionalProperties": COUNT},
             "safe_lag_ms": {"anyOf": [{"type": "null"}, COUNT]},
             "nodes": _ref("Nodes"),
-            "in_doubt": {"type": "array", "items": {"type": "object"}},
+            "in_doubt": {"type": "array", "items": _ref("InDoubt")},
             "counts": {"type": "object", "additionalProperties": COUNT},
         },
         "required": ["node", "cluster", "version", "applied", "safe_lag_ms", "nodes", "in_doubt", "counts"],
@@ -248,8 +263,8 @@ def _changes_path() -> Schema:
         ),
     )
     lines = {
-        "description": "A line of JSON for each transaction; the last line has cursor and safe, or error. With Accept: "
-        "text/event-stream, an event for each.",
+        "description": "A line of JSON for each transaction, with the id of its command and, as joined, of those that "
+        "share it; the last line has cursor and safe, or error. With Accept: text/event-stream, an event for each.",
         "content": {"application/x-ndjson": {"schema": TEXT}},
     }
     path["get"]["responses"] = {**_responses("", "410", "413", "503"), "200": lines}

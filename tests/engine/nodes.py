@@ -36,8 +36,8 @@ class TestNode:
     def prepare(self, *statements: Sql) -> Prepared:
         return self.engine.execute(request(*statements))
 
-    def entry(self, prepared: Prepared) -> Entry:
-        """The entry that this would be as the next of the node's timeline."""
+    def entry(self, prepared: Prepared, *, shared: bool = False) -> Entry:
+        """The entry that this would be as the next of the node's timeline; shared: with the commands that joined."""
         self.tick += 1
         transaction = Transaction(
             Txid(self.tick, self.node),
@@ -51,6 +51,7 @@ class TestNode:
             prepared.footprint,
             prepared.changes,
             prepared.result,
+            joined=prepared.joined if shared else (),
         )
         entry = Entry(self.node, self.tick, {self.node: self.tick}, transaction, None, self.head)
         self.head = entry.hash

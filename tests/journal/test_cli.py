@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,17 @@ def test_show_prints_what_was_asked_for(world: World) -> None:
     assert "    UPDATE account 42 balance: 10.0 -> 7.5, twice: 20.0 -> 15.0\n" in changed
     assert run("show", world.paths[0], "--leader", "Z").output == ""
     assert run("show", world.paths[0], "--limit", 0).exit_code == 2
+
+
+def test_show_says_how_many_commands_share_a_transaction_and_which(world: World) -> None:
+    alone = world.transaction("B", "rows", world.nodes["B"].execute(["DELETE FROM account"]), command="one")
+    world.commit("B", replace(alone, joined=(("two", b""), ("three", b"")), body=b""))
+    (line,) = run("show", world.paths[1], "--leader", "B").output.splitlines()
+    assert line.endswith(" account 42 (3 commands)")
+    assert run("show", world.paths[1], "--leader", "B", "--changes").output.splitlines()[1:] == [
+        "    commands one, two, three",
+        "    DELETE account 42 id=42, owner='Alice', balance=7.5, extra=None, twice=15.0",
+    ]
 
 
 def test_verify_says_that_the_journals_hold(world: World) -> None:

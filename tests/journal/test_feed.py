@@ -4,9 +4,11 @@ import sqlite3
 
 import pytest
 
+from bedrockish.cli.changes import as_text
 from journal.changes import INSERT, Change, encode_changes, encode_statements
 from journal.feed import Cursor, CursorError, Feed, FeedPrunedError, cursor_of_copy, parse_cursor
 from journal.footprint import Footprint
+from journal.plain import as_data
 from journal.transaction import Transaction, Txid
 
 
@@ -71,6 +73,20 @@ def test_pages_of_any_size_and_a_feed_begun_anew_at_a_cursor_give_the_same(journ
         assert found == whole
     for place, cursor in enumerate(whole):
         assert read(journal, Feed(cursor)) == whole[place + 1 :]
+
+
+def test_all_commands_of_a_transaction_are_told_to_people_and_programs(journal: sqlite3.Connection) -> None:
+    shared = Transaction(
+        *(Txid(15, "C"), {}, 0, 0, 0, "first", "serializable", "rows", Footprint()),
+        *(encode_changes([]), b"", (), 0, (("second", b""), ("third", b""))),
+    )
+    journal.execute("INSERT INTO bedrockish_journal VALUES (NULL, 15, 'C', 'C', 1, ?, 'rows', 0)", (shared.body,))
+    alone, found, *_ = Feed().take(journal.execute(*Feed().question(100)).fetchall())
+    assert (found.command, found.joined) == ("first", ("second", "third"))
+    assert (as_data(found)["command"], as_data(found)["joined"]) == ("first", ["second", "third"])
+    assert as_text(found).endswith(" cursor 15.C commands first, second, third")
+    assert (alone.joined, as_data(alone)["joined"]) == ((), [])
+    assert "commands" not in as_text(alone)
 
 
 def test_what_was_above_safe_time_comes_when_it_is_safe(journal: sqlite3.Connection) -> None:

@@ -1,0 +1,36 @@
+"""Which commands of an import are in the journal already, when it goes on."""
+
+from typing import Any, cast
+
+import apsw
+import trio
+
+from bedrockish.client.aio import Client
+from bedrockish.client.load import commands_done
+from journal import store
+from journal.entry import GENESIS, Entry
+from journal.footprint import Footprint
+from journal.transaction import ROWS, Transaction, Txid
+
+
+class Node:
+    """A node's file, asked as a node is."""
+
+    def __init__(self) -> None:
+        self.db = apsw.Connection(":memory:")
+        store.create(self.db)
+
+    async def execute(self, sql: str, params: Any, *, read: str) -> list[Any]:
+        assert read == "strict"
+        return self.db.execute(sql, params).fetchall()
+
+
+def test_commands_that_share_a_transaction_are_done_as_well() -> None:
+    """Several imports that wait for one key can come to share one."""
+    node = Node()
+    joined = (("run-2", b""), ("other-1", b""))
+    transaction = Transaction(
+        Txid(1, "A"), {}, 0, 0, 0, "run-1", "serializable", ROWS, Footprint(), b"", b"", joined=joined
+    )
+    store.append(node.db, Entry("A", 1, {"A": 1}, transaction, None, GENESIS), repeat=False, applied_ms=0)
+    assert trio.run(commands_done, cast(Client, node), "run-") == {"run-1", "run-2"}

@@ -55,7 +55,6 @@ SOON_IN_SEEDS = (
     "clocks are not read",
     "nobody waits for a schema change",
     "transaction clocks ask nobody",
-    "a clock that was read is nobody's",
     "stamps are not the clock of the commit",
     "a leader counts what it gave up",
     "too late is not",

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bedrockish import commands
 from bedrockish.asides import StopWorkError
@@ -20,7 +20,7 @@ from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, Usag
 from bedrockish.members import prepare_change
 from bedrockish.plain import plain
 from bedrockish.recalling import again
-from bedrockish.requests import SERIALIZABLE, Request, Result, encode_results
+from bedrockish.requests import SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.waiting import Waiter
 from journal.changes import encode_changes
 
@@ -110,6 +110,21 @@ class Executions:
         run = lambda aside: _checked(request, aside.execute(request))  # noqa: E731
         node.asides.start(ticket, request, run, is_python=False, clock=clock > 0)
         return None
+
+    async def explain(self, statement: Statement, *, columns: bool) -> list[dict[str, Any]]:
+        """Tell what a text would do, which is found by doing it: aside, for it may take long, or run for ever.
+
+        The columns of a result are found without running anything, so that is done at once, unless it took long before.
+        """
+        node, sql = self._node, statement.sql
+        if columns and not node.asides.expects(sql):
+            began = time.monotonic()
+            told = node.engine.explain(statement, columns=True)
+            if time.monotonic() - began > node.config.limits.loop_ms_max / 1000:
+                node.asides.took_long(sql)
+            return told
+        request = Request("", (statement,))
+        return await node.asides.run(request, lambda aside: aside.explain(statement, columns=columns))
 
     def _calling(self, command: Command, request: Request) -> Callable[[Aside], Prepared]:
         """Return what runs a command at a place aside."""

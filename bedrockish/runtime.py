@@ -137,7 +137,7 @@ class Runtime:
 
     async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return what each statement of a text would read and write, or the ``columns`` of the first one's result."""
-        told = self.engine.explain(statement, columns=columns)
+        told = await self._executions.explain(statement, columns=columns)
         await self.durable()
         return told
 

@@ -20,6 +20,7 @@ from bedrockish.engine.capture import Capture
 from bedrockish.engine.changes import give_functions
 from bedrockish.engine.clocks import ClockNeededError, Holder, Scope
 from bedrockish.engine.execute import PROGRESS_STEPS, Executor
+from bedrockish.engine.explain import explain
 from bedrockish.engine.growing import Growing
 from bedrockish.engine.guard import READ, Guard, Piece
 from bedrockish.engine.interactive import Interactive
@@ -122,6 +123,10 @@ class Aside:
         """
         prepared = self._inside(lambda writer: execute(writer.executor, request, dict(self._base), self._version))
         return replace(prepared, clock=self.scope.clock) if self.scope.used else prepared
+
+    def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+        """Tell what each statement of a text would read and write, as ``engine.explain.explain`` does."""
+        return self._inside(lambda writer: explain(writer.executor, statement, columns=columns))
 
     def work(self, action: Callable[["Work"], T], *, serializable: bool = True) -> T:
         """Let somebody run statements one after the other, and return what comes of them.

@@ -26,8 +26,9 @@ class Wal:
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._checkpointer: apsw.Connection | None = None
         self._file = db.filename
-        self.frames = 0
-        self._copied_at = 0  # frames when the last background checkpoint began
+        # What a killed process has left in the WAL counts: places aside read there by themselves.
+        self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)[0])
+        self._copied_at = self.frames  # frames when the last background checkpoint began
         db.wal_autocheckpoint(0)  # an automatic checkpoint would stall whichever commit it falls on
         db.set_wal_hook(self._committed)
         sync_directory(self._path.parent)

@@ -78,7 +78,7 @@ class Executor:
 
         Raises:
             MixesError: it changes the schema and has other statements, too: ``mixed.execute`` is for that.
-            TakesLongError: it has run for ``budget_s`` and is not done. Schema statements take the time they need.
+            TakesLongError: it has run for ``budget_s`` and is not done.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.
             UnsupportedError: it cannot be replicated.
@@ -181,7 +181,7 @@ class Executor:
             TooLargeError: the rows take more than ``room`` bytes, or it changes too much, or it runs too long.
         """
         now = self._limits.seconds()
-        budget = _FOREVER if piece.kind == SCHEMA else self._budget
+        budget = self._budget
         if now > budget:
             raise TakesLongError(piece.sql)
         self._until = min(now + self._limits.statement_s, budget)

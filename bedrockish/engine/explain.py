@@ -5,6 +5,7 @@ from typing import Any
 from bedrockish.engine.execute import Executor
 from bedrockish.engine.footprints import Analysis, Gatherer
 from bedrockish.engine.guard import READ, SCHEMA, Piece
+from bedrockish.engine.limits import TakesLongError, out_of_time
 from bedrockish.engine.schema import Index, Schema
 from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish.requests import Statement
@@ -27,14 +28,21 @@ def explain(executor: Executor, statement: Statement, *, columns: bool = False) 
     Raises:
         SqlError: SQLite does not accept it, or its parameters.
         UnsupportedError: it cannot be replicated.
+        StatementTimeoutError: all of it takes longer than one statement may.
     """
     if columns:
         return [{"columns": [list(pair) for pair in executor.compiled(statement.sql).declared]}]
     found = []
-    for piece, params in executor.pieces(statement):
-        found.append(_explain(executor, piece, params))
-        if found[-1]["error"]:
-            break
+    executor.allow(executor._limits.statement_s)
+    try:
+        for piece, params in executor.pieces(statement):
+            found.append(_explain(executor, piece, params))
+            if found[-1]["error"]:
+                break
+    except TakesLongError as error:
+        raise out_of_time(executor._limits, error.sql) from None
+    finally:
+        executor.allow(float("inf"))
     return found
 
 

@@ -2,25 +2,35 @@
 
 SQLite has one writer for each file, and that is the node's loop. Whoever else wants to write and take it back gets a
 connection on a file that is not there: its pages are those of a snapshot, read from the WAL as far as it belongs to
-the snapshot and else from the database file, and what it writes stays in memory. To SQLite it is an ordinary database
-with a rollback journal that nobody else uses.
+the snapshot and else from the database file, and what it writes stays in memory or, if that is much, in a temporary
+file. To SQLite it is an ordinary database with a rollback journal that nobody else uses.
 
 A reading transaction of somebody else must pin the snapshot meanwhile, or a checkpoint could put newer pages into the
 database file.
 """
 
+import errno
 import itertools
 import os
 import struct
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import apsw
 
 _WAL_HEADER, _FRAME_HEADER = 32, 24  # bytes
 _SALT_AT, _SALT_BYTES = 16, 8  # in the WAL's header; another one each time that the WAL begins anew
 _ROLLBACK_JOURNAL = b"\1\1"  # the file format without a WAL, in bytes 18 and 19 of page 1
+_UNNAMED = (
+    apsw.SQLITE_OPEN_TEMP_JOURNAL
+    | apsw.SQLITE_OPEN_READWRITE
+    | apsw.SQLITE_OPEN_CREATE
+    | apsw.SQLITE_OPEN_EXCLUSIVE
+    | apsw.SQLITE_OPEN_DELETEONCLOSE
+)
+MEMORY_BYTES = 32 << 20  # of changed pages
 _numbers = itertools.count(1)
 
 
@@ -79,6 +89,74 @@ class Frames:
         return None
 
 
+class Written:
+    """The pages that were written: so many in memory, and the rest in a file without a name."""
+
+    def __init__(self, page_bytes: int) -> None:
+        self._page_bytes = page_bytes
+        self._memory: dict[int, bytes] = {}
+        self._places: dict[int, int] = {}  # page -> offset in the file
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._memory or number in self._places
+
+    @property
+    def memory_bytes(self) -> int:
+        """How many bytes are kept in memory."""
+        return len(self._memory) * self._page_bytes
+
+    @property
+    def all_bytes(self) -> int:
+        """How many bytes there are in all."""
+        return self.memory_bytes + len(self._places) * self._page_bytes
+
+    def get(self, number: int) -> bytes | None:
+        """Return a page, or None if it was not written."""
+        place = self._places.get(number)
+        if place is None:
+            return self._memory.get(number)
+        assert self._file is not None
+        return os.pread(self._file.fileno(), self._page_bytes, place)
+
+    def put(self, number: int, page: bytes) -> None:
+        """Keep a page instead of an earlier one of this number.
+
+        Raises:
+            apsw.FullError: there is no room for the file.
+        """
+        if number in self._memory or (number not in self._places and self.memory_bytes < MEMORY_BYTES):
+            self._memory[number] = page
+            return
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (open until ``clear``)
+            place = self._places.get(number)
+            if place is None:
+                place = self._places[number] = self._end
+                self._end += self._page_bytes
+            if os.pwrite(self._file.fileno(), page, place) != len(page):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise apsw.FullError(f"the temporary file for a long statement: {error.strerror}") from error
+
+    def cut(self, last: int) -> None:
+        """Forget the pages after the last."""
+        for pages in (self._memory, self._places):
+            for number in [number for number in pages if number > last]:
+                del pages[number]
+
+    def clear(self) -> None:
+        """Forget all pages."""
+        self._end = 0
+        self._memory.clear()
+        self._places.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
 class OverlayFile(apsw.VFSFile):
     """The file that is not there."""
 
@@ -86,10 +164,10 @@ class OverlayFile(apsw.VFSFile):
         super().__init__(base, name, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
         self._frames = Frames(wal, page_bytes)
         self._page_bytes = page_bytes
-        self._written: dict[int, bytes] = {}
+        self._written = Written(page_bytes)
         self._pages = self._pages_now = 0
         self._version = b""
-        self.limit_bytes: float = float("inf")  # of memory; beyond, the disk counts as full
+        self.limit_bytes: float = float("inf")  # of what is written; beyond, the disk counts as full
         self.was_full = False
 
     def move(self, moment: Moment, pages: int) -> None:
@@ -101,8 +179,13 @@ class OverlayFile(apsw.VFSFile):
 
     @property
     def written_bytes(self) -> int:
-        """How many bytes are kept in memory."""
-        return len(self._written) * self._page_bytes
+        """How many bytes are kept of it."""
+        return self._written.all_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """How many of them in memory."""
+        return self._written.memory_bytes
 
     def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802  (SQLite's name, like those below)
         """Read a page or a part of one."""
@@ -131,8 +214,8 @@ class OverlayFile(apsw.VFSFile):
         assert len(data) == self._page_bytes
         if self.written_bytes >= self.limit_bytes and number + 1 not in self._written:
             self.was_full = True
-            raise apsw.FullError("the overlay's memory is used up")
-        self._written[number + 1] = bytes(data)
+            raise apsw.FullError("the overlay may not become larger")
+        self._written.put(number + 1, bytes(data))
         self._pages_now = max(self._pages_now, number + 1)
 
     def xFileSize(self) -> int:  # noqa: N802
@@ -142,8 +225,12 @@ class OverlayFile(apsw.VFSFile):
     def xTruncate(self, newsize: int) -> None:  # noqa: N802
         """Forget the pages at the end."""
         self._pages_now = newsize // self._page_bytes
-        for number in [number for number in self._written if number > self._pages_now]:
-            del self._written[number]
+        self._written.cut(self._pages_now)
+
+    def xClose(self) -> None:  # noqa: N802
+        """Let go of everything."""
+        self._written.clear()
+        super().xClose()
 
     def xSync(self, flags: int) -> None:  # noqa: N802
         """There is nothing to be durable."""
@@ -188,7 +275,8 @@ class Overlay(apsw.VFS):
         try:
             assert self.file is not None
             start(self.file)
-            db.pragma("journal_mode", "memory")
+            db.pragma("journal_mode", "delete")
+            db.pragma("synchronous", "off")
         except BaseException:
             db.close()
             raise
@@ -200,6 +288,9 @@ class Overlay(apsw.VFS):
             self.file = OverlayFile("", name, self._wal, self._page_bytes)
             flags[1] = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_MAIN_DB
             return self.file
+        if flags[0] & apsw.SQLITE_OPEN_MAIN_JOURNAL:  # the pages as they were: without a name, and not in memory
+            flags[0] = _UNNAMED
+            return apsw.VFSFile("", None, flags)
         return super().xOpen(name, flags)
 
     def xAccess(self, pathname: str, flags: int) -> bool:  # noqa: N802

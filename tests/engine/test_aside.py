@@ -215,7 +215,7 @@ def test_a_statement_has_its_time(tmp_path: Path) -> None:
 
 
 def test_what_is_over_its_budget_in_the_loop_is_to_be_run_aside(node: TestNode) -> None:
-    """One long statement, or many short ones; a schema statement takes its time; and the open batch survives it."""
+    """One long statement, or many short ones, or those that change the schema; and the open batch survives it."""
     long = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000000) "
         "INSERT INTO word SELECT i, max(i) FROM n"
@@ -229,7 +229,14 @@ def test_what_is_over_its_budget_in_the_loop_is_to_be_run_aside(node: TestNode) 
         node.engine.execute(request(*["UPDATE word SET n = n + 1"] * 5_000), 0.01)
     assert ("kept", 1) in contents(node.engine._db)["word"]
     node.run("CREATE TABLE numbers(x)")
-    node.engine.execute(request("CREATE INDEX i ON numbers(x)", "DROP TABLE numbers"), 0.0)
+    schema = request("CREATE INDEX i ON numbers(x)", "DROP TABLE numbers")
+    with pytest.raises(TakesLongError):
+        node.engine.execute(schema, 0.0)
+    aside = Aside(node.engine.beside())
+    begin(node, aside)
+    assert in_thread(lambda: aside.execute(schema)) == node.engine.execute(schema)
+    aside.end()
+    aside.close()
 
 
 def test_ids_that_were_given_aside_are_not_given_again(tmp_path: Path) -> None:

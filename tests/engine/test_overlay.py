@@ -138,6 +138,73 @@ def test_what_was_written_is_gone_at_the_next_moment(bench: Bench) -> None:
     bench.end()
 
 
+def test_much_that_is_written_is_not_kept_in_memory(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither new pages nor old ones; nothing beside the file shows it, and the rows are those of plain SQLite."""
+    room = 40_000
+    monkeypatch.setattr("bedrockish.engine.overlay.MEMORY_BYTES", room)
+    plain = apsw.Connection(":memory:")
+    bench.writer.execute("PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
+    with plain.backup("main", bench.writer, "main") as backup:
+        backup.step(-1)
+    files = sorted(tmp_path.iterdir())
+    for _ in range(2):
+        db = bench.look(bench.begin())
+        assert bench.overlay is not None
+        assert bench.overlay.file is not None
+        assert db.pragma("journal_mode") == "delete"
+        db.pragma("cache_size", 10)
+        for sql in (
+            "BEGIN",
+            "UPDATE t SET n = id, note = printf('%900d', id)",
+            "SAVEPOINT s",
+            "DELETE FROM t WHERE id % 10 > 0",
+            "PRAGMA incremental_vacuum",  # the file ends earlier
+            "CREATE INDEX tn ON t(note)",
+            "ROLLBACK TO s",
+            "DELETE FROM t WHERE id % 3 = 0",
+            "CREATE INDEX tn ON t(note)",
+            "INSERT INTO t SELECT id + 10000, n, note || 'x' FROM t",
+            "ALTER TABLE t ADD COLUMN m DEFAULT 'm'",
+        ):
+            db.execute(sql).fetchall()
+            plain.execute(sql).fetchall()
+            if "VACUUM" not in sql and "INDEX" not in sql:
+                assert db.execute(SUM).fetchall() == plain.execute(SUM).fetchall(), sql
+            assert bench.overlay.file.memory_bytes <= room + 65536
+            assert sorted(tmp_path.iterdir()) == files
+        assert db.pragma("integrity_check") == "ok"
+        assert (
+            db.execute("SELECT * FROM t ORDER BY note").fetchall()
+            == plain.execute("SELECT * FROM t ORDER BY note").fetchall()
+        )
+        db.execute("ROLLBACK")
+        plain.execute("ROLLBACK")
+        assert db.execute(SUM).fetchall() == bench.pin.execute(SUM).fetchall()
+        bench.end()
+    plain.close()
+
+
+def test_a_full_disk_ends_a_long_statement_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is SQLite's own, and the place can be used again."""
+    monkeypatch.setattr("bedrockish.engine.overlay.MEMORY_BYTES", 0)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    db = bench.look(bench.begin())
+    db.pragma("cache_size", 10)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", full)
+        with pytest.raises(apsw.FullError):
+            db.execute("BEGIN; UPDATE t SET n = 9, note = printf('%900d', id)")
+    if db.in_transaction:
+        db.execute("ROLLBACK")
+    assert db.execute(SUM).fetchall() == bench.pin.execute(SUM).fetchall()
+    bench.end()
+
+
 def test_it_leaves_the_file_and_its_locks_alone(bench: Bench, tmp_path: Path) -> None:
     """Nothing is created beside it or written to it, and SQLite's locks on it outlive the overlay."""
     before = bench.path.read_bytes(), sorted(tmp_path.iterdir())

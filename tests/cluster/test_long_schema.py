@@ -1,0 +1,85 @@
+"""Schema statements, and what ``explain`` is asked about, are found out by running them: aside, if that takes long."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from bedrockish import open_client
+from bedrockish.errors import StatementTimeoutError
+from tests.cluster.story import PATIENT, ready
+from tools.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
+INDEX = "CREATE INDEX dear ON t(length(replace(printf('%.*c', 40000 + i, 'x'), 'x', 'yy')))"
+ROWS = 80_000
+
+
+async def test_what_is_explained_or_changes_the_schema_holds_nobody_up(tmp_path: Path) -> None:
+    """Each of these would run for long: it is interrupted in its thread, nothing of it is there, all else goes on."""
+    cluster = LocalCluster(tmp_path / "nodes", ["A"])
+    cluster.write_files()
+    try:
+        cluster.nodes[0].start()
+        await ready(cluster)
+        async with open_client(cluster.url(0, options=PATIENT)) as client:
+            await client.execute("CREATE TABLE t(i INTEGER)")
+            await client.execute(f"INSERT INTO t {NUMBERS.format(ROWS)} SELECT i FROM n", timeout=60)
+        cluster.stop()
+        cluster.settings = {"limits": {"statement_ms_max": 500, "loop_ms_max": 5}}
+        cluster.write_files()
+        cluster.nodes[0].start()
+        await ready(cluster)
+        async with open_client(cluster.url(0, options=PATIENT)) as client:
+            endless = f"{NUMBERS.format(1 << 60)} SELECT count(*) FROM n"
+
+            async def in_transaction() -> None:
+                async with client.transaction(timeout=60) as tx:
+                    await tx.execute(INDEX)
+
+            runs: dict[str, Callable[[], Awaitable[object]]] = {
+                "explain": lambda: client.explain(endless, timeout=60),
+                "explain a write": lambda: client.explain(f"UPDATE t SET i = ({endless})", timeout=60),
+                "dry run": lambda: client.try_schema(INDEX, timeout=60),
+                "request": lambda: client.execute(INDEX, timeout=60),
+                "transaction": in_transaction,
+            }
+            for name, run in runs.items():
+                before = (await client.status())["counts"].get("asides", 0)
+                with pytest.raises(StatementTimeoutError, match=r"longer than 0\.5 s"):
+                    await run()
+                assert (await client.status())["counts"].get("asides", 0) == before + (name != "transaction"), name
+            found = await client.execute(
+                "SELECT count(*), (SELECT count(*) FROM sqlite_schema WHERE tbl_name = 't') FROM t"
+            )
+            assert found.rows == [(ROWS + 1000, 1)]
+            assert [one["kind"] for one in await client.explain("INSERT INTO t VALUES (7)")] == ["write"]
+            assert await client.columns("SELECT i FROM t") == [("i", "INTEGER")]
+            assert await client.try_schema("CREATE TABLE u(x)") == [""]
+    finally:
+        cluster.stop()
+
+
+async def test_a_schema_change_that_takes_a_while_is_made(tmp_path: Path) -> None:
+    """Tried aside, since it takes longer than the loop's time; then it comes into force."""
+    cluster = LocalCluster(tmp_path / "nodes", ["A"], {"limits": {"loop_ms_max": 1}})
+    cluster.write_files()
+    try:
+        cluster.nodes[0].start()
+        await ready(cluster)
+        async with open_client(cluster.url(0, options=PATIENT)) as client:
+            await client.execute("CREATE TABLE t(i INTEGER)")
+            await client.execute(f"INSERT INTO t {NUMBERS.format(60_000)} SELECT i FROM n", timeout=60)
+            before = (await client.status())["counts"].get("asides", 0)
+            await client.execute("CREATE INDEX one ON t(i)", timeout=60)
+            async with client.transaction(timeout=60) as tx:
+                await tx.execute("CREATE INDEX other ON t(-i)")
+                await tx.execute("ALTER TABLE t ADD COLUMN j DEFAULT 'j'")
+            assert (await client.status())["counts"].get("asides", 0) > before
+            names = await client.execute("SELECT name FROM sqlite_schema WHERE tbl_name = 't' ORDER BY name")
+            assert names.rows == [("one",), ("other",), ("t",)]
+            assert (await client.execute("SELECT i, j FROM t WHERE -i = -7")).rows == [(7, "j")]
+    finally:
+        cluster.stop()

@@ -1,0 +1,29 @@
+"""What runs aside right after a start sees what the node had committed before it."""
+
+import shutil
+from pathlib import Path
+
+from bedrockish.engine.aside import Aside
+from tests.engine.nodes import TestNode, request
+from tests.engine.test_aside import begin, in_thread
+
+
+def test_what_a_killed_node_left_in_its_wal_is_seen_aside(tmp_path: Path) -> None:
+    """Before anything is committed after the start."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    killed = TestNode(tmp_path / "old" / "a.db")
+    killed.run("CREATE TABLE t(n)")
+    killed.run("INSERT INTO t VALUES (1), (2)")
+    killed.save()
+    for name in ("a.db", "a.db-wal"):
+        shutil.copy(tmp_path / "old" / name, tmp_path / "new" / name)
+    killed.engine.close()
+    node = TestNode(tmp_path / "new" / "a.db")
+    aside = Aside(node.engine.beside())
+    begin(node, aside)
+    text = "UPDATE t SET n = n + 1 RETURNING n"
+    assert in_thread(lambda: aside.execute(request(text))) == node.prepare(text)
+    aside.end()
+    aside.close()
+    node.engine.close()

@@ -106,7 +106,8 @@ class Executions:
                     return _checked(request, node.engine.execute_together([request, *others], budget_s))
                 return _checked(request, node.engine.execute(request, budget_s, clock))
             except TakesLongError as error:
-                node.asides.took_long(next(one.sql for one in request.statements if error.sql in one.sql))
+                texts = [one.sql for one in request.statements]
+                node.asides.took_long(next((text for text in texts if error.sql in text), texts[0]))
         run = lambda aside: _checked(request, aside.execute(request))  # noqa: E731
         node.asides.start(ticket, request, run, is_python=False, clock=clock > 0)
         return None

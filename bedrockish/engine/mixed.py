@@ -18,6 +18,7 @@ from bedrockish.engine.execute import Executor, MixesError
 from bedrockish.engine.failures import translate
 from bedrockish.engine.guard import EMPTY, READ, SCHEMA, WRITE, Piece, first_word
 from bedrockish.engine.inserts import FUNCTION
+from bedrockish.engine.limits import TakesLongError
 from bedrockish.engine.tables import Tables, quote
 from bedrockish.engine.tokens import NotTokensError, Token, parameter_numbers, tokens
 from bedrockish.engine.values import Binder
@@ -202,6 +203,8 @@ class Mixed:
         db.set_last_insert_rowid(0)
         try:
             rows, size = self._executor.run_piece(replace(piece, sql=text, auto=None), (), room)
+        except TakesLongError:
+            raise TakesLongError(piece.sql) from None  # the client's own text is what is remembered
         except (ConstraintError, SqlError) as error:
             if isinstance(error.__cause__, apsw.Error) and db.in_transaction:
                 self._note(Step(text, FAIL, failure_digest(str(error.__cause__))))

@@ -63,6 +63,7 @@ async def test_tables_are_made_anew_while_others_write_them(cluster: LocalCluste
             await trio.to_thread.run_sync(make_anew, url, index + 1, f"c{index}")
         await _lost_and_run_again(cluster)
         await _sent_twice(cluster)
+        await _takes_long(cluster)
         load.stopping = True
     assert load.failures == []
     await level(cluster)
@@ -127,6 +128,14 @@ async def _spoil(tx: Transaction) -> None:
     async with tx.savepoint():
         await tx.execute("INSERT INTO one VALUES (2)")
         await tx.execute("INSERT INTO one VALUES (1)")
+
+
+async def _takes_long(cluster: LocalCluster) -> None:
+    """One that is over the loop's budget runs aside, and then on every node."""
+    many = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO long SELECT i FROM k"
+    async with open_client(cluster.url(1, only=True, options=PATIENT)) as client:
+        await client.transact(["CREATE TABLE long(x)", (many, [100_000])])
+        assert (await client.execute("SELECT count(*) FROM long")).value() == 100_000
 
 
 async def _sent_twice(cluster: LocalCluster) -> None:

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from bedrockish.core.tickets import schema_failed
-from bedrockish.engine.limits import Limits
+from bedrockish.engine.limits import Limits, TakesLongError
 from bedrockish.engine.mixed import literal
 from bedrockish.errors import ConflictError, ConstraintError, SqlError, TooLargeError, UnsupportedError
 from bedrockish.requests import decode_results
 from journal.changes import OVERTAKEN, decode_statements
 from journal.entry import Entry
 from journal.replay import digest, replay
-from tests.engine.nodes import Sql, TestNode
+from tests.engine.nodes import Sql, TestNode, request
 from tests.engine.test_versions import decide
 
 REMAKE: tuple[Sql, ...] = (
@@ -211,3 +211,13 @@ def test_values_are_written_into_the_text_as_they_are(shop: TestNode, value: Any
     assert force(shop, entry) == ""
     assert shop.rows("SELECT x FROM t") == [(value,)]
     assert decode_statements(entry.transaction.changes)[0] == "CREATE TABLE t(x)"
+
+
+def test_what_takes_long_is_known_by_the_text_that_was_sent(shop: TestNode) -> None:
+    """The node remembers that, and runs it aside; the text with its values in it is nobody's."""
+    many = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO u SELECT i FROM k"
+    asked = request("CREATE TABLE u(x)", (many, [10_000_000]))
+    with pytest.raises(TakesLongError) as caught:
+        shop.engine.execute(asked, budget_s=0.01)
+    assert caught.value.sql == many
+    assert shop.rows("SELECT count(*) FROM item") == [(2,)]

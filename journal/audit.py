@@ -112,6 +112,7 @@ class Audit:
         self.chains = Chains(node)
         self.applied: dict[str, int] = {}
         self.entries = self.repeats = self.adopted = 0
+        self.entry: Entry | None = None  # the last one that was checked; None if it cannot be read
         self._clocks: dict[str, array[int]] = {}  # for each tick the highest clock up to it
         self._before: dict[str, int] = {}  # the tick before the first of those; 0 for a whole timeline
         self._removed = dict(removed or {})
@@ -167,8 +168,9 @@ class Audit:
             return Finding(check, self.node, row.leader, row.tick, txid, text=f"{row.leader}{row.tick} {text}")
 
         clock = _CLOCK_MAX
+        self.entry = None
         try:
-            entry = decode_entry(row.prev, row.label, row.body)
+            self.entry = entry = decode_entry(row.prev, row.label, row.body)
         except EntryMalformedError as error:
             yield say("bytes", f"cannot be read: {error}")
         else:

@@ -15,6 +15,7 @@ import apsw
 
 from journal.audit import Audit, decode_membership
 from journal.chain import Finding
+from journal.commands import Commands
 from journal.errors import EntryMalformedError
 from journal.pruning import Mark, marks
 from journal.store import applied, heads, open_readonly, scan_stored
@@ -154,15 +155,20 @@ def _verify_one(
     removed = _removed(node, db, findings)
     audit = Audit(node, founding if isinstance(founding, bytes) else None, original, removed)
     findings.extend(audit.begin())
+    commands = Commands(node)
     for row in scan_stored(db):
         if _well_typed(row):
             findings.extend(audit.check(row))
+            commands.note(row, audit.entry)
         else:
+            commands.note(row, None)
             text = f"row {row.seq} of the journal has values of types that a journal never has"
             findings.append(Finding("columns", node, text=text))
         if progress is not None and audit.entries % PROGRESS_EVERY == 0:
             progress(node, audit.entries)
     findings.extend(_twice(node, db))
+    findings.extend(commands.check(db))
+    commands.close()
     if progress is not None:
         progress(node, audit.entries)
     applied_here = dict(sorted(audit.applied.items()))
@@ -187,23 +193,17 @@ def _well_typed(row: Stored) -> bool:
     )
 
 
-# NOT INDEXED: the unique indexes that should make these impossible are part of what is being verified.
-_TWICE = {
-    "txid": """SELECT min(leader), min(tick), clock, origin, count(*) FROM bedrockish_journal NOT INDEXED
-               WHERE repeat = 0 GROUP BY clock, origin HAVING count(*) > 1""",
-    "command": """SELECT min(leader), min(tick), clock, origin, count(*) FROM bedrockish_journal NOT INDEXED
-                  WHERE repeat = 0 GROUP BY command HAVING count(*) > 1""",
-}
+# NOT INDEXED: the unique index that should make this impossible is part of what is being verified.
+_TWICE = """SELECT min(leader), min(tick), clock, origin, count(*) FROM bedrockish_journal NOT INDEXED
+  WHERE repeat = 0 GROUP BY clock, origin HAVING count(*) > 1"""
 
 
 def _twice(node: str, db: apsw.Connection) -> Iterator[Finding]:
-    """Yield the transactions and the commands whose changes were applied more than once."""
-    for check, query in _TWICE.items():
-        for leader, tick, clock, origin, times in db.execute(query):
-            txid = f"{origin}-{clock:x}" if isinstance(clock, int) else str(origin)
-            noun = "the transaction" if check == "txid" else "the command"
-            text = f"{noun} of {leader}{tick} was applied {times} times"
-            yield Finding(check, node, leader, tick, txid, text=text)
+    """Yield the transactions whose changes were applied more than once."""
+    for leader, tick, clock, origin, times in db.execute(_TWICE):
+        txid = f"{origin}-{clock:x}" if isinstance(clock, int) else str(origin)
+        text = f"the transaction of {leader}{tick} was applied {times} times"
+        yield Finding("txid", node, leader, tick, txid, text=text)
 
 
 def _compare(

@@ -5,6 +5,7 @@ others late and in different orders, a transaction adopted now and then. No netw
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -190,6 +191,9 @@ class World:
             node.settle(self.draw)
             return
         transaction = self.transaction(leader, ROWS, node.execute(self.statements(row)))
+        if self.commands % 5 == 0:
+            joined = ((f"joined-{self.commands}", b"one"), (f"joined-{self.commands}-too", b"two"))
+            transaction = replace(transaction, joined=joined, body=b"")
         if self.draw.random() < 0.15:
             entry = self.adopted(leader, transaction)
         else:

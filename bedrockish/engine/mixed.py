@@ -285,8 +285,18 @@ class Mixed:
                 raise UnsupportedError(_WAY_OUT.format(way), sql=text)
 
     def _explained(self, text: str) -> list[Any]:
+        """Return a statement's instructions, but for blobs that SQLite prints as text and that are none."""
+        found: list[Any] = []
         try:
-            return self._db.execute("EXPLAIN " + text.lstrip("; \t\r\n"), can_cache=False).fetchall()
+            cursor = self._db.execute("EXPLAIN " + text.lstrip("; \t\r\n"), can_cache=False)
+            while True:
+                try:
+                    row = next(cursor, None)
+                except UnicodeDecodeError:
+                    continue
+                if row is None:
+                    return found
+                found.append(row)
         except apsw.Error as error:
             raise translate(error, text) from error
 

@@ -201,7 +201,23 @@ def test_a_text_that_is_no_sql(shop: TestNode) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, 0, -5, -(1 << 63), (1 << 63) - 1, 0.1, 1e300, float("-inf"), "it's", "a\0b", b"", b"\0\1", "🙂"]
+    "value",
+    [
+        None,
+        0,
+        -5,
+        -(1 << 63),
+        (1 << 63) - 1,
+        0.1,
+        1e300,
+        float("-inf"),
+        "it's",
+        "a\0b",
+        b"",
+        b"\0\1",
+        b"\xf0\x9f",
+        "🙂",
+    ],
 )
 def test_values_are_written_into_the_text_as_they_are(shop: TestNode, value: Any) -> None:
     sql = literal("SELECT 1-?1, ?, typeof(:a), '?' -- ?\n, :a", (value, "b", value))

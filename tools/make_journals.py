@@ -25,6 +25,7 @@ START_MS = 1_790_000_000_000
 KEYS = 100_000
 OWNER = "somebody or other"
 RANGED = 0.05  # of all commits, that read a range as well
+SHARED_EVERY = 16  # of so many commits, one has several commands
 
 
 @dataclass
@@ -75,8 +76,10 @@ class Maker:
             Change("accounts", columns, UPDATE, row, row, (row, OWNER, number), (row, OWNER, number + 1))
             for row in rows
         )
+        more = 0 if number % SHARED_EVERY else 1 + number // SHARED_EVERY % 3
         transaction = Transaction(
-            Txid(clock, leader), base, 0, 0, 0, f"command-{number}", "serializable", ROWS, footprint, changes, b""
+            *(Txid(clock, leader), base, 0, 0, 0, f"command-{number}", "serializable", ROWS, footprint, changes, b""),
+            joined=tuple((f"command-{number}-{further}", b"") for further in range(1, more + 1)),
         )
         friend = next(node for node in NODES if node != leader)
         quorum = {leader: tick, friend: self.applied.get(friend, 0)}

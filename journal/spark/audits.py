@@ -111,7 +111,7 @@ def prepare(commits: DataFrame) -> DataFrame:
     """
     return commits.select(
         *("node", "leader", "tick", "txid", "clock", "origin", "seq", "command", "kind", "repeat", "adopted_from"),
-        *("after", "quorum", "config", "malformed"),
+        *("after", "quorum", "config", "malformed", "joined"),
         F.lower(F.hex("prev")).alias("prev"),
         F.lower(F.hex("hash")).alias("hash"),
         F.sha2(F.concat("prev", "label", "body"), 256).alias("own"),
@@ -278,13 +278,18 @@ def commands(journals: Journals) -> DataFrame:
     """Find commands that were applied twice, and repeats of what was never applied or was something else."""
     commits = journals.commits
     applied = commits.where("NOT repeat")
+    none = F.array().cast("array<string>")  # in exports of earlier versions the column is not there
+    shared = applied.withColumn("commands", F.concat(F.array("command"), F.coalesce("joined", none)))
     doubled = (
-        applied.groupBy("command")
+        shared.withColumn("command", F.explode("commands"))
+        .groupBy("command")
         .agg(F.sort_array(F.collect_set("txid")).alias("txids"), F.max(F.struct("clock", "leader", "tick")).alias("at"))
         .where("size(txids) > 1")
     )
     text = say("the command %s was applied as %s", "command", F.concat_ws(" and as ", "txids"))
     found = findings(doubled, "commands", text, leader="at.leader", tick="at.tick", txid=F.col("txids")[1])
+    within = shared.where("size(array_distinct(commands)) < size(commands)")
+    again = findings(within, "commands", say("%s has a command twice", "txid"))
     once = applied.groupBy("node", "txid").agg(F.count("*").alias("times"), F.max("tick").alias("tick"))
     twice = findings(once.where("times > 1"), "commands", say("%s was applied %d times", "txid", "times"), tick="tick")
     firsts = applied.groupBy("node", "txid").agg(F.min("seq").alias("first_seq"))
@@ -295,7 +300,7 @@ def commands(journals: Journals) -> DataFrame:
     unfounded = findings(repeats, "commands", text)
     bodies = commits.groupBy("txid").agg(F.count_distinct("body_digest").alias("kinds")).where("kinds > 1")
     varied = findings(bodies, "commands", say("%s stands for %d different transactions", "txid", "kinds"))
-    return found.unionByName(twice).unionByName(unfounded).unionByName(varied)
+    return found.unionByName(again).unionByName(twice).unionByName(unfounded).unionByName(varied)
 
 
 AUDITS: dict[str, tuple[str, Callable[[Journals], DataFrame]]] = {

@@ -16,6 +16,7 @@ ARROW = {
     "BOOLEAN": pa.bool_(),
     "BINARY": pa.binary(),
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "ARRAY<STRING>": pa.list_(pa.string()),
     "MAP<STRING, BIGINT>": pa.map_(pa.string(), pa.int64()),
 }
 

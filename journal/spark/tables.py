@@ -177,7 +177,7 @@ HEAD = {
 
 
 def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
-    adopted_from = after = quorum = config = isolation = malformed = None
+    adopted_from = after = quorum = config = isolation = joined = malformed = None
     if context.wants(*_DECODED):
         found = context.decoded(row)
         if isinstance(found, EntryMalformedError):
@@ -186,6 +186,7 @@ def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
             label, transaction = found
             adopted_from, isolation, config = label.adopted_from, transaction.isolation, transaction.config
             after, quorum = list(transaction.base.items()), list(label.quorum.items())
+            joined = list(transaction.commands[1:])
             malformed = _disagreement(row, label, transaction)
     yield (
         *_head(context, row),
@@ -199,6 +200,7 @@ def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
         quorum,
         config,
         isolation,
+        joined,
         row.label,
         row.body,
         row.prev,
@@ -320,13 +322,14 @@ _COMMITS = {
     "quorum": "MAP<STRING, BIGINT>",
     "config": "BIGINT",
     "isolation": "STRING",
+    "joined": "ARRAY<STRING>",
     "label": "BINARY",
     "body": "BINARY",
     "prev": "BINARY",
     "hash": "BINARY",
     "malformed": "STRING",
 }
-_DECODED = ("adopted_from", "after", "quorum", "config", "isolation", "malformed")
+_DECODED = ("adopted_from", "after", "quorum", "config", "isolation", "joined", "malformed")
 
 TABLES: dict[str, Table] = {
     "commits": Table(_COMMITS, _commits, bare=frozenset(_COMMITS) - {*_DECODED, "label", "body"}),

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import apsw
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -68,6 +69,8 @@ def test_an_export_is_audited_like_the_files(spark: SparkSession, tmp_path: Path
     for path in paths[:2]:
         with open_feed(str(path)) as feed:
             export(feed, str(tmp_path / "out"), step=30)
+    for path in (tmp_path / "out" / "commits" / "node=A").iterdir():  # as earlier versions wrote them
+        pq.write_table(pq.read_table(path, partitioning=None).drop_columns(["joined"]), path)
     found = audit(spark, [tmp_path / "out", paths[2]])
     assert [(f.check, f.leader, f.tick, f.key) for f in found] == [("conflicts", *second.place, key("fresh").hex())]
 
@@ -259,6 +262,29 @@ def test_doubled_command_is_found_by_commands(spark: SparkSession, tmp_path: Pat
     (found,) = audit(spark, world.write(tmp_path), "commands")
     assert (found.leader, found.tick) == second.place
     assert found.text == f"the command {first.command} was applied as {first.txid} and as {second.txid}"
+
+
+@pytest.mark.parametrize("joined", [("x", "twice"), ("twice",)])
+def test_doubled_command_is_found_where_it_joined(spark: SparkSession, tmp_path: Path, joined: tuple[str, ...]) -> None:
+    """It joined one transaction, and is the first of another or joined that as well."""
+    world = honest(60)
+    first = world.commit("A", touching("fresh"), joined=joined)
+    assert first is not None
+    command = "twice" if len(joined) > 1 else "y"
+    second = world.commit("B", touching("other"), command=command, joined=() if command == "twice" else ("twice",))
+    assert second is not None
+    (found,) = audit(spark, world.write(tmp_path), "commands")
+    assert (found.leader, found.tick) == second.place
+    assert found.text == f"the command twice was applied as {first.txid} and as {second.txid}"
+
+
+def test_command_that_is_in_one_transaction_twice_is_found(spark: SparkSession, tmp_path: Path) -> None:
+    world = honest(60)
+    found = world.commit("A", touching("fresh"), command="again", joined=("other", "again"))
+    assert found is not None
+    world.settle()
+    (told,) = audit(spark, world.write(tmp_path), "commands")
+    assert (told.leader, told.tick, told.text) == (*found.place, f"{found.txid} has a command twice")
 
 
 def test_a_repeat_without_its_original_is_found_by_commands(spark: SparkSession, tmp_path: Path) -> None:

@@ -105,12 +105,14 @@ def test_commits_are_what_was_committed(world: World, files: list[Path]) -> None
         assert row["txid"] == str(entry.txid)
         assert dict(row["after"]) == entry.after
         assert dict(row["quorum"]) == entry.quorum
+        assert row["joined"] == [command for command, _ in entry.transaction.joined]
         assert (row["adopted_from"], row["config"]) == (entry.adopted_from, entry.transaction.config)
         assert (row["prev"], row["label"], row["body"]) == (entry.prev, entry.label, entry.transaction.body)
         assert (row["hash"], row["malformed"]) == (entry.hash, None)
         assert int(row["committed_at"].timestamp() * 1000) == entry.txid.clock >> 22
     assert [(row["leader"], row["tick"]) for row in sorted(rows, key=lambda row: row["seq"])] == world.orders["B"]
     assert sum(row["repeat"] for row in rows) == 1
+    assert any(row["joined"] for row in rows)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 10_000])
@@ -240,6 +242,7 @@ def test_batches_have_the_types_that_spark_expects(files: list[Path]) -> None:
         "BOOLEAN": spark_types.BooleanType(),
         "BINARY": spark_types.BinaryType(),
         "TIMESTAMP": spark_types.TimestampType(),
+        "ARRAY<STRING>": spark_types.ArrayType(spark_types.StringType()),
         "MAP<STRING, BIGINT>": spark_types.MapType(spark_types.StringType(), spark_types.LongType()),
     }
     for name, table in TABLES.items():

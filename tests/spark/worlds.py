@@ -39,6 +39,7 @@ class Draft:
     kind: str = ROWS
     changes: bytes = b""
     adopted_from: str | None = None
+    joined: tuple[str, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -145,7 +146,7 @@ class World:
             before = made.get((draft.leader, draft.tick - 1))
             transaction = Transaction(
                 draft.txid, draft.base, 0, 0, draft.config, draft.command, "serializable", draft.kind,
-                draft.footprint, draft.changes, b"",
+                draft.footprint, draft.changes, b"", joined=tuple((command, b"") for command in draft.joined),
             )  # fmt: skip
             made[place] = Entry(
                 draft.leader, draft.tick, draft.quorum, transaction, draft.adopted_from,
@@ -202,7 +203,9 @@ def honest(commits: int = 240, seed: int = 7) -> World:
         names = [f"{leader}{rng.randrange(20):02}", f"x{rng.randrange(40):02}"]
         low = rng.randrange(36)
         ranges = [(f"x{low:02}", f"x{low + 4:02}")] if rng.random() < 0.3 else []
-        world.commit(leader, touching(*rng.sample(names, rng.randint(1, 2)), reads=names, ranges=ranges))
+        joined = (f"also-{number}", f"and-{number}") if number % 7 == 0 else ()
+        writes = touching(*rng.sample(names, rng.randint(1, 2)), reads=names, ranges=ranges)
+        world.commit(leader, writes, joined=joined)
         if rng.random() < 0.6:
             world.deliver(rng.choice(NODES), rng.randint(1, 8))
     world.settle()

@@ -9,6 +9,8 @@ at the activation (``engine.mixed``). What the transaction did before its first 
 
 from collections.abc import Mapping, Sequence
 
+import apsw
+
 from bedrockish.control import Control
 from bedrockish.core.records import Prepared
 from bedrockish.engine.aside import Aside
@@ -78,7 +80,10 @@ class Draft:
         """
         writer = self._aside.hold(MEMORY_BYTES)
         self._writer = writer
-        self._mixed = Mixed(writer.executor)
+        try:
+            self._mixed = Mixed(writer.executor)
+        except apsw.Error as error:  # it was ended meanwhile
+            raise UnavailableError(f"the private copy of the database failed: {error}; run it again") from error
         for one in log:
             if isinstance(one.what, Control):
                 self.control(one.what)

@@ -163,7 +163,10 @@ class Mixed:
         else:
             raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
         text = f"{control.kind} {quote(control.name)}"
-        self._db.execute(text)
+        try:
+            self._db.execute(text)
+        except apsw.Error as error:
+            raise translate(error, text) from error
         self._note(Step(text))
 
     def prepared(self, base: dict[str, int], version: int, results: list[Result]) -> Prepared:
@@ -175,7 +178,7 @@ class Mixed:
         """
         if not self.changes_schema:
             raise UnsupportedError(pragmas.KEYS_OFF)
-        if deferred_broken(self._db) or (self._before is not None and violations(self._db) - self._before):
+        if deferred_broken(self._db) or (self._before is not None and self._violations() - self._before):
             raise ConstraintError("FOREIGN KEY constraint failed: one is broken at the end of the transaction")
         tables = Tables(self._db)
         tables.check_supported()
@@ -240,7 +243,7 @@ class Mixed:
         else:
             option = KEYS_ON if on else KEYS_OFF
         if option == KEYS_OFF and self._before is None:
-            self._before = violations(self._db)
+            self._before = self._violations()
         self._options = True
         set_option(self._db, option)
         self._note(Step(option))
@@ -283,6 +286,12 @@ class Mixed:
             if name in self._unstable:
                 way = f"{name}() would give each something else: send the value as a parameter, or use two transactions"
                 raise UnsupportedError(_WAY_OUT.format(way), sql=text)
+
+    def _violations(self) -> Counter[Any]:
+        try:
+            return violations(self._db)
+        except apsw.Error as error:  # a foreign key whose parent's columns are not unique, for example
+            raise translate(error, "PRAGMA foreign_key_check") from error
 
     def _explained(self, text: str) -> list[Any]:
         """Return a statement's instructions, but for blobs that SQLite prints as text and that are none."""

@@ -237,3 +237,9 @@ def test_what_takes_long_is_known_by_the_text_that_was_sent(shop: TestNode) -> N
         shop.engine.execute(asked, budget_s=0.01)
     assert caught.value.sql == many
     assert shop.rows("SELECT count(*) FROM item") == [(2,)]
+
+
+def test_a_foreign_key_that_cannot_be_checked(shop: TestNode) -> None:
+    shop.run("CREATE TABLE odd(name REFERENCES item(name))")
+    with pytest.raises(SqlError, match="foreign key mismatch"):
+        shop.prepare("PRAGMA foreign_keys = OFF", "ALTER TABLE part ADD COLUMN more")

@@ -66,11 +66,16 @@ class Committers:
 
 
 class Opened:
-    """Open transactions at one node: each reads again what it has read, and finds the same."""
+    """Open transactions at one node: each reads again what it has read, and finds the same.
+
+    Attributes:
+        looked: how often they did so.
+        kept: how many did so to their end.
+    """
 
     def __init__(self, client: Client, count: int) -> None:
         self._client, self._count = client, count
-        self.looked = self.lost = 0
+        self.looked = self.kept = 0
 
     async def run(self, seconds: float) -> None:
         """Keep them open for so long."""
@@ -92,6 +97,7 @@ class Opened:
                 raise DemoError(f"open transaction {number} has seen something else than its snapshot")
             self.looked += 1
         await tx.commit()
+        self.kept += 1
 
 
 async def _for_as_long(seconds: float, work: Callable[[float], Awaitable[Any]]) -> None:
@@ -128,7 +134,8 @@ async def _measure(cluster: LocalCluster, seconds: float, rate: float, clients: 
             "alone again": None,
         }
         await work.run(1.0)
-        table = Table("beside", "commits/s", "A p50 ms", "A p99 ms", "others p50 ms", "others p99 ms", "A p99 ratio")
+        heads = ("commits/s", "A p50 ms", "A p99 ms", "others p50 ms", "others p99 ms", "A p99 ratio", "A WAL MB")
+        table = Table("beside", *heads, title=f"{rate:g} commits per second are asked for, by {3 * clients} clients")
         alone = 0.0
         for name, beside in phases.items():
             async with trio.open_nursery() as nursery:
@@ -138,13 +145,20 @@ async def _measure(cluster: LocalCluster, seconds: float, rate: float, clients: 
                 began = time.perf_counter()
                 await work.run(seconds)
                 took_s = time.perf_counter() - began
+                wal_mb = cluster.nodes[0].database.with_name("A.sqlite-wal").stat().st_size / 1e6
             mine, others = sorted(work.took[0]), sorted(work.took[1] + work.took[2])
             count = len(mine) + len(others)
             alone = alone or quantile(mine, 0.99)
             figures = [quantile(one, share) * 1000 for one in (mine, others) for share in (0.5, 0.99)]
             ratio = quantile(mine, 0.99) / alone
-            table.add_row(name, f"{count / took_s:.0f}", *(f"{one:.1f}" for one in figures), f"{ratio:.2f}")
-        table.caption = f"the open transactions looked {opened.looked} times, and each time saw their snapshot"
+            table.add_row(
+                name, f"{count / took_s:.0f}", *(f"{one:.1f}" for one in figures), f"{ratio:.2f}", f"{wal_mb:.1f}"
+            )
+        if opened.kept != open_count:
+            raise DemoError(f"of {open_count} open transactions, {opened.kept} saw their snapshot to the end")
+        table.caption = (
+            f"all {opened.kept} open transactions saw their snapshot each time, {opened.looked} times in all"
+        )
     return table
 
 

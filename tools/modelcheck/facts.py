@@ -75,10 +75,14 @@ def _half(one: Facts, other: Facts) -> tuple[str, str] | None:
             if found is not None:
                 return found
     for command, words in one.told:
-        kept = [(f"{leader}{tick}", transaction(number).command) for leader, tick, _, number in other.journal]
-        if words != "read" and any(place == words and found != command for place, found in kept):
+        kept = [(f"{leader}{tick}", transaction(number).commands) for leader, tick, _, number in other.journal]
+        if words != "read" and any(place == words and command not in found for place, found in kept):
             return "no acknowledged commit is lost", f"{command} was told to be {words}, which is something else"
-        if one is other and words[:1].isupper() and (words, command) not in kept:
+        if (
+            one is other
+            and words[:1].isupper()
+            and not any(place == words and command in found for place, found in kept)
+        ):
             return "no acknowledged commit is lost", f"{one.node} told of {command} at {words} and does not have it"
     return None
 
@@ -86,8 +90,8 @@ def _half(one: Facts, other: Facts) -> tuple[str, str] | None:
 def _both(one: Facts, other: Facts, left: int, right: int) -> tuple[str, str] | None:
     """Look at two commits: one of one node, another of another."""
     x, y = transaction(left), transaction(right)
-    if x.command == y.command:
-        return "a command happens once", f"{x.command} is committed as {name(left)} and as {name(right)}"
+    if twice := set(x.commands).intersection(y.commands):
+        return "a command happens once", f"{min(twice)} is committed as {name(left)} and as {name(right)}"
     if conflict(x.footprint, y.footprint) is None or _has_seen(x, one, right) or _has_seen(y, other, left):
         return None
     return "no concurrent conflicting commits", f"{name(left)} and {name(right)} meet, and neither has seen the other"

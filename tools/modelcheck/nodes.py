@@ -168,7 +168,7 @@ class Nodes:
                 continue
             if limit in ("suspicions", "rollbacks") and self.scope.which:
                 transaction = place.core.state.votes[event[1]].transaction if isinstance(event[1], Txid) else None
-                if transaction is None or transaction.command not in self.scope.which:
+                if transaction is None or set(transaction.commands).isdisjoint(self.scope.which):
                     continue
             found.append(Choice(self.event(event), first + LIMITS.index(limit) if limit else 0))
         return found

@@ -81,6 +81,6 @@ def _choice(explorer: "Explorer", state: "State", node: int, what: str, command:
             return explorer.nodes.event(event)
         if isinstance(event[1], Txid):
             transaction = place.core.state.votes[event[1]].transaction
-            if transaction is not None and transaction.command == command:
+            if transaction is not None and command in transaction.commands:
                 return explorer.nodes.event(event)
     raise ScriptError(f"{explorer.scope.names[node]} cannot {what} {command}")

@@ -78,6 +78,8 @@ class Histories:
         for place, entry in sorted(self.entries.items()):
             self.places[entry.txid].append(place)
             self.first.setdefault(entry.txid, entry)
+            if len(set(entry.transaction.commands)) < len(entry.transaction.commands):
+                self.broken("a command happens once", f"{entry.txid} has one twice: {entry.transaction.commands}")
             for command in entry.transaction.commands:
                 if commands.setdefault(command, entry.txid) != entry.txid:
                     self.broken("a command happens once", f"{command} is two transactions")

@@ -6,11 +6,14 @@ import pytest
 import trio
 
 from bedrockish import open_client
+from bedrockish.client.feed import Changes
+from journal.verify import verify
 from tests.cluster.story import ready
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 COUNT = "UPDATE counter SET n = n + 1 WHERE id = 1 RETURNING n"
+WAIT_S = 60.0
 CLIENTS, EACH = 8, 10  # of every node; of every client
 
 
@@ -36,6 +39,14 @@ async def test_everybody_counts_in_one_row(cluster: LocalCluster) -> None:
         led = "SELECT count(*) FROM bedrockish_journal WHERE repeat = 0 AND kind = 'rows'"
         assert joined > 0
         assert (await first.execute(led, read="strict")).value() + joined == len(told) + 1
+        in_feed: list[str] = []
+        with trio.fail_after(WAIT_S):
+            async for transaction in Changes(first):
+                assert len(transaction.changes) <= 1 + len(transaction.joined)
+                in_feed += {transaction.command, *transaction.joined} & told.keys()
+                if len(in_feed) == len(told):
+                    break
+        assert set(in_feed) == told.keys()
 
     # Killed and started again, the nodes still know each command, and what it was answered.
     for node in range(3):
@@ -46,3 +57,4 @@ async def test_everybody_counts_in_one_row(cluster: LocalCluster) -> None:
         for command, n in told.items():
             assert (await client.execute(COUNT, command=command, resend=True)).value() == n
         assert (await client.execute("SELECT n FROM counter", read="strict")).value() == len(told)
+    assert verify([node.database for node in cluster.nodes]).findings == []

@@ -286,6 +286,15 @@ def test_a_command_that_is_in_one_transaction_twice_is_found(world: World) -> No
     assert texts(world) == [("command", f"the command 'b' was applied 2 times, in A{entry.tick}")]
 
 
+def test_what_cannot_be_read_is_told_once(world: World) -> None:
+    """Of its commands nobody knows; that the table has some is no second fault."""
+    joined_to(world, "first", "second", "third")
+    tamper(world, "A", "UPDATE bedrockish_journal SET body = x'00' WHERE command = 'first'")
+    assert checks(world, "A") == {"bytes", "hash"}
+    tamper(world, "A", "UPDATE bedrockish_journal SET body = 'text' WHERE command = 'first'")
+    assert not any("bedrockish_joined" in text for _, text in texts(world))
+
+
 def test_a_journal_of_an_earlier_version_without_the_table_holds(tmp_path: Path) -> None:
     world = World(tmp_path, 1)
     world.begin()

@@ -1,9 +1,12 @@
 """SQLAlchemy's own dialect compliance suite, all of it; run by `python -m tools.compliance`, not by a plain pytest.
 
-Against bedrockish two things are otherwise, because the dialect goes by the name of ``sqlite``. The Unicode tables are
-those that the suite makes for every database but SQLite: what it makes for SQLite has foreign keys to columns that are
-not unique, which no database that enforces foreign keys lets one insert into. And the tests that want a new table's ids
-to be 1 to 10 are skipped: nodes give ids that rise, but leave gaps; ``RisingIdsTest`` looks at what is left of them.
+Against bedrockish two things are otherwise. The Unicode tables are those that the suite makes for every database but
+those by the name of ``sqlite``, our dialect's, too: what it makes for them has foreign keys to columns that are
+not unique, which no database that enforces foreign keys lets one insert into. And whether a cursor streams, the suite
+finds out for the drivers that it knows by name, and takes any other for one whose cursors never do; so it is told here.
+
+Ids need no exception: where the suite wants 1, 2, 3, the table is made in the same transaction, whose ids are SQLite's.
+``RisingIdsTest`` is about those that nodes give to tables made before, which leave gaps.
 """
 
 from typing import Any
@@ -15,10 +18,11 @@ from sqlalchemy.testing import fixtures
 from sqlalchemy.testing.suite import *  # noqa: F403
 from sqlalchemy.testing.suite import ComponentReflectionTest as _ReflectionTest
 from sqlalchemy.testing.suite import ComponentReflectionTestExtra as _ReflectionTestExtra
-from sqlalchemy.testing.suite import ReturningTest as _ReturningTest
+from sqlalchemy.testing.suite import ServerSideCursorsTest as _ServerSideCursorsTest
 from sqlalchemy.testing.suite import TableViaSelectTest as _TableViaSelectTest
 from sqlalchemy.testing.suite import UnicodeSchemaTest as _UnicodeSchemaTest
 
+from bedrockish.dbapi import StreamingCursor
 from tests.sqlalchemy_suite.requirements import NO_SCHEMAS, Bedrockish, Requirements
 
 if Requirements is Bedrockish:
@@ -29,12 +33,9 @@ if Requirements is Bedrockish:
             with mock.patch.object(testing, "against", return_value=False):
                 super().define_tables(metadata)
 
-    class ReturningTest(_ReturningTest):  # type: ignore[misc]
-        @pytest.fixture(autouse=True)
-        def _ids_have_gaps(self, request: pytest.FixtureRequest) -> None:
-            name = request.node.name
-            if name.startswith(("test_insert_w_floats[multiple", "test_imv_returning_datatypes[multiple")):
-                pytest.skip("IDS: nodes give ids that rise but leave gaps; the test wants 1 to 10")
+    class ServerSideCursorsTest(_ServerSideCursorsTest):  # type: ignore[misc]
+        def _is_server_side(self, cursor: Any) -> bool:
+            return isinstance(cursor, StreamingCursor) and cursor._stream is not None
 
     class TableViaSelectTest(_TableViaSelectTest):  # type: ignore[misc]
         @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ files are not sound and equal afterwards.
 
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -27,18 +28,19 @@ QUIET, CHANGING, AFTER = "before", "during", "after"
 
 
 async def measure(
-    cluster: LocalCluster, changes: int, clients: int, seconds: float
+    cluster: LocalCluster, changes: int, clients: int, seconds: float, *, apart: bool
 ) -> tuple[Load, list[float], dict[str, float]]:
     """Run the load, and the changes in the middle of it; return both, and how long each phase lasted."""
     for index in range(len(cluster.nodes)):
         await cluster.wait_ready(index)
-    load, lasted = Load(cluster, QUIET), dict[str, float]()
+    load, lasted = Load(cluster, QUIET, apart=clients if apart else 0), dict[str, float]()
     await load.prepare()
     async with trio.open_nursery() as nursery:
         for number in range(clients):
             nursery.start_soon(load.write, number)
         await trio.sleep(1.0)  # until everything is warm
         load.took.clear()
+        load.attempts.clear()
         await trio.sleep(seconds)
         lasted[QUIET] = seconds
         load.phase, began = CHANGING, time.monotonic()
@@ -54,7 +56,16 @@ async def measure(
 def render(load: Load, lasted: dict[str, float]) -> Table:
     """Return a table of the load's phases."""
     table = Table(title="transactions of clients")
-    for head in ("phase", "per second", "p50 ms", "p99 ms", "max ms", "rate to before", "p99 to before"):
+    for head in (
+        "phase",
+        "per second",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "rate to before",
+        "p99 to before",
+        "writes run again",
+    ):
         table.add_column(head, justify="right")
     first = load.took[QUIET]
     for phase, seconds in lasted.items():
@@ -69,8 +80,14 @@ def render(load: Load, lasted: dict[str, float]) -> Table:
                 f"{max(took) * 1000:.0f}",
             ),
             *(f"{rate / (len(first) / lasted[QUIET]):.2f}", f"{p99 / quantile(first, 0.99):.2f}"),
+            _again(load.attempts[phase]),
         )
     return table
+
+
+def _again(attempts: list[int]) -> str:
+    again = sum(count > 1 for count in attempts)
+    return f"{100 * again / len(attempts):.1f} %, at most {max(attempts) - 1} times"
 
 
 def judge(cluster: LocalCluster) -> str:
@@ -92,7 +109,8 @@ def judge(cluster: LocalCluster) -> str:
 @click.option("--clients", default=12, show_default=True, help="How many clients, each with one transaction at a time.")
 @click.option("--seconds", default=10.0, show_default=True, help="How long to measure before and after them.")
 @click.option("--skew", default=0, show_default=True, metavar="MS", help="How far two nodes' wall clocks are wrong.")
-def main(changes: int, clients: int, seconds: float, skew: int) -> None:
+@click.option("--apart", is_flag=True, help="Each client has rows of its own: only changes can make anybody run again.")
+def main(changes: int, clients: int, seconds: float, skew: int, apart: bool) -> None:
     """Measure what schema changes cost those who read and write meanwhile."""
     console = Console()
     with tempfile.TemporaryDirectory(prefix="bench-schema-") as directory:
@@ -102,7 +120,7 @@ def main(changes: int, clients: int, seconds: float, skew: int) -> None:
         try:
             for node in cluster.nodes:
                 node.start()
-            load, took, lasted = trio.run(measure, cluster, changes, clients, seconds)
+            load, took, lasted = trio.run(partial(measure, cluster, changes, clients, seconds, apart=apart))
             trio.run(_level, cluster)
         finally:
             cluster.stop()

@@ -26,13 +26,17 @@ class Load:
     Attributes:
         phase: what is measured at the moment.
         took: seconds of each transaction, by phase.
+        attempts: how often each that writes was executed, by phase.
+        apart: each client has accounts of its own, so that nothing but the changes can make anybody run again.
         failures: what transactions of clients failed with.
     """
 
     cluster: LocalCluster
     phase: str = "quiet"
     took: dict[str, list[float]] = field(default_factory=dict)
+    attempts: dict[str, list[int]] = field(default_factory=dict)
     failures: list[BedrockishError] = field(default_factory=list)
+    apart: int = 0
     stopping: bool = False
 
     async def prepare(self) -> None:
@@ -50,29 +54,35 @@ class Load:
             while not self.stopping:
                 phase, began = self.phase, time.monotonic()
                 try:
-                    await self._one(client, luck, number)
+                    attempts = await self._one(client, luck, number)
+                    self.attempts.setdefault(phase, []).extend([attempts] if attempts else [])
                 except BedrockishError as error:
                     self.failures.append(error)
                 self.took.setdefault(phase, []).append(time.monotonic() - began)
 
-    async def _one(self, client: Client, luck: random.Random, number: int) -> None:
-        one, two = luck.sample(range(1, ACCOUNTS + 1), 2)
+    async def _one(self, client: Client, luck: random.Random, number: int) -> int:
+        """Run one transaction; return how often it was executed, if it writes, or 0."""
+        own = range(1 + number, ACCOUNTS + 1, self.apart) if self.apart else range(1, ACCOUNTS + 1)
+        one, two = luck.sample(own, 2)
         match luck.randrange(5):
             case 0:
-                await client.execute("INSERT INTO event(account, kind) VALUES (?, ?)", [one, f"k{number}"])
+                done = await client.execute("INSERT INTO event(account, kind) VALUES (?, ?)", [one, f"k{number}"])
             case 1:
-                await client.execute("UPDATE account SET note = ? WHERE id = ?", [f"by {number}", one])
+                done = await client.execute("UPDATE account SET note = ? WHERE id = ?", [f"by {number}", one])
             case 2:
                 await client.execute("SELECT balance, note FROM account WHERE id = ?", [one])
+                return 0
             case 3:
                 await client.execute("SELECT count(*) FROM event WHERE account = ?", [one], read="strict")
+                return 0
             case _:
-                await client.transact(
+                done, _ = await client.transact(
                     [
                         ("UPDATE account SET balance = balance - 1 WHERE id = ?", [one]),
                         ("UPDATE account SET balance = balance + 1 WHERE id = ?", [two]),
                     ]
                 )
+        return done.attempts
 
 
 def changes() -> Iterator[list[str]]:

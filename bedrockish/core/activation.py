@@ -43,10 +43,20 @@ class Activation:
         scheduled = self.state.scheduled
         if scheduled is None or (prepared.kind != SCHEMA and clock < scheduled.activates):
             return False
+        self._wait(ticket)
+        return True
+
+    def will_hold_up(self, ticket: Ticket) -> bool:
+        """Whether a ticket that would be led now has to wait, whatever it does."""
+        if not self.state.awaits_schema(self.state.clock.read(self.state.now.wall_ms)):
+            return False
+        self._wait(ticket)
+        return True
+
+    def _wait(self, ticket: Ticket) -> None:
         ticket.stage = Stage.SCHEMA
         self.waiting.append(ticket)
         self.state.counts["waited_for_schema"] += 1
-        return True
 
     def released(self) -> list[Ticket]:
         """Take those that need not wait any longer."""

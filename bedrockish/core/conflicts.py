@@ -131,6 +131,10 @@ class Pending:
                     seen.add(txid)
                     yield Conflict(txid, key)
 
+    def schema_change(self) -> Transaction | None:
+        """Return a schema change that is pending, if there is one."""
+        return next((one for one in self._ranged.values() if one.kind == SCHEMA), None)
+
     def smallest_clock(self) -> int | None:
         """Return the smallest clock of anything pending."""
         return min(self.transactions).clock if self.transactions else None

@@ -8,7 +8,7 @@ happen" only when every attempt that it made is known to have ended so.
 from bedrockish.clock import pack
 from bedrockish.core import tickets as ticketing
 from bedrockish.core.activation import activation_clock
-from bedrockish.core.answering import Answering
+from bedrockish.core.checking import Checking
 from bedrockish.core.clocking import Clocking
 from bedrockish.core.conflicts import Known, claim
 from bedrockish.core.effects import Execute
@@ -24,17 +24,17 @@ from bedrockish.core.tickets import Attempt, Stage, Ticket
 from bedrockish.core.voting import Voting
 from bedrockish.errors import BedrockishError, UnavailableError, told_too_early
 from bedrockish.requests import STRICT, Request
-from journal.transaction import Txid
+from journal.footprint import is_clock
+from journal.transaction import ROWS, Txid
 
 
-class Leading(Answering):
+class Leading(Checking):
     """Leads this node's transactions."""
 
     def __init__(self, state: State, ordering: Ordering, voting: Voting, reading: Reading) -> None:
-        super().__init__(state)
+        super().__init__(state, reading)
         self.ordering = ordering
         self.voting = voting
-        self.reading = reading
         self.rollbacks = Rollbacks(state)
         self.clocking = Clocking(state)
         self.forwarding = Forwarding(state, self.tickets)
@@ -68,6 +68,8 @@ class Leading(Answering):
                 self._execute(ticket)
 
     def _execute(self, ticket: Ticket) -> None:
+        if self._waits_for_schema(ticket):
+            return
         if ticket.wants_clock and not ticket.once:
             ticket.stage, ticket.read = Stage.CLOCK, None
             if not self.clocking.ask(ticket.number):
@@ -141,7 +143,7 @@ class Leading(Answering):
         found = next(state.recent.conflicts(footprint, prepared.base), None)
         if found is not None:
             # It is committed and not in the snapshot: execute it, with those behind it, on a newer one.
-            self._pause(ticket, 1)
+            self._pause(ticket, state.settings.schema_delay_ms if is_clock(found.key) else 1)
             return True
         for found in state.pending.conflicts(footprint):
             if found.other in self.rollbacks:
@@ -189,30 +191,6 @@ class Leading(Answering):
         state.send_voters(Begin(transaction.body))
         self.queues.begun(ticket, transaction)
         self._count(attempt)
-
-    def _read(self, ticket: Ticket, prepared: Prepared) -> None:
-        if ticket.request.read == STRICT:
-            self._check_read(ticket, prepared)
-        else:
-            self._answer_read(ticket, prepared)
-
-    def _check_read(self, ticket: Ticket, prepared: Prepared) -> None:
-        ticket.stage, ticket.read = Stage.CHECKING, prepared
-        valid = self.reading.begin(ticket, prepared)
-        if valid is not None:
-            self.read_checked(ticket.number, valid=valid)
-
-    def read_checked(self, number: int, *, valid: bool) -> None:
-        """A majority has answered for a strict read: answer it, or execute it again on a newer snapshot."""
-        ticket = self.tickets.get(number)
-        if ticket is None or ticket.stage is not Stage.CHECKING or ticket.read is None:
-            return
-        if valid and self.activation.holds_up(ticket, ticket.read, self.state.clock.value):
-            self.queues.leave(ticket)
-        elif valid and ticket.read.schema == self.state.schema:
-            self._answer_read(ticket, ticket.read)
-        else:
-            self._pause(ticket, ticketing.READ_AGAIN_MS * (1 + self.state.draw()))
 
     # -- answers from voters ---------------------------------------------------------------------------------------
 
@@ -367,7 +345,7 @@ class Leading(Answering):
                 self.turns.reserve(known.transaction)
         if attempt is not None:
             self._ended_attempt(attempt, commit=self.state.outcomes[txid])
-        self.released(txid)
+        self.queues.released(txid, known.transaction.kind if known is not None else ROWS)
 
     def released(self, txid: Txid) -> None:
         """A transaction is in nobody's way here any more: go on with those that waited for it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from bedrockish.core.tickets import Stage, Ticket
 from bedrockish.core.turns import Turns
 from journal.footprint import Footprint, conflict
-from journal.transaction import Transaction, Txid
+from journal.transaction import ROWS, Transaction, Txid
 
 GROUP_MAX = 100  # commands that share one transaction
 
@@ -132,11 +132,19 @@ class Queues:
         ticket.behind.extend(other.number for other in others)
         ticket.behind.extend(self.waits.pop(txid, ()))
 
-    def released(self, txid: Txid) -> None:
-        """A transaction is in nobody's way here any more: go on with those that waited for it."""
-        queue = self.waits.pop(txid, None)
-        if queue:
-            self._go_on(queue, self._turns.pause_ms(txid.leader))
+    def released(self, txid: Txid, kind: str = ROWS) -> None:
+        """A transaction is in nobody's way here any more: go on with those that waited for it.
+
+        Those that waited for a change of the schema or of the members have nothing else in common: they need no turns.
+        """
+        queue = self.waits.pop(txid, deque())
+        if kind == ROWS:
+            self._go_on(queue, self._turns.pause_ms(txid.leader) if queue else 0.0)
+            return
+        for number in queue:
+            ticket = self._tickets.get(number)
+            if ticket is not None and ticket.stage is Stage.WAITING:
+                self._execute(ticket)
 
     def leave(self, ticket: Ticket) -> None:
         """A ticket does not go first any more: let those behind it go on."""

@@ -19,7 +19,7 @@ from bedrockish.errors import (
 )
 from bedrockish.requests import Answer, Request, Token
 from journal.changes import OVERTAKEN
-from journal.footprint import Footprint, object_of
+from journal.footprint import Footprint, is_clock, object_of
 from journal.transaction import Transaction, Txid
 from journal.vector import merge
 
@@ -100,9 +100,9 @@ class Ticket:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is made of statements only, so that others can be executed after it in the same transaction."""
+        """Whether it has only statements, and has written: others can be executed after it in its transaction."""
         request = self.request
-        return bool(request.statements) and not (
+        return self.footprint is not None and not (
             self.once or self.wants_clock or request.read_only or request.call or request.change
         )
 
@@ -214,8 +214,13 @@ def came_too_late(peer: str) -> str:
 
 
 def retry_pause_ms(ticket: Ticket, settings: Settings, draw: float) -> float:
-    """Return how long a ticket pauses after a rejection: longer each time, with jitter."""
+    """Return how long a ticket pauses after a rejection: longer each time, with jitter.
+
+    If it was for a schema change that is not here yet, nothing can come of it before that is, and that ends the pause.
+    """
     ceiling: float = min(settings.retry_ms_max, settings.retry_ms_min * 2 ** min(ticket.rejections, 10))
+    if ticket.last is not None and is_clock(ticket.last.key):
+        ceiling = max(ceiling, settings.schema_delay_ms)
     return ceiling * (0.25 + 0.75 * draw)
 
 

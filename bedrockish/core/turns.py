@@ -11,7 +11,7 @@ from collections import deque
 
 from bedrockish.core.state import State
 from journal.footprint import Footprint, conflict
-from journal.transaction import Transaction
+from journal.transaction import ROWS, Transaction
 
 ROUND_S = 0.005  # from BEGIN to the quorum, until it is known
 ROUND_S_MAX = 0.1
@@ -49,7 +49,7 @@ class Turns:
     def reserve(self, transaction: Transaction) -> None:
         """A transaction has ended for which others wait as well: what comes anew waits for its turn, too."""
         pause_ms = self.pause_ms(transaction.txid.leader)
-        if pause_ms:
+        if pause_ms and transaction.kind == ROWS:
             self._reserved.append((self._state.now.seconds + pause_ms / 1000, transaction.footprint))
 
     def begins(self, footprint: Footprint) -> None:

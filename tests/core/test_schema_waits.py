@@ -1,0 +1,104 @@
+"""What waits for a schema change waits without being executed, and takes no turns."""
+
+from bedrockish.core.effects import Execute
+from bedrockish.core.events import Executed, Now, Submitted
+from bedrockish.core.messages import Reason, Reject
+from bedrockish.core.node import Node
+from bedrockish.core.queues import Queues
+from bedrockish.core.records import Member, Membership, Prepared, Recovered
+from bedrockish.core.settings import Settings
+from bedrockish.core.state import State
+from bedrockish.core.tickets import Stage, Ticket, retry_pause_ms
+from bedrockish.core.turns import Turns
+from bedrockish.requests import Request, Statement
+from journal.footprint import Footprint, clock_key
+from journal.transaction import ROWS, SCHEMA, Transaction, Txid
+
+MEMBERS = Membership(0, {name: Member(name, "") for name in "ABC"})
+
+
+def state() -> State:
+    return State(Recovered("A", "file of A", MEMBERS), Settings(), lambda: 0.5, Now(1.0, 0), follows_wall=False)
+
+
+def transaction(kind: str, leader: str = "B") -> Transaction:
+    touched = Footprint(frozenset(), (), frozenset({b"t:x\0k"}))
+    return Transaction(Txid(7, leader), {}, 0, 0, 0, "c", "serializable", kind, touched, b"", b"")
+
+
+def ticket(number: int) -> Ticket:
+    return Ticket(number, Request(f"c{number}", (Statement("UPDATE"),)), 10.0)
+
+
+def queues(here: State, count: int) -> tuple[Queues, list[int], list[tuple[int, float]]]:
+    """Tickets that wait for a transaction of B; what is executed, and what pauses."""
+    executed: list[int] = []
+    paused: list[tuple[int, float]] = []
+    tickets = {number: ticket(number) for number in range(count)}
+    turns = Turns(here)
+    turns.met("C")
+    here.peers["C"].up = True
+    found = Queues(
+        tickets,
+        lambda one: executed.append(one.number),
+        lambda one, ms: paused.append((one.number, ms)),
+        turns,
+    )
+    for one in tickets.values():
+        found.wait(one, Txid(7, "B"))
+    return found, executed, paused
+
+
+def test_who_waited_for_rows_goes_on_when_it_is_its_turn() -> None:
+    """C comes after B, and then A: its first one pauses, and the others stay behind that."""
+    found, executed, paused = queues(state(), 3)
+    found.released(Txid(7, "B"), ROWS)
+    assert not executed
+    assert [number for number, _ in paused] == [0]
+
+
+def test_who_waited_for_a_schema_change_goes_on_at_once() -> None:
+    """They have nothing in common but the change."""
+    found, executed, paused = queues(state(), 3)
+    found.released(Txid(7, "B"), SCHEMA)
+    assert executed == [0, 1, 2]
+    assert not paused
+
+
+def test_a_schema_change_reserves_nothing() -> None:
+    """Or everything that comes later would wait for the turn of those that waited for it."""
+    here = state()
+    turns = Turns(here)
+    turns.met("C")
+    here.peers["C"].up = True
+    written = Footprint(frozenset(), (), frozenset({b"t:x\0k"}))
+    turns.reserve(transaction(SCHEMA))
+    assert not turns.left_ms(written)
+    turns.reserve(transaction(ROWS))
+    assert turns.left_ms(written)
+
+
+def test_who_was_rejected_for_a_schema_change_that_is_not_here_pauses_for_its_delay() -> None:
+    """Before it is here, the same would happen again."""
+    one = ticket(1)
+    one.last = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), b"t:x\0k", 0)
+    assert retry_pause_ms(one, Settings(), 1.0) == Settings().retry_ms_min
+    one.last = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), clock_key(9), 0)
+    assert retry_pause_ms(one, Settings(), 1.0) == Settings().schema_delay_ms
+
+
+def test_what_will_have_to_wait_is_not_executed_again() -> None:
+    """A change is committed and not in force, and the clock is past its moment."""
+    node = Node(Recovered("A", "file of A", MEMBERS), Settings(), lambda: 0.5, Now(1.0, 0), follows_wall=False)
+    node.start(Now(1.0, 0))
+    effects = node.step(Submitted(1, Request("c", (Statement("UPDATE"),))), Now(1.0, 0))
+    assert Execute(1) in effects
+    footprint = Footprint(frozenset(), (), frozenset({b"t:x\0k"}))
+    node.step(Executed(1, Prepared({}, 0, False, ROWS, footprint, b"", b"")), Now(1.0, 0))
+    waiting = node.leading.tickets[1]
+    assert waiting.footprint is not None
+    node.state.scheduled = transaction(SCHEMA)
+    effects = []
+    node.leading._execute(waiting)
+    assert waiting.stage is Stage.SCHEMA
+    assert not [effect for effect in node.state.effects if isinstance(effect, Execute)]

@@ -14,13 +14,14 @@ from typing import Any
 
 from bedrockish.addresses import DEFAULT_PORT, Address, parse_address, suggest
 from bedrockish.core.membership import NAME
-from bedrockish.core.settings import Settings
+from bedrockish.core.settings import BELOW, Settings
 from bedrockish.errors import ConfigError
 from bedrockish.security import Security, Users, check_security, read_users
 
 LEVELS = ("debug", "info", "warning", "error")
 PREFIX = "BEDROCKISH_"
 OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY", "PASSWORD"})  # read elsewhere
+OFF_AT_0 = ("turn_rounds",)
 NUMBER_MAX = 1 << 40
 
 
@@ -324,15 +325,13 @@ def _scalar(given: _Given, default: Any) -> Any:
             raise ConfigError(f"{given.where}: {value!r} is neither true nor false; write one of the two")
         return value
     if isinstance(default, int):
-        if (
-            given.is_text
-            and isinstance(value, str)
-            and re.fullmatch(r"[0-9][0-9_]*" if default else r"-?[0-9][0-9_]*", value)
-        ):
+        # Only an offset is 0 by default, and only what is switched off by it may be 0 if it is not.
+        least = 0 if given.where.lower().endswith(OFF_AT_0) else 1 if default else -NUMBER_MAX
+        pattern = r"-?[0-9][0-9_]*" if least < 0 else r"[0-9][0-9_]*"
+        if given.is_text and isinstance(value, str) and re.fullmatch(pattern, value):
             value = int(value)
-        least = 1 if default else -NUMBER_MAX  # only an offset is 0 by default
         if type(value) is not int or not least <= value < NUMBER_MAX:
-            kind = "positive whole number" if default else "whole number"
+            kind = "positive whole number" if least > 0 else "whole number"
             raise ConfigError(f"{given.where}: {value!r} is not a {kind}; write one, such as {default}")
         return value
     assert isinstance(default, str)
@@ -391,7 +390,7 @@ def _check_together(timings: Settings, log: Log, given: Mapping[str, _Given]) ->
 
     if log.level not in LEVELS:
         raise ConfigError(f"{where('level')}: {log.level!r} is no log level; {suggest(log.level, LEVELS)}")
-    for less, more in (("retry_ms_min", "retry_ms_max"), ("heartbeat_ms", "suspicion_ms")):
+    for less, more in BELOW:
         low, high = getattr(timings, less), getattr(timings, more)
         if low > high or (less == "heartbeat_ms" and low == high):
             first = where(less if less in given else more)

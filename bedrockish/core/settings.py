@@ -47,6 +47,14 @@ class Settings:
     forwarding: bool = False
 
 
+BELOW = (  # of each pair the first must be below the second
+    ("retry_ms_min", "retry_ms_max"),
+    ("heartbeat_ms", "suspicion_ms"),
+    ("closing_lag_ms_min", "closing_lag_ms"),
+    ("closing_lag_ms", "conflict_window_ms"),
+)
+
+
 def approvals_needed(voters: int) -> int:
     """Return the approval quorum q(n) = max(n//2+1, (n+f)//2): a plain majority up to 6 voters, and more from 7 on.
 

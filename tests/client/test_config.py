@@ -21,6 +21,13 @@ def wrong(text: str, **others: dict[str, str]) -> str:
     return caught.value.message
 
 
+def test_turns_can_be_switched_off_in_every_way() -> None:
+    """0 is no mistake there."""
+    by_file = build(text=THREE + "[timings]\nturn_rounds = 0\n")
+    by_environment = build(text=THREE, environment={"BEDROCKISH_TURN_ROUNDS": "0"})
+    assert by_file.timings.turn_rounds == by_environment.timings.turn_rounds == 0
+
+
 def test_defaults_and_sections() -> None:
     found = build(text=THREE + "[timings]\nheartbeat_ms = 50\n[log]\nlevel = 'debug'\n")
     assert (found.node, found.cluster, found.listen) == ("A", "bedrockish", Address("127.0.0.1", 7373))
@@ -65,6 +72,12 @@ def test_this_node_is_always_among_its_peers() -> None:
         (MINIMAL + "[timings]\nheartbeat_ms = 0", "0 is not a positive whole number"),
         (MINIMAL + "[timings]\nheartbeat_ms = true", "True is not a positive whole number"),
         (MINIMAL + "[timings]\nheartbeat_ms = 1000", "heartbeat_ms (1000) must be below suspicion_ms (1000)"),
+        (MINIMAL + "[timings]\nclosing_lag_ms = 50", "closing_lag_ms_min (100) must be below closing_lag_ms (50)"),
+        (
+            MINIMAL + "[timings]\nconflict_window_ms = 400",
+            "closing_lag_ms (500) must be below conflict_window_ms (400)",
+        ),
+        (MINIMAL + "[timings]\nturn_rounds = -1", "-1 is not a whole number"),
         (MINIMAL + "[timings]\nretry_ms_max = 1", "retry_ms_min (2) must be below retry_ms_max (1)"),
         (MINIMAL + "full_sync = 'yes'", "f.toml: full_sync: 'yes' is neither true nor false"),
         (MINIMAL + "[log]\nlevel = 'inof'", "f.toml: log.level: 'inof' is no log level; did you mean 'info'?"),

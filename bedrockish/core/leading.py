@@ -170,14 +170,14 @@ class Leading(Checking):
             else:
                 self._pause(ticket, 1)
             return
-        joined = self.queues.joined(ticket, [command for command, _ in prepared.joined])
-        if joined is None:
-            self._execute(ticket)  # one of them is over: its time, or it was answered
-            return
         rolling = tuple(sorted(self.rollbacks.rolling))
         transaction = ticketing.make_transaction(state, ticket, prepared, clock, activates, rolling)
         if self.voting.held_back(transaction):
             self._pause(ticket, 10 + 20 * state.draw())
+            return
+        joined = self.queues.joined(ticket, [command for command, _ in prepared.joined])
+        if joined is None:
+            self._execute(ticket)  # one of them is over: its time, or it was answered
             return
         txid = transaction.txid
         state.hold(transaction)

@@ -58,6 +58,7 @@ def check_size(prepared: Prepared) -> None:
     """
     keys = prepared.footprint
     size = 0 if prepared.readonly else len(prepared.changes) + len(prepared.result)
+    size += sum(len(result) for _, result in prepared.joined)
     size += sum(map(len, keys.read_points)) + sum(map(len, keys.write_points))
     for low, high in (*keys.read_ranges, *keys.write_ranges):
         size += len(low) + len(high)

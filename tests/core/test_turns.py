@@ -5,10 +5,13 @@ from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
+from bedrockish.core.conflicts import EVERYTHING
 from bedrockish.core.messages import Approve, Begin, Reject, Rollback
 from bedrockish.core.queues import GROUP_MAX
+from bedrockish.core.voting import Barrier
 from bedrockish.requests import SNAPSHOT, Request, Statement
-from journal.transaction import Transaction, decode_transaction
+from journal.footprint import Footprint
+from journal.transaction import MEMBERS, Transaction, Txid, decode_transaction
 from tests.core.net import PLAIN, Net, add
 
 
@@ -198,3 +201,16 @@ def test_a_begin_carries_its_commands() -> None:
     begun = [decode_transaction(message.body) for _, _, message in net.said if isinstance(message, Begin)]
     assert begun[-1].commands == ("one", "two")
     assert begun[-1].result_of("two") != begun[-1].result_of("one")
+
+
+def test_a_group_that_steps_back_for_a_change_of_the_members_stays_together() -> None:
+    """It pauses before it is led, and all of it is there afterwards: nobody is left waiting for nothing."""
+    net = Net("ABC")
+    queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))
+    change = Transaction(
+        Txid(1, "C"), {}, 0, 0, 0, "change", "serializable", MEMBERS, Footprint(write_ranges=(EVERYTHING,)), b"", b""
+    )
+    net.places["A"].core.voting.barrier = Barrier(change, net.seconds + 0.3)
+    net.run(1.0)
+    assert [one.commands for one in journal(net)] == [("first",), ("c0", "c1", "c2", "c3", "c4")]
+    assert set(net.told("A")) == {"first", "c0", "c1", "c2", "c3", "c4"}

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from bedrockish.core.records import Prepared
+from bedrockish.engine import bulk
 from bedrockish.engine.clocks import ClockNeededError
 from bedrockish.errors import ConstraintError
 from bedrockish.requests import SNAPSHOT, Request, Result, decode_results
@@ -142,6 +143,16 @@ def test_what_is_too_much_together_is_less(tmp_path: Path) -> None:
     requests = named(*((f"INSERT INTO t VALUES ({number}, zeroblob(900))", ()) for number in range(8)))
     prepared = together(node, *requests)
     assert 1 <= len(prepared.joined) < 7
+
+
+def test_their_results_travel_and_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each is answered goes to every node with the transaction: together they have to fit, too."""
+    node = TestNode(tmp_path / "node.db")
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    monkeypatch.setattr(bulk, "BYTES_MAX", 3000)
+    requests = named(*(f"INSERT INTO t VALUES ({number}) RETURNING zeroblob(900)" for number in range(8)))
+    prepared = together(node, *requests)
+    assert len(prepared.joined) == 1
 
 
 def test_without_time_the_first_one_is_left_to_its_own(bank: TestNode) -> None:

@@ -143,7 +143,7 @@ class Leading(Checking):
         found = next(state.recent.conflicts(footprint, prepared.base), None)
         if found is not None:
             # It is committed and not in the snapshot: execute it, with those behind it, on a newer one.
-            self._pause(ticket, state.settings.schema_delay_ms if is_clock(found.key) else 1)
+            self._pause(ticket, max(1, state.settings.schema_delay_ms * is_clock(found.key)))
             return True
         for found in state.pending.conflicts(footprint):
             if found.other in self.rollbacks:

@@ -142,3 +142,10 @@ def test_laws_hold_for_long(start: int) -> None:
     for seed in range(start, start + 20):
         broken, _ = run_seed(draw_options(seed), twice=True)
         assert broken is None, f"seed {seed}: {broken}"
+
+
+def test_a_schema_change_without_delay_is_not_asked_after_all_the_time() -> None:
+    """A pause of nothing would let a node do nothing else (seed 3009)."""
+    broken, world = run_seed(draw_options(3009))
+    assert broken is None
+    assert world.counts["events"] < 100_000

@@ -10,7 +10,7 @@ from bedrockish import commands
 from bedrockish.asides import StopWorkError
 from bedrockish.client.rows import Rows
 from bedrockish.commands import Command, Transaction
-from bedrockish.core.events import ClockWanted, Decided, Dropped, Event, Executed
+from bedrockish.core.events import ClockWanted, Decided, Dropped, Event, Executed, Failed
 from bedrockish.core.records import Prepared
 from bedrockish.engine.aside import Aside, Work
 from bedrockish.engine.bulk import check_size
@@ -71,7 +71,8 @@ class Executions:
             following.append(ClockWanted(ticket))
             return
         except BedrockishError as error:
-            node.reply(ticket, node.core.verdict(ticket, error))
+            following.append(Failed(ticket, error))
+            return
         following.append(Dropped(ticket))
 
     def _others(self, group: tuple[int, ...]) -> list[Request]:

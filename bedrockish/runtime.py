@@ -29,9 +29,9 @@ from bedrockish.core.events import (
     Activated,
     Answered,
     ClockWanted,
-    Dropped,
     Event,
     Executed,
+    Failed,
     Now,
     PeerDown,
     PeerUp,
@@ -168,8 +168,7 @@ class Runtime:
         elif isinstance(found, ClockNeededError):
             self._post(ClockWanted(ticket))
         elif isinstance(found, BedrockishError):
-            self.reply(ticket, self.core.verdict(ticket, found))
-            self._post(Dropped(ticket))
+            self._post(Failed(ticket, found))
         else:
             following: deque[Event] = deque()
             self._executions.execute(ticket, 0, following)

@@ -57,6 +57,12 @@ class Answering:
             assert ticket.answer is not None
             self._finish(ticket, ticketing.schema_failed(failure) if failure else ticket.answer)
 
+    def failed(self, number: int, error: BedrockishError) -> None:
+        """A ticket cannot be executed. An earlier attempt of it, here or elsewhere, may have happened nevertheless."""
+        ticket = self.tickets.get(number)
+        if ticket is not None and ticket.stage is Stage.EXECUTING:
+            self._end(ticket, ticketing.unknown(ticket) if ticket.astray else error)
+
     def drop(self, number: int) -> None:
         """A ticket needs no more from us."""
         ticket = self.tickets.pop(number, None)

@@ -212,6 +212,8 @@ class Printer:
                 return f"the journal has lost its beginning up to {self.vector(upto)}"
             case on.Held(name, clock):
                 return f"reader {name} holds the journal " + ("no more" if clock is None else f"at {clock_text(clock)}")
+            case on.Failed(ticket, error):
+                return f"{self.ticket(ticket)} fails: {_answer(error)}"
             case on.Dropped(ticket):
                 return f"{self.ticket(ticket)} needs no more"
             case on.Decided(ticket, txid):

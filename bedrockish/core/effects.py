@@ -38,7 +38,7 @@ class Execute:
 
     ``clock`` is what ``transaction_clock()`` gives in it; if that is called and it is 0, step ``ClockWanted``.
     If the command is in the journal already, answer from there and step ``Dropped``, or ``Decided`` if it is a schema
-    change that is not activated yet; if it fails, answer what ``Node.verdict`` makes of the error and step ``Dropped``.
+    change that is not activated yet; if it fails, step ``Failed``.
     ``group`` are tickets that may be executed after it, one on top of the other, in the same transaction: as many of
     them, from the first on, as are done in a short time and without an error. None at all is right, too.
     """

@@ -68,8 +68,16 @@ class Held:
 
 
 @value
+class Failed:
+    """A request cannot be executed: the error is its answer as soon as nothing can come of its earlier attempts."""
+
+    ticket: int
+    error: BedrockishError
+
+
+@value
 class Dropped:
-    """A request needs no more: it failed, was answered from the journal, or nobody waits for it any longer."""
+    """A request needs no more: it was answered from the journal, or nobody waits for it any longer."""
 
     ticket: int
 
@@ -146,6 +154,7 @@ Event = (
     | ClockSet
     | Shortened
     | Held
+    | Failed
     | Dropped
     | Decided
     | Activated

@@ -18,6 +18,7 @@ from bedrockish.core.events import (
     Dropped,
     Event,
     Executed,
+    Failed,
     Held,
     Now,
     PeerDown,
@@ -60,9 +61,7 @@ from bedrockish.core.recovery import PATIENCE_MAX, Recovery
 from bedrockish.core.safety import Safety
 from bedrockish.core.settings import Settings
 from bedrockish.core.state import State
-from bedrockish.core.tickets import unknown
 from bedrockish.core.voting import Voting
-from bedrockish.errors import BedrockishError
 from journal.transaction import Txid
 from journal.vector import merge
 
@@ -122,6 +121,8 @@ class Node:
             case Held(name, clock):
                 self.safety.held(name, clock)
                 self.safety.gossip()
+            case Failed(ticket, error):
+                self.leading.failed(ticket, error)
             case Dropped(ticket):
                 self.leading.drop(ticket)
             case Decided(ticket, txid, answer):
@@ -152,15 +153,6 @@ class Node:
         """Return a new value of the clock, for somebody outside; the next step keeps the ceiling that it needs."""
         self.state.set_now(now)
         return self.state.tick()
-
-    def verdict(self, ticket: int, error: BedrockishError) -> BedrockishError:
-        """Return what to answer for a request that fails when it is executed.
-
-        That is the error, unless the request was sent to another leader before and no word came back: then it may have
-        happened there, and nobody can tell.
-        """
-        found = self.leading.tickets.get(ticket)
-        return unknown(found) if found is not None and found.astray else error
 
     def deadline(self) -> float | None:
         """Return the seconds at which to step ``Woken`` if nothing happens before, or None for never."""

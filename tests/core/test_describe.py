@@ -103,6 +103,7 @@ EVENTS: list[tuple[on.Event, str]] = [
     (on.Shortened({"A": 1}), "the journal has lost its beginning up to [1, 0, 0, 0, 0]"),
     (on.Held("mirror", 3 << 22), "reader mirror holds the journal at 3ms+0"),
     (on.Held("mirror", None), "reader mirror holds the journal no more"),
+    (on.Failed(7, DeadlineError("too slow")), "ticket 7 fails: DeadlineError: too slow"),
     (on.Dropped(7), "ticket 7 needs no more"),
     (on.Decided(7, ALICE, Answer(b"", Token())), "ticket 7 is Alice, which waits for its activation"),
     (on.Activated(ALICE, ""), "Alice is in force"),

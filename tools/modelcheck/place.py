@@ -9,7 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bedrockish.core import effects as do
-from bedrockish.core.events import Answered, Dropped, Event, Executed, Now, PeerDown, PeerUp, Received, Submitted, Woken
+from bedrockish.core.events import (
+    Answered,
+    Dropped,
+    Event,
+    Executed,
+    Failed,
+    Now,
+    PeerDown,
+    PeerUp,
+    Received,
+    Submitted,
+    Woken,
+)
 from bedrockish.core.messages import Entries, Message, Outcome
 from bedrockish.core.node import Node
 from bedrockish.core.records import Membership
@@ -307,8 +319,7 @@ class Place:
             others = [one for one in others if one.command not in seen.commands]
             return Executed(ticket, execute(seen.rows, request, seen.applied, self.name, seen.schema, 0, others))
         except BedrockishError as error:
-            self._tell(ticket, self.core.verdict(ticket, error))
-            return Dropped(ticket)
+            return Failed(ticket, error)
 
 
 def told(answer: Answer | BedrockishError) -> str:

@@ -306,9 +306,7 @@ class Machine:
             following.append(on.ClockWanted(ticket))
             return
         except BedrockishError as error:
-            assert self.node is not None
-            self._reply(ticket, self.node.verdict(ticket, error))
-            following.append(on.Dropped(ticket))
+            following.append(on.Failed(ticket, error))
             return
         self.world.counts["executions"] += 1
         event, boot, mean = on.Executed(ticket, prepared), self.boot, self.world.options.execute_ms / 1000

@@ -1,0 +1,47 @@
+"""A request was led, given up, and cannot be executed again: its error is the answer if nothing came of it before."""
+
+from typing import Any
+
+import pytest
+
+from bedrockish.core.messages import Approve, Reject, Rollback
+from bedrockish.errors import ConstraintError
+from tests.core.net import Net, add
+from tools.modelcheck import place
+
+
+def given_up(monkeypatch: pytest.MonkeyPatch, *, cut_off: bool) -> Net:
+    """A's attempt is known to all, its approvals are lost, A gives it up, and executing it again fails."""
+    net = Net("ABC")
+    net.kept = {Approve, Reject, Rollback}
+    net.ask("A", add("one", "x", timeout_s=30.0))
+    net.deliver()
+    leading = net.places["A"].core.leading
+    (attempt,) = leading.attempts.values()
+    net.flights.clear()
+    if cut_off:
+        net.cuts |= {frozenset("AB"), frozenset("AC")}
+    leading._give_up(attempt)
+    net.kept = set()
+
+    def fails(*_: Any) -> None:
+        raise ConstraintError("what was drawn at random was taken")
+
+    monkeypatch.setattr(place, "execute", fails)
+    net.play("A", "wake")
+    return net
+
+
+def test_what_others_may_still_commit_is_not_told_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody hears the rollback; B and C find the transaction approved by both, and commit it."""
+    net = given_up(monkeypatch, cut_off=True)
+    net.run(10.0)
+    assert net.places["B"].disk.durable.rows["x"][1] == 1
+    assert net.told("A") == {"one": "cannot tell"}
+
+
+def test_the_error_is_told_as_soon_as_the_rollback_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = given_up(monkeypatch, cut_off=False)
+    net.run(0.5)
+    assert net.told("A") == {"one": "did not happen"}
+    assert "x" not in net.places["B"].disk.durable.rows

@@ -156,10 +156,14 @@ class Queues:
     def _go_on(self, queue: deque[int], pause_ms: float = 0.0) -> None:
         while queue:
             first = self._tickets.get(queue.popleft())
-            if first is not None and first.stage is Stage.WAITING:
-                first.behind = queue
-                if pause_ms:
-                    self._pause(first, pause_ms)
-                else:
-                    self._execute(first)
-                return
+            if first is None or first.stage is not Stage.WAITING:
+                continue
+            if first.read is not None:  # a strict read, which nobody has to wait for
+                self._execute(first)
+                continue
+            first.behind = queue
+            if pause_ms:
+                self._pause(first, pause_ms)
+            else:
+                self._execute(first)
+            return

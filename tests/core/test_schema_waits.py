@@ -1,8 +1,9 @@
 """What waits for a schema change waits without being executed, and takes no turns."""
 
+from bedrockish.core.conflicts import claim
 from bedrockish.core.effects import Execute
 from bedrockish.core.events import Executed, Now, Submitted
-from bedrockish.core.messages import Reason, Reject
+from bedrockish.core.messages import Begin, Check, Reason, Reject, Rollback
 from bedrockish.core.node import Node
 from bedrockish.core.queues import Queues
 from bedrockish.core.records import Member, Membership, Prepared, Recovered
@@ -10,9 +11,10 @@ from bedrockish.core.settings import Settings
 from bedrockish.core.state import State
 from bedrockish.core.tickets import Stage, Ticket, retry_pause_ms
 from bedrockish.core.turns import Turns
-from bedrockish.requests import Request, Statement
+from bedrockish.requests import STRICT, Request, Statement
 from journal.footprint import Footprint, clock_key
 from journal.transaction import ROWS, SCHEMA, Transaction, Txid
+from tests.core.net import Net
 
 MEMBERS = Membership(0, {name: Member(name, "") for name in "ABC"})
 
@@ -102,3 +104,36 @@ def test_what_will_have_to_wait_is_not_executed_again() -> None:
     node.leading._execute(waiting)
     assert waiting.stage is Stage.SCHEMA
     assert not [effect for effect in node.state.effects if isinstance(effect, Execute)]
+
+
+def test_strict_reads_do_not_wait_for_each_other() -> None:
+    """They have waited for a schema change that was rolled back: each asks a majority at once."""
+    net = Net("ABC")
+    state = net.places["A"].core.state
+    clock = state.tick()
+    touched = claim(Footprint(), ("change",), SCHEMA, clock, clock + 1)
+    change = Transaction(
+        Txid(clock, "B"),
+        dict(state.applied),
+        state.safe,
+        0,
+        0,
+        "change",
+        "serializable",
+        SCHEMA,
+        touched,
+        b"",
+        b"",
+        activates=clock + 1,
+    )
+    net.play("A", "receive", "B", Begin(change.body))
+    for number in range(3):
+        net.ask("A", Request(f"r{number}", (Statement("read", ["x"]),), read=STRICT, timeout_s=30.0))
+    assert [one.stage for one in net.places["A"].core.leading.tickets.values()] == [Stage.WAITING] * 3
+    net.kept = {Check}
+    net.play("A", "receive", "B", Rollback(change.txid, clock + 1))
+    net.run(0.05)
+    assert [one.stage for one in net.places["A"].core.leading.tickets.values()] == [Stage.CHECKING] * 3
+    net.kept = set()
+    net.run(1.0)
+    assert net.told("A") == dict.fromkeys(("r0", "r1", "r2"), "read")

@@ -172,7 +172,8 @@ class Node:
         self.ordering.settle()
         approved, self.voting.approved = self.voting.approved, []
         for transaction in approved:
-            self.leading.queues.met(transaction)
+            if transaction.txid in state.pending:  # else it has ended in this very step, and nobody is to wait for it
+                self.leading.queues.met(transaction)
         while state.ended or state.released or state.progress:
             if state.progress:
                 state.progress = False

@@ -12,6 +12,8 @@ from bedrockish.errors import (
     ConstraintError,
     DamagedError,
     DeadlineError,
+    ForgottenError,
+    LearnerError,
     OutcomeUnknownError,
     ProtocolMismatchError,
     ResultLostError,
@@ -24,15 +26,15 @@ from bedrockish.errors import (
 )
 
 if TYPE_CHECKING:
-    from bedrockish.client.aio import Client, open_client
+    from bedrockish.api.rows import Rows
     from bedrockish.client.blocking import Connection, connect
-    from bedrockish.client.held import BlockingTransaction
+    from bedrockish.client.blocking_transaction import BlockingTransaction
+    from bedrockish.client.cursor import RowStream
     from bedrockish.client.pool import ConnectionPool, Pool, connect_pool, open_pool
-    from bedrockish.client.rows import Rows
-    from bedrockish.client.streaming import RowStream
     from bedrockish.client.transaction import Transaction
+    from bedrockish.client.trio_client import Client, open_client
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "AuthenticationError",
@@ -48,6 +50,8 @@ __all__ = [
     "ConstraintError",
     "DamagedError",
     "DeadlineError",
+    "ForgottenError",
+    "LearnerError",
     "OutcomeUnknownError",
     "Pool",
     "ProtocolMismatchError",
@@ -69,18 +73,18 @@ __all__ = [
 
 # The clients bring trio along; the core and its tests, which import this package too, shall not need it.
 _HOMES = {
-    "Client": "bedrockish.client.aio",
-    "open_client": "bedrockish.client.aio",
+    "Client": "bedrockish.client.trio_client",
+    "open_client": "bedrockish.client.trio_client",
     "Connection": "bedrockish.client.blocking",
     "connect": "bedrockish.client.blocking",
     "ConnectionPool": "bedrockish.client.pool",
     "Pool": "bedrockish.client.pool",
     "connect_pool": "bedrockish.client.pool",
     "open_pool": "bedrockish.client.pool",
-    "Rows": "bedrockish.client.rows",
-    "RowStream": "bedrockish.client.streaming",
+    "Rows": "bedrockish.api.rows",
+    "RowStream": "bedrockish.client.cursor",
     "Transaction": "bedrockish.client.transaction",
-    "BlockingTransaction": "bedrockish.client.held",
+    "BlockingTransaction": "bedrockish.client.blocking_transaction",
 }
 
 

@@ -24,11 +24,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, overload
 
-from bedrockish.client.rows import Rows
-from bedrockish.engine.aside import Work
+from bedrockish.api.parameters import check_params
+from bedrockish.api.requests import Named, Params, Statement
+from bedrockish.api.rows import Rows
+from bedrockish.engine.execution.workspace import Work
 from bedrockish.errors import BedrockishError, CommandError
-from bedrockish.params import check_params
-from bedrockish.requests import Named, Params, Statement
 
 __all__ = ["Command", "CommandError", "Rows", "Transaction", "command", "query"]
 

@@ -18,17 +18,22 @@ class BedrockishError(Exception):
         code: a stable word for programs.
         retry: whether the same request can succeed later.
         exit_code: status of a command-line program that ends with this error.
-        details: the facts in the text, as plain data.
+        details: the facts in the text, as plain data; ``lagging`` is true if the node that refused a request knew that
+            it did not have all yet: then ``retry`` is, too.
+        rests_on: what the request had read when it was refused (a ``Prepared``), at the node that did so; None if no
+            data decided it. It does not travel.
     """
 
     code: ClassVar[str] = "error"
-    retry: ClassVar[bool] = False
+    retry: bool = False
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.details: Mapping[str, Any] = details
+        self.retry = type(self).retry or details.get("lagging") is True
+        self.rests_on: Any = None
 
 
 class UsageError(BedrockishError):
@@ -73,6 +78,16 @@ class TooLargeError(UsageError):
     code = "too_large"
 
 
+class MemoryFullError(TooLargeError):
+    """Raised when a node has taken as much memory as it may (``memory_max``), and this request is the newest that asks.
+
+    Nothing of it happened. It can succeed when others are done, or when it asks for less.
+    """
+
+    code = "memory_full"
+    retry = True
+
+
 class StatementTimeoutError(TooLargeError):
     """Raised when a statement, or a command's function, ran longer than the node allows, and was interrupted.
 
@@ -80,6 +95,14 @@ class StatementTimeoutError(TooLargeError):
     """
 
     code = "statement_timeout"
+
+
+class VoidedError(UsageError):
+    """Raised for a command whose transaction was decided but fitted at no node, and that an operator had applied as
+    nothing. It did not happen. Whoever still wants it sends it under a new id.
+    """
+
+    code = "voided"
 
 
 class CommandError(UsageError):
@@ -118,8 +141,8 @@ class ClientClosedError(UsageError):
 
 
 class AuthenticationError(UsageError):
-    """Raised when a node does not let the caller in: a wrong user or password, none at all, or a certificate or secret
-    that is not the cluster's. Nothing happened.
+    """Raised when a node does not let the caller in: a wrong user or password, none at all, a certificate
+    that is revoked or not the cluster's, or no TLS where it is needed. Nothing happened.
     """
 
     code = "authentication"
@@ -141,6 +164,26 @@ class UnavailableError(BedrockishError):
     code = "unavailable"
     retry = True
     exit_code = 3
+
+
+class LearnerError(UnavailableError):
+    """Raised when a learner, which only reads, is asked to write. It did not happen there: ask a voter.
+
+    ``details["voters"]`` maps the name of each voter to its address, those first that can be reached. The clients of
+    this package go there by themselves.
+    """
+
+    code = "learner"
+
+
+class ReadOnlyError(UnavailableError):
+    """Raised for a write at a node that only reads for now; the text says why and the way out. It did not happen.
+
+    Reads go on. ``details["alarm"]`` names the cause, such as ``disk_full`` or ``entry_unapplicable``; another node may
+    take the write.
+    """
+
+    code = "read_only"
 
 
 class DeadlineError(UnavailableError):
@@ -169,6 +212,16 @@ class OutcomeUnknownError(BedrockishError):
     exit_code = 4
 
 
+class ForgottenError(OutcomeUnknownError):
+    """Raised for a command that is sent again, or asked about, after its commit was removed from the journal.
+
+    It is never run. ``details["command"]`` is the id; ``details["happened"]`` is True if it is known to have happened,
+    only not with which result, and None if it is too old to tell. Sending it again cannot help.
+    """
+
+    code = "forgotten"
+
+
 class DamagedError(BedrockishError):
     """Raised when a node must stop: its file, its journal or its memory is not what it must be."""
 
@@ -176,11 +229,59 @@ class DamagedError(BedrockishError):
     exit_code = 5
 
 
+class EntryMismatchError(DamagedError):
+    """Raised when a decided entry does not fit the tables of this node. Nothing of the entry was applied.
+
+    What was decided is right everywhere or nowhere, so the tables of this node, or of the node that led the entry, are
+    not what the journals say. ``details`` has ``entry``, ``op``, ``table``, ``key`` and ``why``, and ``expected`` and
+    ``found``: of each column that differs, the value as text; None where there should be no row, or is none.
+    """
+
+    code = "entry_mismatch"
+
+
+class NoRoomError(DamagedError):
+    """Raised when a node's file cannot be written because the disk is full, or may only be read.
+
+    Nothing that was answered is lost. The node gives up what is in its memory, and begins again by itself when there
+    is room.
+    """
+
+    code = "no_room"
+
+
+class InternalError(BedrockishError):
+    """Raised when the node's own program failed at a request: a bug. Nothing of the request happened.
+
+    Only this request failed; the node goes on. ``details["id"]`` stands in the node's log, beside the traceback.
+    """
+
+    code = "internal"
+    exit_code = 70
+
+
 class ProtocolMismatchError(BedrockishError):
     """Raised when the other side does not speak our protocol, or not our version of it."""
 
     code = "protocol"
     exit_code = 3
+
+
+def forgotten(command: str, txid: object) -> ForgottenError:
+    """Return the error for a command of which nothing is in the journal any more.
+
+    Args:
+        command: its id.
+        txid: what it had become; None if its id is too old to tell.
+    """
+    if txid is not None:
+        text = f"command {command} has happened, as {txid}, and its result was removed from the journal since"
+    else:
+        text = (
+            f"the id of command {command} is older than what this node remembers: it may have happened, and was not "
+            "run now; if it is new, the clock of the machine that made the id is far behind"
+        )
+    return ForgottenError(text, command=command, happened=True if txid is not None else None)
 
 
 def told_too_early(command: str) -> ConflictError:

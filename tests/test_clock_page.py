@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.engine.clocks import clock_time
-from journal.tables import CLOCK_FUNCTIONS
+from bedrockish.engine.statements.clock_functions import clock_time
+from bedrockish_journal.storage.table_layout import CLOCK_FUNCTIONS
 from tests.engine.nodes import TestNode, request
 from tools.clock_picture import FILE, picture
 

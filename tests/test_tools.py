@@ -3,6 +3,8 @@
 import random
 import re
 import sqlite3
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.client.load import BATCH_ROWS, batches, read_plan
 from bedrockish.errors import UsageError
+from bedrockish.transfer.load_database import BATCH_ROWS, batches, read_plan
 from tests.test_tidy import ROOT
-from tools.bench import WORKS, Draw, measure_sqlite, quantile
+from tools.bench import WORKS, Draw, measure_sqlite, quantile, scenarios
 from tools.bench_beside import run as run_beside
 from tools.bench_engine import measure, profile
 from tools.bench_plain import DESIGN
@@ -29,7 +31,7 @@ from tools.make_demo_data import degrees
 def test_lock_pins_everything_that_is_declared() -> None:
     """Each dependency of each extra is in the lock, with one exact version."""
     groups = read_lock()
-    assert list(groups) == ["runtime", "spark", "dev"]
+    assert list(groups) == ["runtime", "spark", "dev", "programs"]
     pins = [line for lines in groups.values() for line in lines]
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9.-]*==[\w.]+", line) for line in pins)
     names = [line.partition("==")[0] for line in pins]
@@ -204,6 +206,23 @@ def test_quantiles() -> None:
     assert quantile([], 0.5) != quantile([], 0.5)
 
 
+def test_every_measurement_is_a_scenario_of_one_program() -> None:
+    """``tools/bench NAME`` finds each by its file, says what it measures, and hands its options on."""
+    found = scenarios()
+    assert {"beside", "client", "clock", "engine", "joins", "large", "schema", "spark"} <= set(found)
+    assert all(len(about) > 20 for about in found.values()), found
+    for arguments, expected in ((["list"], "engine: "), (["clock", "--help"], "usage: tools/bench clock")):
+        ran = subprocess.run(
+            [sys.executable, "-m", "tools.bench", *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert expected in ran.stdout
+
+
 def test_clients_of_the_benchmark_do_not_meet_where_they_should_not() -> None:
     """Inserted ids and own rows are different for every client, transfers name two rows that exist."""
     clients = [Draw("insert", number, 64) for number in range(64)]
@@ -242,7 +261,7 @@ def test_the_engine_is_measured_beside_plain_sqlite(tmp_path: Path) -> None:
 def test_the_engine_is_profiled(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each kind of request that is measured, by function."""
     profile(tmp_path, what, 3)
-    assert "execute.py" in capsys.readouterr().out
+    assert "executor.py" in capsys.readouterr().out
 
 
 @pytest.mark.slow

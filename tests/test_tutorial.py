@@ -1,7 +1,8 @@
-"""The tutorial works: its commands are run in a shell as they stand there, and print what it says they print."""
+"""The tutorials work: their commands are run in a shell as they stand there, and print what they say they print."""
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,18 +13,18 @@ import pytest
 from tests.test_tidy import ROOT
 from tools.cluster import clean_environment, free_ports
 
-PAGE = (ROOT / "docs" / "tutorial.md").read_text()
+PAGES = ("tutorial", *(f"tutorial-{name}" for name in ("sqlite3", "sqlalchemy", "django", "libsql", "http")))
 BLOCK = re.compile(r"^```(sh|text)( \w+)?\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
-PORTS = ("7401", "7402", "7403", "4001")
+PORTS = ("7401", "7402", "7403", "4001", "4002", "4003", "8000")
 SHIM = '#!/bin/sh\nexec "{python}" {module}"$@"\n'
 LIMIT_S = 180
 
 
-def script() -> tuple[str, list[list[str]]]:
-    """Return the commands, a line between any two blocks, and what each block must print."""
-    lines = ["set -eu"]
+def script(page: str) -> tuple[str, list[list[str]]]:
+    """Return the commands of a page, a line between any two blocks, and what each block must print."""
+    lines = ["set -eu", "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT"]  # also where it fails midway
     said: list[list[str]] = []
-    for kind, note, text in BLOCK.findall(PAGE):
+    for kind, note, text in BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text()):
         if kind == "text":
             said[-1] = text.splitlines()
         elif note.strip() != "install":  # it is installed here
@@ -33,26 +34,42 @@ def script() -> tuple[str, list[list[str]]]:
     return "\n".join(lines), said
 
 
-def test_the_page_has_what_the_test_looks_for() -> None:
-    commands, said = script()
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_what_the_test_looks_for(page: str) -> None:
+    commands, said = script(page)
     assert "bedrockish serve" in commands
-    assert sum(map(bool, said)) >= 5
+    assert "kill -9" in commands
+    assert sum(map(bool, said)) >= 4
     assert "pip install" not in commands
 
 
+def install_modules(place: Path) -> None:
+    """Install the JavaScript clients as pinned, as another test has them."""
+    if shutil.which("npm") is None:
+        pytest.skip("no npm here: the JavaScript client is not tried")
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(ROOT / "tests" / "libsql" / name, place)
+    npm = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+    done = subprocess.run(npm, cwd=place, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.cluster
-def test_the_tutorial_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_a_tutorial_runs(page: str, tmp_path: Path) -> None:
     """Three nodes, an application, a node killed under it and brought back."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, module in (("bedrockish", "-m bedrockish.cli.main "), ("python", "")):
         (programs / name).write_text(SHIM.format(python=sys.executable, module=module))
         (programs / name).chmod(0o755)
-    commands, said = script()
+    commands, said = script(page)
     for port, free in zip(PORTS, free_ports(len(PORTS)), strict=True):
         commands = commands.replace(port, str(free))
     place = tmp_path / "tutorial"
     place.mkdir()
+    if page == "tutorial-libsql":
+        install_modules(place)
     environment = {**clean_environment(), "PATH": f"{programs}:{os.environ['PATH']}"}
     running = subprocess.Popen(
         ["bash", "-c", commands],

@@ -4,10 +4,12 @@ Plain SQLite is one connection in WAL mode with ``synchronous=FULL``: one transa
 processes; the clients are tasks of this one, each with a link of its own. What was counted is checked in the end.
 """
 
+import ast
 import json
 import math
 import platform
 import random
+import runpy
 import sqlite3
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
+from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError
 from tools.cluster import DemoError, LocalCluster, local_cluster
 
@@ -301,7 +303,8 @@ def main(
 ) -> None:
     """Measure transactions per second and the time that each takes, on a cluster and on plain SQLite.
 
-    ``tools/bench engine`` measures what one node does for a transaction by itself.
+    ``tools/bench list`` names the other scenarios, such as ``tools/bench engine``, which measures what one node does
+    for a transaction by itself; ``tools/bench NAME --help`` has their options.
     """
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, stderr=as_json, width=None if terminal else 110)
@@ -324,9 +327,29 @@ def main(
         console.print(render(measured, seconds))
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["engine"]:
-        from tools.bench_engine import main as engine
+def scenarios() -> dict[str, str]:
+    """Return what else can be measured: the name for ``tools/bench NAME``, and what it measures."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("bench_*.py")):
+        text = path.read_text(encoding="utf-8")
+        if '__name__ == "__main__"' in text:  # others are parts of one
+            about = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
+            found[path.stem.removeprefix("bench_")] = " ".join(about.split())
+    return found
 
-        engine(sys.argv[2:], prog_name="tools/bench engine")
-    main(prog_name="tools/bench")
+
+def run(name: str) -> None:
+    """Run a scenario with the arguments that follow its name."""
+    sys.argv = [f"tools/bench {name}", *sys.argv[2:]]
+    runpy.run_module(f"tools.bench_{name}", run_name="__main__", alter_sys=False)
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    if wanted == "list":
+        for scenario, about in scenarios().items():
+            print(f"{scenario}: {about}")
+    elif wanted in scenarios():
+        run(wanted)
+    else:
+        main(prog_name="tools/bench")

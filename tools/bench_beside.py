@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
+from bedrockish.api.requests import SNAPSHOT
 from bedrockish.client.transaction import Transaction
+from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, DeadlineError
-from bedrockish.requests import SNAPSHOT
 from tools import bench_procedures
 from tools.bench import quantile
 from tools.cluster import DemoError, LocalCluster

@@ -1,7 +1,7 @@
 """What the cluster's clock and safe time cost, and how far safe time is behind: on this machine, three real nodes.
 
-python -m tools.bench_clock                 both
-python -m tools.bench_clock --seconds 5     longer rounds
+tools/bench clock                 both
+tools/bench clock --seconds 5     longer rounds
 
 Rounds with and without alternate, and the ratio is that of their medians, so that a machine that gets slower meanwhile
 slows both down. "Without" is a clock that only counts, and a heartbeat every two seconds instead of ten a second.
@@ -17,9 +17,9 @@ from typing import Any
 import trio
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
-from bedrockish.client.clocks import is_after
-from bedrockish.requests import STALE
+from bedrockish.api.requests import STALE
+from bedrockish.client.admin_calls import is_after
+from bedrockish.client.trio_client import Client
 from tools.cluster import LocalCluster
 
 CLIENTS = 8  # at each node
@@ -138,7 +138,7 @@ class running:  # noqa: N801  it is used as a function is
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m tools.bench_clock", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tools/bench clock", description=__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each round (3)")
     parser.add_argument("--rounds", type=int, default=3, help="of each kind (3)")
     parser.add_argument("--commits", type=int, default=40, help="that are watched until they are safe (40)")

@@ -19,15 +19,15 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bedrockish.core.records import Member, Membership, Prepared
+from bedrockish.api.requests import Request, Statement
+from bedrockish.core.protocol.records import Member, Membership, Prepared
+from bedrockish.daemon import calm_collector
 from bedrockish.engine.engine import Engine, Founding
-from bedrockish.engine.interactive import Interactive
-from bedrockish.engine.session import Session
-from bedrockish.requests import Request, Statement
-from bedrockish.running import calm_collector
-from journal.changes import decode_changes
-from journal.entry import GENESIS, Entry
-from journal.transaction import Transaction, Txid
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish_journal.model.changes import decode_changes
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.transaction import Transaction, Txid
 from tools.bench_plain import (
     DESIGN,
     INSERT,
@@ -201,7 +201,7 @@ def applies(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure
 
     def ours(_: int) -> None:
         engine._db.execute("SAVEPOINT bench")
-        engine._applier.apply(entry, changes)
+        engine._applier.apply(entry, [changes])
         engine._db.execute("ROLLBACK TO bench")
         engine._db.execute("RELEASE bench")
 

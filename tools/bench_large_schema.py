@@ -1,6 +1,6 @@
 """What changes of a large table's schema cost those who read and write others meanwhile.
 
-python -m tools.bench_large_schema [--rows N]
+tools/bench large_schema [--rows N]
 
 Three nodes, and a table of so many rows: it is filled, indexed, and made anew in one transaction. For each it prints
 how long it took, and the longest time that a node left a read and a write without an answer. Fails if one of them
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
+from bedrockish.client.trio_client import Client
 from tools.cluster import LocalCluster, local_cluster
 
 PATIENT = "/?timeout=300&connect_timeout=100"

@@ -1,4 +1,4 @@
-"""What the nodes of ``tools.bench_beside`` are given to do: a billing run."""
+"""What the nodes of ``tools/bench beside`` are given to do: a billing run."""
 
 import time
 

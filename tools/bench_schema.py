@@ -1,6 +1,6 @@
 """What schema changes cost those who read and write meanwhile: three nodes, a mixed load, and ALTERs and indexes.
 
-python -m tools.bench_schema [--changes N] [--clients N] [--seconds S] [--skew MS]
+tools/bench schema [--changes N] [--clients N] [--seconds S] [--skew MS]
 
 Prints the rate and the times of the load before, during and after the changes, and the ratios to before; those are what
 to look at, for the figures themselves are the machine's. Fails if a transaction of a client failed, or if the nodes'
@@ -17,9 +17,9 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from journal.replay import digest
-from journal.store import open_readonly
-from journal.verify import verify
+from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.verify.replay import digest
+from bedrockish_journal.verify.verify import verify
 from tools.bench import quantile
 from tools.cluster import LocalCluster
 from tools.schema_load import Load, change, offset_walls

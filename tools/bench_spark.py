@@ -1,6 +1,6 @@
 """Measures the journal in Spark: the data source beside Parquet and a plain reader, and audits at several sizes.
 
-``python -m tools.bench_spark`` makes sound journals (``tools.make_journals``) and asks them. Everything is measured in
+``tools/bench spark`` makes sound journals (``tools.make_journals``) and asks them. Everything is measured in
 one run on one machine; the ratios are what to trust.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 
 import click
 
-from journal.changes import decode_changes
-from journal.entry import decode_entry
-from journal.spark.export import export
-from journal.spark.feeds import open_feed
-from journal.spark.files import open_file
-from journal.spark.inputs import find_inputs, read_table
-from journal.spark.session import quiet_session
+from bedrockish_journal.model.changes import decode_changes
+from bedrockish_journal.model.entry import decode_entry
+from bedrockish_journal.spark.audit.inputs import find_inputs, read_table
+from bedrockish_journal.spark.export.export import export
+from bedrockish_journal.spark.session import quiet_session
+from bedrockish_journal.spark.source.feeds import open_feed
+from bedrockish_journal.spark.source.files import open_file
 from tools.make_journals import NODES, make_journals
 
 
@@ -90,8 +90,8 @@ def measure_reads(spark: Any, directory: Path, commits: int, changes: int) -> di
 
 def measure_audits(spark: Any, directory: Path, sizes: list[int], hot: float) -> dict[str, dict[int, float]]:
     """Return the seconds that each audit takes at each size; the journals must be found sound."""
-    from journal.spark.audits import AUDITS, read_journals
-    from journal.spark.findings import collect
+    from bedrockish_journal.spark.audit.audits import AUDITS, read_journals
+    from bedrockish_journal.spark.audit.findings import collect
 
     found: dict[str, dict[int, float]] = {}
     for size in sizes:
@@ -160,5 +160,5 @@ def _table(numbers: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main(prog_name="tools/bench_spark")
+    main(prog_name="tools/bench spark")
     sys.exit(0)

@@ -66,7 +66,7 @@ def wanted_groups(program: str, arguments: list[str]) -> list[str]:
     if program == "test":
         if java is None:
             say(f"NOTE: {found}: the Spark tests will be SKIPPED; {ADVICE}")
-        return ["runtime", "spark", "dev"]
+        return ["runtime", "spark", "dev", "programs"]
     if program in ("bench", "simulate", "sqllogictest") or "--no-audit" in arguments or helping:
         return ["runtime"]
     if java is None:
@@ -126,7 +126,7 @@ def build(home: Path, groups: list[str]) -> Path:
     have = set(said[1:]) if said[:1] == [head] else set()
     if have >= set(groups):
         return python
-    groups = sorted(have | set(groups), key=["runtime", "spark", "dev"].index)
+    groups = sorted(have | set(groups), key=["runtime", "spark", "dev", "programs"].index)
     started = time.monotonic()
     python = make_environment(home)
     stamp.unlink(missing_ok=True)
@@ -155,7 +155,8 @@ def main() -> NoReturn:
 
 def become(python: str, module: str, arguments: list[str], path: str) -> NoReturn:
     """Replace this process by a program of ours; what was meant for the bootstrap alone stays here."""
-    environment = dict(os.environ, PYTHONPATH=str(ROOT), PATH=path)
+    roots = os.pathsep.join(str(ROOT / name) for name in ("", "journal", "net"))
+    environment = dict(os.environ, PYTHONPATH=roots, PATH=path)
     for variable in ("PYTHONHOME", "BEDROCKISH_PYTHON", "BEDROCKISH_VENV"):
         environment.pop(variable, None)
     sys.stdout.flush()

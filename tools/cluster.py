@@ -21,6 +21,7 @@ from bedrockish import open_client
 from bedrockish.errors import BedrockishError
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCES = (ROOT, ROOT / "journal", ROOT / "net")  # where a process finds the packages of the checkout
 READY_S = 60.0
 STOP_S = 10.0
 OURS = (".sqlite", ".sqlite.lock", ".sqlite-wal", ".sqlite-shm", ".toml", ".log")
@@ -30,10 +31,13 @@ class DemoError(Exception):
     """Raised when the machine, the arguments or a node do not do what the program needs; the text says what."""
 
 
-def clean_environment() -> dict[str, str]:
-    """Return the environment for a program of ours: this checkout first, no setting of the user in it."""
+def clean_environment(sources: Sequence[Path] = SOURCES) -> dict[str, str]:
+    """Return the environment for a program of ours: this checkout first, no setting of the user in it.
+
+    With ``sources``, another one: the folders from which it imports.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BEDROCKISH_")}
-    path = [str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]
+    path = [*map(str, sources), *filter(None, [kept.get("PYTHONPATH")])]
     return {**kept, "PYTHONPATH": os.pathsep.join(path)}
 
 
@@ -55,6 +59,8 @@ class LocalNode:
     directory: Path
     http_port: int | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    sources: Sequence[Path] = SOURCES  # of the release that it runs
+    files_max: int = 0  # files that the process may have open; 0: as many as this one
 
     @property
     def database(self) -> Path:
@@ -81,6 +87,8 @@ class LocalNode:
         assert not self.is_running
         program = [sys.executable, "-m", "bedrockish.cli.main", *(arguments or ("serve",))]
         command = [*program, "--config", str(self.config)]
+        if self.files_max:
+            command = ["sh", "-c", f'ulimit -n {self.files_max} && exec "$@"', "sh", *command]
         with self.log.open("ab") as log:
             # In a process group of its own, so that Ctrl-C reaches this program, which then stops its nodes in order.
             self.process = subprocess.Popen(
@@ -90,7 +98,7 @@ class LocalNode:
                 stderr=log,
                 process_group=0,
                 cwd=self.directory,
-                env=clean_environment(),
+                env=clean_environment(self.sources),
             )
 
     def kill(self) -> None:

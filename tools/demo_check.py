@@ -14,9 +14,9 @@ from pathlib import Path
 import trio
 
 from bedrockish import open_client
-from bedrockish.client.load import quote, read_plan
 from bedrockish.errors import BedrockishError
-from journal.replay import digest
+from bedrockish.transfer.load_database import quote, read_plan
+from bedrockish_journal.verify.replay import digest
 from tools.cluster import LocalCluster
 from tools.demo_work import ACCOUNTS, OPENING_BALANCE, Tally, Transfer
 

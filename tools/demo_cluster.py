@@ -15,8 +15,8 @@ import trio
 from rich.console import Console
 
 from bedrockish import open_client
-from bedrockish.client.load import load
 from bedrockish.errors import BedrockishError
+from bedrockish.transfer.load_database import load
 from tools.cluster import DemoError, LocalCluster, clean_environment, local_cluster
 from tools.demo_check import Check, check_cluster, check_files, vectors, wait_equal
 from tools.demo_view import View, print_checks

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import trio
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
+from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConstraintError, OutcomeUnknownError
 from tools.cluster import LocalCluster
 

@@ -4,21 +4,24 @@ Run it after changing the command line, an error class, a message or a trace; a 
 would write.
 """
 
+import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 
 import click
 
 import bedrockish.errors
-import journal.errors
-import net.errors
+import bedrockish_journal.model.errors
+import bedrockish_net.errors
 from bedrockish.cli.main import main as command_line
 from bedrockish.core.describe import REASONS
-from bedrockish.core.messages import WIRE, Reason
-from bedrockish.core.settings import approvals_needed, majority
+from bedrockish.core.protocol.messages import WIRE, Reason
+from bedrockish.core.state.settings import approvals_needed, majority
+from bedrockish.node.admin.troubles import KINDS
+from tools.compliance.page import compliance_page
 from tools.reference import reference_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,7 +73,11 @@ def errors_page() -> str:
         assert issubclass(cls, bedrockish.errors.BedrockishError)
         link = f"[{cls.__name__}](#{cls.__name__.lower()})"
         lines.append(f"| {link} | `{cls.code}` | {'yes' if cls.retry else 'no'} | {cls.exit_code} |")
-    roots = (bedrockish.errors.BedrockishError, journal.errors.JournalError, net.errors.NetError)
+    roots = (
+        bedrockish.errors.BedrockishError,
+        bedrockish_journal.model.errors.JournalError,
+        bedrockish_net.errors.NetError,
+    )
     for root in roots:
         lines += ["", f"## {root.__module__}"]
         for depth, cls in subclasses(root):
@@ -146,26 +153,103 @@ def quorums() -> list[str]:
     return ["| voters | may be gone | majority | approvals needed |", "| --- | --- | --- | --- |", *rows]
 
 
+def rooms() -> list[str]:
+    """Return the table of the folders: what each is for, as its own docstring says."""
+    lines = ["| room | what it is for |", "| --- | --- |"]
+    for top in ("bedrockish", "journal/bedrockish_journal", "net/bedrockish_net"):
+        for path in sorted((ROOT / top).rglob("__init__.py")):
+            said = paragraphs(ast.get_docstring(ast.parse(path.read_text())) or "").replace("``", "`")
+            room = path.parent.relative_to(ROOT).as_posix()
+            lines.append(f"| `{room}` | {' '.join(said.split())} |")
+    return lines
+
+
+def architecture_page() -> str:
+    """Return docs/architecture.md as it is, with the table of the folders written anew."""
+    return filled("architecture.md", {"rooms": rooms})
+
+
 def protocol_page() -> str:
     """Return docs/protocol.md as it is, with what stands between its markers written anew."""
-    text = (ROOT / "docs" / "protocol.md").read_text()
-    parts = {"messages": messages, "reasons": reasons, "quorums": quorums}
+    return filled("protocol.md", {"messages": messages, "reasons": reasons, "quorums": quorums})
+
+
+def filled(page: str, parts: Mapping[str, Callable[[], list[str]]]) -> str:
+    """Return a page of docs/ with what stands between its markers written anew."""
+    text = (ROOT / "docs" / page).read_text()
 
     def fill(found: re.Match[str]) -> str:
         kind, name = found["kind"], found["name"]
         lines = trace(name) if kind == "trace" else parts[kind]()
         return "\n".join([found["opening"], "", *lines, "", f"<!-- end of {kind} -->"])
 
-    opening = r"(?P<opening><!-- (?P<kind>trace|messages|reasons|quorums)(: (?P<name>\w+))? -->)"
+    kinds = "|".join(("trace", *parts))
+    opening = rf"(?P<opening><!-- (?P<kind>{kinds})(: (?P<name>\w+))? -->)"
     marked = opening + r"\n.*?<!-- end of (?P=kind) -->"
     return re.sub(marked, fill, text, flags=re.DOTALL)
 
 
+def troubles_page() -> str:
+    """Return docs/troubles.md: the table of troubles, for people."""
+    lines = [
+        "# What is wrong",
+        "",
+        *("This page is generated from the node's own table by `python -m tools.docs`.", ""),
+        "`bedrockish status` names what is wrong first, says what to do, and ends with 1. "
+        "`GET /readyz` has the same list as `troubles`; it says 503 for those that make a node of no use. "
+        'Each is the metric `bedrockish_trouble{code="…"}`, 0 or 1, and the node logs when it comes and goes. '
+        "[alerts.yml](alerts.yml) has a rule for Prometheus for each of them.",
+        "",
+        "The first in this order is named first.",
+        "",
+        "| code | what it means | `/readyz` | told after | what to do |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| `{kind.code}` | {kind.title} | {'503' if kind.useless else '200'} | "
+            f"{f'{kind.after_s:g} s' if kind.after_s else 'at once'} | {kind.do} |"
+            for kind in KINDS
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def alerts_page() -> str:
+    """Return docs/alerts.yml: an alert rule of Prometheus for each trouble."""
+    lines = [
+        "# Alert rules for Prometheus, generated from the node's table of troubles by `python -m tools.docs`.",
+        *("groups:", "  - name: bedrockish", "    rules:"),
+        *("      - alert: BedrockishDown", '        expr: up{job=~".*bedrockish.*"} == 0', "        for: 1m"),
+        *("        labels: {severity: critical}", "        annotations:"),
+        "          summary: 'a node does not answer'",
+        "          description: 'start it; its log says why it ended'",
+    ]
+    for kind in KINDS:
+        name = "".join(part.title() for part in kind.code.split("_"))
+        lines += [
+            f"      - alert: Bedrockish{name}",
+            f'        expr: bedrockish_trouble{{code="{kind.code}"}} == 1',
+            f"        for: {'1m' if kind.useless else '5m'}",
+            f"        labels: {{severity: {'critical' if kind.useless else 'warning'}}}",
+            "        annotations:",
+            f"          summary: {_quoted(kind.title)}",
+            f"          description: {_quoted(kind.do)}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
 GENERATED: dict[str, Callable[[], str]] = {
+    "docs/alerts.yml": alerts_page,
+    "docs/architecture.md": architecture_page,
     "docs/cli.md": cli_page,
+    "docs/compliance.md": lambda: compliance_page(NOTE),
     "docs/errors.md": errors_page,
     "docs/protocol.md": protocol_page,
     "docs/reference.md": lambda: reference_page(NOTE),
+    "docs/troubles.md": troubles_page,
 }
 
 

@@ -37,6 +37,7 @@ def main() -> None:
         "runtime": [*project["dependencies"], *extras["http"], *build],
         "spark": [*extras["spark"], *extras["plots"]],
         "dev": [*extras["dev"], *extras["sqlalchemy"]],
+        "programs": extras["programs"],
     }
     everything = resolve([line for lines in groups.values() for line in lines])
     pins = [f"{name}=={version}" for name, version in everything.items()]

@@ -14,11 +14,11 @@ import apsw
 import cbor2
 import click
 
-from journal import store
-from journal.changes import UPDATE, Change, encode_changes
-from journal.entry import GENESIS, Entry
-from journal.footprint import Footprint
-from journal.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.model.changes import UPDATE, Change, encode_changes
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.storage import store
 
 NODES = ("A", "B", "C")
 START_MS = 1_790_000_000_000

@@ -24,11 +24,11 @@ from sqlalchemy.dialects import registry
 
 import bedrockish.dbapi
 from bedrockish import connect, open_client
-from bedrockish.requests import Request, Statement
-from bedrockish.wire import Execute, encode_call
-from net.connection import Connection, Side
-from net.events import Data, Hello
-from net.limits import Limits
+from bedrockish.api.requests import Request, Statement
+from bedrockish.api.wire import Execute, encode_call
+from bedrockish_net.connection import Connection, Side
+from bedrockish_net.events import Data, Hello
+from bedrockish_net.limits import Limits
 from tools.cluster import LocalCluster, local_cluster
 
 WORK = {

@@ -1,4 +1,4 @@
-"""Writes docs/questions.md: the questions of ``journal.spark.questions``, asked of a real small cluster.
+"""Writes docs/questions.md: the questions of ``bedrockish_journal.spark.analysis``, asked of a real small cluster.
 
 ``python -m tools.questions`` starts three nodes, lets clients move money between accounts while one node is killed and
 started again, and asks their journals. The answers differ from run to run; a test holds the rest of the page, and the
@@ -18,8 +18,8 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError
-from journal.spark.inputs import find_inputs, read_table
-from journal.spark.session import quiet_session
+from bedrockish_journal.spark.audit.inputs import find_inputs, read_table
+from bedrockish_journal.spark.session import quiet_session
 from tools.cluster import ROOT, LocalCluster, local_cluster
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ Six clients move money between twelve accounts, and B is killed and started agai
 
 ```python
 from pyspark.sql import functions as F
-from journal.spark import plots, questions
-from journal.spark.inputs import find_inputs, read_table
-from journal.spark.session import quiet_session
+from bedrockish_journal.spark import plots, questions
+from bedrockish_journal.spark.audit.inputs import find_inputs, read_table
+from bedrockish_journal.spark.session import quiet_session
 
 spark = quiet_session()
 inputs = find_inputs(["a.sqlite", "b.sqlite", "c.sqlite"])      # or exports
@@ -149,7 +149,7 @@ def ask(question: Question, tables: "dict[str, DataFrame]", pictures: Path) -> "
     """Run the code of a question and return its answer."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from journal.spark import plots, questions
+    from bedrockish_journal.spark.analysis import plots, questions
 
     names: dict[str, Any] = {"F": F, "plots": plots, "questions": questions, **tables}
     names["picture"] = str(pictures / (question.picture or ""))
@@ -160,7 +160,7 @@ def ask(question: Question, tables: "dict[str, DataFrame]", pictures: Path) -> "
 
 def tables_of(spark: "SparkSession", paths: list[Path]) -> "dict[str, DataFrame]":
     """Return what the introduction of the page makes of nodes' files; the first one's journal is asked."""
-    from journal.spark import questions
+    from bedrockish_journal.spark.analysis import questions
 
     inputs = find_inputs([str(path) for path in paths])
     everyones = read_table(spark, inputs, "commits")

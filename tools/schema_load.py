@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
+from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError
 from tools.cluster import LocalCluster
 

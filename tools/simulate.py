@@ -146,10 +146,12 @@ def _sum_up(total: Counter[str], failures: int, seconds: float, took: float) -> 
         name.removeprefix("member "): count for name, count in sorted(total.items()) if name.startswith("member ")
     }
     kinds = ", ".join(f"{name} {count}" for name, count in members.items())
-    print(f"membership changes {total['membership changes']}: {kinds}")
+    print(f"membership changes {total['membership changes']}: {kinds}; timelines retired {total['timelines retired']}")
     joined = total["joined by copy"], total["joined by replay"]
     print(f"joined by copy {joined[0]}, by replay {joined[1]}; files lost {total['files lost']}", end="")
     print(f", put back {total['files put back']}; turned away {total['turned away']}")
+    damage = total["rows damaged"], total["transactions doubted"], total["nodes damaged"], total["filled again"]
+    print("rows damaged {}, transactions doubted {}, nodes that found it {}, filled again {}".format(*damage))
     print(
         f"{total['seeds']} seeds, {failures} failed, {total['events']} events, {seconds / 3600:.3f} core-hours, "
         f"{took:.1f} s"

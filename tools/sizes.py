@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
+from bedrockish.client.trio_client import Client
 from bedrockish.errors import TooLargeError
 from tools.cluster import DemoError, LocalCluster, clean_environment, free_ports
 

@@ -13,17 +13,21 @@ import random
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import apsw
 
-from bedrockish.engine.readset import ReadPlan, analyse
-from bedrockish.engine.schema import Schema, read_schema
-from bedrockish.engine.writeset import WriteKeys
-from journal.footprint import Footprint, conflict
+from bedrockish.engine.readwrite.dependent_reads import connection_query
+from bedrockish.engine.readwrite.readset import ReadKeys, ReadPlan, analyse
+from bedrockish.engine.readwrite.writeset import WriteKeys
+from bedrockish.engine.sqlite.catalog import Schema, read_schema
+from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
+from bedrockish_journal.model.footprint import Footprint, conflict
 from tools.soundness_cases import Case, Source, make_case
 from tools.soundness_faults import FAULTS, broken
+from tools.soundness_witnesses import WITNESSES
 
 RawChange = tuple[str, int | None, int | None, tuple[Any, ...] | None, tuple[Any, ...] | None]
 
@@ -38,12 +42,16 @@ class Outcome:
 
     Attributes:
         blurred: tables of whose changes only the net effect is known.
+        blind: tables of whose single changes nothing is known.
+        last_ids: of each rowid table, the highest rowid before the statement.
     """
 
     visible: str
     failed: bool
     changes: list[RawChange]
     blurred: list[str]
+    blind: list[str] = field(default_factory=list)
+    last_ids: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -115,6 +123,7 @@ class Bench:
         self.db.execute("SAVEPOINT one")
         self._log.clear()
         self._unseen.clear()
+        last_ids = self._last_ids()
         before = self._rows_of_blind()
         try:
             rows = self.db.execute(sql, params).fetchall()
@@ -122,14 +131,21 @@ class Bench:
             self._note_blind(before, after)
             changes = list(self._log)
             blurred = [name for name, count in self._unseen.items() if count != len(_of(changes, name))]
-            visible, failed = repr((rows, [_shown(one, self.schema, autoid) for one in changes])), False
+            fresh: Set[tuple[str, int | None]] = {(name, rowid) for name, _, rowid, old, _ in changes if old is None}
+            shown = [_shown(one, self.schema, fresh if autoid else frozenset()) for one in changes]
+            visible, failed = repr((rows, shown)), False
         except apsw.Error as error:
             visible, failed, changes = f"{type(error).__name__}: {error}", True, []
             blurred = []
         if failed or not keep:
             self.db.execute("ROLLBACK TO one")
         self.db.execute("RELEASE one")
-        return Outcome(visible, failed, changes, blurred)
+        return Outcome(visible, failed, changes, blurred, list(self._unseen), last_ids)
+
+    def _last_ids(self) -> dict[str, int]:
+        names = [table.name for table in self.schema.tables.values() if table.key is None]
+        found = self.db.execute(" UNION ALL ".join(f"SELECT '{name}', max(_rowid_) FROM {name}" for name in names))
+        return {name: last or 0 for name, last in found}
 
     def _note_blind(
         self, before: dict[tuple[str, Any], tuple[Any, ...]], after: dict[tuple[str, Any], tuple[Any, ...]]
@@ -140,7 +156,7 @@ class Bench:
                 rowid = (old or new or (None,))[0]
                 self._log.append((key[0], rowid, rowid, old and old[1:], new and new[1:]))
 
-    def footprint(self, outcome: Outcome, reads: tuple[list[bytes], list[tuple[bytes, bytes]]]) -> Footprint:
+    def footprint(self, outcome: Outcome, reads: ReadKeys) -> Footprint:
         """Return the footprint of reads and of what a statement did together."""
         points, ranges = set(reads[0]), list(reads[1])
         write_points: set[bytes] = set()
@@ -161,16 +177,20 @@ def _of(changes: list[RawChange], table: str) -> list[RawChange]:
     return [change for change in changes if change[0] == table]
 
 
-def _shown(change: RawChange, schema: Schema, autoid: bool) -> Any:
-    """Return a change without the id that SQLite chose, which differs with what others inserted and may."""
-    name, _, _, old, new = change
+def _shown(change: RawChange, schema: Schema, fresh: Set[tuple[str, int | None]]) -> Any:
+    """Return a change without the id that SQLite chose for a new row, which differs with what others inserted and may.
+
+    ``fresh`` are the rows that the statement has inserted.
+    """
+    name, before, after, old, new = change
     table = schema.tables[name]
-    if old is not None or new is None or not autoid or table.key is not None:
+    if table.key is not None or (name, after if old is None else before) not in fresh:
         return change
     if table.rowid_column is not None:
         place = table.columns[table.rowid_column].place
         assert place is not None
-        new = (*new[:place], None, *new[place + 1 :])
+        old = old and (*old[:place], None, *old[place + 1 :])
+        new = new and (*new[:place], None, *new[place + 1 :])
     return (name, None, None, old, new)
 
 
@@ -190,6 +210,8 @@ def examine(case: Case, tally: Tally) -> None:
             continue
         tally.counts["statements"] += 1
         tally.fallbacks.update(reason for reason, _ in plan.fallbacks)
+        if not plan.fallbacks and plan.dependents is not None:
+            tally.counts["statements with dependent reads and no fallback"] += 1
         _examine_statement(bench, case, sql, params, plan, tally)
     bench.db.execute("ROLLBACK")
     bench.db.close()
@@ -198,8 +220,12 @@ def examine(case: Case, tally: Tally) -> None:
 def _examine_statement(
     bench: Bench, case: Case, sql: str, params: tuple[Any, ...], plan: ReadPlan, tally: Tally
 ) -> None:
+    resolved = plan.resolve(params, connection_query(bench.db))
     before = bench.run(sql, params, True)
-    reads = plan.bind_failed(params) if before.failed else plan.bind(params)
+    if resolved.resolution is not None:
+        resolved.resolution.wrote([_change_of(one) for one in before.changes], before.blind)
+        tally.counts["dependent reads, " + (resolved.resolution.failure or "told exactly")] += 1
+    reads: ReadKeys = plan.bind_failed(params) if before.failed else resolved.keys()
     mine = bench.footprint(before, reads)
     for change_sql, change_params in case.changes:
         bench.db.execute("SAVEPOINT other")
@@ -209,6 +235,9 @@ def _examine_statement(
             meets = conflict(theirs, mine)
             after = bench.run(sql, params, True)
             same = after.visible == before.visible
+            if meets is None and not same and _depends_on_given_ids(before, after):
+                tally.counts["other ids were given by SQLite"] += 1
+                same = True
             precise = "" if plan.fallbacks else ", plan without fallback"
             tally.counts[f"{'conflict' if meets else 'no conflict'}, {'same' if same else 'changed'}{precise}"] += 1
             if meets is None and not same:
@@ -217,6 +246,25 @@ def _examine_statement(
                 )
         bench.db.execute("ROLLBACK TO other")
         bench.db.execute("RELEASE other")
+
+
+def _depends_on_given_ids(before: Outcome, after: Outcome) -> bool:
+    """Whether SQLite has given other ids to new rows, because others have inserted or deleted the last row of a table.
+
+    A node gives ids in another way, so that the statement, executed again, would be given the same ones. What triggers
+    did with the ids cannot be compared then.
+    """
+    return any(
+        old is None and rowid == before.last_ids.get(name, 0) + 1 and after.last_ids[name] != before.last_ids[name]
+        for name, _, rowid, old, _ in before.changes
+        if name in before.last_ids
+    )
+
+
+def _change_of(raw: RawChange) -> Change:
+    name, rowid_old, rowid_new, old, new = raw
+    kind = INSERT if old is None else DELETE if new is None else UPDATE
+    return Change(name, (), kind, rowid_old, rowid_new, old, new)
 
 
 def _report(
@@ -239,7 +287,11 @@ def _report(
 
 
 def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> str | None:
-    """Try many cases; return the report of an unsound one, made small, or None."""
+    """Try the witnesses and many cases; return the report of an unsound one, made small, or None."""
+    for case in WITNESSES.values():
+        report = _unsound(case, tally)
+        if report is not None:
+            return report
     for number in range(examples):
         luck = random.Random(f"{start}:{number}")
         case = make_case(Source(luck.randrange))

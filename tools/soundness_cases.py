@@ -43,7 +43,8 @@ class Source:
     def __init__(self, draw: Callable[[int], int]) -> None:
         self._draw = draw
         self.type, alike = self.choice(THEMES)
-        self.pool: tuple[Any, ...] = (1, 2, *alike, *(self.choice(VALUES) for _ in range(self.below(4))))
+        null = (None,) if self.chance(25) else ()
+        self.pool: tuple[Any, ...] = (1, 2, *alike, *null, *(self.choice(VALUES) for _ in range(self.below(4))))
         self.hot: tuple[str, ...] = (self.choice((*COLUMNS, "id")), self.choice((*COLUMNS, "id")))
 
     def below(self, count: int) -> int:
@@ -123,10 +124,12 @@ def _schema(source: Source) -> list[str]:
         reference = f" references t(id){action}{source.choice(('', '', ' deferrable initially deferred'))}"
     ddl.append(f"create table u(id integer primary key, t_id {source.choice(('', 'int', 'text'))}{reference}, z text)")
     ddl.append(source.choice(("create table log(k, n)", "create table log(k primary key, n) without rowid")))
+    if "without" not in ddl[-1] and source.chance(60):
+        ddl.append("create index lk on log(k)")
     ddl += ["create index ut on u(t_id)"] if source.chance(50) else []
     ddl += ["create index uz on u(z)"] if source.chance(50) else []
     ddl += [_index(source, number, bool(generated)) for number in range(4 - source.below(4))]
-    ddl += [_trigger(source, number) for number in range(2 if source.chance(40) else 0)]
+    ddl += [_trigger(source, number) for number in range(2 + source.below(3) if source.chance(40) else 0)]
     return ddl
 
 
@@ -137,10 +140,14 @@ def _index(source: Source, number: int, generated: bool) -> str:
         name = "g" if generated and source.chance(20) else source.column()
         order = source.choice(("", "", "", " desc", " collate nocase", " collate rtrim", " collate backwards"))
         parts.append(name + order)
-    if source.chance(15):
-        parts[0] = source.choice(("abs(c0)", "lower(c1)", "c0 || 'x'"))
+    if source.chance(25):
+        order = source.choice(("", "", " desc", " collate nocase", " collate backwards"))
+        parts[source.below(len(parts))] = source.choice(_EXPRESSIONS) + order
     where = source.choice((" where c0 > 2", " where c1 is not null")) if source.chance(25) else ""
     return f"create {unique}index i{number} on t({', '.join(parts)}){where}"
+
+
+_EXPRESSIONS = ("abs(c0)", "lower(c1)", "c0 || 'x'", "coalesce(c2, 0)", "cast(c0 as text)", "c0 + 1", "-c2")
 
 
 def _trigger(source: Source, number: int) -> str:
@@ -148,6 +155,7 @@ def _trigger(source: Source, number: int) -> str:
     event = source.choice(("insert", "update", "delete"))
     row = "old" if event == "delete" else "new"
     value = f"{row}.{'c0' if table == 't' else 'z'}"
+    own = value if event == "insert" else f"{row}.id"  # an id that SQLite gives may differ, and nothing must show it
     body = source.choice(
         (
             f"insert into log(k, n) values ({value}, 1) on conflict do nothing",
@@ -155,6 +163,18 @@ def _trigger(source: Source, number: int) -> str:
             f"insert or ignore into log(k, n) select z, (select count(*) from u) from u where t_id = {value}",
             f"update u set z = {value} where t_id = {value}",
             f"select raise(ignore) where exists (select 1 from log where k = {value})",
+            f"update log set n = n + (select count(*) from t where c0 = {value}) where k in "
+            f"(select z from u where t_id = {own})",
+            f"delete from log where k = (select c1 from t where id = {value}); update u set z = 'c' where id = {own}",
+            f"insert or replace into log(k, n) select c1, {own} from t where c0 = {value} order by id limit 1",
+            f"update log set n = n + 1 where k = (select c0 from t where id = {own})",
+            f"update log set n = n + 1 where k = (select z from u where id = {own})",
+            "update log set n = n + 1 where k = (select id from u where z <> 'a' order by id limit 1)",
+            f"update log set n = n + 1 where k = (select c1 from t where id = {own} and c0 is not null)",
+            f"delete from log where k = (select z from u where id = {own})",
+            f"update log set n = n + 1 where k = +{row}.id",
+            f"update log set n = n + 1 where k in (select z from u where t_id = +{row}.id)",
+            f"update log set n = 9 where k = {row}.{'c1' if table == 't' else 't_id'}",
         )
     )
     return f"create trigger r{number} {source.choice(('after', 'before'))} {event} on {table} begin {body}; end"
@@ -203,7 +223,12 @@ class _Writer:
             return f"{column} {source.choice(('=', '>'))} {self.value()} collate {collation}"
         if form < 13:
             return f"({column}, {prefix}c1) {source.choice(('=', '>', '<='))} ({self.value()}, {self.value()})"
-        return f"{source.choice(('abs', 'lower'))}({column}) = {self.value()}"
+        if source.chance(50):
+            return f"{source.choice(('abs', 'lower'))}({column}) = {self.value()}"
+        form_of = source.choice(_EXPRESSIONS)
+        for name in COLUMNS:
+            form_of = form_of.replace(name, prefix + name)
+        return f"{form_of} {source.choice(('=', '=', 'is', '>', '<='))} {self.value()}"
 
     def where(self, prefix: str = "") -> str:
         text = self.predicate(prefix)
@@ -217,7 +242,8 @@ _ORDERS = (
     " order by c0 collate nocase limit 1 offset 1",
 )  # fmt: skip
 
-# W stands for a condition on t, X for one on t when joined, O for an order, S for an assignment, V for a value.
+# W stands for a condition on t, X for one on t when joined, O for an order, S for an assignment, V for a value,
+# N for a small number.
 _READS = (
     "select * from t where W O",
     "select * from t where W O",
@@ -245,6 +271,57 @@ _READS = (
     "select id, row_number() over (order by c0, id), sum(c1) over (partition by c2 order by id) from t where W",
     "select * from t, json_each('[1, 2]') j where t.id = j.value",
     "select (select z from u where u.id = t.id), c0 from t where W",
+    "select u.id, t.c0, n from u join t on t.id = u.t_id join log on log.k = t.c0 where X",
+    "select t.*, u.z, n from t left join u on u.t_id = t.id left join log on log.k = u.z where X",
+    "select t.id, z, n from t left join u on u.t_id = t.id left join log on log.k is u.z where X",
+    "select * from t where c0 in (select z from u where t_id = V)",
+    "select * from t where id in (select t_id from u where z = 'a' union select V) order by id",
+    "select * from t where id = (select t_id from u where id = V limit 1) and W",
+    "select (select n from log where k = t.c0), id from t where W",
+    "select * from t a join t b on b.c0 = a.c1 and b.c2 > a.c0 where a.id = V",
+    "select a.id, b.id from t a join t b on b.c0 > a.c0 where a.id = V order by 1, 2",
+    "select * from t join u on u.t_id between t.c0 and t.c1 where t.id = V",
+    "select t.id, u.id from t join u on u.t_id > t.c0 and u.t_id < t.c1 order by 1, 2",
+    "select u.id, t.id from u join t on t.c0 between u.id and 4 order by 1, 2",
+    "select * from t a join t b on (b.id = a.c0 or b.c1 = a.c0) where a.id = V",
+    "select * from u join t using (id) where u.z = 'b'",
+    "with recursive w(x) as (select V union select t.c1 from t, w where t.c0 = w.x) select * from w order by 1",
+    "with recursive w(x, n) as (select V, 0 union all select t.c1, n + 1 from t join w on t.id = w.x where n < 4) "
+    "select * from w order by n, 1",
+    "select exists (select 1 from t where c0 = V and c1 = V)",
+    "select id from t where c0 = V order by id limit 1",
+    "select id, c1 from t where c0 = V and c2 > V order by id desc limit 2",
+    "select id, c1 from t where c0 = V and c1 <> V order by id limit 1 offset 1",
+    "select id, c1 from t where c0 >= V and c2 is V order by c0 desc, id desc limit 2",
+    "select * from t where c1 is not null and c0 < V order by c0 limit 1",
+    "select * from t where c0 > 2 order by id limit 1",
+    "select id from t where c2 >= V order by id limit N",
+    "select id from t where c0 = V order by c1, id limit N offset N",
+    "select max(c0) from t where c0 < V",
+    "select min(id) from u where z = 'b'",
+    "select max(c1) from t where c0 = V and c2 = V",
+    "select * from t where c0 >= V order by c0, id limit 2",
+    "select max(c1) from t where c0 = V",
+    "select min(id), max(id) from t where c0 > V",
+    "select min(c1) from t",
+    "select t.c0, count(u.id), sum(u.id) from t left join u on u.t_id = t.id where X group by t.id",
+    "select * from t where exists (select 1 from u join log on log.k = u.z where u.t_id = t.c0) and W",
+    "select * from (select distinct z from u where t_id = V) q join log on log.k = q.z",
+    "select * from t where (c0, c1) in (select t_id, z from u)",
+    "select t.id, u.z from t join u on u.id = t.c0 where t.c1 = V order by t.id limit N",
+    "select t.id, u.z from t join u on u.id = t.c0 order by t.id desc limit N",
+    "select t.id, u.z from t left join u on u.id = t.c0 where t.c1 >= V order by t.id limit N",
+    "select t.id, u.z, v.z from t left join u on u.id = t.c0 left join u v on v.id = u.t_id order by t.id limit N",
+    "select t.id, u.z, v.z from t join u on u.id = t.c0 join u v on v.id = t.c1 where t.c2 = V order by t.id limit N",
+    "select a.id, b.id from u a left join u b on b.id = a.t_id and b.z = 'a' where a.z <> 'c' order by a.id limit N",
+    "select q.id, u.z from (select id, c0 from t where c1 = V order by id limit 2) q left join u on u.id = q.c0",
+    "select q.id, u.z from (select id, c0 from t where c2 > V order by id limit N) q join u on u.t_id = q.c0",
+    "select id from t where g = V",
+    "select id, g from t where g > V order by g limit N",
+    "select u.id, t.id from u join t on lower(t.c1) = u.z",
+    "select u.id, t.id from u join t on t.g = u.t_id where X",
+    "select id from t where lower(c1) = V",
+    "select id from t where c0 || 'x' in (V, V)",
 )
 _WRITES = (
     "update t set S where W",
@@ -263,8 +340,28 @@ _WRITES = (
     "update u set z = 'a' where t_id = 1",
     "insert into u values (7, V, 'b')",
     "insert into u values (8, V, 'a')",
+    "insert into u(t_id, z) values (V, 'a')",
+    "insert into u(t_id, z) values (V, 'a'), (V, 'b')",
+    "insert or ignore into u(t_id, z) select c0, 'b' from t where W",
+    "insert or replace into t(c0, c1, c2) values (V, V, V)",
     "update u set t_id = V where id = 2",
     "insert or ignore into u values (2, 1, 'c')",
+    "delete from t where id in (select t_id from u where id = V)",
+    "update t set c0 = V where id = 1",
+    "update t set c0 = V, c1 = V where id in (1, 2)",
+    "update u set z = 'a' where t_id = V",
+    "update t set c1 = V, c0 = case when id > 1 then (select b.id from t b where b.c1 = V order by b.id limit 1) "
+    "else c0 end",
+    "delete from log where k in (select z from u join t on t.id = u.t_id where X)",
+    "update t set c0 = u.z, c1 = n from u join log on log.k = u.z where u.t_id = t.id and u.id = V",
+    "update t set c2 = (select z from u where u.t_id = t.id limit 1) where W",
+    "update t set c1 = V where id = (select id from t where c0 = V order by id limit 1) returning id",
+    "delete from t where id in (select id from t where c0 = V order by id desc limit 2) returning id",
+    "update t set c0 = V where c1 = (select min(c1) from t where c0 = V)",
+    "update t set c0 = (select max(c0) from t b where b.c1 = t.c0) where W",
+    "insert into log(k, n) select c0, 1 from t where id in (select t_id from u where z = 'a') "
+    "on conflict do update set n = n + (select count(*) from u where t_id = log.k)",
+    "insert or replace into log(k, n) select u.z, t.c0 from t join u on u.t_id = t.id where X",
 )
 _SETS = ("c0 = 1", "c1 = c0", "c0 = c2", "id = 3", "c2 = coalesce(c2, 0)")
 _CONFLICTS = ("", "or ignore ", "or replace ")
@@ -294,6 +391,9 @@ def _query(source: Source, ddl: list[str]) -> tuple[str, tuple[Any, ...]]:
             sql += source.choice(_ORDERS)
         elif part == "V":
             sql += writer.value()
+        elif part == "N":
+            sql += "?"
+            writer.params.append(1 + source.below(2))
         elif part == "S":
             sql += source.choice(_SETS)
         else:
@@ -304,7 +404,7 @@ def _query(source: Source, ddl: list[str]) -> tuple[str, tuple[Any, ...]]:
 def _split(template: str) -> list[str]:
     parts = [""]
     for word in template.split(" "):
-        if word.rstrip("),") in ("W", "X", "O", "S", "V"):
+        if word.rstrip("),") in ("W", "X", "O", "S", "V", "N"):
             parts += [word[0], word[1:] + " "]
         else:
             parts[-1] += word + " "

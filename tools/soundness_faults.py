@@ -5,10 +5,15 @@ A fault is a function of no arguments that returns what to put in the place of w
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 from unittest import mock
 
-from bedrockish.engine import keys, readset, registers, seeks, writeset
+from bedrockish.engine.readwrite import computed_columns, dependent_reads, key_values, loop_stops, readset, writeset
+from bedrockish.engine.readwrite import cursor_ranges as seeks
+from bedrockish.engine.readwrite import register_values as registers
+from bedrockish.engine.sqlite import key_encoding as keys
 
 Patch = tuple[Any, str, Any]
 Fault = Callable[[], list[Patch]]
@@ -17,27 +22,61 @@ Fault = Callable[[], list[Patch]]
 def no_sub_programs() -> list[Patch]:
     """Reads of triggers are forgotten."""
     explain = readset._explain
-    return [(readset, "_explain", lambda *args: explain(*args)[:1])]
+
+    def main_only(*args: Any) -> Any:
+        programs, is_whole = explain(*args)
+        return programs[:1], is_whole
+
+    return [(readset, "_explain", main_only)]
 
 
 def dynamic_is_nothing() -> list[Patch]:
-    """A lookup by a value from another row reads nothing."""
-
-    def whole(_: Any, found: Any, reason: str, into: list[Any]) -> None:
-        if "another row" not in reason:
-            into.append(seeks.Access(found.object))
-
-    return [(seeks._Reader, "_whole", whole)]
+    """A lookup by a value from another row, where the row cannot be asked for, reads nothing."""
+    return [(seeks, "_whole", _forgetting("another row"))]
 
 
 def opaque_is_nothing() -> list[Patch]:
     """An index on an expression reads nothing."""
+    return [(seeks, "_whole", _forgetting("expression"))]
 
-    def whole(_: Any, found: Any, reason: str, into: list[Any]) -> None:
-        if "expression" not in reason:
-            into.append(seeks.Access(found.object))
 
-    return [(seeks._Reader, "_whole", whole)]
+def computed_by_row() -> list[Patch]:
+    """The entries of an index on an expression are written by row, and read by value."""
+    told = computed_columns.told_columns
+    return [(writeset, "told_columns", lambda index, table: 0 if index.opaque else told(index, table))]
+
+
+def given_ids_are_nothing() -> list[Patch]:
+    """What a trigger looks up by an automatic id of a new row is not read."""
+    add = dependent_reads.Resolution._add_images
+
+    def less(self: Any, place: int, *args: Any) -> Any:
+        return False if self._plan.is_given(self._plan.sources[place]) else add(self, place, *args)
+
+    return [(dependent_reads.Resolution, "_add_images", less)]
+
+
+def ends_are_converted() -> list[Patch]:
+    """An end of a range is compared with a column as SQL does it, which may convert it first."""
+    return [(dependent_reads._Job, "_is_end", lambda _, value: value is not None)]
+
+
+def partners_are_always_there() -> list[Patch]:
+    """Every row of a join counts for its LIMIT, whether the other table has a row for it or not."""
+    return _stop_without(partners=())
+
+
+def _forgetting(word: str) -> Callable[[Any, str], Any]:
+    """Return what stands for ``_whole`` and reads nothing for some reasons."""
+    whole = seeks._whole
+
+    def less(found: Any, reason: str) -> Any:
+        if word not in reason:
+            return whole(found, reason)
+        low = (seeks.FieldValues(frozenset({registers.constant(b"nothing like it")}), keys.ROWID_SPEC),)
+        return seeks._plain(seeks.Access(found.object, low, True, low, False))
+
+    return less
 
 
 def every_stop_counts() -> list[Patch]:
@@ -58,13 +97,13 @@ def no_prefix_end() -> list[Patch]:
 
 def no_affinity() -> list[Patch]:
     """Values are compared as the client gave them."""
-    return [(readset, "apply_affinity", lambda value, _: value)]
+    return [(key_values, "apply_affinity", lambda value, _: value)]
 
 
 def no_collation() -> list[Patch]:
     """Text is compared byte by byte whatever the collation."""
     patches: list[Patch] = []
-    for module in (readset, writeset):
+    for module in (readset, dependent_reads, writeset):
         encoder = module.encoder
         plain = lambda spec, encoder=encoder: encoder(keys.Spec("BINARY", spec.descending))  # noqa: E731
         patches.append((module, "encoder", plain))
@@ -74,7 +113,7 @@ def no_collation() -> list[Patch]:
 def no_descending() -> list[Patch]:
     """A descending column is encoded as an ascending one."""
     patches: list[Patch] = []
-    for module in (readset, writeset):
+    for module in (readset, dependent_reads, writeset):
         encoder = module.encoder
         plain = lambda spec, encoder=encoder: encoder(keys.Spec(spec.collation, False))  # noqa: E731
         patches.append((module, "encoder", plain))
@@ -85,8 +124,8 @@ def one_value_a_register() -> list[Patch]:
     """Of several values that a register may hold only one counts."""
     values = registers.Registers.values
 
-    def one(self: Any, register: int) -> Any:
-        atoms = values(self, register)
+    def one(self: Any, program: int, register: int) -> Any:
+        atoms = values(self, program, register)
         return frozenset(sorted(atoms, key=repr)[:1]) if atoms else atoms
 
     return [(registers.Registers, "values", one)]
@@ -94,12 +133,12 @@ def one_value_a_register() -> list[Patch]:
 
 def no_old_keys() -> list[Patch]:
     """A changed row writes the keys that it has now, not those that it had."""
-    points = writeset._TableKeys.points
+    writes = writeset._TableKeys.writes
 
     def new_only(self: Any, old_id: Any, new_id: Any, old: Any, new: Any) -> Any:
-        return points(self, old_id, new_id, None if new is not None else old, new)
+        return writes(self, old_id, new_id, None if new is not None else old, new)
 
-    return [(writeset._TableKeys, "points", new_only)]
+    return [(writeset._TableKeys, "writes", new_only)]
 
 
 def no_index_keys() -> list[Patch]:
@@ -119,7 +158,7 @@ def no_parents() -> list[Patch]:
 
 def all_probes_enforce() -> list[Patch]:
     """Every look into a unique index is taken for one that only enforces it, also under OR IGNORE."""
-    return [("bedrockish.engine.constraints", "_ends_in_unique_halt", lambda *_: True)]
+    return [("bedrockish.engine.readwrite.constraint_probes", "_ends_in_unique_halt", lambda *_: True)]
 
 
 def failures_read_less() -> list[Patch]:
@@ -127,12 +166,150 @@ def failures_read_less() -> list[Patch]:
     return [(readset.ReadPlan, "bind_failed", readset.ReadPlan.bind)]
 
 
+def dependents_are_nothing() -> list[Patch]:
+    """A read that depends on rows reads nothing."""
+    return [(dependent_reads._Job, "_record", lambda *_: None)]
+
+
+def one_row_is_enough() -> list[Patch]:
+    """Of the rows on which others depend, only the first is looked at."""
+    return [(dependent_reads, "islice", lambda rows, _: islice(rows, 1))]
+
+
+def one_level_is_enough() -> list[Patch]:
+    """Rows that are found by a read which depends on rows are not looked at."""
+    fetch = dependent_reads._Job._fetch
+
+    def flat(self: Any, *args: Any) -> bool:
+        return bool(not self.access.cells and fetch(self, *args))
+
+    return [(dependent_reads._Job, "_fetch", flat)]
+
+
+def once_round_a_circle() -> list[Patch]:
+    """A recursive query is asked once."""
+    run = dependent_reads._Job.run
+
+    def once(self: Any, state: Any, done: set[bytes]) -> bool:
+        return run(self, state, done) and False
+
+    return [(dependent_reads._Job, "run", once)]
+
+
+def own_rows_are_as_before() -> list[Patch]:
+    """A statement that writes finds its rows as they were before it."""
+    return [(dependent_reads.Resolution, "wrote", lambda *_: None)]
+
+
+def columns_by_number() -> list[Patch]:
+    """A column of an index is taken for the column of its table with that number."""
+    return [(dependent_reads.DependentReads, "column", lambda _self, _cursor, column: max(column, -1))]
+
+
+def missed_rows_are_nothing() -> list[Patch]:
+    """What an outer join misses has no NULLs."""
+    step = registers.Registers._of_row
+
+    def of_row(self: Any, cursor: int, column: int, register: int) -> None:
+        self._nulls = set()
+        step(self, cursor, column, register)
+
+    return [(registers.Registers, "_of_row", of_row)]
+
+
+def values_of_the_caller_are_forgotten() -> list[Patch]:
+    """new.x and old.x have no values but those of the first program that fires a trigger."""
+    pass_on = registers.Registers._pass_parameters
+
+    def less(self: Any) -> None:
+        before = dict(self._edges)
+        pass_on(self)
+        extra = [edge for edge in self._edges if edge not in before]
+        seen: set[Any] = set()
+        for edge in extra:
+            if edge[1] in seen:
+                del self._edges[edge]
+            seen.add(edge[1])
+
+    return [(registers.Registers, "_pass_parameters", less)]
+
+
+def ends_are_the_same() -> list[Patch]:
+    """Both ends of a range in one register are one value, also where it changes in between."""
+    return [(registers.Registers, "steady", lambda *_: True)]
+
+
+def _stop_without(**parts: Any) -> list[Patch]:
+    """Return what finds the ends of loops, with something left out."""
+    stop = loop_stops.LoopReader.stop
+
+    def less(self: Any, *args: Any) -> Any:
+        found = stop(self, *args)
+        return found and replace(found, **parts)
+
+    return [(loop_stops.LoopReader, "stop", less)]
+
+
+def every_row_counts_for_limit() -> list[Patch]:
+    """A loop ends after so many rows, whether they meet its conditions or not."""
+    return _stop_without(filters=())
+
+
+def offset_is_nothing() -> list[Patch]:
+    """Rows passed over by OFFSET are not looked for."""
+    return _stop_without(offset=loop_stops._ZERO)
+
+
+def loops_go_forward() -> list[Patch]:
+    """A loop that goes backward ends where one that goes forward would."""
+    return _stop_without(backward=False)
+
+
+def loops_end_a_row_early() -> list[Patch]:
+    """A loop ends before the row with which it ends."""
+    stop = loop_stops.LoopReader.stop
+
+    def less(self: Any, *args: Any) -> Any:
+        found = stop(self, *args)
+        if found is None or found.limit.kind != "const":
+            return found
+        return replace(found, limit=registers.constant(found.limit.payload[1] - 1))
+
+    return [(loop_stops.LoopReader, "stop", less)]
+
+
+def own_writes_come_later() -> list[Patch]:
+    """A loop that counts is taken to run before the statement writes anything."""
+    return [(loop_stops.LoopReader, "_is_unchanged", lambda *_: True)]
+
+
+def loops_end_in_triggers() -> list[Patch]:
+    """A loop in a trigger is taken to run once."""
+    init = seeks._Reader.__init__
+
+    def also(self: Any, *args: Any, with_stops: bool) -> None:
+        init(self, *args, with_stops=with_stops)
+        self._with_stops = with_stops
+
+    return [(seeks._Reader, "__init__", also)]
+
+
+def nothing_is_looked_for_by_null() -> list[Patch]:
+    """Every seek is taken to be skipped for NULL."""
+    return [(seeks._Reader, "_not_null", lambda *_: set(range(1000)))]
+
+
 FAULTS: dict[str, Fault] = {
     fault.__name__.replace("_", "-"): fault
     for fault in (
         no_sub_programs, dynamic_is_nothing, opaque_is_nothing, every_stop_counts, count_is_nothing, no_prefix_end,
         no_affinity, no_collation, no_descending, one_value_a_register, no_old_keys, no_index_keys, no_unique_points,
-        no_parents, all_probes_enforce, failures_read_less,
+        no_parents, all_probes_enforce, failures_read_less, dependents_are_nothing, one_row_is_enough,
+        one_level_is_enough, once_round_a_circle, own_rows_are_as_before, columns_by_number,
+        missed_rows_are_nothing, values_of_the_caller_are_forgotten, ends_are_the_same, every_row_counts_for_limit,
+        offset_is_nothing, loops_go_forward, loops_end_a_row_early, own_writes_come_later, loops_end_in_triggers,
+        nothing_is_looked_for_by_null, computed_by_row, given_ids_are_nothing, partners_are_always_there,
+        ends_are_converted,
     )
 }  # fmt: skip
 

@@ -17,8 +17,8 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError
-from journal.replay import digest
-from journal.store import open_readonly
+from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.verify.replay import digest
 from tools.cluster import DemoError, LocalCluster, local_cluster
 from tools.logictest.records import FormatError
 from tools.logictest.run import Report, Runner

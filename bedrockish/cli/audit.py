@@ -17,16 +17,16 @@ import apsw
 import click
 
 from bedrockish.errors import BedrockishError
-from journal.differences import differences, last_writers
-from journal.errors import JournalError, JournalPrunedError, ReplayMismatchError
-from journal.keytext import key_text
-from journal.replay import digest, replay
-from journal.spark.session import check_installed, check_java, check_pyspark
-from journal.store import open_readonly
+from bedrockish_journal.model.errors import JournalError, JournalPrunedError, ReplayMismatchError
+from bedrockish_journal.model.key_text import key_text
+from bedrockish_journal.spark.session import check_installed, check_java, check_pyspark
+from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.verify.differences import differences, last_writers
+from bedrockish_journal.verify.replay import digest, replay
 
 STATUS_WRONG, STATUS_CANNOT = 1, 3
 if TYPE_CHECKING:
-    from journal.spark.run import Counts
+    from bedrockish_journal.spark.audit.run import Counts
 
 REPLAY_SAYS = "the database is what its journal makes"
 
@@ -120,8 +120,8 @@ def _labels(vector: dict[str, int]) -> str:
 
 def _nodes(paths: list[str], replayed: bool) -> dict[str, str]:
     """Return the nodes' files by node, after a look at every path."""
-    from journal.spark.feeds import is_url
-    from journal.spark.inputs import find_inputs  # needs pyarrow, which is there by now
+    from bedrockish_journal.spark.audit.inputs import find_inputs  # needs pyarrow, which is there by now
+    from bedrockish_journal.spark.source.feeds import is_url
 
     found = find_inputs(paths)
     for path in filter(is_url, paths):
@@ -136,7 +136,7 @@ def _nodes(paths: list[str], replayed: bool) -> dict[str, str]:
 
 
 def _audit(report: Report, paths: list[str], limit: int) -> None:
-    from journal.spark.run import Counts, run_audits  # needs pyspark, which is there by now
+    from bedrockish_journal.spark.audit.run import Counts, run_audits  # needs pyspark, which is there by now
 
     for told in run_audits(paths, limit):
         if isinstance(told, Counts):

@@ -16,7 +16,7 @@ def backup(url: str, file: Path) -> None:
 
     FILE is a SQLite database with all tables and the whole journal: 'bedrockish journal verify FILE' checks it.
     """
-    from bedrockish.joining import back_up
+    from bedrockish.node.cluster.join import back_up
 
     size = trio.run(back_up, url, file)
     click.echo(f"{file}: {size} bytes")

@@ -151,4 +151,5 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _write(path: Path, data: bytes, mode: int) -> None:
     """Write a new file, which nobody but its owner can read before it has its mode."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)
         file.write(data)

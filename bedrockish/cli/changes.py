@@ -8,9 +8,9 @@ import trio
 from bedrockish import open_client
 from bedrockish.cli.url import UrlCommand, url_argument
 from bedrockish.client.feed import Changes
-from journal.changes import Change, Row
-from journal.feed import Committed
-from journal.plain import as_data
+from bedrockish_journal.feed.change_feed import Committed
+from bedrockish_journal.feed.json_form import as_data
+from bedrockish_journal.model.changes import Change, Row
 
 
 @click.command(cls=UrlCommand)

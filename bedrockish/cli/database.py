@@ -9,14 +9,24 @@ import click
 import trio
 
 from bedrockish import open_client
+from bedrockish.api.requests import STRICT
 from bedrockish.cli.progress import progress_bar
+from bedrockish.cli.safe_text import visible
 from bedrockish.cli.url import UrlCommand, url_argument
-from bedrockish.client.aio import Client, target_of
-from bedrockish.client.load import Loaded, Plan, commands_done, fingerprint, load, open_source, read_plan, survey
-from bedrockish.clock import milliseconds
+from bedrockish.client.trio_client import Client, target_of
+from bedrockish.common.hlc import milliseconds
 from bedrockish.errors import UnsupportedError, UsageError
-from bedrockish.requests import STRICT
-from journal.vector import format_vector
+from bedrockish.transfer.load_database import (
+    Loaded,
+    Plan,
+    commands_done,
+    fingerprint,
+    load,
+    open_source,
+    read_plan,
+    survey,
+)
+from bedrockish_journal.model.vector import format_vector
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 NAMES = (
@@ -37,18 +47,34 @@ def import_database(url: str, file: Path, add: bool, again: bool) -> None:
     it again: it goes on where it was, and each row is there once.
     """
     target_of(url)
-    if not file.exists():
-        raise UsageError(f"{file}: there is no such file")
-    loaded = trio.run(_import, url, file, add, again)
-    for name, count in loaded.rows.items():
-        click.echo(f"{name}: {count} rows")
-    if loaded.before:
-        click.echo(f"an earlier run had brought {loaded.before} of the transactions; they were not repeated")
+    loaded = run_import(url, file, add=add, again=again)
+    for line in describe(loaded):
+        click.echo(line)
     if loaded.left_out:
         raise UsageError(f"imported, but left out: {'; '.join(loaded.left_out)}")
 
 
-async def _import(url: str, file: Path, add: bool, again: bool) -> Loaded:
+def run_import(url: str | None, file: Path, *, add: bool, again: bool) -> Loaded:
+    """Load a SQLite file into a cluster.
+
+    Raises:
+        UsageError: there is no such file, or the cluster is not empty.
+        BedrockishError: it cannot be replicated, or no node takes it.
+    """
+    if not file.exists():
+        raise UsageError(f"{file}: there is no such file")
+    return trio.run(_import, url, file, add, again)
+
+
+def describe(loaded: Loaded) -> list[str]:
+    """Return what was loaded, in lines for people."""
+    lines = [f"{visible(name)}: {count} rows" for name, count in loaded.rows.items()]
+    if loaded.before:
+        lines.append(f"an earlier run had brought {loaded.before} of the transactions; they were not repeated")
+    return lines
+
+
+async def _import(url: str | None, file: Path, add: bool, again: bool) -> Loaded:
     with closing(open_source(file)) as db:
         plan = read_plan(db, file)
         await trio.to_thread.run_sync(_check, file, plan)
@@ -67,7 +93,7 @@ def _check(file: Path, plan: Plan) -> None:
     Raises:
         UnsupportedError: the text lists what cannot.
     """
-    from bedrockish.engine.fitness import misfits
+    from bedrockish.engine.statements.import_check import misfits
 
     made = [(f"table {name}", sql) for name, sql in plan.tables]
     made += [(f"{kind} {name}", sql) for kind, name, sql in plan.rest]
@@ -102,7 +128,7 @@ def export_database(url: str, file: Path) -> None:
     FILE holds everything that the asked node had at one moment: whole transactions, and with each all that it has
     seen. The journal and the other tables of the cluster itself are left out; 'bedrockish backup' keeps them.
     """
-    from bedrockish.exporting import export
+    from bedrockish.transfer.export import export
 
     done = trio.run(export, url, file)
     vector = format_vector(done.vector, sorted(done.vector)) if done.vector else "[]"

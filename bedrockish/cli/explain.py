@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bedrockish.cli.output import visible
+from bedrockish.cli.safe_text import visible
 from bedrockish.cli.status import to_json
-from bedrockish.client.aio import target_of
 from bedrockish.client.blocking import connect
+from bedrockish.client.trio_client import target_of
 from bedrockish.errors import UsageError
 
 
@@ -23,7 +23,8 @@ def explain(arguments: tuple[str, ...], params: tuple[str, ...], as_json: bool) 
     """Print what SQL would read and write at the node at URL (by default what BEDROCKISH_URL says).
 
     It is run and taken back. Two transactions at the same time conflict if one writes what the other reads or writes.
-    "wider" names what counts as read as a whole because the rows cannot be told beforehand, and the reason.
+    "wider" names what counts as read as a whole because the rows cannot be told, and the reason; "to do" says what
+    would make it less.
     """
     if len(arguments) > 2:
         raise UsageError("give one text of SQL, in quotes")
@@ -62,6 +63,7 @@ def _table(one: dict[str, Any]) -> Table:
         "ids": ["given by the node"] if one["ids"] else [],
         "reads": one["reads"] or ["nothing"],
         "wider": wider,
+        "to do": one.get("advice", []),
         "writes": one["writes"] or ["nothing"],
         "fails": [one["error"]] if one.get("error") else [],
     }

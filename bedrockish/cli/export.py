@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bedrockish.client.aio import target_of
-from journal.spark.session import check_installed
+from bedrockish.client.trio_client import target_of
+from bedrockish_journal.spark.session import check_installed
 
 if TYPE_CHECKING:
-    from journal.spark.export import Progress
+    from bedrockish_journal.spark.export.export import Progress
 
 
 @click.command("export-journal")
@@ -25,8 +25,8 @@ def export_journal(sources: tuple[str, ...], directory: str, oldest: bool, as_js
     at any moment, and run again.
     """
     check_installed("pyarrow")
-    from journal.spark.export import export  # both need pyarrow, which is there by now
-    from journal.spark.feeds import is_url, open_feed
+    from bedrockish_journal.spark.export.export import export  # both need pyarrow, which is there by now
+    from bedrockish_journal.spark.source.feeds import is_url, open_feed
 
     for source in sources:
         if is_url(source):

@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 import trio
 
-from bedrockish import logs
 from bedrockish.cli.serve import read_config, read_settings, run_until_signal
 from bedrockish.cli.url import UrlCommand, url_argument
-from bedrockish.config import Config
+from bedrockish.common import log_format as logs
+from bedrockish.config.config import Config
 
 
 @click.command(cls=UrlCommand)
@@ -23,18 +23,19 @@ from bedrockish.config import Config
 def join(url: str, config: Path | None, settings: tuple[str, ...], replay: bool, voter: bool, no_serve: bool) -> None:
     """Join the cluster at URL with a new, empty node, and run it until SIGTERM or SIGINT.
 
-    The node becomes a learner, which has all data, answers reads and passes on what writes. 'bedrockish member
+    The node becomes a learner, which has all data and answers reads. 'bedrockish member
     promote', or --voter, makes it a voter, which leads and approves transactions. From then on it is started like any
     other node, with 'bedrockish serve'.
     """
     built = read_config(config, read_settings(settings))
     logs.set_up(built.log.level, built.node, as_json=built.log.json)
-    from bedrockish.joining import join as join_cluster
-    from bedrockish.joining import promote_when_ready
-    from bedrockish.running import serve
+    from bedrockish.daemon import serve
+    from bedrockish.node.cluster.join import join as join_cluster
+    from bedrockish.node.cluster.join import promote_when_ready
+    from bedrockish.node.plugins import Plugins
 
     async def run(config: Config) -> None:
-        await join_cluster(config, url, replay=replay)
+        await join_cluster(config, url, Plugins(config.plugins).prepare, replay=replay)
         if no_serve:
             return
         async with trio.open_nursery() as nursery:

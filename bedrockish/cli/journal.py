@@ -15,17 +15,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from bedrockish.cli.upkeep import hold, prune
-from journal.changes import Change, decode_changes, decode_statements
-from journal.entry import Entry
-from journal.errors import EntryMalformedError
-from journal.replay import JOURNAL, ORDERS, Prepare, digest, replay
-from journal.store import open_readonly, stored_at
-from journal.tables import find_table, print_key
-from journal.transaction import ROWS, SCHEMA
-from journal.vector import format_vector
-from journal.verify import Verification, known_nodes, verify
+from bedrockish_journal.model.changes import Change, decode_changes, decode_statements
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.errors import EntryMalformedError, ReplayMismatchError
+from bedrockish_journal.model.transaction import ROWS, SCHEMA
+from bedrockish_journal.model.vector import format_vector
+from bedrockish_journal.storage.store import open_readonly, stored_at
+from bedrockish_journal.storage.table_layout import find_table, print_key
+from bedrockish_journal.verify.replay import JOURNAL, ORDERS, Prepare, digest, replay
+from bedrockish_journal.verify.tables import compare_with_journal, why_not_whole
+from bedrockish_journal.verify.verify import Verification, known_nodes, verify
 
 FILE = click.Path(path_type=Path)
+DIFFERENCES_MAX = 20  # rows of one file that are printed
 SHOWN_MAX = 60  # characters of a statement or value in a line
 
 
@@ -157,17 +159,54 @@ def _short(text: str) -> str:
 @journal.command("verify")
 @click.argument("files", type=FILE, nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--tables", is_flag=True, help="Also replay each journal, and compare what it makes with the tables.")
+@click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for --tables.")
 @click.pass_context
-def verify_files(context: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
-    """Verify the journals in FILES, each for itself and against each other. Ends with status 1 if anything is wrong."""
+def verify_files(
+    context: click.Context, files: tuple[Path, ...], as_json: bool, tables: bool, plugins: tuple[str, ...]
+) -> None:
+    """Verify the journals in FILES, each for itself and against each other. Ends with status 1 if anything is wrong.
+
+    Only with --tables are the tables looked at, too.
+    """
     report = verify([*files], None if as_json else _progress)
+    compared = _compare_tables(files, plugins) if tables else None
     if as_json:
-        packed = {"holds": report.holds} | asdict(report)
+        packed = {"holds": report.holds} | asdict(report) | {"tables": compared}
         click.echo(json.dumps(packed, indent=2))
     else:
-        _print_report(report)
-    if not report.holds:
+        _print_report(report, compared)
+    if not report.holds or any(one["differences"] or one["why_not"] for one in (compared or {}).values()):
         context.exit(1)
+
+
+def _compare_tables(files: tuple[Path, ...], plugins: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Compare each file's tables with its journal; for each file what differs, and why it could not be told if so."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in files:
+        db = open_readonly(file)
+        why_not = why_not_whole(db)
+        db.close()
+        texts: list[str] = []
+        if not why_not:
+            try:
+                texts = [one.text for one in compare_with_journal(file, load_plugins(plugins), DIFFERENCES_MAX)]
+            except ReplayMismatchError as error:
+                why_not = f"the journal does not fit itself: {error}"
+        found[os.fspath(file)] = {"differences": texts, "why_not": why_not}
+    return found
+
+
+def _print_tables(compared: dict[str, dict[str, Any]] | None) -> None:
+    if compared is None:
+        click.echo("the tables were not compared with the journals: --tables does that")
+    for file, one in (compared or {}).items():
+        for text in one["differences"]:
+            click.echo(f"{file}: tables: {text}")
+        if one["why_not"]:
+            click.echo(f"{file}: the tables were not compared: {one['why_not']}")
+        elif not one["differences"]:
+            click.echo(f"{file}: the tables are what the journal makes of them")
 
 
 def _progress(node: str, entries: int) -> None:
@@ -176,7 +215,7 @@ def _progress(node: str, entries: int) -> None:
         click.echo(f"\r\x1b[K{node}: {entries} entries", err=True, nl=False)
 
 
-def _print_report(report: Verification) -> None:
+def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | None) -> None:
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", err=True, nl=False)
     # Where nobody looks at a terminal a line is read by programs, which would rather have it whole.
@@ -199,6 +238,7 @@ def _print_report(report: Verification) -> None:
         console.print(f"{node} lacks {behind}", markup=False, highlight=False)
     for finding in report.findings:
         console.print(f"{finding.node}: {finding.check}: {finding.text}", markup=False, highlight=False, style="red")
+    _print_tables(compared)
     if report.holds:
         entries = sum(counts.entries for counts in report.counts)
         click.echo(f"the journals hold: {entries} entries in {len(report.counts)} files")
@@ -228,7 +268,7 @@ def load_plugins(names: tuple[str, ...]) -> Prepare:
     Raises:
         ConfigError: one cannot be loaded.
     """
-    from bedrockish.plugins import Plugins
+    from bedrockish.node.plugins import Plugins
 
     return Plugins(names).prepare
 

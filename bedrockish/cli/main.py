@@ -13,20 +13,22 @@ import click
 
 from bedrockish import __version__
 from bedrockish.errors import BedrockishError
-from journal.errors import JournalError
-from net.errors import NetError
+from bedrockish_journal.model.errors import JournalError
+from bedrockish_net.errors import NetError
 
 DEBUG_VARIABLE = "BEDROCKISH_DEBUG"
+OTHERS = 0o077
 USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130
 
 # Imported when asked for: the audit needs Spark, and nobody should wait for the engine to print a help text.
 COMMANDS = {
     "serve": ("bedrockish.cli.serve", "serve"),
     "join": ("bedrockish.cli.join", "join"),
-    "sql": ("bedrockish.cli.sql", "sql"),
+    "sql": ("bedrockish.cli.shell.command", "sql"),
     "explain": ("bedrockish.cli.explain", "explain"),
     "status": ("bedrockish.cli.status", "status"),
     "nodes": ("bedrockish.cli.status", "nodes"),
+    "verify": ("bedrockish.cli.verify", "verify"),
     "backup": ("bedrockish.cli.backup", "backup"),
     "import": ("bedrockish.cli.database", "import_database"),
     "export": ("bedrockish.cli.database", "export_database"),
@@ -77,6 +79,7 @@ class Program(click.Group):
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
         """Run the program and end with its exit status."""
         extra.pop("standalone_mode", None)
+        os.umask(OTHERS)  # databases, backups, exports: whatever is written here is its owner's
         try:
             status = super().main(args, prog_name or "bedrockish", standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -148,7 +151,9 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _fail(message: str, status: int) -> int:
-    click.echo("error: " + " ".join(message.split()), err=True)
+    from bedrockish.cli.safe_text import visible  # what is wrong may quote data
+
+    click.echo("error: " + visible(" ".join(message.split())), err=True)
     return status
 
 

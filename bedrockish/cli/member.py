@@ -5,25 +5,32 @@ import sys
 import click
 import trio
 
-from bedrockish.cli.output import MODES, PLAIN, TABLE, print_rows
+from bedrockish.api.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange
+from bedrockish.api.rows import Rows
+from bedrockish.cli.output import BOX, MODES, PLAIN, print_rows
+from bedrockish.cli.upkeep import everywhere
 from bedrockish.cli.url import UrlCommand, url_argument
-from bedrockish.client.aio import open_client, target_of
-from bedrockish.client.rows import Rows
-from bedrockish.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange
+from bedrockish.client.trio_client import open_client, target_of
+from bedrockish.errors import UsageError
 
-mode_option = click.option("--mode", type=click.Choice(MODES), help="How to print the members; by default as a table.")
+mode_option = click.option(
+    "--mode", type=click.Choice(MODES), help="How to print the members; by default a box, in a pipe plain."
+)
 timeout_option = click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), help="Seconds to try for.")
 force_option = click.option(
     "--force", is_flag=True, help="Even if the voters that are left can decide nothing until others come back."
 )
+
+OWN_JOURNAL = "its own journal"
+POLL_S = 1.0
 
 
 @click.group()
 def member() -> None:
     """See and change who belongs to the cluster.
 
-    URL names any nodes of it. A node is added as a learner, which has all data, answers reads and passes on what
-    writes; promoted, it votes, and leads transactions of its own.
+    URL names any nodes of it. A node is added as a learner, which has all data and answers reads; promoted, it
+    votes, and leads transactions of its own.
     """
 
 
@@ -120,6 +127,63 @@ def replace_node(
     _change(url, MemberChange(REPLACE, node, address or "", successor, force=force), mode, timeout)
 
 
+@member.command(cls=UrlCommand)
+@url_argument
+@click.argument("node")
+@click.option("--from", "source", metavar="NAME", help="The member to copy from, whatever the others say of it.")
+@click.option("--from-journal", is_flag=True, help="Make the tables from NODE's own journal instead of a copy.")
+def repair(url: str, node: str, source: str | None, from_journal: bool) -> None:
+    """Fill the tables of NODE again, which found them damaged; wait until it serves, and say what it does meanwhile.
+
+    NODE keeps its name, its votes and its promises. A copy is proven before it is taken: its tables have to be what its
+    journal makes of them or, where the beginning of that was removed, those of most members.
+    """
+    if source and from_journal:
+        raise UsageError("--from and --from-journal are two different sources; give one")
+    chosen = OWN_JOURNAL if from_journal else source or ""
+
+    async def run() -> None:
+        found = await everywhere(url, {"do": "repair", "from": chosen}, node)
+        said = ""
+        while True:
+            told = found[node]
+            now = f"{node}: {told.get('mode') or 'not reached'}: {told.get('unreachable') or _reason(told)}"
+            if now != said:
+                click.echo(now)
+                said = now
+            if told.get("mode") in ("serving", "read-only"):
+                return
+            await trio.sleep(POLL_S)
+            found = await everywhere(url, None, node)
+
+    trio.run(run)
+
+
+def _reason(told: dict[str, object]) -> str:
+    alarms = told.get("alarms")
+    alarm = alarms.get("damaged_tables") if isinstance(alarms, dict) else None
+    if isinstance(alarm, dict):
+        return str(alarm.get("verdict") or alarm.get("reason"))
+    return str(told.get("reason") or told.get("trouble") or "its tables are sound")
+
+
+@member.command(cls=UrlCommand)
+@url_argument
+@click.argument("transaction")
+@click.option("--force", is_flag=True, help="Even if a member has applied it, or does not answer.")
+def resolve(url: str, transaction: str, force: bool) -> None:
+    """Have all members apply TRANSACTION, which fits at no node, as nothing, so that the cluster writes again.
+
+    'bedrockish status' names it. Nobody was told that it happened, unless a member has applied it, which is refused
+    then. What it would have changed stays in the journals: 'bedrockish journal show --changes'. Run it again until
+    every member has done it.
+    """
+    found = trio.run(everywhere, url, {"do": "resolve", "txid": transaction, "force": force})
+    for node, told in found.items():
+        click.echo(f"{node}: {told.get('unreachable') or 'applies it as nothing'}")
+    sys.exit(3 if any("unreachable" in told for told in found.values()) else 0)
+
+
 def _change(url: str, change: MemberChange, mode: str | None, timeout: float | None) -> None:
     async def ask() -> Rows:
         async with open_client(url) as client:
@@ -130,4 +194,4 @@ def _change(url: str, change: MemberChange, mode: str | None, timeout: float | N
 
 
 def _print(rows: Rows, mode: str | None) -> None:
-    print_rows(rows, mode or (TABLE if sys.stdout.isatty() else PLAIN))
+    print_rows(rows, mode or (BOX if sys.stdout.isatty() else PLAIN))

@@ -1,23 +1,31 @@
-"""How results are printed: tables for people, and six forms for programs. Data never controls the terminal."""
+"""How results are printed: in the forms of sqlite3's shell, and one more. Data never controls the terminal."""
 
-import csv
-import io
 import json
 import math
+import re
+import shutil
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import apsw
 
-from bedrockish.client.load import quote
-from bedrockish.client.rows import Rows
+from bedrockish.api.json_forms import unique_names
+from bedrockish.api.rows import Rows
+from bedrockish.cli.layout import ASCII, COLUMN, MARKDOWN, Frame, lay_out
+from bedrockish.cli.layout import BOX as BOX_FRAME
+from bedrockish.cli.safe_text import UNSAFE, harmless, is_terminal, visible, write
+from bedrockish.transfer.load_database import quote
 
-TABLE, PLAIN, CSV, JSON, LINE, LIST, INSERT = "table", "plain", "csv", "json", "line", "list", "insert"
-MODES = (TABLE, PLAIN, CSV, JSON, LINE)
-ALL_MODES = (*MODES, LIST, INSERT)
+BOX, TABLE, COLUMNS, MARKS = "box", "table", "column", "markdown"
+PLAIN, CSV, JSON, LINE, LIST, INSERT = "plain", "csv", "json", "line", "list", "insert"
+MODES = (BOX, TABLE, PLAIN, CSV, JSON, LINE)
+ALL_MODES = (BOX, COLUMNS, TABLE, JSON, CSV, LINE, INSERT, MARKS, LIST, PLAIN)
+FRAMES: dict[str, Frame] = {BOX: BOX_FRAME, TABLE: ASCII, COLUMNS: COLUMN, MARKS: MARKDOWN}
+LINE_NAME = 5  # characters that a name takes at least in the mode ``line``
+SIMPLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+CSV_QUOTED = re.compile(r"[^!#-&(-~]|,")  # sqlite3 puts quotes around values with any of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,30 +34,28 @@ class Style:
 
     Attributes:
         mode: one of ``ALL_MODES``.
-        headers: whether names come before rows; by default in tables and CSV only.
-        null: what NULL is printed as; by default NULL, and nothing in CSV and lists.
+        headers: whether names come before rows; by default in tables, columns and CSV only.
+        null: what NULL is printed as; by default nothing, and NULL in the mode ``plain``.
         target: the table that ``insert`` names.
+        wrap: characters of a line at most, in tables and columns; 0: what the terminal has, and no bound elsewhere.
     """
 
     mode: str
     headers: bool | None = None
     null: str | None = None
     target: str = "table"
+    wrap: int = 0
 
-    def show(self, value: Any) -> str:
-        """Return a value as text."""
-        if value is not None:
-            return show(value)
-        if self.null is not None:
-            return self.null
-        return "" if self.mode in (CSV, LIST) else "NULL"
+    def show(self, value: Any, *, lines: bool = False) -> str:
+        """Return a value as text; with ``lines``, its line feeds and tabs stay what they are."""
+        if value is None:
+            return self.null if self.null is not None else "NULL" if self.mode == PLAIN else ""
+        return harmless(show_exactly(value)) if lines else show(value)
 
 
-def visible(text: str) -> str:
-    """Return a text with its control characters spelt out."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+def show_exactly(value: Any) -> str:
+    """Return a value as a text in which nothing is changed; blobs as SQL writes them."""
+    return f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
 
 
 def show(value: Any) -> str:
@@ -70,44 +76,55 @@ def literal(value: Any) -> str:
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else "9e999" if value > 0 else "-9e999"
     if isinstance(value, str):
-        if "\0" in value:  # a text of SQL ends there
+        if UNSAFE.search(value):  # a text of SQL ends at NUL, and the others could steer the terminal that shows it
             return f"CAST(X'{value.encode().hex()}' AS TEXT)"
         return "'" + value.replace("'", "''") + "'"
     return str(value)
 
 
+def name(text: str) -> str:
+    """Return a name as SQL, in quotes if it needs them."""
+    return text if SIMPLE.fullmatch(text) and text.upper() not in apsw.keywords else quote(text)
+
+
 def print_rows(rows: Rows, style: Style | str, out: TextIO | None = None) -> None:
-    """Print the result of one statement; for one without columns, the table says what it did and the others nothing."""
+    """Print the result of one statement; for one without columns, a box says what it did and the others nothing."""
     style = Style(style) if isinstance(style, str) else style
     if not rows.columns:
-        if style.mode == TABLE:
-            click.echo(_done(rows), out)
+        if style.mode == BOX:
+            write(_done(rows) + "\n", out)
         return
+    for text in _texts(rows, style, shown=is_terminal(out)):
+        write(text, out)
+    (out or sys.stdout).flush()
+
+
+def _texts(rows: Rows, style: Style, *, shown: bool) -> Iterator[str]:
     match style.mode:
-        case "table":
-            _print_table(rows, style, out)
+        case mode if mode in FRAMES:
+            yield from _table(rows, style, FRAMES[mode], shown=shown)
         case "csv":
-            _print_csv(rows, style, out)
+            yield from _csv(rows, style, shown=shown)
         case "json":
-            _print_json(rows, out)
+            yield from _json(rows)
         case "line":
-            width = max(len(visible(column)) for column in rows.columns)
-            blocks = (
-                "\n".join(f"{visible(c):>{width}} = {style.show(v)}" for c, v in zip(rows.columns, row, strict=True))
-                for row in rows
-            )
-            if len(rows):
-                click.echo("\n\n".join(blocks), out)
+            width = max(LINE_NAME, *(len(visible(column)) for column in rows.columns))
+            for number, row in enumerate(rows):
+                cells = zip(rows.columns, row, strict=True)
+                block = "".join(f"{visible(column):>{width}} = {style.show(value)}\n" for column, value in cells)
+                yield "\n" * (number > 0) + block
         case "insert":
-            names = f"({', '.join(map(quote, rows.columns))})" if style.headers else ""
+            names = f"({','.join(map(name, rows.columns))})" if style.headers else ""
+            head = f"INSERT INTO {name(style.target)}{names}"
+            head = harmless(head) if shown else head
             for row in rows:
-                click.echo(f"INSERT INTO {quote(style.target)}{names} VALUES({','.join(map(literal, row))});", out)
+                yield f"{head} VALUES({','.join(map(literal, row))});\n"
         case mode:
             between = "|" if mode == LIST else "\t"
             if style.headers:
-                click.echo(between.join(map(visible, rows.columns)), out)
+                yield between.join(map(visible, rows.columns)) + "\n"
             for row in rows:
-                click.echo(between.join(style.show(value) for value in row), out)
+                yield between.join(style.show(value) for value in row) + "\n"
 
 
 def _done(rows: Rows) -> str:
@@ -117,35 +134,50 @@ def _done(rows: Rows) -> str:
     return f"{rows.rowcount} row{'' if rows.rowcount == 1 else 's'} changed{where}"
 
 
-def _print_table(rows: Rows, style: Style, out: TextIO | None) -> None:
-    table = Table(header_style="bold", show_header=style.headers is not False)
-    for place, column in enumerate(rows.columns):
-        numbers = len(rows) > 0 and all(isinstance(row[place], int | float | None) for row in rows)
-        table.add_column(Text(visible(column)), justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(style.show(value), style="dim" if value is None else "") for value in row))
-    Console(file=out).print(table)
+def _table(rows: Rows, style: Style, frame: Frame, *, shown: bool) -> Iterator[str]:
+    if not len(rows):
+        return
+    names = [harmless(column) for column in rows.columns]
+    cells = [[style.show(value, lines=True) for value in row] for row in rows]
+    if frame is MARKDOWN:  # a bar or a line feed would begin another cell or row
+        names, *cells = [[_in_markdown(cell) for cell in row] for row in (names, *cells)]
+    headers = style.headers is not False or frame is not COLUMN  # a frame has them always, as with sqlite3
+    width = style.wrap or (shutil.get_terminal_size().columns if shown else 0)
+    for line in lay_out(names, cells, frame, headers=headers, width=width):
+        yield line + "\n"
 
 
-def _print_csv(rows: Rows, style: Style, out: TextIO | None) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\r\n")
+def _in_markdown(cell: str) -> str:
+    return cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "<br>") if re.search(r"[|\n]", cell) else cell
+
+
+def _csv(rows: Rows, style: Style, *, shown: bool) -> Iterator[str]:
+    """Yield CSV as sqlite3 writes it: an empty text has quotes, and NULL has none."""
+
+    def cell(value: Any) -> str:
+        if value is None:
+            return style.null or ""
+        text = show_exactly(value)
+        text = harmless(text) if shown else text
+        if isinstance(value, str) and (not text or CSV_QUOTED.search(text)):
+            return '"' + text.replace('"', '""') + '"'
+        return text
+
     if style.headers is not False:
-        writer.writerow(rows.columns)
-    writer.writerows([style.show(value) if isinstance(value, bytes | None) else value for value in row] for row in rows)
-    click.echo(text.getvalue(), out, nl=False)
+        yield ",".join(map(cell, rows.columns)) + "\r\n"
+    for row in rows:
+        yield ",".join(map(cell, row)) + "\r\n"
 
 
-def _print_json(rows: Rows, out: TextIO | None) -> None:
-    names: list[str] = []
-    for column in rows.columns:  # an object cannot have a name twice
-        name, number = column, 1
-        while name in names:
-            number += 1
-            name = f"{column}:{number}"
-        names.append(name)
-    packed = [dict(zip(names, map(_json_value, row), strict=True)) for row in rows]
-    click.echo(json.dumps(packed, ensure_ascii=False), out)
+def _json(rows: Rows) -> Iterator[str]:
+    """Yield an array, with a line for each row."""
+    names = unique_names(rows.columns)
+    for number, row in enumerate(rows):
+        packed = json.dumps(
+            dict(zip(names, map(_json_value, row), strict=True)), ensure_ascii=False, separators=(",", ":")
+        )
+        yield (",\n" if number else "[") + UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", packed)
+    yield "]\n" if len(rows) else "[]\n"
 
 
 def _json_value(value: Any) -> Any:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from bedrockish.cli.output import visible
+from bedrockish.cli.safe_text import visible
 
 
 class Told(Protocol):

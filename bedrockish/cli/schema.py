@@ -6,11 +6,11 @@ from typing import TextIO
 
 import click
 
-from bedrockish.cli.output import visible
+from bedrockish.cli.safe_text import visible
 from bedrockish.cli.status import to_json
-from bedrockish.client.aio import URL_VARIABLE, target_of
 from bedrockish.client.blocking import connect
 from bedrockish.client.schemas import SchemaVersion
+from bedrockish.client.trio_client import URL_VARIABLE, target_of
 from bedrockish.errors import UsageError
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from bedrockish.common.password_hash import SALT_BYTES, USER, hash_password
+from bedrockish.config.exposure import REVOKED
 from bedrockish.errors import ConfigError, UsageError
-from bedrockish.passwords import SALT_BYTES, USER, hash_password
+from bedrockish_net.x509 import read_certificate
 
 
 @click.command()
@@ -26,12 +28,31 @@ def password(user: str) -> None:
     click.echo(f'{user if "." not in user else repr(user)} = "{hash_password(given, secrets.token_bytes(SALT_BYTES))}"')
 
 
+def revoke(directory: Path, name: str) -> str:
+    """Put the certificate of a node or client on the list of those that count no more, and return the list's path.
+
+    Raises:
+        ConfigError: there is no such certificate, or the list cannot be written.
+    """
+    certificate, found = directory / f"{name}.pem", directory / REVOKED
+    try:
+        serial, ends = read_certificate(certificate.read_text(encoding="utf-8"))
+        with found.open("a", encoding="utf-8") as file:
+            file.write(f"{serial:X}  # {name}, which would have ended {ends:%Y-%m-%d}\n")
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{certificate} is no certificate: {error}") from error
+    return str(found)
+
+
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("nodes", metavar="NODE=HOST[,HOST]...", nargs=-1)
 @click.option("--client", "clients", metavar="NAME", multiple=True, help="Also make a certificate for a client.")
 @click.option("--days", default=1825, show_default=True, type=click.IntRange(1, 36500), help="How long they are valid.")
-def tls(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days: int) -> None:
+@click.option("--revoke", "revoked", metavar="NAME", multiple=True, help="Put a certificate on the list revoked.txt.")
+def tls(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days: int, revoked: tuple[str, ...]) -> None:
     """Make certificates for nodes, and for clients, in DIRECTORY.
 
     For each node its name and every name or address by which others and clients reach it. The first time this also
@@ -47,6 +68,10 @@ def tls(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days:
         if not equals or not hosts.strip(","):
             raise UsageError(f"{node!r} should be NODE=HOST, such as A=host1 or A=host1,10.0.0.1")
         wanted[name] = [host for host in hosts.split(",") if host]
+    for name in revoked:
+        click.echo(revoke(directory, name))
+    if revoked and not wanted and not clients:
+        return
     if not wanted and not clients:
         raise UsageError("name at least one node or client, such as A=host1")
     authority = Authority.at(directory, days)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import click
 import trio
 
-from bedrockish import logs
-from bedrockish.config import LEVELS, Config, build
+from bedrockish.common import log_format as logs
+from bedrockish.config.config import LEVELS, Config, build
 from bedrockish.errors import ConfigError, UsageError
 
 logger = logging.getLogger(__name__)
+
+FILES = 65_536
 
 
 def read_config(path: Path | None, flags: dict[str, str]) -> Config:
@@ -81,9 +84,18 @@ def serve(
         flags["json"] = "true"
     built = read_config(config, flags)
     logs.set_up(built.log.level, built.node, as_json=built.log.json)
-    from bedrockish.running import serve as run_node
+    _open_many_files()
+    from bedrockish.daemon import serve as run_node
 
     trio.run(run_until_signal, run_node, built)
+
+
+def _open_many_files() -> None:
+    """Let this process have as many files open as the system allows it: each link and each reader needs some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def run_until_signal(run_node: Callable[[Config], Awaitable[None]], config: Config) -> None:

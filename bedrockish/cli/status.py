@@ -5,38 +5,50 @@ from typing import Any, TextIO
 
 import click
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from bedrockish.cli.output import visible
-from bedrockish.client.aio import URL_VARIABLE
+from bedrockish.cli.safe_text import is_terminal, visible
 from bedrockish.client.blocking import connect
+from bedrockish.client.trio_client import URL_VARIABLE
 
 TIMEOUT_S = 5.0
+WIDE = 10_000  # characters: more than any table has
 
 
 @click.command()
 @click.argument("url", required=False, envvar=URL_VARIABLE)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(url: str | None, as_json: bool) -> None:
-    """Print what the node at URL says about itself. URL is by default what BEDROCKISH_URL says."""
+    """Print what the node at URL says about itself, what is wrong first. URL is by default what BEDROCKISH_URL says.
+
+    Ends with 1 if anything is wrong, with the node or with what it sees of its cluster.
+    """
     with connect(url) as connection:
         found = connection.status(timeout=TIMEOUT_S)
     if as_json:
         click.echo(to_json(found))
-        return
-    print_status(found)
+    else:
+        print_status(found)
+    if found.get("troubles"):
+        raise SystemExit(1)
 
 
 def print_status(found: dict[str, Any], out: TextIO | None = None) -> None:
-    """Print what a node says about itself: its facts, the members, and the transactions in doubt."""
-    console = Console(file=out, soft_wrap=True)
+    """Print what a node says about itself: what is wrong, its facts, the members, and the transactions in doubt."""
+    console = _console(out)
+    troubles = found.get("troubles")
+    for one in troubles if isinstance(troubles, list) else ():
+        console.print(Text(f"TROUBLE {visible(str(one['code']))}: {visible(str(one['text']))}", style="bold red"))
+        console.print(Text(f"  to do: {visible(str(one['do']))}\n"))
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     nodes, doubts = found.get("nodes"), found.get("in_doubt")
     for name, value in found.items():
-        if not (name == "nodes" and isinstance(value, dict)) and not (name == "in_doubt" and isinstance(value, list)):
+        apart = name in ("nodes", "in_doubt", "troubles") and isinstance(value, dict | list)
+        if not apart:
             table.add_row(Text(visible(name)), Text(_text(value)))
     console.print(table)
     if isinstance(nodes, dict):
@@ -63,11 +75,16 @@ def nodes(url: str | None, as_json: bool) -> None:
 
 def print_nodes(found: dict[str, Any], out: TextIO | None = None) -> None:
     """Print the members of a cluster."""
-    _print_facts(Console(file=out, soft_wrap=True), "node", found)
+    _print_facts(_console(out), "node", found)
+
+
+def _console(out: TextIO | None) -> Console:
+    """Return where to print: lines fit a terminal, and are as long as they get where a program reads."""
+    return Console(file=out, soft_wrap=True, width=WIDE) if not is_terminal(out) else Console(file=out)
 
 
 def _print_facts(console: Console, head: str, found: dict[str, Any]) -> None:
-    """Print a row for each thing and a column for each fact."""
+    """Print a row for each thing and a column for each fact; one below the other where that is too wide."""
     facts = [fact if isinstance(fact, dict) else {"": fact} for fact in found.values()]
     titles = list(dict.fromkeys(str(title) for fact in facts for title in fact))
     table = Table(box=None, header_style="bold")
@@ -75,7 +92,18 @@ def _print_facts(console: Console, head: str, found: dict[str, Any]) -> None:
         table.add_column(Text(visible(title)), overflow="fold")
     for name, fact in zip(found, facts, strict=True):
         table.add_row(Text(visible(str(name))), *(Text(_text(fact.get(title, ""))) for title in titles))
-    console.print(table)
+    wide = Measurement.get(console, console.options.update(max_width=WIDE), table).maximum
+    if console.soft_wrap or wide <= console.width:
+        console.print(table)
+        return
+    for name, fact in zip(found, facts, strict=True):
+        console.print(Text(visible(f"{head} {name}".strip()), style="bold"))
+        table = Table(box=None, show_header=False)
+        table.add_column()
+        table.add_column(overflow="fold")
+        for title in titles:
+            table.add_row(Text(f"  {visible(title)}"), Text(_text(fact.get(title, ""))))
+        console.print(table)
 
 
 def to_json(value: Any) -> str:

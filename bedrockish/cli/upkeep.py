@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bedrockish.cli.url import UrlCommand, url_argument
-from bedrockish.client.aio import open_client, target_of
+from bedrockish.cli.url import UrlCommand, url_argument, url_at
+from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 
 TIMEOUT_S = 60.0
@@ -31,9 +31,9 @@ def clock(url: str, to: str | None) -> None:
 
     async def run() -> int:
         if to is not None:
-            await _everywhere(url, {"do": "clock", "set": to})
+            await everywhere(url, {"do": "clock", "set": to})
         rows, missing = [], 0
-        for node, found in (await _everywhere(url, None)).items():
+        for node, found in (await everywhere(url, None)).items():
             missing += "unreachable" in found
             offsets = {name: peer.get("wall_offset_ms") for name, peer in found.get("nodes", {}).items()}
             walls = ", ".join(f"{name} {offset:+}" for name, offset in offsets.items() if offset is not None)
@@ -84,7 +84,7 @@ def prune(url: str, older_than: float | None, larger_than: float | None, only: s
 
     async def run() -> int:
         rows, missing = [], 0
-        for node, found in (await _everywhere(url, asked, only)).items():
+        for node, found in (await everywhere(url, asked, only)).items():
             missing += "unreachable" in found
             why = found.get("unreachable") or "; ".join(found.get("kept", ()))
             rows.append((node, found.get("removed"), found.get("entries"), why))
@@ -110,7 +110,7 @@ def hold(url: str, name: str, after: str | None, release: bool) -> None:
     click.echo("\n".join(f"{reader} after {clock}" for reader, clock in sorted(holds.items())) or "no reader holds it")
 
 
-async def _everywhere(url: str, asked: Mapping[str, Any] | None, only: str | None = None) -> dict[str, dict[str, Any]]:
+async def everywhere(url: str, asked: Mapping[str, Any] | None, only: str | None = None) -> dict[str, dict[str, Any]]:
     """Ask every member, or one; None: for its status. What a node answers, or why it does not."""
     target_of(url)
     async with open_client(url) as client:
@@ -121,7 +121,7 @@ async def _everywhere(url: str, asked: Mapping[str, Any] | None, only: str | Non
     for node, fact in nodes.items():
         if only in (None, node):
             try:
-                async with open_client(_at(url, fact["address"])) as client:
+                async with open_client(url_at(url, fact["address"])) as client:
                     told = (
                         client.status(timeout=TIMEOUT_S) if asked is None else client.upkeep(asked, timeout=TIMEOUT_S)
                     )
@@ -132,15 +132,6 @@ async def _everywhere(url: str, asked: Mapping[str, Any] | None, only: str | Non
                 error.message = f"{node}: {error.message}"
                 raise
     return found
-
-
-def _at(url: str, address: str) -> str:
-    """Return a URL that is like another one and names one node."""
-    scheme, separator, rest = url.partition("://")
-    before, _, query = rest.partition("?")
-    login, at, _ = before.rstrip("/").rpartition("@")
-    options = [part for part in query.split("&") if part and not part.startswith(("discover=", "choice="))]
-    return f"{scheme}{separator}{login}{at}{address}/" + (f"?{'&'.join(options)}" if options else "")
 
 
 def _print(titles: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:

@@ -4,8 +4,8 @@ import os
 
 import click
 
-from bedrockish.addresses import SCHEME
-from bedrockish.client.aio import URL_VARIABLE
+from bedrockish.api.url import SCHEME
+from bedrockish.client.trio_client import URL_VARIABLE
 from bedrockish.errors import ConfigError
 
 
@@ -36,3 +36,12 @@ class UrlCommand(click.Command):
 
 
 url_argument = click.argument("url", metavar="[URL]")
+
+
+def url_at(url: str, address: str) -> str:
+    """Return a URL that is like another one and names one node."""
+    scheme, separator, rest = url.partition("://")
+    before, _, query = rest.partition("?")
+    login, at, _ = before.rstrip("/").rpartition("@")
+    options = [part for part in query.split("&") if part and not part.startswith(("discover=", "choice="))]
+    return f"{scheme}{separator}{login}{at}{address}/" + (f"?{'&'.join(options)}" if options else "")

@@ -1,39 +1,51 @@
-"""The blocking client: the trio client in a thread of its own, behind methods that wait. Use it from any thread.
+"""The blocking client: the thread that calls waits for the socket itself. Use it from any thread.
 
-One implementation of links, failover and deadlines is enough; what this adds is only the hop into the other thread.
+Its methods are those of the trio client, on another driver (``socket_driver``): one implementation of failover, sending
+again and deadlines is enough.
 """
 
 import random
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from bedrockish.client.aio import Client, Statements, open_client, target_of
-from bedrockish.client.held import BlockingTransaction, held
-from bedrockish.client.looping import Home, OwnLoop
-from bedrockish.client.retry import Backoff
-from bedrockish.client.rows import Rows
+from bedrockish.api.parameters import check_timeout
+from bedrockish.api.requests import SERIALIZABLE, Params
+from bedrockish.api.rows import Rows
+from bedrockish.api.url import Target
+from bedrockish.client.blocking_transaction import BlockingTransaction, held
+from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.client.cursor import BlockingRowStream, held_stream
+from bedrockish.client.discovery import in_order_now
+from bedrockish.client.request_builder import Statements, target_of
+from bedrockish.client.sansio.retry import Backoff
 from bedrockish.client.schemas import SchemaVersion
-from bedrockish.client.streaming import BlockingRowStream, held_stream
-from bedrockish.control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
+from bedrockish.client.session import Session
+from bedrockish.client.socket_driver import KEEPER, SocketDriver, run
 from bedrockish.errors import BedrockishError, UnsupportedError, UsageError
-from bedrockish.params import check_timeout
-from bedrockish.requests import SERIALIZABLE, Params
+from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
 
 T = TypeVar("T")
+
+
+class SocketClient(SocketDriver, Session):
+    """A session whose methods run in the thread that calls them; see ``socket_driver``."""
+
+    _farewell = staticmethod(nullcontext)
 
 
 class Connection:
     """A session with a cluster, for programs without an event loop. Get one from ``connect``; close it after use."""
 
-    def __init__(self, home: Home) -> None:
-        self._loop = home
+    def __init__(self, client: SocketClient, *, is_lent: bool = False) -> None:
+        self._client = client
         self._current: BlockingTransaction | None = None  # begun by BEGIN
-        self._finalizer = weakref.finalize(self, self._loop.stop)  # also at the end of the program
+        # Also at the end of the program. A pool closes what it has lent by itself.
+        self._finalizer = weakref.finalize(self, _leave_it if is_lent else client._close)
 
     def __enter__(self) -> Self:
         return self
@@ -52,6 +64,14 @@ class Connection:
         """Close the session. Closing twice is fine."""
         self._finalizer()
 
+    def interrupt(self) -> None:
+        """Have the calls that other threads make on this connection end now; nothing happens without one.
+
+        They raise ``DeadlineError``: it did not happen; or ``OutcomeUnknownError``: it may have. Either has
+        ``details["interrupted"]``. An open transaction in which it happens is lost, and can only be rolled back.
+        """
+        self._client.interrupt()
+
     @property
     def token(self) -> bytes:
         """What this session has seen. Hand it to another client to let that one see it too."""
@@ -59,10 +79,11 @@ class Connection:
 
     @token.setter
     def token(self, token: bytes) -> None:
-        async def see(client: Client) -> None:
-            client.token = token
+        self._client.token = token
 
-        self._loop.call(see, self._client)
+    def leave_node(self) -> None:
+        """Go on at another node, if there is one."""
+        self._client.leave_node()
 
     def execute(
         self,
@@ -86,7 +107,7 @@ class Connection:
         if self._current is not None:
             return self._current.execute(sql, params, timeout=timeout)
         modes = {"timeout": timeout, "read": read, "isolation": isolation}
-        return self._loop.call(self._client.execute, sql, params, **modes, command=command, resend=resend)
+        return run(self._client.execute, sql, params, **modes, command=command, resend=resend)
 
     def transact(
         self,
@@ -105,7 +126,7 @@ class Connection:
         if self._current is not None:
             return self._current.run([statements] if isinstance(statements, str) else statements, timeout=timeout)
         modes = {"timeout": timeout, "read": read, "isolation": isolation}
-        return self._loop.call(self._client.transact, statements, **modes, command=command, resend=resend)
+        return run(self._client.transact, statements, **modes, command=command, resend=resend)
 
     def call(
         self,
@@ -125,7 +146,7 @@ class Connection:
         if self._current is not None:
             raise UnsupportedError("a command is a transaction of its own; COMMIT or ROLLBACK first")
         modes = {"timeout": timeout, "read": read, "isolation": isolation}
-        return self._loop.call(self._client.call, name, args, **modes, command=command, resend=resend)
+        return run(self._client.call, name, args, **modes, command=command, resend=resend)
 
     def stream(
         self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None
@@ -143,7 +164,7 @@ class Connection:
         self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None
     ) -> BlockingRowStream:
         """Open what ``stream`` opens, for the caller to close, whatever transaction is open."""
-        return BlockingRowStream(self._loop.call, self._client.new_stream(sql, params, timeout, read))
+        return BlockingRowStream(run, self._client.new_stream(sql, params, timeout, read))
 
     @property
     def in_transaction(self) -> bool:
@@ -172,8 +193,8 @@ class Connection:
         self, *, isolation: str = SERIALIZABLE, read: str | None = None, timeout: float | None = None
     ) -> BlockingTransaction:
         """Open a transaction that the caller commits or rolls back. See ``Client.transaction``."""
-        opened = self._loop.call(self._client.begin, isolation=isolation, read=read, timeout=timeout)
-        return BlockingTransaction(self._loop.call, opened)
+        opened = run(self._client.begin, isolation=isolation, read=read, timeout=timeout)
+        return BlockingTransaction(run, opened)
 
     def transaction(
         self, *, isolation: str = SERIALIZABLE, read: str | None = None, timeout: float | None = None
@@ -210,65 +231,61 @@ class Connection:
 
     def settle(self, command: str, *, timeout: float | None = None) -> bool:
         """Make sure that a transaction has happened (True), or never will (False). See ``Client.settle``."""
-        return self._loop.call(self._client.settle, command, timeout=timeout)
+        return run(self._client.settle, command, timeout=timeout)
 
     def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:
         """Return the results of a command that happened, None if the node knows nothing of it."""
-        return self._loop.call(self._client.outcome, command, timeout=timeout)
+        return run(self._client.outcome, command, timeout=timeout)
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return what the connected node says about itself and the cluster."""
-        return self._loop.call(self._client.status, timeout=timeout)
+        return run(self._client.status, timeout=timeout)
 
     def nodes(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the members of the cluster as the connected node knows them."""
-        return self._loop.call(self._client.nodes, timeout=timeout)
+        return run(self._client.nodes, timeout=timeout)
 
     def events(self, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:
         """Return what the connected node lately said and heard of transactions. See ``Client.events``."""
-        return self._loop.call(self._client.events, after, timeout=timeout)
+        return run(self._client.events, after, timeout=timeout)
 
     def explain(self, sql: str, params: Params = None, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """Return what each statement of a text would read and write at the connected node; nothing happens."""
-        return self._loop.call(self._client.explain, sql, params, timeout=timeout)
+        return run(self._client.explain, sql, params, timeout=timeout)
 
     def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
         """Return name and declared type of each column that a statement returns. See ``Client.columns``."""
-        return self._loop.call(self._client.columns, sql, timeout=timeout)
+        return run(self._client.columns, sql, timeout=timeout)
 
     def schema_history(self, *, timeout: float | None = None) -> list[SchemaVersion]:
         """Return the versions of the schema, oldest first. See ``Client.schema_history``."""
-        return self._loop.call(self._client.schema_history, timeout=timeout)
+        return run(self._client.schema_history, timeout=timeout)
 
     def try_schema(self, sql: str, *, timeout: float | None = None) -> list[str]:
         """Run schema statements and take them back; return what each failed with. See ``Client.try_schema``."""
-        return self._loop.call(self._client.try_schema, sql, timeout=timeout)
+        return run(self._client.try_schema, sql, timeout=timeout)
 
     def cluster_clock(self, *, timeout: float | None = None) -> int:
         """Return a new value of the connected node's clock."""
-        return self._loop.call(self._client.cluster_clock, timeout=timeout)
+        return run(self._client.cluster_clock, timeout=timeout)
 
     def transaction_clock(self, *, timeout: float | None = None) -> int:
         """Return a clock later than everything acknowledged anywhere before this call."""
-        return self._loop.call(self._client.transaction_clock, timeout=timeout)
+        return run(self._client.transaction_clock, timeout=timeout)
 
     def safe_clock(self, *, timeout: float | None = None) -> int:
         """Return the clock up to which nothing can appear any more."""
-        return self._loop.call(self._client.safe_clock, timeout=timeout)
+        return run(self._client.safe_clock, timeout=timeout)
 
     def hold(
         self, name: str, after: str | None = None, *, release: bool = False, timeout: float | None = None
     ) -> dict[str, Any]:
         """Have the journal kept after a cursor, for a reader of this name. See ``Client.hold``."""
-        return self._loop.call(self._client.hold, name, after, release=release, timeout=timeout)
+        return run(self._client.hold, name, after, release=release, timeout=timeout)
 
     def ping(self, *, timeout: float | None = None) -> None:
         """Make sure that some node answers."""
-        self._loop.call(self._client.ping, timeout=timeout)
-
-    @property
-    def _client(self) -> Client:
-        return self._loop.client
+        run(self._client.ping, timeout=timeout)
 
 
 def connect(url: str | None = None, *, token: bytes | None = None) -> Connection:
@@ -285,5 +302,22 @@ def connect(url: str | None = None, *, token: bytes | None = None) -> Connection
         UnavailableError: no node can be reached.
         ProtocolMismatchError: what answers is no node, or of another version or cluster.
     """
-    target_of(url)  # a mistake in the URL is told before a thread is started
-    return Connection(OwnLoop(partial(open_client, url, token=token)))
+    return Connection(open_socket_client(target_of(url), token))
+
+
+def open_socket_client(target: Target, token: bytes | None, entry: Entry | None = None) -> SocketClient:
+    """Open what a connection stands on; whoever gets it closes it. Raises what ``connect`` says."""
+    entry = entry or entry_of(target)
+    client = SocketClient(replace(target, addresses=in_order_now(target, entry)), token, entry)
+    try:
+        run(client.ping)
+        client.learn()
+    except BaseException:
+        client._close()
+        raise
+    KEEPER.add(client)
+    return client
+
+
+def _leave_it() -> None:
+    """Do nothing."""

@@ -1,21 +1,26 @@
 """The change feed for applications: an iterator over all that is committed, that can be stopped and gone on with."""
 
+import math
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import trio
 
-from bedrockish.client.aio import Client
+from bedrockish.api.requests import STALE
 from bedrockish.client.blocking import Connection
-from bedrockish.errors import PrunedError, UnavailableError, UsageError
-from bedrockish.requests import STALE
-from journal.feed import Committed, CursorError, Feed, FeedPrunedError
+from bedrockish.client.trio_client import Client
+from bedrockish.errors import BedrockishError, PrunedError, UnavailableError, UsageError
+from bedrockish_journal.feed.change_feed import Committed, CursorError, Feed, FeedPrunedError
 
 PAGE_ROWS = 200
 POLL_S = 0.1
 HOLD_S = 10.0  # how often a reader says how far it has got
+HOLD_TIMEOUT_S = STATUS_TIMEOUT_S = 5.0
+SILENT_S = 60.0  # how long a feed may stand still before its reader is told
+SILENT_NODES = 6  # that are asked meanwhile, one after the other
 
 
 def _feed(after: str | None, tables: Collection[str] | None) -> Feed:
@@ -32,6 +37,55 @@ def _take(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
         raise PrunedError(str(error)) from error
 
 
+class _Progress:
+    """Whether a reader gets anywhere: safe time moves on every second, also where nothing is committed.
+
+    It stands still at a node that is cut off, and at all of them when no majority is there. Then another node is asked;
+    and if that does not help, the reader is told, who would otherwise take the silence for peace.
+    """
+
+    def __init__(self, silent_s: float) -> None:
+        self._silent_s = silent_s
+        self._safe = 0
+        self._moved = self._left = time.monotonic()
+        self._error: BedrockishError | None = None
+
+    def page(self, feed: Feed) -> None:
+        """A node has answered."""
+        if feed.safe > self._safe:
+            self._safe, self._moved, self._error = feed.safe, time.monotonic(), None
+
+    def failed(self, error: BedrockishError) -> None:
+        """No node has answered."""
+        self._error = error
+
+    def is_node_silent(self) -> bool:
+        """Whether another node should be asked."""
+        now = time.monotonic()
+        if now - max(self._moved, self._left) <= self._silent_s / SILENT_NODES:
+            return False
+        self._left = now
+        return True
+
+    def is_silent(self) -> bool:
+        """Whether it has stood still for too long, wherever it was read."""
+        return time.monotonic() - self._moved > self._silent_s
+
+    def judge(self, status: Mapping[str, Any] | None) -> None:
+        """Say that it has stood still; ``status`` is a node's, None if none can be had.
+
+        Raises:
+            UnavailableError: unless the cluster's clock only counts: then it stands still while nothing happens.
+        """
+        if status is not None and self._error is None and status.get("cluster_clock") == "off":
+            self._moved = time.monotonic()
+            return
+        why = self._error.message if self._error is not None else "safe time stands still at every node"
+        raise UnavailableError(
+            f"the feed has not moved on for {self._silent_s:g} s: {why}; go on after the last cursor later"
+        )
+
+
 class Changes:
     """Every committed transaction once, in the order of (clock, leader), up to safe time: ``async for`` over it.
 
@@ -46,11 +100,12 @@ class Changes:
         follow: wait for more; else stop where safe time is now.
         hold: a name under which the nodes keep the journal for this reader, as far as it has not asked for what comes
             next; see ``Client.hold``.
+        silent_s: how long safe time may stand still, in seconds, before a reader that follows is told.
 
     Raises:
         UsageError: ``after`` is not a cursor.
         PrunedError: what comes after it was removed from the journal.
-        UnavailableError: no node can be reached (only without ``follow``).
+        UnavailableError: no node can be reached; with ``follow``, for ``silent_s`` nothing new can have come.
     """
 
     def __init__(
@@ -61,12 +116,14 @@ class Changes:
         tables: Collection[str] | None = None,
         follow: bool = True,
         hold: str | None = None,
+        silent_s: float = SILENT_S,
     ) -> None:
         self._client, self._follow, self._hold = client, follow, hold
-        self._held = -HOLD_S
+        self._held = -math.inf
         self._feed = _feed(after, tables)
         self._page: deque[Committed] = deque()
         self._wait = False
+        self._progress = _Progress(silent_s)
 
     def __aiter__(self) -> "Changes":
         return self
@@ -77,42 +134,80 @@ class Changes:
             if self._wait:
                 if not self._follow:
                     raise StopAsyncIteration
+                await self._look()
                 await trio.sleep(POLL_S)
             await self._ask()
         return self._page.popleft()
 
+    async def _look(self) -> None:
+        """See to it that this reader does not wait for ever at a node, or for a cluster, that has nothing to tell."""
+        if self._progress.is_node_silent():
+            self._client.leave_node()
+        if self._progress.is_silent():
+            status: Mapping[str, Any] | None = None
+            with suppress(UnavailableError):
+                status = await self._client.status(timeout=STATUS_TIMEOUT_S)
+            self._progress.judge(status)
+
     async def _ask(self) -> None:
+        await self._keep_journal()
         sql, params = self._feed.question(PAGE_ROWS)
         try:
-            if self._hold is not None and time.monotonic() - self._held > HOLD_S:
-                await self._client.hold(self._hold, str(self._feed.cursor) if self._feed.cursor.clock else None)
-                self._held = time.monotonic()
             rows = (await self._client.execute(sql, params, read=STALE)).rows
-        except UnavailableError:
+        except UnavailableError as error:
             if not self._follow:
                 raise
+            self._progress.failed(error)
             self._wait = True
             return
         self._page.extend(_take(self._feed, rows))
+        self._progress.page(self._feed)
         self._wait = self._feed.is_last
+
+    async def _keep_journal(self) -> None:
+        """Say how far this reader has got; that nobody takes it down must not keep the reader from reading."""
+        if self._hold is None or time.monotonic() - self._held <= HOLD_S:
+            return
+        cursor = str(self._feed.cursor) if self._feed.cursor.clock else None
+        try:
+            await self._client.hold(self._hold, cursor, timeout=HOLD_TIMEOUT_S)
+        except UnavailableError as error:
+            if not self._follow:
+                raise
+            self._progress.failed(error)
+        self._held = time.monotonic()
 
 
 def blocking_changes(
-    connection: Connection, after: str | None = None, *, tables: Collection[str] | None = None, follow: bool = True
+    connection: Connection,
+    after: str | None = None,
+    *,
+    tables: Collection[str] | None = None,
+    follow: bool = True,
+    silent_s: float = SILENT_S,
 ) -> Iterator[Committed]:
     """Yield what ``Changes`` gives, for a blocking connection."""
-    feed = _feed(after, tables)
+    feed, progress = _feed(after, tables), _Progress(silent_s)
     while True:
         sql, params = feed.question(PAGE_ROWS)
         try:
             rows = connection.execute(sql, params, read=STALE).rows
-        except UnavailableError:
+        except UnavailableError as error:
             if not follow:
                 raise
+            progress.failed(error)
         else:
             yield from _take(feed, rows)
+            progress.page(feed)
             if not feed.is_last:
                 continue
             if not follow:
                 return
+        if progress.is_node_silent():
+            connection.leave_node()
+        if progress.is_silent():
+            status: Mapping[str, Any] | None = None
+            with suppress(UnavailableError):
+                status = connection.status(timeout=STATUS_TIMEOUT_S)
+            progress.judge(status)
         time.sleep(POLL_S)

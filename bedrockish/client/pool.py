@@ -5,22 +5,24 @@ and COMMIT on a blocking connection, and limits on how much one program asks at 
 seen, the next one sees too.
 """
 
+import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import trio
 
-from bedrockish.client.aio import Client, open_client, target_of
-from bedrockish.client.blocking import Connection
-from bedrockish.client.entry import Entry, entry_of
-from bedrockish.client.looping import Loop
+from bedrockish.api.parameters import check_timeout
+from bedrockish.api.url import Target
+from bedrockish.client.blocking import Connection, SocketClient, open_socket_client
+from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.client.socket_driver import run
+from bedrockish.client.trio_client import Client, open_client, target_of
 from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UsageError
-from bedrockish.params import check_timeout
 
 SIZE = 10
 IDLE_S = 10.0  # after so long a session is asked whether it still lives before it is lent again
@@ -76,10 +78,7 @@ class Pool:
         with trio.move_on_after(seconds) as scope:
             await self._places.acquire()
         if scope.cancelled_caught:
-            raise DeadlineError(
-                f"all {self.size} sessions of the pool were in use for {seconds:g} s; "
-                "give them back sooner, or make the pool larger"
-            )
+            raise _all_in_use(self.size, seconds)
         try:
             kept = await self._alive() or await self._nursery.start(self._keep)
         except BaseException:
@@ -164,22 +163,30 @@ async def open_pool(
         raise body
 
 
-class _Lent:
-    """The home of a connection that was lent: the pool's loop."""
+@dataclass(slots=True, eq=False)
+class _Idle:
+    """A client of a pool for threads that nobody uses."""
 
-    def __init__(self, loop: Loop[Pool], kept: Kept) -> None:
-        self.client, self.call = kept.client, loop.call
-
-    def stop(self) -> None:
-        """Do nothing: the pool sees that the connection was closed."""
+    client: SocketClient
+    since: float
 
 
 class ConnectionPool:
-    """Connections for threads, all in one loop. Get one from ``connect_pool``; close it after use."""
+    """Connections for threads. Get one from ``connect_pool``; close it after use.
 
-    def __init__(self, loop: Loop[Pool]) -> None:
-        self._loop = loop
-        self._finalizer = weakref.finalize(self, loop.stop)
+    Attributes:
+        size: how many connections there are at most.
+    """
+
+    def __init__(self, target: Target, entry: Entry, size: int, token: bytes | None) -> None:
+        self.size = size
+        self._target, self._entry, self._token = target, entry, token
+        self._places = threading.Semaphore(size)
+        self._lock = threading.Lock()  # of what follows
+        self._free: list[_Idle] = []  # the one used last is at the end, and is lent first
+        self._clients: set[SocketClient] = set()  # all of them, lent or not
+        self._is_closed = False
+        self._finalizer = weakref.finalize(self, _close_all, self._clients, self._lock)
 
     def __enter__(self) -> Self:
         return self
@@ -189,13 +196,9 @@ class ConnectionPool:
     ) -> None:
         self.close()
 
-    @property
-    def size(self) -> int:
-        """How many connections there are at most."""
-        return self._loop.opened.size
-
     def close(self) -> None:
         """Close all connections, also those that are lent. Closing twice is fine."""
+        self._is_closed = True
         self._finalizer()
 
     @contextmanager
@@ -209,19 +212,86 @@ class ConnectionPool:
             DeadlineError: all connections were in use for so long.
             BedrockishError: see ``connect``.
         """
-        pool = self._loop.opened
-        kept = self._loop.call(pool.take, timeout)
-        lent = Connection(_Lent(self._loop, kept))
+        client = self._take(timeout)
+        lent = Connection(client, is_lent=True)
         try:
             yield lent
         finally:
-            usable = not lent.closed and _is_clean(lent)
-            with suppress(ClientClosedError):  # the pool was closed meanwhile, and the connection with it
-                self._loop.call(_give, pool, kept, usable)
+            self._give(client, usable=not lent.closed and _is_clean(lent))
+
+    def _take(self, timeout: float | None) -> SocketClient:
+        seconds = self._target.timeout_s if timeout is None else check_timeout(timeout)
+        self._check_open()
+        if not self._places.acquire(timeout=seconds):
+            raise _all_in_use(self.size, seconds)
+        try:
+            self._check_open()
+            client = self._alive() or self._open()
+            with self._lock:
+                token = self._token
+            if token is not None:
+                client.token = token
+        except BaseException:
+            self._places.release()
+            raise
+        return client
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientClosedError("this pool is closed; open another")
+
+    def _alive(self) -> SocketClient | None:
+        """Return a client that nobody uses and that answers, None if there is none."""
+        while True:
+            with self._lock:
+                if not self._free:
+                    return None
+                idle = self._free.pop()
+            if time.monotonic() - idle.since < IDLE_S:
+                return idle.client
+            try:
+                run(idle.client.ping, timeout=ALIVE_S)
+            except BedrockishError:
+                self._drop(idle.client)
+            except BaseException:
+                self._drop(idle.client)
+                raise
+            else:
+                return idle.client
+
+    def _open(self) -> SocketClient:
+        client = open_socket_client(self._target, self._token, self._entry)
+        with self._lock:
+            self._clients.add(client)
+        if self._is_closed:  # meanwhile
+            self._drop(client)
+        return client
+
+    def _drop(self, client: SocketClient) -> None:
+        with self._lock:
+            self._clients.discard(client)
+        client._close()
+
+    def _give(self, client: SocketClient, *, usable: bool) -> None:
+        """Take a client back; one that is broken, or that left something open, is closed."""
+        with self._lock:
+            if self._token is not None:
+                client.token = self._token
+            self._token = client.token
+        if usable and not client.is_closed and not client.has_open_transactions and not self._is_closed:
+            with self._lock:
+                self._free.append(_Idle(client, time.monotonic()))
+        else:
+            self._drop(client)
+        self._places.release()
 
 
-async def _give(pool: Pool, kept: Kept, usable: bool) -> None:
-    pool.give(kept, usable=usable)
+def _close_all(clients: set[SocketClient], lock: threading.Lock) -> None:
+    with lock:
+        found = list(clients)
+        clients.clear()
+    for client in found:
+        client._close()
 
 
 def _is_clean(lent: Connection) -> bool:
@@ -231,6 +301,12 @@ def _is_clean(lent: Connection) -> bool:
     except BedrockishError:
         return False
     return True
+
+
+def _all_in_use(size: int, seconds: float) -> DeadlineError:
+    return DeadlineError(
+        f"all {size} sessions of the pool were in use for {seconds:g} s; give them back sooner, or make the pool larger"
+    )
 
 
 def connect_pool(url: str | None = None, *, size: int = SIZE, token: bytes | None = None) -> ConnectionPool:
@@ -246,8 +322,11 @@ def connect_pool(url: str | None = None, *, size: int = SIZE, token: bytes | Non
         BedrockishError: see ``connect``.
     """
     _check_size(size)
-    target_of(url)  # a mistake in the URL is told before a thread is started
-    return ConnectionPool(Loop(partial(open_pool, url, size=size, token=token)))
+    target = target_of(url)
+    pool = ConnectionPool(target, entry_of(target), size, token)
+    with pool.connection():
+        pass
+    return pool
 
 
 def _check_size(size: Any) -> None:

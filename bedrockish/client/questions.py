@@ -2,10 +2,10 @@
 
 from typing import Any, Protocol
 
-from bedrockish.client.asking import columns_of, map_of
-from bedrockish.params import check_params
-from bedrockish.requests import Params, Statement
-from bedrockish.wire import EVENTS, EXPLAIN, NODES, STATUS, Answered, Ask, Told
+from bedrockish.api.parameters import check_params
+from bedrockish.api.requests import Params, Statement
+from bedrockish.api.wire import EVENTS, EXPLAIN, NODES, STATUS, Answered, Ask, Told
+from bedrockish.client.request_builder import columns_of, map_of
 
 
 class _Asks(Protocol):

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from bedrockish.client.clocks import clock_time
-from bedrockish.client.rows import Rows
+from bedrockish.api.requests import Params
+from bedrockish.api.rows import Rows
+from bedrockish.client.admin_calls import clock_time
 from bedrockish.errors import UsageError
-from bedrockish.requests import Params
 
 HISTORY = (
     "SELECT version, leader, clock, activates, lead(activates) OVER (ORDER BY version) AS until, state, failure, "

@@ -5,28 +5,36 @@ it did not happen; and COMMIT, whose answer may be lost like any other, has an i
 """
 
 import random
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import trio
 
-from bedrockish.client.retry import Backoff
-from bedrockish.client.rows import Rows, rows_of
-from bedrockish.client.steps import What
-from bedrockish.client.texts import check_statement
+from bedrockish.api.parameters import check_params, check_timeout
+from bedrockish.api.requests import Params, Request, Statement
+from bedrockish.api.rows import Rows, rows_of
+from bedrockish.api.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS, Answered, Step, Told
+from bedrockish.client.command_ids import new_command
+from bedrockish.client.sansio.retry import Backoff
+from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
-from bedrockish.params import check_params, check_timeout
-from bedrockish.requests import Params, Request, Statement
-from bedrockish.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS, Answered, Step, Told
+from bedrockish.sqltext.single_statement import check_statement
 
 T = TypeVar("T")
 Call = Callable[[What, float], Awaitable[Answered | Told]]
 
 BATCH = 1_000  # statements that go in one round trip
 FAREWELL_S = 2.0  # how long a rollback on the way out may take: it is only a courtesy to the node
+
+
+def shielded() -> trio.CancelScope:
+    """Let what is done on the way out end, for a moment, whatever is cancelled around."""
+    return trio.move_on_after(FAREWELL_S, shield=True)
+
+
+Farewell = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +53,9 @@ class Transaction:
         command: the id of its COMMIT, by which ``Client.settle`` tells whether it happened.
     """
 
-    def __init__(self, call: Call, options: Options) -> None:
-        self.command = uuid.uuid4().hex
-        self._call = call
+    def __init__(self, call: Call, options: Options, farewell: Farewell = shielded) -> None:
+        self.command = new_command()
+        self._call, self._farewell = call, farewell
         self._request = Request(self.command, (), options.read, options.isolation, timeout_s=options.timeout_s)
         self._is_open = False
         self._error: BedrockishError | None = None
@@ -136,8 +144,8 @@ class Transaction:
             yield
         except BaseException:
             if self._is_open:
-                with trio.move_on_after(FAREWELL_S, shield=True), suppress(BedrockishError):
-                    await self.run([f"ROLLBACK TO {name}", f"RELEASE {name}"])
+                with self._farewell(), suppress(BedrockishError):
+                    await self.run([f"ROLLBACK TO {name}", f"RELEASE {name}"], timeout=FAREWELL_S)
             raise
         await self.execute(f"RELEASE {name}")
 
@@ -156,12 +164,12 @@ class Transaction:
         rows = rows_of(reply.answer)
         return rows[0] if rows else Rows((), [], place=reply.answer.place)
 
-    async def rollback(self) -> None:
+    async def rollback(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Take everything back. Fine also when it is over already."""
         if self._is_open or self._error is not None:
             self._is_open, self._error = False, None
             with suppress(BedrockishError):  # without its node it is rolled back as well
-                await self._step(ROLLBACK, (), None)
+                await self._step(ROLLBACK, (), timeout)
 
     async def finish(self) -> None:
         """Commit if it is open; say why if it failed and nobody has rolled it back.
@@ -176,8 +184,8 @@ class Transaction:
 
     async def abandon(self) -> None:
         """Roll back on the way out of a failure: for a moment, whatever is cancelled around."""
-        with trio.move_on_after(FAREWELL_S, shield=True):
-            await self.rollback()
+        with self._farewell():
+            await self.rollback(timeout=FAREWELL_S)
 
     def _check_open(self) -> None:
         if self._error is not None:

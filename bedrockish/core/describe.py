@@ -8,19 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from bedrockish.clock import counter, milliseconds
-from bedrockish.core import effects as do
-from bedrockish.core import events as on
-from bedrockish.core import messages as say
-from bedrockish.core.records import Vote
-from bedrockish.core.state import ENDED
+from bedrockish.api.requests import Answer
+from bedrockish.common.hlc import counter, milliseconds
+from bedrockish.core.protocol import effects as do
+from bedrockish.core.protocol import events as on
+from bedrockish.core.protocol import messages as say
+from bedrockish.core.protocol.records import ENDED, Vote
 from bedrockish.errors import BedrockishError
-from bedrockish.requests import Answer
-from journal.entry import GENESIS, Entry, decode_label, label_entry
-from journal.errors import EntryMalformedError
-from journal.footprint import Footprint
-from journal.transaction import ROWS, Transaction, Txid, decode_transaction
-from journal.vector import Vector, format_vector
+from bedrockish_journal.model.entry import GENESIS, Entry, decode_label, label_entry
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid, decode_transaction
+from bedrockish_journal.model.vector import Vector, format_vector
 
 REASONS = {
     say.Reason.FOR: "FOR",
@@ -28,6 +27,8 @@ REASONS = {
     say.Reason.TOO_OLD: "TOO OLD",
     say.Reason.AHEAD: "AHEAD OF THE WALL CLOCK",
     say.Reason.PROMISED: "PROMISED TO A RECOVERY",
+    say.Reason.DIFFERS: "OTHER ROWS",
+    say.Reason.FORGOTTEN: "ID TOO OLD TO TELL",
     say.Reason.BARRIER: "BEHIND A MEMBERSHIP CHANGE",
     say.Reason.MEMBERS: "OF ANOTHER MEMBERSHIP",
 }
@@ -108,6 +109,8 @@ class Printer:
                 return "FORWARD a command"
             case say.Forwarded(command):
                 return f"FORWARDED command {command}"
+            case say.Offer() | say.Stored() | say.Want() | say.Piece() | say.InPieces():
+                return _in_pieces(message)
             case _:
                 return self._ending(message)
 
@@ -220,8 +223,10 @@ class Printer:
                 return f"{self.ticket(ticket)} is {self.name(txid)}, which waits for its activation"
             case on.Activated(txid, failure):
                 return f"{self.name(txid)} is in force" if not failure else f"{self.name(txid)} fails: {failure}"
-            case on.Answered(ticket, answer):
-                return f"{self.ticket(ticket)}, taken for another node, is answered: {_answer(answer)}"
+            case on.Assembled(peer, _, data):
+                return f"has put together {len(data)} bytes that {peer} has sent in pieces"
+            case on.Compared(txid):
+                return f"has compared the rows of {self.name(txid)}"
             case on.Received(peer, message):
                 return f"hears {peer}: {self.message(message)}"
             case on.PeerUp(peer):
@@ -244,10 +249,14 @@ class Printer:
                 return f"answers {self.ticket(ticket)}: {_answer(answer)}"
             case do.Execute(ticket):
                 return f"executes {self.ticket(ticket)}"
-            case do.Admit(ticket, request):
-                return f"takes command {request.command} in as {self.ticket(ticket)}"
             case do.Persist(vote):
                 return self._vote(vote)
+            case do.SavePiece(digest, data):
+                return f"saves the piece {digest.hex()[:8]} of {len(data)} bytes"
+            case do.DropPieces(digests):
+                return f"drops {len(digests)} pieces"
+            case do.Assemble(peer):
+                return f"puts together what {peer} has sent in pieces"
             case do.Forget(txid):
                 return f"drops its vote on {self.name(txid)}"
             case do.Keep(key, value):
@@ -265,6 +274,8 @@ class Printer:
                 return f"tells {peer} what the journal says of {self.name(txid)}"
             case do.SetMembers(membership):
                 return f"membership {membership.version}: {' '.join(membership.nodes)}"
+            case do.Malformed(peer, reason):
+                return f"ends the link from {peer}: {reason}"
             case do.Halt(reason):
                 return f"halts: {reason}"
             case _:
@@ -279,6 +290,26 @@ class Printer:
         if vote.accepted is not None and vote.accepted[0] != ENDED:
             words.append(f"accepted {_decision(vote.accepted[1])} at {vote.accepted[0]}")
         return f"keeps its vote on {self.name(vote.txid)}: {', '.join(words)}"
+
+
+def _in_pieces(message: say.Offer | say.Stored | say.Want | say.Piece | say.InPieces) -> str:
+    match message:
+        case say.Offer(number, ()):
+            return f"OFFER {number} is over"
+        case say.Offer(number, pieces):
+            return f"OFFER {number}: {sum(size for _, size in pieces)} bytes in {len(pieces)} pieces"
+        case say.Stored(number, stored):
+            return f"STORED offer {number}" if stored else f"STORED nothing of offer {number}: no room"
+        case say.Want(pieces):
+            return f"WANT {len(pieces)} pieces"
+        case say.Piece(digest, data):
+            size = "is not here any more" if data is None else f"of {len(data)} bytes"
+            return f"PIECE {digest.hex()[:8]} {size}"
+        case say.InPieces(parts):
+            names = [part for part in parts if type(part) is tuple]
+            return f"IN PIECES: {sum(size for _, size in names)} bytes in {len(names)} pieces"
+        case _:
+            assert_never(message)
 
 
 def _nameless(txid: Txid) -> Transaction:

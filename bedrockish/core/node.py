@@ -7,13 +7,19 @@ Rule 2: what a node says rests on what it has written; the driver lets nothing l
 from collections.abc import Callable
 from typing import assert_never
 
-from bedrockish.core.effects import Effect
-from bedrockish.core.events import (
+from bedrockish.api import wire
+from bedrockish.api.wire import decode_call, encode_reply
+from bedrockish.core.coordinator.coordinator import Coordinator
+from bedrockish.core.coordinator.reads import Reading
+from bedrockish.core.invariants import check as check_invariants
+from bedrockish.core.protocol.effects import Activate, Apply, Effect, Execute, Malformed
+from bedrockish.core.protocol.events import (
     Accused,
     Activated,
-    Answered,
+    Assembled,
     ClockSet,
     ClockWanted,
+    Compared,
     Decided,
     Dropped,
     Event,
@@ -28,8 +34,8 @@ from bedrockish.core.events import (
     Submitted,
     Woken,
 )
-from bedrockish.core.leading import Leading
-from bedrockish.core.messages import (
+from bedrockish.core.protocol.messages import (
+    SINCE,
     Accept,
     Accepted,
     Approve,
@@ -44,26 +50,38 @@ from bedrockish.core.messages import (
     Forward,
     Forwarded,
     Gossip,
+    InPieces,
     Message,
+    Offer,
     Outcome,
+    Piece,
     Promise,
     Recover,
     Refused,
     Reject,
     Removed,
     Rollback,
+    Stored,
     ToldClock,
+    Want,
 )
-from bedrockish.core.ordering import Ordering
-from bedrockish.core.reading import Reading
-from bedrockish.core.records import Recovered
+from bedrockish.core.protocol.records import Recovered
 from bedrockish.core.recovery import PATIENCE_MAX, Recovery
-from bedrockish.core.safety import Safety
-from bedrockish.core.settings import Settings
-from bedrockish.core.state import State
-from bedrockish.core.voting import Voting
-from journal.transaction import Txid
-from journal.vector import merge
+from bedrockish.core.replica.apply_queue import ApplyQueue
+from bedrockish.core.replica.safe_time import SafeTime
+from bedrockish.core.replica.staging import Staging
+from bedrockish.core.replica.voter import Voting
+from bedrockish.core.state.settings import Settings
+from bedrockish.core.state.state import State
+from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import Transaction, Txid
+from bedrockish_journal.model.vector import merge
+
+# What a node with damaged tables still takes: where others stand, questions that its journal answers, and the end of
+# its own transactions that it gave up when it started. The rest it leaves to the others.
+HEARD_WHEN_DAMAGED = (Gossip, Fetch, Want, Ask, Accepted, Refused, Outcome)
+NEEDS_TABLES = (Apply, Activate, Execute)
 
 
 class Node:
@@ -74,6 +92,11 @@ class Node:
         settings: timings and bounds.
         draw: gives a number in [0, 1) each time; all the luck there is.
         now: the driver's clocks at the start.
+        find_command: tells what a command has become, as far as the journal goes that the effects of earlier steps have
+            made: None if it never happened, ``FORGOTTEN`` if the journal does not reach back as far as its id.
+        compare_rows: tells why a transaction was not made of the rows that the tables here have after the effects of
+            earlier steps; empty if it was; None if it is going to step ``Compared`` when it can tell. None instead of
+            it: there are no tables to compare.
         follows_wall: False makes the clock purely logical (the safety valve ``enable_cluster_clock = off``).
     """
 
@@ -85,19 +108,23 @@ class Node:
         now: Now,
         *,
         follows_wall: bool = True,
+        find_command: Callable[[str], Txid | None] = lambda _: None,
+        compare_rows: Callable[[Transaction], str | None] | None = None,
     ) -> None:
-        self.state = State(recovered, settings, draw, now, follows_wall=follows_wall)
-        self.ordering = Ordering(self.state)
-        self.voting = Voting(self.state, self.ordering)
+        self.state = State(recovered, settings, draw, now, follows_wall=follows_wall, find_command=find_command)
+        self.state.compare_rows = compare_rows
+        self.apply_queue = ApplyQueue(self.state)
+        self.voting = Voting(self.state, self.apply_queue)
         self.reading = Reading(self.state)
-        self.leading = Leading(self.state, self.ordering, self.voting, self.reading)
-        self.recovery = Recovery(self.state, self.ordering, self.voting, self.leading)
-        self.safety = Safety(self.state, self.ordering)
+        self.staging = Staging(self.state)
+        self.coordinator = Coordinator(self.state, self.apply_queue, self.voting, self.reading, self.staging)
+        self.recovery = Recovery(self.state, self.apply_queue, self.voting, self.coordinator)
+        self.safe_time = SafeTime(self.state, self.apply_queue)
 
     def start(self, now: Now) -> list[Effect]:
         """Begin: give up what was in flight before a restart, and start the heartbeat."""
         self.state.set_now(now)
-        self.leading.rollbacks.restart()
+        self.coordinator.rollbacks.restart()
         self._heartbeat()
         return self._answer()
 
@@ -108,35 +135,41 @@ class Node:
             case Received(peer, message):
                 self._receive(peer, message)
             case Submitted(ticket, request, once):
-                self.leading.submit(ticket, request, once=once)
+                self.coordinator.submit(ticket, request, once=once)
             case Executed(ticket, prepared):
-                self.leading.executed(ticket, prepared)
+                self.coordinator.executed(ticket, prepared)
             case ClockWanted(ticket):
-                self.leading.clock_wanted(ticket)
+                self.coordinator.clock_wanted(ticket)
             case ClockSet(follows_wall):
                 self.state.set_clock(follows_wall=follows_wall)
-                self.safety.gossip()
+                self.safe_time.gossip()
             case Shortened(upto):
                 self.state.removed = merge(self.state.removed, upto)
             case Held(name, clock):
-                self.safety.held(name, clock)
-                self.safety.gossip()
+                self.safe_time.held(name, clock)
+                self.safe_time.gossip()
             case Failed(ticket, error):
-                self.leading.failed(ticket, error)
+                self.coordinator.checking.failed(ticket, error)
             case Dropped(ticket):
-                self.leading.drop(ticket)
+                self.coordinator.replies.drop(ticket)
             case Decided(ticket, txid, answer):
-                self.leading.decided(ticket, txid, answer)
+                self.coordinator.replies.decided(ticket, txid, answer)
             case Activated(txid, failure):
-                self.leading.activated(txid, failure)
-            case Answered(ticket, answer):
-                self.leading.forwarding.answered(ticket, answer)
+                self.coordinator.replies.activated(txid, failure)
+            case Compared(txid):
+                self.voting.on_compared(txid)
+            case Assembled(peer, parts, data, known):
+                if known is not None:
+                    self.state.pieces.learn(known)
+                whole = self.staging.on_assembled(parts, data, known)
+                if whole is not None:
+                    self._receive(peer, whole)
             case PeerUp(peer):
                 self._peer_up(peer)
             case PeerDown(peer):
                 if peer in self.state.peers:
                     self.state.peers[peer].up = False
-                    self.leading.check(gone=peer)
+                    self.coordinator.check()
             case Accused(peer, reason, for_good):
                 self.state.accused[peer] = reason
                 if for_good:
@@ -158,69 +191,86 @@ class Node:
         """Return the seconds at which to step ``Woken`` if nothing happens before, or None for never."""
         return self.state.deadline()
 
+    def check(self) -> None:
+        """Assert what must be true after each step; for the simulator, the model check and tests.
+
+        Raises:
+            AssertionError: something is not.
+        """
+        check_invariants(self.state, self.apply_queue, self.coordinator)
+
     def _answer(self) -> list[Effect]:
         self._settle()
-        self.safety.hurry()
+        self.safe_time.hurry()
         self._settle()
         self.state.keep_ceiling()
         effects, self.state.effects = self.state.effects, []
+        assert self.state.health.applies or not any(isinstance(effect, NEEDS_TABLES) for effect in effects)
         return effects
 
     def _settle(self) -> None:
         """Let what became known or applied in this step have its consequences, until nothing more follows."""
         state = self.state
-        self.ordering.settle()
-        approved, self.voting.approved = self.voting.approved, []
-        for transaction in approved:
-            if transaction.txid in state.pending:  # else it has ended in this very step, and nobody is to wait for it
-                self.leading.queues.met(transaction)
+        self.apply_queue.settle()
         while state.ended or state.released or state.progress:
             if state.progress:
                 state.progress = False
                 self.voting.settle()
                 self.recovery.settle()
-                self.leading.settle()
+                self.coordinator.settle()
             ended, state.ended = state.ended, []
             for txid in ended:
-                known = state.recent.known.get(txid)
+                known = state.commit_window.known.get(txid)
                 if state.outcomes[txid] and known is not None:
-                    self.leading.doom(known)
-                    self.voting.lift_barrier(known.transaction)
-                self.leading.ended(txid)
+                    self.coordinator.doom(known)
+                    self.voting.lift_barrier(known.command)
+                self.coordinator.ended(txid)
                 self.recovery.ended(txid)
             released, state.released = state.released, []
             for txid in released:
-                self.leading.released(txid)
+                self.coordinator.released(txid)
                 self.recovery.released(txid)
-            self.ordering.settle()
+            self.apply_queue.settle()
 
     def _receive(self, peer: str, message: Message) -> None:
         state = self.state
         known = state.peers.get(peer)
-        if known is None:
-            return  # not, or no longer, a member
+        # Not, or no longer, a member. And damaged tables answer as if the node were down: that is always safe.
+        if known is None or not (state.health.applies or isinstance(message, HEARD_WHEN_DAMAGED)):
+            return
         known.heard = state.now.seconds
+        state.let_in.add(peer)
+        state.heard_level = max(state.heard_level, SINCE.get(type(message), 1))
         if known.suspected:
             known.suspected, known.patience = False, min(2 * known.patience, PATIENCE_MAX)
         match message:
-            case Begin() | Fetch() | AskClock() | ToldClock():
+            case Begin() | Fetch() | AskClock() | ToldClock() | Want() | Piece() | InPieces():
                 pass  # a BEGIN's clock, and one that is asked for, are tested before they are followed
             case Recover() | Promise() | Accept() | Accepted() | Refused() | Outcome():
-                # What is counted on when a transaction ends rests on it: it is followed wherever it leads.
+                # What is counted on when a transaction ends rests on it: it is followed hours and days ahead.
+                if state.is_absurd(message.clock):
+                    state.emit(Malformed(peer, f"{type(message).__name__.upper()}: a clock more than a year ahead"))
+                    return
                 known.clock = max(known.clock, message.clock)
                 state.clock.adjust(message.clock)
             case _:  # a commit's own clock is followed when it is taken
                 known.clock = max(known.clock, message.clock)
                 state.hear_clock(peer, message.clock)
+        try:
+            self._take(peer, message)
+        except EntryMalformedError as error:  # a handler reads all that it is going to use before it changes anything
+            state.emit(Malformed(peer, f"{type(message).__name__.upper()}: {error}"))
+
+    def _take(self, peer: str, message: Message) -> None:
         match message:
             case Begin():
                 self.voting.on_begin(peer, message)
             case Approve():
-                self.leading.on_approve(peer, message)
+                self.coordinator.on_approve(peer, message)
             case Reject():
-                self.leading.on_reject(peer, message)
+                self.coordinator.on_reject(peer, message)
             case Commit():
-                self.ordering.on_commit(peer, message)
+                self.apply_queue.on_commit(message)
             case Rollback():
                 self.voting.on_rollback(peer, message)
             case Recover():
@@ -230,79 +280,118 @@ class Node:
             case Accept():
                 self.recovery.on_accept(peer, message)
             case Accepted():
-                self.leading.rollbacks.on_accepted(peer, message)
+                self.coordinator.rollbacks.on_accepted(peer, message)
                 self.recovery.on_accepted(peer, message)
             case Refused():
-                self.leading.rollbacks.on_refused(message)
+                self.coordinator.rollbacks.on_refused(message)
                 self.recovery.on_refused(message)
             case Outcome():
                 self._on_outcome(peer, message)
             case Ask():
                 self.voting.on_ask(peer, message)
             case Gossip():
-                self.safety.on_gossip(peer, message)
+                self.safe_time.on_gossip(peer, message)
             case Fetch():
-                self.ordering.on_fetch(peer, message)
+                self.apply_queue.on_fetch(peer, message)
             case Entries():
-                self.ordering.on_entries(peer, message)
+                self.apply_queue.on_entries(peer, message)
             case Check():
                 self.reading.on_check(peer, message)
             case AskClock():
-                self.leading.clocking.on_ask(peer, message)
+                self.coordinator.clock_quorum.on_ask(peer, message)
             case ToldClock():
-                self.leading.clock_told(peer, message)
+                self.coordinator.clock_told(peer, message)
             case Removed():
-                self.ordering.on_removed(peer, message)
-            case Forward():
-                self.leading.forwarding.on_forward(peer, message)
-            case Forwarded():
-                self.leading.on_forwarded(peer, message)
+                self.apply_queue.on_removed(peer, message)
+            case Forward() | Forwarded():
+                self._refuse_forward(peer, message)
+            case InPieces() | Piece() | Want() | Offer() | Stored():
+                self._receive_pieces(peer, message)
             case Checked():
                 verdict = self.reading.on_checked(peer, message)
                 if verdict is not None:
-                    self.leading.read_checked(verdict[0], valid=verdict[1])
+                    self.coordinator.checking.read_checked(verdict[0], valid=verdict[1])
+            case _:
+                assert_never(message)
+
+    def _receive_pieces(self, peer: str, message: InPieces | Piece | Want | Offer | Stored) -> None:
+        """Take what is said of large transactions and messages."""
+        match message:
+            case InPieces():
+                self.staging.on_message(peer, message)
+            case Piece():
+                self.staging.on_piece(peer, message)
+            case Want():
+                self.coordinator.offers.on_want(peer, message)
+            case Offer():
+                self.staging.on_offer(peer, message)
+            case Stored():
+                request = self.coordinator.offers.on_stored(peer, message)
+                if request is not None:
+                    self.coordinator.arrived(request)
             case _:
                 assert_never(message)
 
     def _on_outcome(self, peer: str, message: Outcome) -> None:
         if message.commit:
-            self.ordering.on_outcome(peer, message)
-            self.ordering.fetch_missing(at_once=True)
+            self.apply_queue.on_outcome(peer, message)
+            self.apply_queue.fetch_missing(at_once=True)
         elif message.txid not in self.state.outcomes and message.txid.clock > self.state.safe:
             self.state.end(message.txid, commit=False)
+
+    def _refuse_forward(self, peer: str, message: Forward | Forwarded) -> None:
+        """Answer a learner of release 0.1.0 that passes on what its client writes: the client goes on to a voter."""
+        if isinstance(message, Forwarded):
+            return  # the answer to what this release does not send
+        try:
+            call = decode_call(message.body)
+        except BedrockishError:
+            return
+        if isinstance(call, wire.Execute):
+            refusal = UnavailableError(
+                f"{self.state.me} takes no forwarded commands: ask a voter ({', '.join(self.state.voters)}), or "
+                f"upgrade {peer}, which answers with their addresses then"
+            )
+            body = encode_reply(wire.Failed(call.id, refusal))
+            clock = self.state.clock.read(self.state.now.wall_ms)
+            self.state.send(peer, Forwarded(call.request.command, body, clock))
 
     def _peer_up(self, peer: str) -> None:
         if peer not in self.state.peers:
             return
         self.state.peers[peer].up = True
         self.state.accused.pop(peer, None)
-        self.safety.gossip_to(peer)
-        self.leading.resend(peer)
+        self.safe_time.gossip_to(peer)
+        self.staging.resume(peer)
+        self.coordinator.resend(peer)
         self.recovery.resend(peer)
 
     def _heartbeat(self) -> None:
-        self.safety.advance()
-        self.safety.gossip()
-        self.ordering.fetch_missing()
+        self.safe_time.advance()
+        self.safe_time.gossip()
+        self.apply_queue.fetch_missing()
         self.voting.settle()
+        self.staging.check()
         self.recovery.check()
-        self.leading.check()
-        self.leading.clocking.repeat(self.leading.tickets)
-        self.leading.settle()
+        self.coordinator.check()
+        self.coordinator.clock_quorum.repeat(self.coordinator.replies.tickets)
+        self.coordinator.settle()
         self.state.timer(self.state.settings.heartbeat_ms, "heartbeat")
 
     def _on_timer(self, name: str, subject: object) -> None:
         match name, subject:
             case "heartbeat", _:
                 self._heartbeat()
+            case "votes", _:
+                self.voting.settle()
             case "fetch", _:
-                self.ordering.fetch_missing(at_once=True)
+                self.apply_queue.fetch_missing(at_once=True)
             case "ticket_again", int(number):
-                self.leading.again(number)
+                self.coordinator.again(number)
             case "ticket_deadline", int(number):
-                self.leading.past_deadline(number)
+                self.coordinator.past_deadline(number)
             case "schema_due", Txid() as txid:
-                self.safety.schema_due(txid)
+                self.safe_time.schema_due(txid)
             case "recover_again", Txid() as txid:
                 self.recovery.again(txid)
             case _:

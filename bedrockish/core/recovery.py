@@ -7,16 +7,27 @@ recoverer's own timeline; nobody ever writes into another's.
 
 from dataclasses import dataclass, field
 
-from bedrockish.core.conflicts import test_conflict
-from bedrockish.core.leading import Leading
-from bedrockish.core.messages import Accept, Accepted, Ask, Commit, Outcome, Promise, Recover, Refused, Standing
-from bedrockish.core.ordering import Ordering
-from bedrockish.core.records import Vote
-from bedrockish.core.state import State
-from bedrockish.core.voting import Voting
-from journal.errors import EntryMalformedError
-from journal.transaction import Transaction, Txid, decode_transaction
-from journal.vector import covers
+from bedrockish.core.coordinator.coordinator import Coordinator
+from bedrockish.core.judge import COMMIT, Answer, First, judge
+from bedrockish.core.protocol.health import Mode
+from bedrockish.core.protocol.messages import (
+    Accept,
+    Accepted,
+    Ask,
+    Commit,
+    Outcome,
+    Promise,
+    Recover,
+    Refused,
+    Standing,
+)
+from bedrockish.core.protocol.records import ENDED, FORGOTTEN, Vote
+from bedrockish.core.replica.apply_queue import ApplyQueue
+from bedrockish.core.replica.voter import Voting
+from bedrockish.core.state.state import State
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
+from bedrockish_journal.model.vector import covers
 
 FIRST_BALLOT = 2
 PATIENCE_LASTS_MS = 30_000
@@ -28,7 +39,7 @@ class Round:
     """One attempt of ours to finish somebody's transaction.
 
     Attributes:
-        answers: who has promised, and what they said; this is R of the protocol.
+        answers: who has promised, and what they said.
         decision: commit or abort, once proposed; None while asking.
         accepted: who has accepted the decision.
         blockers: transactions that must end first.
@@ -37,7 +48,7 @@ class Round:
     transaction: Transaction
     ballot: int
     since: float
-    answers: dict[str, Promise] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
     decision: bool | None = None
     accepted: set[str] = field(default_factory=set)
     blockers: dict[Txid, Transaction] = field(default_factory=dict)
@@ -47,13 +58,13 @@ class Round:
 class Recovery:
     """Finishes transactions whose leader does not, and answers others that do so."""
 
-    def __init__(self, state: State, ordering: Ordering, voting: Voting, leading: Leading) -> None:
+    def __init__(self, state: State, apply_queue: ApplyQueue, voting: Voting, coordinator: Coordinator) -> None:
         self.state = state
-        self.ordering = ordering
+        self.apply_queue = apply_queue
         self.voting = voting
-        self.leading = leading
+        self.coordinator = coordinator
         self.rounds: dict[Txid, Round] = {}
-        self.parked: dict[Txid, tuple[str, int]] = {}  # RECOVERs whose base is not covered yet: whom to answer
+        self.parked: dict[Txid, str] = {}  # RECOVERs whose base is not covered yet: whom to answer
         self.adoptable: dict[Txid, Round] = {}  # decided commits that we cannot apply yet
         self.counts = {"started": 0, "adopted": 0, "aborted": 0}
 
@@ -66,14 +77,15 @@ class Recovery:
             peer.patience = max(1.0, peer.patience * (1 - state.settings.heartbeat_ms / PATIENCE_LASTS_MS))
         if not state.is_voter(state.me):
             return
-        for txid, transaction in list(state.pending.transactions.items()):
+        for transaction in state.pending.since_before(now - state.settings.suspicion_ms / 2000):
+            txid = transaction.txid
             age = now - state.pending.since[txid]
             leader = state.peers.get(txid.leader)
             suspicion = state.settings.suspicion_ms / 1000 * (leader.patience if leader is not None else 1)
             if age < suspicion / 2 or txid in self.rounds:
                 continue
             if txid.leader == state.me:
-                if age > 2 * suspicion and not self.leading.decides(txid):
+                if age > 2 * suspicion and not self.coordinator.decides(txid):
                     self.start(transaction)
             elif leader is None or self._is_silent(txid.leader) or age > 5 * suspicion:
                 if age > suspicion * (1 + 0.3 * self._rank()):
@@ -87,6 +99,8 @@ class Recovery:
 
     def _is_silent(self, node: str) -> bool:
         peer = self.state.peers[node]
+        if peer.mode >= Mode.DAMAGED:
+            return True  # it speaks, but decides nothing any more
         return self.state.now.seconds - peer.heard > self.state.settings.suspicion_ms / 1000 * peer.patience
 
     def _rank(self) -> int:
@@ -106,8 +120,10 @@ class Recovery:
         promised = state.votes[txid].promised if txid in state.votes else 0
         voters = state.voters
         ballot = FIRST_BALLOT + voters.index(state.me)
-        while ballot <= promised:
-            ballot += len(voters)
+        ballot += max(0, (promised - ballot) // len(voters) + 1) * len(voters)
+        assert ballot > promised
+        if ballot >= ENDED:
+            return  # no recovery comes so far: somebody lies, and safe time will end it
         self.rounds[txid] = Round(transaction, ballot, state.now.seconds, tries=tries)
         self._ask(txid)
 
@@ -132,42 +148,51 @@ class Recovery:
     # -- answering a recoverer -------------------------------------------------------------------------------------
 
     def on_recover(self, peer: str, message: Recover) -> None:
-        """Promise a ballot for a transaction, and try to hold it."""
-        state = self.state
-        try:
-            transaction = decode_transaction(message.body)
-        except EntryMalformedError:
+        """Promise a ballot for a transaction, and try to hold it.
+
+        Raises:
+            EntryMalformedError: its body is no transaction.
+        """
+        vote = self._promise(peer, message)
+        if vote is None or vote.transaction is None:
             return
-        txid = transaction.txid
-        state.clock.adjust(txid.clock)
-        if not state.is_voter(state.me) or not state.is_voter(peer) or self._tell(peer, txid):
-            return
-        if transaction.config < state.membership.version:
-            state.end(txid, commit=False)
-            self._tell(peer, txid)
-            return
-        vote = state.vote(txid, transaction)
-        if message.ballot < vote.promised:
-            clock = state.clock.read(state.now.wall_ms)
-            self._say(peer, Refused(txid, vote.promised, clock))
-            return
-        vote.promised = message.ballot
-        state.persist(vote)
-        self.voting.parked.pop(txid, None)
-        if txid.leader == state.me:
-            self.leading.stop_counting(txid)
-        if covers(state.applied, transaction.base):
-            self._answer(peer, vote, transaction)
+        self.state.persist(vote)
+        if covers(self.state.applied, vote.transaction.base):
+            self._answer(peer, vote, vote.transaction)
         else:
-            self.parked[txid] = (peer, message.ballot)
-            self.ordering.want(transaction.base)
+            self.parked[vote.txid] = peer
+            self.apply_queue.want(vote.transaction.base)
+
+    def _promise(self, peer: str, message: Recover | Accept) -> Vote | None:
+        """Promise to accept no lower ballot; None if a higher one is promised, or the outcome is known and told."""
+        state = self.state
+        transaction = state.pieces.read(message.body)
+        txid = transaction.txid
+        if peer != state.me and state.is_absurd(txid.clock):
+            raise EntryMalformedError(f"{txid} began more than a year ahead of what most voters' clocks say")
+        state.clock.adjust(txid.clock)
+        # P1: only voters promise, to voters. P2: who knows the outcome says that instead.
+        if not state.is_voter(state.me) or not state.is_voter(peer) or self._tell(peer, txid):
+            return None
+        if transaction.config < state.membership.version:
+            state.end(txid, commit=False)  # P3: what is older than the membership and not applied never commits
+            self._tell(peer, txid)
+            return None
+        vote = state.vote(txid, transaction)
+        if message.ballot < vote.promised:  # P4: a promise is kept
+            self._say(peer, Refused(txid, vote.promised, state.clock.read(state.now.wall_ms)))
+            return None
+        vote.promised = message.ballot
+        if txid.leader == state.me:
+            self.coordinator.stop_counting(txid)  # P5: its leader's promise ends ballots 0 and 1
+        return vote
 
     def settle(self) -> None:
         """Answer the RECOVERs whose base has become covered, and adopt what can be applied now."""
         state = self.state
-        for txid, (peer, ballot) in list(self.parked.items()):
+        for txid, peer in list(self.parked.items()):
             vote = state.votes.get(txid)
-            if vote is None or vote.transaction is None or vote.promised != ballot or txid in state.outcomes:
+            if vote is None or vote.transaction is None or txid in state.outcomes:
                 del self.parked[txid]
             elif covers(state.applied, vote.transaction.base):
                 del self.parked[txid]
@@ -177,7 +202,7 @@ class Recovery:
 
     def _answer(self, peer: str, vote: Vote, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        for given_up in transaction.rollbacks:
+        for given_up in transaction.rollbacks:  # P6: or two runs of one leader would block each other (V5)
             if given_up.leader == txid.leader:
                 state.accept_rollback(given_up)
         standing, blockers = self._stand(vote, transaction)
@@ -195,59 +220,46 @@ class Recovery:
         )
 
     def _stand(self, vote: Vote, transaction: Transaction) -> tuple[Standing, list[Transaction]]:
-        """Try to hold a transaction: tests 3 and 4, and cut."""
+        """Try to hold a transaction, tested as for an approval, but against the cut instead of closed time."""
         state, txid = self.state, transaction.txid
-        if vote.held:
+        if vote.held:  # P7: it is pending here
             return Standing.HELD, []
-        never = next(state.recent.conflicts(transaction.footprint, transaction.base, txid), None)
+        # P8: whoever approves a transaction has looked for its commands: if one of them has happened otherwise, nobody
+        # did. (Release 0.1.0 did not look.)
+        never = state.happened(transaction.commands, txid) if state.level >= 2 else None
+        if never is None or never.other == FORGOTTEN:
+            # P9: a commit outside its base conflicts with it: a majority had that first, so no quorum approved this.
+            never = next(state.commit_window.conflicts(transaction.footprint, transaction.base, txid), None)
+        # P10: a majority has closed time up to the cut; had a quorum approved it, one of them would have held it.
         if never is not None or state.cut >= txid.clock:
             return Standing.NEVER, []
         blockers = [
             state.pending.transactions[found.other] for found in state.pending.conflicts(transaction.footprint, txid)
         ]
-        if blockers:
+        if blockers:  # P11: two that conflict are never held by one node
             return Standing.BLOCKED, blockers
-        if vote.accepted is not None and not vote.accepted[1]:
-            return Standing.BLOCKED, []  # its rollback was accepted here; that travels as ``accepted``
-        state.hold(transaction)
+        if state.misfit(transaction) != "":
+            return Standing.BLOCKED, []  # P12: it was made of other rows than ours: somebody's tables are damaged
+        state.hold(transaction)  # P13: from now on it is pending here, durably
         return Standing.HELD, []
 
     def _ended_against(self, transaction: Transaction) -> list[Txid]:
         """Return the conflicting transactions whose end is known, or whose abort was accepted, here."""
         state = self.state
-        ended = [
-            known.transaction.txid
-            for known in state.recent.known.values()
-            if known.transaction.txid.clock > state.safe and test_conflict(known.transaction, transaction) is not None
-        ]
-        for txid, vote in state.votes.items():
-            aborted = state.outcomes.get(txid) is False or (vote.accepted is not None and not vote.accepted[1])
-            if not aborted or txid == transaction.txid:
-                continue
-            if vote.transaction is None or test_conflict(vote.transaction, transaction) is not None:
-                ended.append(txid)
-        return ended
+        ended = list(state.commit_window.any_conflicts(transaction.footprint, above=state.safe))
+        return ended + [txid for txid, _ in state.aborting.conflicts(transaction.footprint, transaction.txid)]
 
     def on_accept(self, peer: str, message: Accept) -> None:
-        """Accept a decision, unless a higher ballot is promised. This does not end pending; only a decision does."""
-        state = self.state
-        try:
-            transaction = decode_transaction(message.body)
-        except EntryMalformedError:
-            return
-        txid = transaction.txid
-        if not state.is_voter(state.me) or not state.is_voter(peer) or self._tell(peer, txid):
-            return
-        vote = state.vote(txid, transaction)
-        clock = state.clock.read(state.now.wall_ms)
-        if message.ballot < vote.promised:
-            self._say(peer, Refused(txid, vote.promised, clock))
-            return
-        if txid.leader == state.me:
-            self.leading.stop_counting(txid)
-        vote.promised, vote.accepted = message.ballot, (message.ballot, message.commit)
-        state.persist(vote)
-        self._say(peer, Accepted(txid, message.ballot, clock))
+        """Accept a decision, unless a higher ballot is promised. This does not end pending; only a decision does.
+
+        Raises:
+            EntryMalformedError: its body is no transaction.
+        """
+        vote = self._promise(peer, message)
+        if vote is not None:
+            vote.accepted = (message.ballot, message.commit)
+            self.state.persist(vote)
+            self._say(peer, Accepted(vote.txid, message.ballot, self.state.clock.read(self.state.now.wall_ms)))
 
     def _tell(self, peer: str, txid: Txid) -> bool:
         if peer == self.state.me:
@@ -267,57 +279,44 @@ class Recovery:
     # -- judging ---------------------------------------------------------------------------------------------------
 
     def on_promise(self, peer: str, message: Promise) -> None:
-        """Count a promise, and judge anew."""
+        """Count a promise, and judge anew.
+
+        Raises:
+            EntryMalformedError: a blocker is no transaction; the promise does not count.
+        """
         round_ = self.rounds.get(message.txid)
         if round_ is None or round_.ballot != message.ballot or not self.state.is_voter(peer):
             return
-        round_.answers[peer] = message
-        for blocker in message.blockers:
-            try:
-                transaction = decode_transaction(blocker)
-            except EntryMalformedError:
-                continue
-            round_.blockers[transaction.txid] = transaction
+        blockers = {one.txid: one for one in map(decode_transaction, message.blockers)}
+        round_.blockers.update(blockers)
+        round_.answers[peer] = Answer(message.standing, message.accepted, frozenset(blockers), frozenset(message.ended))
         if round_.decision is None and len(round_.answers) >= self.state.majority:
             self._judge(round_)
 
     def _judge(self, round_: Round) -> None:
-        state, answers, txid = self.state, round_.answers, round_.transaction.txid
-        accepted = max((answer.accepted for answer in answers.values() if answer.accepted is not None), default=None)
-        held = [node for node, answer in answers.items() if answer.standing == Standing.HELD]
-        if accepted is not None:
-            self._propose(round_, commit=accepted[1])
-        elif len(held) == len(answers):
-            self._propose(round_, commit=True)
-        elif (
-            any(answer.standing == Standing.NEVER for answer in answers.values())
-            or txid.leader in answers
-            or len(held) + self._possible_elsewhere(round_) < state.quorum
-        ):
-            self._propose(round_, commit=False)
-        else:
+        verdict = judge(round_.transaction.txid.leader, round_.answers, self.state.voters, self.state.quorum)
+        if isinstance(verdict, First):
             self._unblock(round_)
-
-    def _possible_elsewhere(self, round_: Round) -> int:
-        """Return how many voters outside R may have approved: not those that lead a conflicting one in flight."""
-        answers, leader = round_.answers, round_.transaction.txid.leader
-        ended = {txid for answer in answers.values() for txid in answer.ended}
-        excluded = {txid.leader for txid in round_.blockers if txid.leader != leader and txid not in ended}
-        return sum(1 for node in self.state.voters if node not in answers and node not in excluded)
+        else:
+            self._propose(round_, commit=verdict == COMMIT)
 
     def _unblock(self, round_: Round) -> None:
         """Y first: ask its leader, or recover it where its leader is silent; then there will be a new round."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
             if txid in state.outcomes or txid.clock <= state.safe:
-                for node, answer in round_.answers.items():
-                    if node != state.me and transaction.body in answer.blockers:
-                        self.voting.tell_outcome(node, txid)
+                self._tell_blocked(round_, txid)
             elif self._leaderless(txid):
                 if txid not in self.rounds:
                     self.start(transaction)
             elif txid.leader != state.me:
                 state.send(txid.leader, Ask(txid, state.clock.read(state.now.wall_ms)))
+
+    def _tell_blocked(self, round_: Round, blocker: Txid) -> None:
+        """Tell those at whom a transaction is in the way of a round that it is over."""
+        for node, answer in round_.answers.items():
+            if node != self.state.me and blocker in answer.blockers:
+                self.voting.tell_outcome(node, blocker)
 
     def _propose(self, round_: Round, *, commit: bool) -> None:
         state = self.state
@@ -331,7 +330,7 @@ class Recovery:
         round_ = self.rounds.get(message.txid)
         if round_ is None or round_.ballot != message.ballot or not self.state.is_voter(peer):
             return
-        round_.accepted.add(peer)
+        round_.accepted.add(peer)  # J8: what a majority has accepted at one ballot stands
         if round_.decision is not None and len(round_.accepted) >= self.state.majority:
             self._decided(message.txid, round_)
 
@@ -353,11 +352,11 @@ class Recovery:
         state, transaction = self.state, round_.transaction
         if txid in state.outcomes:
             del self.adoptable[txid]
-        elif covers(state.applied, transaction.base):
+        elif covers(state.applied, transaction.base) and txid not in state.blocked:
             del self.adoptable[txid]
-            self.counts["adopted"] += 1
+            self.counts["adopted"] += 1  # J9: at a place of our own timeline, for nobody writes into another's
             holders = {node: state.applied.get(node, 0) for node in sorted(round_.accepted)}
-            entry = self.ordering.lead(transaction, holders, adopted_from=txid.leader)
+            entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)
             state.send_all(Commit(entry.label, transaction.body, entry.hash, state.clock.read(state.now.wall_ms)))
 
     def on_refused(self, message: Refused) -> None:
@@ -370,7 +369,7 @@ class Recovery:
 
     def ended(self, txid: Txid) -> None:
         """An outcome became known: its round is over, and rounds that it blocked can be tried again."""
-        self.rounds.pop(txid, None)
+        self.rounds.pop(txid, None)  # J1: "somebody knows the outcome" is the end of it, whatever was answered
         self.parked.pop(txid, None)
         self.released(txid)
 
@@ -378,9 +377,7 @@ class Recovery:
         """A transaction is in nobody's way here any more: rounds that it blocked can be tried again."""
         for other, round_ in list(self.rounds.items()):
             if txid in round_.blockers and round_.decision is None:
-                for node, answer in round_.answers.items():
-                    if node != self.state.me and any(round_.blockers[txid].body == body for body in answer.blockers):
-                        self.voting.tell_outcome(node, txid)
+                self._tell_blocked(round_, txid)
                 self.state.timer(self.state.settings.heartbeat_ms * (0.5 + self.state.draw()), "recover_again", other)
 
     def again(self, txid: Txid) -> None:

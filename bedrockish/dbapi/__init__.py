@@ -1,7 +1,10 @@
 """PEP 249 for bedrockish, with the habits of sqlite3: ``import bedrockish.dbapi as sqlite3`` goes a long way."""
 
+from sqlite3 import complete_statement
+
 import apsw
 
+from bedrockish.dbapi.callbacks import enable_callback_tracebacks
 from bedrockish.dbapi.connection import Connection, connect
 from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Cursor
 from bedrockish.dbapi.errors import (
@@ -18,6 +21,7 @@ from bedrockish.dbapi.errors import (
 )
 from bedrockish.dbapi.row import Row
 from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL
+from bedrockish.dbapi.sqlite_names import constant
 from bedrockish.dbapi.streaming import StreamingCursor
 from bedrockish.dbapi.values import (
     BINARY,
@@ -33,9 +37,20 @@ from bedrockish.dbapi.values import (
     TimeFromTicks,
     Timestamp,
     TimestampFromTicks,
+    adapt,
+    adapters,
+    converters,
     register_adapter,
     register_converter,
 )
+from bedrockish.dbapi.whole import Blob
+
+
+def __getattr__(name: str) -> int:
+    if not name.startswith("SQLITE_"):
+        raise AttributeError(f"module 'bedrockish.dbapi' has no attribute {name!r}")
+    return constant(name)
+
 
 apilevel = "2.0"
 threadsafety = 2
@@ -55,6 +70,7 @@ __all__ = [
     "ROWID",
     "STRING",
     "Binary",
+    "Blob",
     "Connection",
     "Cursor",
     "DataError",
@@ -76,8 +92,13 @@ __all__ = [
     "Timestamp",
     "TimestampFromTicks",
     "Warning",
+    "adapt",
+    "adapters",
     "apilevel",
+    "complete_statement",
     "connect",
+    "converters",
+    "enable_callback_tracebacks",
     "paramstyle",
     "register_adapter",
     "register_converter",

@@ -1,27 +1,33 @@
 """The connection of PEP 249, with the habits of sqlite3."""
 
+import inspect
+import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from bedrockish.client.aio import target_of
+from bedrockish.api.parameters import check_timeout
+from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION
+from bedrockish.api.rows import Rows
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking import connect as open_link
-from bedrockish.client.rows import Rows
-from bedrockish.dbapi import errors
+from bedrockish.client.trio_client import target_of
+from bedrockish.dbapi import callbacks, errors
 from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Cursor, RowFactory
-from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, ProgrammingError, standing_for
+from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, OperationalError, ProgrammingError, standing_for
 from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL, Session
-from bedrockish.dbapi.statements import kind_of
+from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
 from bedrockish.errors import BedrockishError
-from bedrockish.params import check_timeout
-from bedrockish.requests import ISOLATIONS, READ_LEVELS, SESSION
+from bedrockish.sqltext.statement_kinds import kind_of
 
 T = TypeVar("T")
+P = ParamSpec("P")
+FACTORY = 5  # the place of the argument
 DECLARED_S, DECLARED_MAX = 60.0, 1000  # how long, and for how many texts, declared types are kept
-ISOLATION_LEVELS = (None, "", "DEFERRED", "IMMEDIATE", "EXCLUSIVE")
+ISOLATION_LEVELS = ("", "DEFERRED", "IMMEDIATE", "EXCLUSIVE")
 
 
 class Connection:
@@ -45,20 +51,75 @@ class Connection:
     InternalError = errors.InternalError
     ProgrammingError = errors.ProgrammingError
     NotSupportedError = errors.NotSupportedError
+    _opened: "tuple[Link, Session] | None" = None  # a derived class may forget to call our __init__
 
-    def __init__(self, link: Link, session: Session, detect_types: int) -> None:
-        self._link, self._session, self.detect_types = link, session, detect_types
+    def __init__(
+        self,
+        url: str | None = None,
+        timeout: float | None = None,
+        detect_types: int = 0,
+        isolation_level: str | None = "",
+        check_same_thread: bool = True,
+        factory: "Callable[..., Connection] | None" = None,
+        cached_statements: int = 128,
+        uri: bool = False,
+        *,
+        database: str | None = None,
+        read: str | None = None,
+        isolation: str = "serializable",
+        autocommit: bool | int = LEGACY_TRANSACTION_CONTROL,
+        schema_commits: bool = False,
+        token: bytes | None = None,
+    ) -> None:
+        if type(detect_types) is not int or not 0 <= detect_types <= PARSE_COLNAMES | PARSE_DECLTYPES:
+            known = "PARSE_COLNAMES, PARSE_DECLTYPES or both"
+            raise ProgrammingError(f"detect_types should be {known}, not {detect_types!r}")
+        if read is not None and read not in READ_LEVELS:
+            raise ProgrammingError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
+        url = database if url is None else url
+        if url is not None and not isinstance(url, str):
+            raise InterfaceError(f"a cluster is named by a URL, a text, not by a {type(url).__name__}")
+        try:
+            target = target_of(url)
+            seconds = check_timeout(timeout) if timeout else target.timeout_s
+            link = open_link(url, token=token)
+        except BedrockishError as error:
+            raise standing_for(error) from error
+        self._tracer: Callable[[str], object] | None = None
+        self._opened = link, Session(link, read or target.read or SESSION, seconds, self._trace)
+        self.detect_types = detect_types
         self._lock = threading.RLock()
         self.row_factory: RowFactory | None = None
         self.text_factory: Callable[[bytes], Any] = str
         self._declared_types: dict[str, tuple[float, list[str | None]]] = {}
+        try:
+            self._session.schema_commits = schema_commits
+            self.isolation, self.isolation_level, self.autocommit = isolation, isolation_level, autocommit
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _link(self) -> Link:
+        if self._opened is None:
+            raise ProgrammingError("Base Connection.__init__ not called.")
+        return self._opened[0]
+
+    @property
+    def _session(self) -> Session:
+        if self._opened is None:
+            raise ProgrammingError("Base Connection.__init__ not called.")
+        return self._opened[1]
 
     # -- the standard ----------------------------------------------------------------------------------------------
 
     def cursor(self, factory: Callable[["Connection"], Cursor] = Cursor) -> Cursor:
         """Return a new cursor."""
         self._check()
-        return factory(self)
+        made = factory(self)
+        if not issubclass(type(made), Cursor):  # whatever it says of itself
+            raise TypeError(f"factory should return a Cursor, not {type(made).__name__}")
+        return made
 
     def commit(self) -> None:
         """Commit the open transaction; nothing happens without one.
@@ -80,12 +141,26 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
+    def __call__(self, *_: Any) -> None:
+        """Refuse: sqlite3 makes a statement here, which nothing else takes.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        self._check()
+        raise NotSupportedError("statements are compiled at the nodes; use execute()")
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        """Commit, or roll back if the block has raised. The connection stays open, as sqlite3's does."""
+        """Commit, or roll back if the block has raised, or the COMMIT. The connection stays open, as sqlite3's does."""
         if error is None:
-            self.commit()
+            try:
+                self.commit()
+            except BaseException:
+                if self.in_transaction:  # a deferred constraint is broken: nobody is there to mend it
+                    self.rollback()
+                raise
         elif not self._link.closed:
             self.rollback()
         return False
@@ -121,9 +196,11 @@ class Connection:
 
     @isolation_level.setter
     def isolation_level(self, level: str | None) -> None:
-        if level not in ISOLATION_LEVELS:
-            known = "None, '', DEFERRED, IMMEDIATE or EXCLUSIVE"
-            raise ProgrammingError(f"isolation_level should be {known}, not {level!r}")
+        if level is not None and not isinstance(level, str):
+            raise TypeError("isolation_level must be str or None")
+        level = next((known for known in ISOLATION_LEVELS if level is not None and known == level.upper()), level)
+        if level is not None and level not in ISOLATION_LEVELS:
+            raise ValueError("isolation_level string must be '', 'DEFERRED', 'IMMEDIATE', or 'EXCLUSIVE'")
         if level is None and self._session.autocommit == LEGACY_TRANSACTION_CONTROL:
             self.commit()
         self._session.isolation_level = level
@@ -178,24 +255,164 @@ class Connection:
         """
         self._run(lambda session: self._link.ping(timeout=session.timeout_s))
 
-    def create_function(self, name: str, *_: Any, **__: Any) -> None:
+    # -- the whole, or a piece ------------------------------------------------------------------------------------
+
+    def iterdump(self) -> Iterator[str]:
+        """Return the statements that make the database again, all of one moment."""
+        self._check()
+
+        def lines() -> Iterator[str]:
+            with self._moment() as run:
+                yield from dump(run)
+
+        return lines()
+
+    def backup(self, target: sqlite3.Connection, **_: Any) -> None:
+        """Copy the database of one moment into an empty one of sqlite3. For a file of a node: ``bedrockish backup``.
+
+        Raises:
+            TypeError: the target is no connection of sqlite3.
+            ProgrammingError: it is not empty.
+        """
+        self._check()
+        with self._moment() as run:
+            copy(run, target)
+
+    def blobopen(self, table: str, column: str, row: int, /, *, readonly: bool = False, name: str = "main") -> Blob:
+        """Open a value to read it as a file, whatever ``readonly`` says: its ``write`` is refused.
+
+        Raises:
+            OperationalError: there is no such value.
+        """
+        if name != "main":
+            raise OperationalError(f"no such table: {name}.{table}; a cluster is one database, main")
+        with self._moment() as run:
+            return read_blob(run, table, column, row, self._check)
+
+    @contextmanager
+    def _moment(self) -> Iterator[Callable[..., list[tuple[Any, ...]]]]:
+        """Let statements read one moment: that of the open transaction, or of one that is opened for them."""
+
+        def run(sql: str, params: Any = None) -> list[tuple[Any, ...]]:
+            rows = self._run(lambda session: session.run(sql, params, kind_of(sql)))
+            return list(rows.rows)
+
+        if self.in_transaction:
+            yield run
+            return
+        self.execute("BEGIN")
+        try:
+            yield run
+        finally:
+            if not self._link.closed:
+                self.rollback()
+
+    # -- what sqlite3 has, and SQL on other machines cannot -----------------------------------------------------------
+
+    def set_trace_callback(self, callback: Callable[[str], object] | None, /) -> None:
+        """Call a function with the text of each statement before it is sent, BEGIN and COMMIT among them.
+
+        As in sqlite3, an exception of it is not yours: it is dropped, or, after ``enable_callback_tracebacks(True)``,
+        printed. Parameters are not written into the text.
+        """
+        self._check()
+        self._tracer = callback
+
+    def _trace(self, sql: str) -> None:
+        if self._tracer is not None:
+            try:
+                self._tracer(sql)
+            except Exception:
+                callbacks.report()
+
+    def create_function(self, name: str, /, *_: Any, **__: Any) -> None:
         """Refuse: a function of the program does not exist on the nodes.
 
         Raises:
             NotSupportedError: always.
         """
-        raise NotSupportedError(
-            f"the function {name} would exist in this program only, but SQL runs on the nodes; compute in Python"
-        )
+        self._check()
+        raise NotSupportedError(_elsewhere(f"the function {name}"))
+
+    def create_aggregate(self, name: str, /, *_: Any, **__: Any) -> None:
+        """Refuse, as ``create_function``."""
+        self._check()
+        raise NotSupportedError(_elsewhere(f"the aggregate {name}"))
+
+    def create_window_function(self, name: str, /, *_: Any, **__: Any) -> None:
+        """Refuse, as ``create_function``."""
+        self._check()
+        raise NotSupportedError(_elsewhere(f"the window function {name}"))
+
+    def create_collation(self, name: str, callback: Any, /) -> None:
+        """Refuse, as ``create_function``; None, which removes one in sqlite3, does nothing."""
+        self._check()
+        if callback is not None:
+            raise NotSupportedError(_elsewhere(f"the collation {name}"))
+
+    def set_authorizer(self, authorizer_callback: Any) -> None:
+        """Refuse all but None: what a program may do is decided at the nodes."""
+        self._check()
+        if authorizer_callback is not None:
+            raise NotSupportedError("SQL is compiled on the nodes, where this program's authorizer is not")
+
+    def set_progress_handler(self, progress_handler: Any, n: int) -> None:
+        """Refuse all but None: ``timeout`` ends what takes too long."""
+        self._check()
+        if progress_handler is not None:
+            raise NotSupportedError("SQL runs on the nodes; give a timeout to connect() to end what takes too long")
+
+    def interrupt(self) -> None:
+        """Have the calls that other threads make on this connection end now; nothing happens without one.
+
+        They raise ``OperationalError`` with ``sqlite_errorname`` ``SQLITE_INTERRUPT``; as after any lost answer, a
+        ``code`` of ``unknown`` means that it may have happened, and an open transaction has to be rolled back.
+        """
+        self._check()
+        self._link.interrupt()
+
+    def enable_load_extension(self, enabled: bool, /) -> None:
+        """Refuse to enable: extensions would be needed at every node."""
+        if enabled:
+            raise NotSupportedError(_elsewhere("an extension"))
+
+    def serialize(self, *, name: str = "main") -> bytes:
+        """Refuse: the file is at the nodes.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        raise NotSupportedError("the file is at the nodes; 'bedrockish backup' copies it, backup() its content")
+
+    def deserialize(self, data: Any, /, *, name: str = "main") -> None:
+        """Refuse: a cluster's database is not replaced by a program.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        raise NotSupportedError("a cluster's database is not replaced by a program; see 'bedrockish import'")
+
+    def getlimit(self, category: int, /) -> int:
+        """Refuse: the limits are those of the nodes.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        raise NotSupportedError("the limits are those of the nodes' SQLite; docs/sizes.md has them")
+
+    def setlimit(self, category: int, limit: int, /) -> int:
+        """Refuse, as ``getlimit``."""
+        return self.getlimit(category)
 
     # -- for cursors -----------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         if self._link.closed:
-            raise InterfaceError("this connection is closed; open another")
+            raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
 
     def _run(self, what: Callable[[Session], T]) -> T:
         """Do something in this connection's turn, with the standard's exceptions."""
+        self._check()
         with self._lock:
             self._check()
             try:
@@ -233,53 +450,48 @@ class Connection:
         return self._run(work)
 
 
-def connect(
-    url: str | None = None,
-    *,
-    timeout: float | None = None,
-    read: str | None = None,
-    isolation: str = "serializable",
-    isolation_level: str | None = "",
-    autocommit: bool | int = LEGACY_TRANSACTION_CONTROL,
-    schema_commits: bool = False,
-    detect_types: int = 0,
-    token: bytes | None = None,
-) -> Connection:
-    """Open a session with a cluster.
+def _elsewhere(what: str) -> str:
+    return (
+        f"{what} would exist in this program only, but SQL runs on the nodes; put it into a plugin of the nodes "
+        "(docs/commands.md), or compute in Python"
+    )
 
-    Args:
-        url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session``; by default the environment variable
-            BEDROCKISH_URL.
-        timeout: seconds for each call; by default what the URL says.
-        read: ``stale``, ``session`` or ``strict``; by default what the URL says.
-        isolation: ``serializable`` or ``snapshot``.
-        isolation_level: sqlite3's; None for no implicit transactions.
-        autocommit: sqlite3's; False for the standard's habit, where every statement is in a transaction.
-        schema_commits: let CREATE, ALTER and DROP be transactions of their own, and commit what was done before, as
-            MySQL does; otherwise they join the transaction that is open.
-        detect_types: ``PARSE_COLNAMES`` to have columns named ``x [typename]`` converted, ``PARSE_DECLTYPES`` those
-            whose table declares such a type; or both, of which the name counts first.
-        token: what another session has seen.
 
-    Raises:
-        InterfaceError: the URL cannot be understood.
-        OperationalError: no node can be reached, or it does not let us in.
-    """
-    if type(detect_types) is not int or not 0 <= detect_types <= PARSE_COLNAMES | PARSE_DECLTYPES:
-        raise ProgrammingError(f"detect_types should be PARSE_COLNAMES, PARSE_DECLTYPES or both, not {detect_types!r}")
-    if read is not None and read not in READ_LEVELS:
-        raise ProgrammingError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
-    try:
-        target = target_of(url)
-        seconds = target.timeout_s if timeout is None else check_timeout(timeout)
-        link = open_link(url, token=token)
-    except BedrockishError as error:
-        raise standing_for(error) from error
-    made = Connection(link, Session(link, read or target.read or SESSION, seconds), detect_types)
-    try:
-        made._session.schema_commits = schema_commits
-        made.isolation, made.isolation_level, made.autocommit = isolation, isolation_level, autocommit
-    except BaseException:
-        made.close()
-        raise
-    return made
+def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
+    def connect(*args: P.args, **kwargs: P.kwargs) -> Connection:
+        """Open a session with a cluster. The first arguments are those of ``sqlite3.connect``, in its order.
+
+        Args:
+            url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session``; by default the environment
+                variable BEDROCKISH_URL.
+            timeout: seconds for each call; by default, and for 0, what the URL says. Nobody waits for a lock here.
+            check_same_thread, cached_statements, uri: have no effect: threads may share a connection, statements are
+                compiled at the nodes, and a URL is always one.
+            factory: class of the connection.
+            database: the URL, by the name that it has in sqlite3.
+            read: ``stale``, ``session`` or ``strict``; by default what the URL says.
+            isolation: ``serializable`` or ``snapshot``.
+            isolation_level: sqlite3's; None for no implicit transactions.
+            autocommit: sqlite3's; False for the standard's habit, where every statement is in a transaction.
+            schema_commits: let CREATE, ALTER and DROP be transactions of their own, and commit what was done before, as
+                MySQL does; otherwise they join the transaction that is open.
+            detect_types: ``PARSE_COLNAMES`` to have columns named ``x [typename]`` converted, ``PARSE_DECLTYPES`` those
+                whose table declares such a type; or both, of which the name counts first.
+            token: what another session has seen.
+
+        Raises:
+            InterfaceError: the URL cannot be understood.
+            OperationalError: no node can be reached, or it does not let us in.
+        """
+        factory: Any = kwargs.get("factory", args[FACTORY] if len(args) > FACTORY else opened)
+        if isinstance(factory, type) and not issubclass(factory, Connection):
+            raise ProgrammingError(f"factory should be a class derived from Connection, not {factory!r}")
+        # As in sqlite3, just what was given here: a derived class may add arguments of its own.
+        made: Connection = factory(*args, **kwargs)
+        return made
+
+    connect.__signature__ = inspect.signature(opened)  # type: ignore[attr-defined]
+    return connect
+
+
+connect = _opening(Connection)

@@ -1,21 +1,60 @@
 """The cursor of PEP 249. A result is complete when ``execute`` returns: fetching never waits and never fails midway."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import contextmanager
+from typing import Any, Protocol, Self, TypeVar
 
-from bedrockish.client.rows import Rows
-from bedrockish.dbapi.errors import InterfaceError, ProgrammingError
-from bedrockish.dbapi.statements import READ, SCHEMA, WRITE, inserts, is_single, kind_of, split
+from bedrockish.api.rows import Rows
+from bedrockish.dbapi.errors import DatabaseError, ProgrammingError
+from bedrockish.dbapi.session import Session
 from bedrockish.dbapi.values import adapt_all, converter_of, declared_converter, type_codes
+from bedrockish.sqltext.statement_kinds import (
+    OTHER,
+    READ,
+    SCHEMA,
+    WRITE,
+    inserts,
+    is_nothing,
+    is_single,
+    kind_of,
+    split,
+)
 
-if TYPE_CHECKING:
-    from bedrockish.dbapi.connection import Connection
+T = TypeVar("T")
 
 PARSE_DECLTYPES = 1
 PARSE_COLNAMES = 2
+RECURSIVE = "Recursive use of cursors not allowed."
 
 Column = tuple[str, str | None, None, None, None, None, None]
 RowFactory = Callable[["Cursor", tuple[Any, ...]], Any]
+
+
+class Owner(Protocol):
+    """What a cursor needs of the connection that made it."""
+
+    row_factory: RowFactory | None
+    text_factory: Callable[[bytes], Any]
+    detect_types: int
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+
+    def commit(self) -> None:
+        """Commit the open transaction."""
+
+    def rollback(self) -> None:
+        """Roll the open transaction back."""
+
+    def close(self) -> None:
+        """Close the session."""
+
+    def _check(self) -> None: ...
+    def _run(self, what: Callable[[Session], T]) -> T: ...
+    def _declared(self, sql: str) -> list[str | None]: ...
+    def _forget_types(self) -> None: ...
+    def _script(self, sql: str) -> Rows: ...
 
 
 class Cursor:
@@ -26,7 +65,14 @@ class Cursor:
         row_factory: makes what is fetched of each row, as ``row_factory(cursor, tuple)``; None for tuples.
     """
 
-    def __init__(self, connection: "Connection") -> None:
+    _connection: Owner = None  # type: ignore[assignment]  # a derived class may forget to call our __init__
+    _is_busy = False  # executing, or converting values
+
+    def __init__(self, connection: Owner) -> None:
+        if not hasattr(connection, "_declared"):
+            raise TypeError(f"a cursor is made of a Connection, not of {type(connection).__name__}")
+        if self._is_busy:
+            raise ProgrammingError(RECURSIVE)
         self._connection = connection
         self.arraysize = 1
         self.row_factory: RowFactory | None = connection.row_factory
@@ -41,11 +87,22 @@ class Cursor:
         self._place = 0
         self._description: tuple[Column, ...] | None = None
         self._declared: list[str | None] = []
+        self._converters: list[Callable[[bytes], Any] | None] = []
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Let nothing that is called on the way (an adapter, a generator of parameters) use this cursor."""
+        self._check()
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
 
     # -- what the standard wants to be readable --------------------------------------------------------------------
 
     @property
-    def connection(self) -> "Connection":
+    def connection(self) -> Owner:
         """The connection that made this cursor."""
         return self._connection
 
@@ -94,10 +151,13 @@ class Cursor:
             Error: its class says what went wrong; ``retry`` whether trying the transaction again can help.
         """
         self._check_sql(sql)
-        params = adapt_all(parameters) if parameters else None
+        with self._busy():
+            params = adapt_all(parameters, sql) if parameters or hasattr(parameters, "__missing__") else None
         kind = kind_of(sql)
         self._forget()
         self._rowcount = -1
+        if kind == OTHER and is_nothing(sql):
+            return self
         declared = self._ask_types(sql, kind)
         rows = self._connection._run(lambda session: session.run(sql, params, kind))
         if declared is None and rows.columns:
@@ -122,7 +182,8 @@ class Cursor:
         kind = kind_of(sql)
         if kind != WRITE:
             raise ProgrammingError("executemany() runs statements that write only; use execute() for others")
-        every = [adapt_all(parameters) for parameters in seq_of_parameters]
+        with self._busy():
+            every = [adapt_all(parameters, sql) for parameters in seq_of_parameters]
         self._forget()
         self._rowcount = -1
         done = self._connection._run(lambda session: session.run_many(sql, every, kind) if every else 0)
@@ -138,7 +199,7 @@ class Cursor:
         """
         self._check()
         if not isinstance(sql_script, str):
-            raise ProgrammingError(f"a script should be a text, not {type(sql_script).__name__}")
+            raise TypeError(f"a script should be a text, not {type(sql_script).__name__}")
         self._forget()
         self._rowcount = -1
         self._connection._run(lambda session: session.commit())
@@ -149,9 +210,11 @@ class Cursor:
     def _check_sql(self, sql: str) -> None:
         self._check()
         if not isinstance(sql, str):
-            raise ProgrammingError(f"a statement should be an SQL text, not {type(sql).__name__}")
+            raise TypeError(f"a statement should be an SQL text, not {type(sql).__name__}")
+        if "\0" in sql:
+            raise ProgrammingError("the query contains a null character; send the value as a parameter")
         if not is_single(sql):
-            raise ProgrammingError("only one statement can be executed at a time; use executescript() for several")
+            raise ProgrammingError("You can only execute one statement at a time; use executescript() for several.")
 
     def _ask_types(self, sql: str, kind: str) -> list[str | None] | None:
         """Return declared types, [] if they are not wanted, None if they can only be had afterwards.
@@ -164,34 +227,26 @@ class Cursor:
             return []
         try:
             return self._connection._declared(sql)
-        except ProgrammingError:
+        except DatabaseError:
             return None
 
     def _take(self, rows: Rows) -> None:
         self._columns, self._rowcount = rows.columns, rows.rowcount
         self._rows = rows.rows
-        text = self._connection.text_factory
-        if text is not str:
-            make = text if text is not bytes else bytes
-            self._rows = [
-                tuple(make(value.encode()) if isinstance(value, str) else value for value in row) for row in self._rows
-            ]
         converters = [declared_converter(declared) for declared in self._declared] or [None] * len(rows.columns)
         if self._connection.detect_types & PARSE_COLNAMES:
             named = [converter_of(name) for name in rows.columns]
             converters = [first or second for first, second in zip(named, converters, strict=True)]
-        if any(converters):
-            self._rows = [tuple(map(_convert, converters, row)) for row in self._rows]
+        self._converters = converters if any(converters) else []
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def fetchone(self) -> Any:
         """Return the next row; None when there is no more.
 
-        Raises:
-            ProgrammingError: the last statement had no result, or there was none.
+        As in sqlite3, there is none after a statement without a result.
         """
-        self._check_result()
+        self._check()
         if self._place >= len(self._rows):
             return None
         self._place += 1
@@ -201,9 +256,9 @@ class Cursor:
         """Return the next rows, ``arraysize`` by default; an empty list when there is no more.
 
         Raises:
-            ProgrammingError: as for ``fetchone``, or the size is negative.
+            ProgrammingError: the size is negative.
         """
-        self._check_result()
+        self._check()
         count = self.arraysize if size is None else size
         if count < 0:
             raise ProgrammingError(f"the number of rows to fetch should not be negative, but is {count}")
@@ -212,12 +267,8 @@ class Cursor:
         return [self._made(row) for row in found]
 
     def fetchall(self) -> list[Any]:
-        """Return all rows that are left.
-
-        Raises:
-            ProgrammingError: as for ``fetchone``.
-        """
-        self._check_result()
+        """Return all rows that are left."""
+        self._check()
         found, self._place = self._rows[self._place :], len(self._rows)
         return [self._made(row) for row in found]
 
@@ -225,13 +276,24 @@ class Cursor:
         return self
 
     def __next__(self) -> Any:
-        self._check_result()
+        self._check()
         if self._place >= len(self._rows):
             raise StopIteration
         return self.fetchone()
 
     def _made(self, row: tuple[Any, ...]) -> Any:
+        if self._converters or self._connection.text_factory is not str:
+            with self._busy():
+                row = tuple(map(self._converted, self._converters or [None] * len(row), row))
         return row if self.row_factory is None else self.row_factory(self, row)
+
+    def _converted(self, converter: Callable[[bytes], Any] | None, value: Any) -> Any:
+        """Return a value as the program wants it; what has a converter is not the text factory's, as in sqlite3."""
+        if converter is not None and value is not None:
+            data = value if isinstance(value, bytes) else str(value).encode()
+            return converter(data) if data else None  # as in sqlite3: nothing is there to be converted
+        text = self._connection.text_factory
+        return text(value.encode()) if text is not str and isinstance(value, str) else value
 
     # -- the rest of the standard ----------------------------------------------------------------------------------
 
@@ -243,21 +305,20 @@ class Cursor:
 
     def close(self) -> None:
         """Close the cursor and forget its result. Closing twice is fine."""
+        if self._connection is None:
+            raise ProgrammingError("Base Cursor.__init__ not called.")
+        if self._is_busy:
+            raise ProgrammingError(RECURSIVE)
         self._is_closed = True
         self._forget()
 
     def _check(self) -> None:
+        if self._connection is None:
+            raise ProgrammingError("Base Cursor.__init__ not called.")
         if self._is_closed:
-            raise InterfaceError("this cursor is closed; make another with connection.cursor()")
+            raise ProgrammingError(
+                "Cannot operate on a closed cursor: this cursor is closed; make another with connection.cursor()"
+            )
+        if self._is_busy:
+            raise ProgrammingError(RECURSIVE)
         self._connection._check()
-
-    def _check_result(self) -> None:
-        self._check()
-        if not self._columns:
-            raise ProgrammingError("there are no rows to fetch: the last statement gave none, or none was executed")
-
-
-def _convert(converter: Callable[[bytes], Any] | None, value: Any) -> Any:
-    if converter is None or value is None:
-        return value
-    return converter(value if isinstance(value, bytes) else str(value).encode())

@@ -1,10 +1,15 @@
 """A row whose values go by name and by place, as sqlite3.Row does it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bedrockish.dbapi.cursor import Cursor
+
+
+def _folded(name: str) -> bytes:
+    """Return what names are compared by: as in SQLite, only ASCII has upper and lower case."""
+    return name.encode(errors="surrogatepass").lower()
 
 
 class Row:
@@ -13,6 +18,8 @@ class Row:
     __slots__ = ("_names", "_values")
 
     def __init__(self, cursor: "Cursor", values: tuple[Any, ...], /) -> None:
+        if not hasattr(cursor, "description"):
+            raise TypeError(f"a row belongs to a Cursor, not to {type(cursor).__name__}")
         self._names = tuple(column[0] for column in cursor.description or ())
         self._values = values
 
@@ -21,10 +28,13 @@ class Row:
         return list(self._names)
 
     def __getitem__(self, key: int | slice | str) -> Any:
-        if not isinstance(key, str):
+        if isinstance(key, slice) or hasattr(key, "__index__"):
             return self._values[key]
+        if not isinstance(key, str):
+            raise IndexError(f"Index must be int or string, not {type(key).__name__}")
+        wanted = _folded(key)
         for place, name in enumerate(self._names):
-            if name == key or name.lower() == key.lower():
+            if name == key or _folded(name) == wanted:
                 return self._values[place]
         raise IndexError(f"no column is named {key!r}; there are {', '.join(self._names)}")
 
@@ -44,3 +54,6 @@ class Row:
 
     def __repr__(self) -> str:
         return f"<Row {dict(zip(self._names, self._values, strict=True))}>"
+
+
+Sequence.register(Row)

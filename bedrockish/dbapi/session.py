@@ -9,18 +9,27 @@ When a transaction is lost (its node died, another one was faster), the connecti
 or ``commit`` has been called, lest the second half of a transaction is committed without the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
+from bedrockish.api.rows import Rows
 from bedrockish.client.blocking import Connection as Link
-from bedrockish.client.held import BlockingTransaction
-from bedrockish.client.rows import Rows
-from bedrockish.client.streaming import BlockingRowStream
+from bedrockish.client.blocking_transaction import BlockingTransaction
+from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.transaction import BATCH
-from bedrockish.control import BEGIN, COMMIT, RELEASE, ROLLBACK, ROLLBACK_TO, SAVEPOINT, Control, parse_control
-from bedrockish.dbapi.statements import PRAGMA, READ, SCHEMA, WRITE, switch_of
-from bedrockish.errors import BedrockishError, DeadlineError, SqlError
+from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError
+from bedrockish.sqltext.statement_kinds import PRAGMA, READ, SCHEMA, WRITE, kind_of, switch_of
+from bedrockish.sqltext.transaction_control import (
+    BEGIN,
+    COMMIT,
+    RELEASE,
+    ROLLBACK,
+    ROLLBACK_TO,
+    SAVEPOINT,
+    Control,
+    parse_control,
+)
 
 Statement = tuple[str, Any]
 
@@ -44,8 +53,8 @@ class Session:
         changes: rows changed since the connection was opened.
     """
 
-    def __init__(self, link: Link, read: str, timeout_s: float) -> None:
-        self.link, self.read, self.timeout_s = link, read, timeout_s
+    def __init__(self, link: Link, read: str, timeout_s: float, trace: Callable[[str], None]) -> None:
+        self.link, self.read, self.timeout_s, self._trace = link, read, timeout_s, trace
         self.autocommit: bool | int = LEGACY_TRANSACTION_CONTROL
         self.isolation_level: str | None = ""
         self.isolation = "serializable"
@@ -55,6 +64,7 @@ class Session:
         self._open: BlockingTransaction | None = None
         self._implicit = False
         self._unchecked = False  # the node was told that the open transaction does not enforce foreign keys
+        self._wrote = False  # in the open transaction
         self._marks: list[str] = []
         self._began_by_mark = False
 
@@ -73,11 +83,13 @@ class Session:
         """
         control = parse_control(sql)
         if control is not None:
+            self._trace(sql)
             return self._control(control, sql)
         switch = switch_of(sql) if kind == PRAGMA else None
         if switch is not None and (switch[0] == "foreign_keys" or not switch[1]):
+            self._trace(sql)
             return self._switch(*switch)
-        self._prepare(kind)
+        self._prepare(kind, sql)
         if kind == SCHEMA and not self.foreign_keys and not self._unchecked:
             rows = self._unenforced(sql, params)
         elif self._open is None and not self._begins(kind):
@@ -102,7 +114,7 @@ class Session:
         Raises:
             BedrockishError: see the client's.
         """
-        self._prepare(kind)
+        self._prepare(kind, sql)
         total = 0
         alone = self._open is None and not self._begins(kind)
         if alone and len(every) <= BATCH:
@@ -129,10 +141,13 @@ class Session:
             return kind == WRITE and self.isolation_level is not None
         return not self.autocommit and (kind in (READ, WRITE) or (kind == SCHEMA and not self.schema_commits))
 
-    def _prepare(self, kind: str) -> None:
-        """Make room for a schema statement, if it is to be a transaction of its own."""
+    def _prepare(self, kind: str, sql: str) -> None:
+        """Make room for a schema statement, if it is to be a transaction of its own; tell who traces what is done."""
         if kind == SCHEMA and self.schema_commits and self._open is not None and self._implicit and not self._marks:
             self.commit()
+        if self._open is None and self._begins(kind):
+            self._trace(f"BEGIN {self.isolation_level or ''}")
+        self._trace(sql)
 
     def _switch(self, name: str, on: bool | None) -> Rows:
         """Do a PRAGMA that is the connection's own. As in SQLite, nothing is switched while a transaction is open."""
@@ -161,23 +176,27 @@ class Session:
             except BedrockishError as error:
                 if opened.is_open:
                     raise
+                if isinstance(error, ConstraintError):  # it says ROLLBACK for this case, and so it is no transaction
+                    self._forget()
+                    raise
                 if not fresh or not error.retry or isinstance(error, DeadlineError) or tries == FIRST_TRIES - 1:
                     raise
                 self.rollback()  # nobody has seen anything of it, so it can be done again
         raise AssertionError("the last try returns or raises")
 
     def _do(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:
+        self._wrote = self._wrote or any(kind_of(sql) not in (READ, PRAGMA) for sql, _ in statements)
         return opened.run(statements, timeout=self.timeout_s)
 
     # -- transactions ----------------------------------------------------------------------------------------------
 
     def _begin(self, *, implicit: bool) -> BlockingTransaction:
         opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
-        self._open, self._implicit, self._unchecked = opened, implicit, False
+        self._open, self._implicit, self._unchecked, self._wrote = opened, implicit, False, False
         self._marks, self._began_by_mark = [], False
         return opened
 
-    def commit(self) -> None:
+    def commit(self, *, by_text: bool = False) -> None:
         """Commit what is open. Without a transaction, nothing happens.
 
         Raises:
@@ -186,15 +205,19 @@ class Session:
         """
         if self._open is None:
             return
+        if not by_text:
+            self._trace("COMMIT")
         try:
             self._open.commit(timeout=self.timeout_s)
         finally:
             if not self._open.is_open:  # else a deferred constraint is broken, and it can be mended
                 self._forget()
 
-    def rollback(self) -> None:
+    def rollback(self, *, by_text: bool = False) -> None:
         """Roll back what is open. Without a transaction, nothing happens."""
         opened = self._open
+        if opened is not None and not by_text:
+            self._trace("ROLLBACK")
         self._forget()
         if opened is not None:
             opened.rollback()
@@ -205,13 +228,16 @@ class Session:
     def _control(self, control: Control, sql: str) -> Rows:
         kind = control.kind
         if kind == BEGIN:
-            if self._open is not None:
+            if self._open is not None and not (self._implicit and self._open.is_open and not self._wrote):
                 raise SqlError("cannot start a transaction within a transaction", sql=sql)
-            self._begin(implicit=False)
+            # One that was opened for a SELECT, and has done nothing yet, is the one that is wanted.
+            if self._open is None:
+                self._begin(implicit=False)
+            self._implicit = False
         elif kind in (COMMIT, ROLLBACK):
             if self._open is None:
                 raise SqlError(f"cannot {kind.lower()} - no transaction is active", sql=sql)
-            (self.commit if kind == COMMIT else self.rollback)()
+            (self.commit if kind == COMMIT else self.rollback)(by_text=True)
         elif kind == SAVEPOINT:
             fresh = self._open is None
             self._do(self._open or self._begin(implicit=False), [(sql, None)])

@@ -3,12 +3,12 @@
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from bedrockish.client.rows import Rows
-from bedrockish.client.streaming import BlockingRowStream
+from bedrockish.api.rows import Rows
+from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.dbapi.cursor import Cursor
-from bedrockish.dbapi.errors import InterfaceError, ProgrammingError
-from bedrockish.dbapi.statements import READ, kind_of
+from bedrockish.dbapi.errors import ProgrammingError
 from bedrockish.dbapi.values import adapt_all
+from bedrockish.sqltext.statement_kinds import READ, kind_of
 
 if TYPE_CHECKING:
     from bedrockish.dbapi.connection import Connection
@@ -31,7 +31,7 @@ class StreamingCursor(Cursor):
         stream, self._stream, self._before = self._stream, None, 0
         super()._forget()
         if stream is not None:
-            with suppress(InterfaceError):  # the connection is closed, and the stream with it
+            with suppress(ProgrammingError):  # the connection is closed, and the stream with it
                 self._connection._run(lambda _: stream.close())
 
     @property
@@ -49,7 +49,7 @@ class StreamingCursor(Cursor):
         self._check_sql(sql)
         if kind_of(sql) != READ or self._connection.in_transaction:
             return super().execute(sql, parameters)
-        params = adapt_all(parameters) if parameters else None
+        params = adapt_all(parameters, sql) if parameters else None
         self._forget()
         self._declared = self._ask_types(sql, READ) or []
         self._stream = self._connection._run(lambda session: session.stream(sql, params))
@@ -70,7 +70,7 @@ class StreamingCursor(Cursor):
 
     def _fill(self) -> None:
         """Have a row to fetch, if there is one."""
-        self._check_result()
+        self._check()
         if self._stream is not None and self._place >= len(self._rows):
             self._next_batch()
 
@@ -79,7 +79,6 @@ class StreamingCursor(Cursor):
 
         Raises:
             OperationalError: the rest is lost; reading again is safe.
-            ProgrammingError: the last statement had no result, or there was none.
         """
         self._fill()
         return super().fetchone()
@@ -89,13 +88,13 @@ class StreamingCursor(Cursor):
 
         Raises:
             OperationalError: as for ``fetchone``.
-            ProgrammingError: as for ``fetchone``, or the size is negative.
+            ProgrammingError: the size is negative.
         """
         count = self.arraysize if size is None else size
         if count < 0:
             raise ProgrammingError(f"the number of rows to fetch should not be negative, but is {count}")
         found: list[Any] = []
-        self._check_result()
+        self._check()
         while len(found) < count:
             self._fill()
             part = super().fetchmany(count - len(found))

@@ -8,9 +8,11 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from bedrockish.dbapi.errors import DataError, ProgrammingError
+from bedrockish.dbapi.errors import IntegerTooLargeError, ProgrammingError
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 Value = None | int | float | str | bytes
 
@@ -100,31 +102,38 @@ def _timestamp(value: datetime.datetime) -> str:
     return value.isoformat(" ")
 
 
-_adapters: dict[type, Callable[[Any], Any]] = {datetime.date: _date, datetime.datetime: _timestamp}
-_converters: dict[str, Callable[[bytes], Any]] = {}
+adapters: dict[tuple[type, Any], Callable[[Any], Any]] = {
+    (datetime.date, PrepareProtocol): _date,
+    (datetime.datetime, PrepareProtocol): _timestamp,
+}
+"""By class and protocol, as in sqlite3; ``register_adapter`` adds to it."""
+converters: dict[str, Callable[[bytes], Any]] = {}
+"""By name in upper case, as in sqlite3; ``register_converter`` adds to it."""
+STORED = (str, int, float, bytes, bytearray)
+_nothing = object()
 
 
 def register_adapter(cls: type, adapter: Callable[[Any], Any], /) -> None:
     """Have values of exactly this class stored as what ``adapter(value)`` returns."""
-    _adapters[cls] = adapter
+    adapters[cls, PrepareProtocol] = adapter
 
 
 def register_converter(typename: str, converter: Callable[[bytes], Any], /) -> None:
     """Have columns named ``... AS "name [typename]"`` read as ``converter(bytes)``, with ``detect_types``."""
-    _converters[typename.upper()] = converter
+    converters[typename.upper()] = converter
 
 
 def converter_of(column: str) -> Callable[[bytes], Any] | None:
     """Return what converts the values of a column by its name, such as ``at [timestamp]``; None if nothing does."""
     _, bracket, rest = column.partition("[")
-    return _converters.get(rest.partition("]")[0].upper()) if bracket else None
+    return converters.get(rest.partition("]")[0].upper()) if bracket else None
 
 
 def declared_converter(declared: str | None) -> Callable[[bytes], Any] | None:
     """Return what converts the values of a column by its declared type, of which the first word counts, as in sqlite3:
     that of ``number(10)`` is ``number``; None if nothing does.
     """
-    return _converters.get(re.split(r"[ (]", declared.upper(), maxsplit=1)[0]) if declared else None
+    return converters.get(re.split(r"[ (]", declared.upper(), maxsplit=1)[0]) if declared else None
 
 
 def _to_date(data: bytes) -> datetime.date:
@@ -150,7 +159,9 @@ def _store(value: Any) -> Value:
         return None
     if isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 63:
-            raise DataError(f"the integer {value} has more than 64 bits, which SQLite cannot store; pass it as text")
+            raise IntegerTooLargeError(
+                f"the integer {value} has more than 64 bits, which SQLite cannot store; pass it as text"
+            )
         return int(value)
     if isinstance(value, float):
         return None if math.isnan(value) else float(value)
@@ -161,20 +172,38 @@ def _store(value: Any) -> Value:
     raise LookupError
 
 
-def adapt(value: Any) -> Value:
-    """Return what is stored for a value.
+def adapt(value: Any, protocol: Any = PrepareProtocol, alternative: Any = _nothing, /) -> Any:
+    """Return what a value is adapted to: by its class's adapter, its ``__conform__``, or the protocol's ``__adapt__``.
+
+    Raises:
+        ProgrammingError: nothing adapts it, and no alternative is given.
+    """
+    adapter = adapters.get((type(value), protocol))
+    if adapter is not None:
+        return adapter(value)
+    by_protocol = getattr(protocol, "__adapt__", None)
+    if by_protocol is not None and (found := by_protocol(value)) is not None:
+        return found
+    by_value = getattr(value, "__conform__", None)
+    if by_value is not None:
+        with suppress(TypeError):  # as in sqlite3: then it has none
+            found = by_value(protocol)
+            if found is not None:
+                return found
+    if alternative is not _nothing:
+        return alternative
+    raise ProgrammingError(f"can't adapt a value of type {type(value).__name__}; register_adapter() says how")
+
+
+def stored(value: Any) -> Value:
+    """Return what is sent for a parameter.
 
     Raises:
         ProgrammingError: SQLite cannot store it and no adapter is registered for its class.
         DataError: it is too large for SQLite.
     """
-    if type(value) in (str, int, float, bytes, type(None)):
-        return _store(value)
-    adapter = _adapters.get(type(value))
-    if adapter is not None:
-        value = adapter(value)
-    elif hasattr(value, "__conform__"):
-        value = value.__conform__(PrepareProtocol)
+    if type(value) not in STORED or (type(value), PrepareProtocol) in adapters:
+        value = adapt(value, PrepareProtocol, value)
     try:
         return _store(value)
     except LookupError:
@@ -185,17 +214,27 @@ def adapt(value: Any) -> Value:
         ) from None
 
 
-def adapt_all(params: Any) -> list[Value] | dict[str, Value]:
+def adapt_all(params: Any, sql: str) -> list[Value] | dict[str, Value]:
     """Return parameters, by position or by name, ready to be sent.
 
     Raises:
         ProgrammingError: they are neither a sequence nor a map, or one of them cannot be stored.
         DataError: one of them is too large for SQLite.
     """
+    if hasattr(params, "__missing__") and isinstance(params, Mapping):  # it has names that it does not list
+        try:
+            names = {token.text[1:] for token in tokens(sql) if token.kind == "param" and token.text[0] != "?"}
+        except NotTokensError:
+            names = set()  # SQLite will say what is wrong with it
+        return {name: stored(params[name]) for name in names}
     if isinstance(params, Mapping):
-        return {str(name): adapt(value) for name, value in params.items()}
-    if isinstance(params, str | bytes | bytearray | memoryview) or not hasattr(params, "__iter__"):
+        return {str(name): stored(value) for name, value in params.items()}
+    is_sequence = hasattr(params, "__iter__") or (hasattr(params, "__len__") and hasattr(params, "__getitem__"))
+    if isinstance(params, str | bytes | bytearray | memoryview) or not is_sequence:
         raise ProgrammingError(
-            f"parameters should be a sequence or a map, not {type(params).__name__}; for a single one write (value,)"
+            "parameters are of unsupported type: they should be a sequence or a map, not "
+            f"{type(params).__name__}; for a single one write (value,)"
         )
-    return [adapt(value) for value in params]
+    if hasattr(params, "__len__") and hasattr(params, "__getitem__"):
+        return [stored(params[place]) for place in range(len(params))]
+    return [stored(value) for value in params]

@@ -17,37 +17,48 @@ from typing import Any, TypeVar
 
 import apsw
 
-from bedrockish.core.records import Prepared, Recovered, Vote, decode_membership
-from bedrockish.engine import system, together
-from bedrockish.engine.apply import RowApplier
-from bedrockish.engine.autoid import AutoIds
-from bedrockish.engine.capture import Capture
-from bedrockish.engine.changes import give_functions
-from bedrockish.engine.clocks import Holder, Scope
-from bedrockish.engine.durability import Wal, copy_file
-from bedrockish.engine.execute import Executor
-from bedrockish.engine.explain import explain
-from bedrockish.engine.failures import broken
-from bedrockish.engine.guard import Guard
-from bedrockish.engine.journal import Journal
-from bedrockish.engine.limits import Limits
-from bedrockish.engine.mixed import execute
-from bedrockish.engine.opening import FileLock, Founding, Prepare, connect
-from bedrockish.engine.overlay import Moment, salt_of
-from bedrockish.engine.parts import Beside, Parts
-from bedrockish.engine.tables import Tables
-from bedrockish.engine.versions import Versions
-from bedrockish.errors import ConfigError, DamagedError
-from bedrockish.requests import Request, Statement
-from journal import store
-from journal.changes import decode_changes
-from journal.entry import GENESIS, Entry
-from journal.transaction import MEMBERS, ROWS, SCHEMA, Txid
+from bedrockish.api.requests import Request, Statement
+from bedrockish.core.protocol.pieces import Part
+from bedrockish.core.protocol.records import Prepared, Recovered, Vote, decode_membership
+from bedrockish.engine.execution import group_execution as together
+from bedrockish.engine.execution.ddl_execution import execute
+from bedrockish.engine.execution.executor import Executor
+from bedrockish.engine.execution.explain import explain
+from bedrockish.engine.execution.interfaces import Beside, Parts
+from bedrockish.engine.readwrite.change_capture import Capture
+from bedrockish.engine.sqlite.call_costs import bound
+from bedrockish.engine.sqlite.catalog import Prepare
+from bedrockish.engine.sqlite.errors import broken
+from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.sqlite.table_layout import Tables
+from bedrockish.engine.statements.changes_vtab import give_functions
+from bedrockish.engine.statements.classify import Guard
+from bedrockish.engine.statements.clock_functions import Holder, Scope
+from bedrockish.engine.statements.row_locks import RowLocks
+from bedrockish.engine.statements.rowid_allocator import AutoIds
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.database_file import FileLock, Founding, connect
+from bedrockish.engine.storage.journal_tables import Journal
+from bedrockish.engine.storage.overlay_vfs import Moment, salt_of
+from bedrockish.engine.storage.row_applier import RowApplier
+from bedrockish.engine.storage.schema_versions import Versions
+from bedrockish.engine.storage.wal import Wal, copy_file
+from bedrockish.errors import ConfigError, DamagedError, EntryMismatchError, UnavailableError, UsageError
+from bedrockish_journal.model.changes import decode_changes_in_pieces
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
+from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.storage import store
+from bedrockish_journal.verify import row_digests
+from bedrockish_journal.verify.row_digests import Range, RangeDigest
 
 __all__ = ["Engine", "Founding", "Limits"]
 
 T = TypeVar("T")
-WINDOW = 120_000 << 22  # clock units (milliseconds and 22 bits): twice the conflict window
+LONG_BYTES = 1 << 20  # what takes longer to write than others should have to wait for
+WINDOW_MS = 120_000  # twice the conflict window
 
 
 class Engine:
@@ -55,11 +66,12 @@ class Engine:
 
     Attributes:
         applied: the last tick applied of each timeline, in step with ``apply``.
-        versions: the schema, as it is in force and as it is decided.
         batches: how many batches were committed in the life of the file.
         bootstrap: the membership that the cluster was founded with, encoded.
+        void: transactions that fit nowhere and that an operator had applied as nothing.
+        failed: the file or the machine failed: what the open batch holds is never committed.
         scope: what the clock's functions give on the writing connection; whoever drives the engine gives it a clock.
-        journal: how much of it there is, and who needs it.
+        locks: the rows that transactions which run here have locked.
     """
 
     def __init__(
@@ -71,16 +83,22 @@ class Engine:
         self._guard = Guard(db)
         self._ids = AutoIds()
         self._ids.register(db)
-        self.scope = Scope()
+        self.locks = RowLocks(lambda: self._executor.analysis.schema)
+        self.scope = Scope(locks=self.locks)
         give_functions(db, Holder(self.scope))
-        self._executor = Executor(db, self._guard, self._capture, limits, self._ids)
+        self._executor = Executor(db, self._guard, self._capture, limits, self._ids, prepare)
+        self._executor.scope = self.scope
         self._applier = RowApplier(db)
         self._wal = Wal(db, full_sync=full_sync)
         self._batch: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._closed = False
-        self.journal = Journal(db, self._write)
-        self._leave: Callable[[], None] = lambda: None
-        self.versions = Versions(db, self._write, self._applier.loud, self._learn_schema)
+        self._weight = 0  # about how many bytes the open batch has
+        self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
+        self.failed = False
+        self.void = set(system.void(db))
+        self._journal = Journal(db, self._write)
+        self._lent: Callable[[], None] = lambda: None
+        self._versions = Versions(db, self._write, self._applier.loud, self._learn_schema)
         self.batches: int = system.get_meta(db, "batches")
         self.bootstrap: bytes = system.get_meta(db, "bootstrap")
         heads = store.heads(db)
@@ -134,13 +152,13 @@ class Engine:
             lock.close()
             raise
 
-    def recover(self, window: int = WINDOW) -> Recovered:
+    def recover(self, window_ms: int = WINDOW_MS) -> Recovered:
         """Return what the file knows.
 
         Args:
-            window: how far below the last safe time entries are still wanted, in units of the clock.
+            window_ms: how far below the last safe time entries are still wanted.
         """
-        return self.journal.recover(dict(self.applied), dict(self._heads), self.batches, window)
+        return self.journal.recover(dict(self.applied), dict(self._heads), self.batches, window_ms)
 
     def execute(self, request: Request, budget_s: float = float("inf"), clock: int = 0) -> Prepared:
         """Run a request on the database as it is now, and take it back: nothing of it remains.
@@ -157,19 +175,30 @@ class Engine:
             DamagedError: the file failed; the node must stop.
         """
         base, version = dict(self.applied), self.schema_version
-        self.scope.begin(request.command, clock)
-        prepared = self._take_back(lambda: execute(self._executor, request, base, version, budget_s))
+        self.scope.begin(request.command, clock, base)
+        try:
+            prepared = self._take_back(lambda: execute(self._executor, request, base, version, budget_s))
+        finally:
+            self.locks.release(request.command)  # from now on, those who lead it tell what it writes
         return replace(prepared, clock=clock) if self.scope.used else prepared
 
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
         """Run as many as can share a transaction, the first ones, and take them back; raises what ``execute`` does."""
         run = partial(together.execute, self._executor, dict(self.applied), self.schema_version, budget_s, self.scope)
-        found = together.as_many_as_can_be(requests, lambda chosen: self._take_back(partial(run, chosen)))
+        try:
+            found = together.as_many_as_can_be(requests, lambda chosen: self._take_back(partial(run, chosen)))
+        finally:
+            for request in requests:
+                self.locks.release(request.command)
         return found or self.execute(requests[0], budget_s)
 
     def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
         """Tell what each statement of a text would read and write, as ``explain.explain``; nothing of it remains."""
-        return self._take_back(lambda: explain(self._executor, statement, columns=columns))
+        self.scope.begin("", 0, dict(self.applied))
+        try:
+            return self._take_back(lambda: explain(self._executor, statement, columns=columns))
+        finally:
+            self.locks.release("")
 
     def _take_back(self, action: Callable[[], T]) -> T:
         """Do something in the open batch, and take it back, whatever comes out."""
@@ -179,6 +208,9 @@ class Engine:
         db.execute("SAVEPOINT request")
         try:
             return action()
+        except DamagedError:
+            self.failed = True
+            raise
         finally:
             self._capture.deafen()
             if db.in_transaction:
@@ -189,12 +221,12 @@ class Engine:
 
     def lend(self, leave: Callable[[], None]) -> Parts:
         """Let open transactions use the writer meanwhile; ``leave`` is called when the engine needs it for itself."""
-        self._leave = leave
-        return Parts(self._db, self._executor, self._capture, self._applier, self._limits, self._reader, self._redo)
+        self._lent = leave
+        return Parts(self._db, self._executor, self._capture, self._applier, self._limits, self.open_reader, self._redo)
 
     def beside(self) -> Beside:
         """Return what is needed for connections beside the writer's."""
-        return Beside(self._reader, self._prepare, self._wal.descriptor, self._ids, self._limits)
+        return Beside(self.open_reader, self._prepare, self._wal.descriptor, self._ids, self._limits, self.locks)
 
     def moment(self) -> Moment:
         """Return the state of the file after the last flush."""
@@ -203,12 +235,64 @@ class Engine:
     @property
     def schema_version(self) -> int:
         """How many schema changes were activated."""
-        return self.versions.current
+        return self._versions.current
+
+    @property
+    def versions(self) -> Versions:
+        """The schema, as it is in force and as it is decided."""
+        self.come_back()
+        return self._versions
+
+    @property
+    def journal(self) -> Journal:
+        """How much of it there is, and who needs it."""
+        self.come_back()
+        return self._journal
 
     @property
     def dirty(self) -> bool:
         """Whether there is anything to flush; if not, a new reading connection sees all that was applied."""
-        return bool(self._batch)
+        return bool(self._batch) or self._wait is not None
+
+    # -- another thread --------------------------------------------------------------------------------------------
+
+    def hand_over(self, wait: Callable[[], None]) -> None:
+        """Let another thread have the writer until ``take_back``; ``wait`` returns then, and at once in that thread.
+
+        Everybody else who needs the writer meanwhile waits for it; who can, asks ``is_away`` first, and comes later.
+        """
+        assert self._wait is None, "one thread at a time has the writer"
+        self._leave()
+        self._wait = wait
+
+    def take_back(self) -> None:
+        """The other thread is done."""
+        self._wait = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether another thread has the writer."""
+        return self._wait is not None
+
+    def come_back(self) -> None:
+        """Return when no other thread has the writer."""
+        wait = self._wait
+        if wait is not None:
+            wait()
+
+    def _leave(self) -> None:
+        """Make the writer the engine's own: no thread has it, and nothing of an open transaction is in it."""
+        self.come_back()
+        self._lent()
+
+    def is_long(self, entry: Entry) -> bool:
+        """Whether applying an entry takes so long that it should be done in another thread."""
+        return len(entry.transaction.body) > LONG_BYTES
+
+    @property
+    def flush_is_long(self) -> bool:
+        """Whether ``flush`` takes so long that it should be done in another thread."""
+        return bool(self._batch) and (self._weight > LONG_BYTES or self._wal.frames >= self._limits.wal_frames_max)
 
     def apply(self, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
         """Put an entry into the journal and, unless it is a repeat, its changes into the tables, in the open batch.
@@ -219,28 +303,69 @@ class Engine:
             applied_ms: the wall clock, in milliseconds since 1970.
 
         Raises:
-            DamagedError: the tables or the file are not what they must be; the node must stop.
+            EntryMismatchError: it does not fit the tables; nothing of it was applied, and the batch is what it was.
+            DamagedError: the file failed; the node must stop.
         """
         leader, tick = entry.place
         assert tick == self.applied.get(leader, 0) + 1, f"{leader}{tick} follows {leader}{self.applied.get(leader, 0)}"
         assert entry.prev == self._heads.get(leader, GENESIS), f"{leader}{tick} does not continue its timeline"
         self._write(self._apply, entry, repeat, applied_ms)
+        self._weight += len(entry.transaction.body)
         self.applied[leader] = tick
-        self.journal.applied_clock = max(self.journal.applied_clock, entry.txid.clock)
+        self._journal.applied_clock = max(self._journal.applied_clock, entry.txid.clock)
         self._heads[leader] = entry.hash
 
-    def save_vote(self, vote: Vote) -> None:
-        """Keep a vote in the open batch, instead of an earlier one on the same transaction."""
+    def misfit(self, transaction: Transaction) -> str:
+        """Return why a transaction was not made of the rows that are applied here; empty if it was."""
+        if transaction.kind != ROWS or transaction.schema != self.schema_version:
+            return ""  # on a schema that is not in force here yet there is nothing to compare
+        self._leave()
+        try:
+            return self._applier.compare(decode_changes_in_pieces(transaction.changes))
+        except EntryMalformedError as error:
+            return f"its changes cannot be read: {error}"
+        except apsw.Error as error:
+            raise self._broken(error) from error
+
+    def save_vote(self, vote: Vote, parts: tuple[Part, ...] | None = None) -> None:
+        """Keep a vote in the open batch, instead of an earlier one on the same transaction.
+
+        ``parts``: of its transaction's body, whose pieces are saved; they are kept instead of it.
+        """
         # A copy: the core goes on to change its own, and the batch may have to be done again as it was.
         kept = Vote(vote.txid, vote.transaction, vote.held, vote.promised, vote.accepted)
-        self._write(system.save_vote, self._db, kept)
+        self._write(system.save_vote, self._db, kept, parts)
+        if parts is None and vote.transaction is not None:
+            self._weight += len(vote.transaction.body)
 
     def drop_vote(self, txid: Txid) -> None:
         """Forget a vote in the open batch."""
         self._write(system.drop_vote, self._db, txid)
 
+    def save_piece(self, digest: bytes, data: bytes) -> None:
+        """Keep a piece of a transaction in the open batch."""
+        self._write(system.save_piece, self._db, digest, data)
+        self._weight += len(data)
+
+    def drop_pieces(self, digests: tuple[bytes, ...]) -> None:
+        """Forget pieces in the open batch."""
+        self._write(system.drop_pieces, self._db, digests)
+
+    def assemble(self, parts: tuple[Part, ...]) -> bytes:
+        """Return the bytes that parts stand for, of which the pieces are saved.
+
+        Raises:
+            DamagedError: a piece is not there; the node must stop.
+        """
+        self.come_back()
+        try:
+            return system.assemble(self._db, parts)
+        except apsw.Error as error:
+            raise broken(error) from error
+
     def get_meta(self, prefix: str) -> dict[str, Any]:
         """Return the values that are kept under all names that begin so."""
+        self.come_back()
         return system.meta_under(self._db, prefix)
 
     def set_meta(self, key: str, value: Any) -> None:
@@ -253,22 +378,27 @@ class Engine:
         Raises:
             DamagedError: the file failed; the node must stop.
         """
+        if self.failed:
+            raise DamagedError("the node's file failed, and nothing more is written to it; start the node again")
         if not self._batch:
             return False
         db = self._db
         self._leave()
+        self._keep_to_ourselves()
         try:
             system.set_meta(db, "batches", self.batches + 1)
             db.execute("COMMIT")
             self.batches += 1
             self._batch.clear()
+            self._weight = 0
             if self._wal.frames >= self._limits.wal_frames_max:
                 self._wal.finish(db)
             db.execute("BEGIN IMMEDIATE")
         except apsw.Error as error:
-            raise broken(error) from error
+            raise self._broken(error) from error
         if db.execute("PRAGMA data_version").get != self._data_version:
             # Between two batches the file is free for a moment; our own writes do not count here.
+            self.failed = True
             raise DamagedError("another program has written to the node's file; stop it, and fill this node again")
         return True
 
@@ -299,15 +429,17 @@ class Engine:
         return self._wal.checkpoint()
 
     def find_command(self, command: str) -> Entry | None:
-        """Return the entry that a client's command became, or None."""
-        return store.find_command(self._db, command)
+        """Return the entry that a client's command became, or None; see ``Journal.find_command``."""
+        return self.journal.find_command(command)
 
-    def find_txid(self, txid: Txid) -> list[Entry]:
-        """Return the entries of a transaction, in the order applied: one for each label that it got."""
-        return store.find_txid(self._db, txid)
+    def find_places(self, txid: Txid) -> list[tuple[str, int]]:
+        """Return where a transaction stands in the journal, in the order applied."""
+        self.come_back()
+        return store.find_places(self._db, txid)
 
     def read_entries(self, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
         """Return consecutive entries of a timeline, up to a size; the first comes whatever its size."""
+        self.come_back()
         return store.read(self._db, leader, first_tick, limit_bytes)
 
     def snapshot_to(self, path: str | os.PathLike[str]) -> None:
@@ -318,7 +450,7 @@ class Engine:
         Raises:
             ConfigError: the file is there already, or cannot be written.
         """
-        source = self._reader()
+        source = self.open_reader()
         try:
             copy_file(source, Path(path))
         finally:
@@ -326,11 +458,28 @@ class Engine:
 
     def digest(self) -> str:
         """Return the digest of the tables as of the last flush: equal on nodes that have applied the same."""
-        from journal.replay import digest
+        from bedrockish_journal.verify.replay import digest
 
-        reader = self._reader()
+        reader = self.open_reader()
         try:
             return digest(reader)
+        finally:
+            reader.close()
+
+    def digest_range(self, asked: Range, beyond: Vector | None) -> RangeDigest:
+        """Return what is in a range of a table as of the last flush; see ``row_digests``. May run in a helper thread.
+
+        Raises:
+            UsageError: there can be no such range.
+            UnavailableError: not even what is applied can be read.
+        """
+        reader = self.open_reader()
+        try:
+            return row_digests.digest_range(reader, asked, beyond)
+        except apsw.SQLError as error:
+            raise UsageError(f"there is no such range of {asked.table!r}: {error}") from error
+        except (apsw.CorruptError, apsw.IOError) as error:
+            raise UnavailableError(f"the file cannot be read: {error}") from error
         finally:
             reader.close()
 
@@ -339,6 +488,7 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        self.come_back()
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         self._wal.close()
@@ -348,45 +498,105 @@ class Engine:
     @property
     def applied_clock(self) -> int:
         """A clock that is not before that of anything applied."""
-        return self.journal.applied_clock
+        return self._journal.applied_clock
 
-    def _reader(self) -> apsw.Connection:
+    def open_reader(self) -> apsw.Connection:
+        """Return a connection that only reads, with what plugins add; may be called in a helper thread."""
         reader = apsw.Connection(self._file, flags=apsw.SQLITE_OPEN_READONLY)
         reader.set_busy_timeout(5_000)
+        bound(reader, self._limits.length_bytes)
         self._prepare(reader)
         return reader
 
+    @property
+    def memory(self) -> Memory:
+        """What requests may take together."""
+        return self._limits.memory
+
+    def _keep_to_ourselves(self) -> None:
+        """Let nothing of the user's schema take part in the node's own bookkeeping.
+
+        Nothing can any more, and switching off has every statement compiled again; a file of an earlier release may
+        have foreign keys to system tables.
+        """
+        if self._watched:
+            self._applier.quiet()
+
     def _write(self, action: Callable[..., None], *arguments: Any) -> None:
         self._leave()
+        self._keep_to_ourselves()
         try:
             action(*arguments)
+        except EntryMismatchError:
+            raise  # the batch is as it was
+        except DamagedError:
+            self.failed = True
+            raise
         except apsw.Error as error:
-            raise broken(error) from error
+            raise self._broken(error) from error
         self._batch.append((action, arguments))
+
+    def _broken(self, error: apsw.Error) -> DamagedError:
+        """Return the error with which the node stops; what the open batch holds now is never committed."""
+        self.failed = True
+        return broken(error)
 
     def _redo(self) -> None:
         """Write the batch again: SQLite has rolled it back because of one request."""
         self._db.execute("BEGIN IMMEDIATE")
-        self.versions.reload()
+        self._versions.reload()
         self._learn_schema()
         for action, arguments in self._batch:
+            self._keep_to_ourselves()
             try:
                 action(*arguments)
+            except DamagedError:
+                self.failed = True
+                raise
             except apsw.Error as error:
-                raise broken(error) from error
+                raise self._broken(error) from error
 
     def _apply(self, entry: Entry, repeat: bool, applied_ms: int) -> None:
-        transaction, db = entry.transaction, self._db
-        if not repeat:
-            if transaction.kind == ROWS:
-                self._applier.apply(entry, decode_changes(transaction.changes))
-            elif transaction.kind == SCHEMA:
-                self.versions.apply(entry)
-            else:
-                assert transaction.kind == MEMBERS
-                system.set_meta(db, "membership", transaction.changes)
-                self._learn_members()
-        store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
+        """Apply an entry whole, its rows and its place in the journal, or nothing of it."""
+        db = self._db
+        db.execute("SAVEPOINT entry")
+        try:
+            if not repeat:
+                self._make(entry)
+                self._keep_to_ourselves()  # a change of the schema ran with everything on
+            store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
+        except BaseException:
+            if db.in_transaction:  # else SQLite gave up the whole batch: the disk is full, or failed
+                db.execute("ROLLBACK TO entry")
+                db.execute("RELEASE entry")
+            raise
+        db.execute("RELEASE entry")
+
+    def _make(self, entry: Entry) -> None:
+        transaction = entry.transaction
+        if entry.txid in self.void:
+            assert transaction.kind == ROWS, f"{entry.txid} may not be void: it is no change of rows"
+        elif transaction.kind == ROWS:
+            try:
+                self._applier.apply(entry, decode_changes_in_pieces(transaction.changes))
+            except EntryMalformedError as error:  # nobody can read them: as if they fitted nowhere
+                place = f"{entry.leader}{entry.tick}"
+                raise EntryMismatchError(
+                    f"{place} cannot be applied: its changes cannot be read: {error}",
+                    entry=place,
+                    op="",
+                    table="",
+                    key="",
+                    why=str(error),
+                    expected=None,
+                    found=None,
+                ) from error
+        elif transaction.kind == SCHEMA:
+            self._versions.apply(entry)
+        else:
+            assert transaction.kind == MEMBERS
+            system.set_meta(self._db, "membership", transaction.changes)
+            self._learn_members()
 
     def _learn_schema(self) -> None:
         tables = Tables(self._db)
@@ -394,6 +604,7 @@ class Engine:
         self._applier.use(tables)
         self._executor.use(tables)
         self._ids.use(self._db, tables)
+        self._watched = tables.watched
 
     def _learn_members(self) -> None:
         membership = decode_membership(system.get_meta(self._db, "membership"))

@@ -1,8 +1,7 @@
 """The application: which path is answered how. All in the node's loop; a long piece of JSON is handled in a thread."""
 
 import logging
-import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -13,85 +12,113 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from bedrockish.client.entry import Entry
+from bedrockish.api.json_forms import (
+    pack_answer,
+    pack_value,
+    read_args,
+    read_json,
+    read_pairs,
+    read_question,
+    read_request,
+    read_shape,
+    read_statements,
+    write_json,
+)
+from bedrockish.api.requests import NOTHING, Answer, Named, Statement, decode_results, decode_token
+from bedrockish.api.requests import Request as Command
+from bedrockish.api.wire import COMMAND_CHARACTERS_MAX
+from bedrockish.client.command_ids import new_command
+from bedrockish.client.credentials import Entry
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
-from bedrockish.gate import Gate
-from bedrockish.http.bodies import pack_answer, pack_value, read_args, read_request, read_statements, write_json
 from bedrockish.http.changes import changes
-from bedrockish.http.cluster import whole_cluster
-from bedrockish.http.guard import Guard
-from bedrockish.http.health import reasons
+from bedrockish.http.cluster import end_transaction, whole_activity, whole_cluster
+from bedrockish.http.guard import Admission, Guard, read_login
+from bedrockish.http.libsql.pipeline import Pipelines
+from bedrockish.http.libsql.session import DeclaredTypes
+from bedrockish.http.libsql.socket import Sockets
 from bedrockish.http.metrics import CONTENT_TYPE, metrics_text
-from bedrockish.http.openapi import document
+from bedrockish.http.openapi import OPERATIONS, Operation, document
+from bedrockish.http.purse import Purse, purse_of
 from bedrockish.http.replies import JSON, error_reply, json_reply, raw_reply
 from bedrockish.http.streamed import streamed
-from bedrockish.requests import NOTHING, Answer, Named, Statement, decode_results, decode_token
-from bedrockish.requests import Request as Command
-from bedrockish.runtime import Runtime
-from bedrockish.wire import COMMAND_CHARACTERS_MAX
-from net.limits import Limits
+from bedrockish.node.admin.troubles import not_ready
+from bedrockish.node.cluster.authentication import Credentials, Gate
+from bedrockish.node.event_loop import Runtime
+from bedrockish_net.limits import Limits
 
 logger = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = Limits().frame_bytes_max  # as much as any client can send
+WRITERS = trio.CapacityLimiter(2)  # each has an answer as bytes, as rows and as text
 IN_THREAD_BYTES = 256 << 10  # a body of this size takes milliseconds
 PAGE = {
     "index.html": "text/html",
+    "api.html": "text/html",
     "style.css": "text/css",
+    "login.js": "text/javascript",
     "app.js": "text/javascript",
+    "activity.js": "text/javascript",
+    "console.js": "text/javascript",
+    "tables.js": "text/javascript",
     "diagram.js": "text/javascript",
+    "api.js": "text/javascript",
 }
+AT = {"/": "index.html", "/api": "api.html"}
 KEY = "idempotency-key"
 
 
-def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate, entry: Entry) -> Starlette:
-    """Return the application of a node.
+def make_app(
+    node: Runtime, token: str, hosts: frozenset[str], gate: Gate, credentials: Credentials
+) -> tuple[Starlette, Pipelines]:
+    """Return the application of a node, and what keeps its libSQL streams, which wants to be watched.
 
     Args:
         node: what answers.
         token: what callers must send; empty: nothing.
         hosts: names under which the node may be called when nobody has to show who they are.
         gate: knows the users.
-        entry: how the node comes in at its peers.
+        credentials: how the node comes in at its peers.
     """
-    handlers = Handlers(node, entry)
+    handlers = Handlers(node, gate, credentials)
+    admission = Admission(token, gate)
+    declared = DeclaredTypes(node, lambda: node.engine.schema_version)
+
+    def purse() -> Purse:
+        return Purse(node.engine.memory, node.config.limits.result_bytes_max)
+
+    pipelines = Pipelines(node, declared, read_body)
+    sockets = Sockets(node, declared, admission.refuse_bearer, node.faults.caught, purse)
     page = _page_files()
 
     async def show(request: Request) -> Response:
-        name = request.path_params.get("name", "index.html")
+        name = request.path_params.get("name") or AT[request.url.path]
         if name not in page:
             raise HTTPException(404)
         return Response(page[name], media_type=PAGE[name], headers={"cache-control": "no-cache"})
 
-    routes = [
-        Route("/", show),
-        Route("/page/{name}", show),
+    routes: list[BaseRoute] = [
+        *(Route(path, show) for path in (*AT, "/page/{name}")),
         Route("/favicon.ico", _nothing),
-        Route("/db/execute", handlers.execute, methods=["POST"]),
-        Route("/db/query", handlers.query, methods=["POST"]),
-        Route("/db/stream", handlers.stream, methods=["POST"]),
-        Route("/db/transaction", handlers.transaction, methods=["POST"]),
-        Route("/db/command/{name}", handlers.command, methods=["POST"]),
-        Route("/status", handlers.status),
-        Route("/nodes", handlers.nodes),
-        Route("/events", handlers.events),
-        Route("/changes", handlers.changes),
-        Route("/cluster", handlers.cluster),
-        Route("/livez", handlers.alive),
-        Route("/readyz", handlers.ready),
-        Route("/metrics", handlers.metrics),
-        Route("/openapi.json", handlers.openapi),
+        *(_route(one, getattr(handlers, one.handler)) for one in OPERATIONS),
+        *pipelines.routes(),
+        *(WebSocketRoute(path, sockets.serve) for path in ("/", "/v2", "/v3", "/v3-protobuf")),
     ]
     errors: Any = {
         BedrockishError: _on_error,
         HTTPException: _on_http,
         ClientDisconnect: _on_gone,
-        Exception: _on_bug,
     }
-    guard = Middleware(Guard, token=token, hosts=hosts, gate=gate)
-    return Starlette(routes=routes, exception_handlers=errors, middleware=[guard])
+    guard = Middleware(Guard, admission=admission, hosts=hosts, caught=node.faults.caught, purse=purse)
+    return Starlette(routes=routes, exception_handlers=errors, middleware=[guard]), pipelines
+
+
+def _route(operation: Operation, handler: Callable[[Request], Awaitable[Response]]) -> Route:
+    route = Route(operation.path, handler, methods=[operation.method])
+    if operation.runs and route.methods:
+        route.methods.discard("HEAD")  # which would do it all, and throw the answer away
+    return route
 
 
 def _page_files() -> dict[str, bytes]:
@@ -114,40 +141,49 @@ async def _on_http(request: Request, error: Exception) -> Response:
         404: f"there is nothing at {request.url.path}; see /openapi.json",
         405: f"{request.url.path} does not answer to {request.method}",
     }.get(error.status_code, error.detail)
-    return error_reply(UsageError(text), error.status_code, error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # each route knows of its own method only
+        ours = {one.method for one in OPERATIONS if one.path == request.url.path}
+        headers |= {"Allow": ", ".join(sorted(ours))} if ours else {}
+    return error_reply(UsageError(text), error.status_code, headers)
 
 
 async def _on_gone(_request: Request, _error: Exception) -> Response:
     return Response(status_code=400)  # nobody reads it
 
 
-async def _on_bug(_request: Request, _error: Exception) -> Response:
-    body = {"code": "internal", "message": "the node has failed to answer; its log says how", "details": {}}
-    return raw_reply(write_json(body), 500)
-
-
 class Handlers:
     """What stands behind the paths."""
 
-    def __init__(self, node: Runtime, entry: Entry) -> None:
-        self._node, self._entry = node, entry
+    def __init__(self, node: Runtime, gate: Gate, credentials: Credentials) -> None:
+        self._node, self._gate, self._credentials = node, gate, credentials
 
     async def query(self, request: Request) -> Response:
         """Run statements that only read."""
-        return await self._one(request, read_only=True)
+        return await self._one(request, *await _command(request, read_only=True))
+
+    async def ask(self, request: Request) -> Response:
+        """Run the statement in the URL, which only reads."""
+        return await self._one(request, *_question(request))
 
     async def stream(self, request: Request) -> Response:
         """Run one statement that only reads, and write its rows as they come."""
-        return await streamed(self._node.transactions.streams, await _command(request, read_only=True))
+        command, objects = await _command(request, read_only=True)
+        return await streamed(self._node.transactions.streams, command, objects=objects)
+
+    async def ask_stream(self, request: Request) -> Response:
+        """Run the statement in the URL, which only reads, and write its rows as they come."""
+        command, objects = _question(request)
+        return await streamed(self._node.transactions.streams, command, objects=objects)
 
     async def transaction(self, request: Request) -> Response:
         """Run statements as one transaction."""
-        return await self._one(request, read_only=False)
+        return await self._one(request, *await _command(request, read_only=False))
 
-    async def _one(self, request: Request, *, read_only: bool) -> Response:
-        command = await _command(request, read_only=read_only)
+    async def _one(self, request: Request, command: Command, objects: bool) -> Response:
         answer = await self._node.submit(command)
-        return await _in_time(len(answer.results), lambda: _answered(command.command, answer))
+        purse_of(request).add_answer(len(answer.results))
+        return await _in_time(len(answer.results), lambda: _answered(command.command, answer, objects=objects))
 
     async def command(self, request: Request) -> Response:
         """Call a command of the application's by name."""
@@ -156,20 +192,23 @@ class Handlers:
         if len(name) > COMMAND_CHARACTERS_MAX:
             raise UsageError(f"a command's name should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
         args = await trio.to_thread.run_sync(read_args, body) if len(body) > IN_THREAD_BYTES else read_args(body)
-        command = _request(request, Named(name, args), read_only=False)
+        command = _request(request, Named(name, args), _pairs(request), read_only=False)
         answer = await self._node.submit(command)
+        purse_of(request).add_answer(len(answer.results))
         return await _in_time(len(answer.results), lambda: _called(command.command, answer))
 
     async def execute(self, request: Request) -> Response:
         """Run statements one after the other, each a transaction of its own; stop at the first that fails."""
-        whole = await _command(request, read_only=False)
+        whole, objects = await _command(request, read_only=False)
         many, token = len(whole.statements) > 1, whole.token
         deadline = trio.current_time() + whole.timeout_s
         answers: list[Answer] = []
+        purse = purse_of(request)
         for number, statement in enumerate(whole.statements, 1):
             left_s = max(0.001, deadline - trio.current_time())
             name = f"{whole.command}.{number}" if many else whole.command
             try:
+                purse.check()
                 answer = await self._node.submit(
                     replace(whole, command=name, statements=(statement,), token=token, timeout_s=left_s)
                 )
@@ -177,9 +216,9 @@ class Handlers:
                 error.details = {**error.details, "statement": number, "done": number - 1}
                 raise
             answers.append(answer)
+            purse.add_answer(len(answer.results))
             token = decode_token(answer.token.encode())
-        size = sum(len(answer.results) for answer in answers)
-        return await _in_time(size, lambda: _executed(whole.command, answers))
+        return await _in_time(purse.answered, lambda: _executed(whole.command, answers, objects=objects))
 
     async def status(self, _request: Request) -> Response:
         """Say what the node says about itself."""
@@ -191,7 +230,7 @@ class Handlers:
 
     async def events(self, request: Request) -> Response:
         """Say what was lately said and heard."""
-        return json_reply(self._node.events(_number(request.query_params.get("after", "0"))))
+        return json_reply(self._node.events(_number(dict(_pairs(request)).get("after", "0"))))
 
     async def changes(self, request: Request) -> Response:
         """Say what was committed, transaction by transaction."""
@@ -200,12 +239,33 @@ class Handlers:
     async def cluster(self, request: Request) -> Response:
         """Say what all nodes say."""
         after = {}
-        for part in filter(None, request.query_params.get("after", "").split(",")):
+        for part in filter(None, dict(_pairs(request)).get("after", "").split(",")):
             name, colon, number = part.partition(":")
             if not colon:
                 raise UsageError(f"{part!r} should be a node and a number, such as A:17")
             after[name] = _number(number)
-        return json_reply(await whole_cluster(self._node, after, self._entry))
+        return json_reply(await whole_cluster(self._node, after, self._entry(request)))
+
+    def _entry(self, request: Request) -> Entry:
+        """Return how this node comes in at the others: without certificates, as who asks it."""
+        entry = self._credentials.entry()
+        if not self._gate.users:
+            return entry
+        user, password = read_login(request.headers)
+        return replace(entry, info={"user": user, "password": password})
+
+    async def activity(self, request: Request) -> Response:
+        """Say what all nodes did in the last hour."""
+        return json_reply(await whole_activity(self._node, self._entry(request)))
+
+    async def end_transaction(self, request: Request) -> Response:
+        """End an open transaction, at whichever node it is."""
+        asked = read_json(await _json_body(request))
+        names = asked if isinstance(asked, dict) else {}
+        node, command = names.get("node"), names.get("command")
+        if names.keys() != {"node", "command"} or not isinstance(node, str) or not isinstance(command, str):
+            raise UsageError('the body should be {"node": "A", "command": "…"}, as /activity tells them')
+        return json_reply(await end_transaction(self._node, node, command, self._entry(request)))
 
     async def alive(self, _request: Request) -> Response:
         """Say that the loop runs."""
@@ -213,8 +273,10 @@ class Handlers:
 
     async def ready(self, _request: Request) -> Response:
         """Say whether requests should be sent here."""
-        why_not = reasons(self._node.status())
-        return json_reply({"ready": not why_not, "reasons": why_not}, 503 if why_not else 200)
+        status = self._node.status()
+        why_not = not_ready(status)
+        body = {"ready": not why_not, "reasons": why_not, "troubles": status["troubles"]}
+        return json_reply(body, 503 if why_not else 200)
 
     async def metrics(self, _request: Request) -> Response:
         """Say all numbers."""
@@ -231,33 +293,52 @@ def _number(text: str) -> int:
     return int(text)
 
 
-async def _command(request: Request, *, read_only: bool) -> Command:
+async def _command(request: Request, *, read_only: bool) -> tuple[Command, bool]:
     body = await _json_body(request)
     statements = (
         await trio.to_thread.run_sync(read_statements, body) if len(body) > IN_THREAD_BYTES else read_statements(body)
     )
-    return _request(request, statements, read_only=read_only)
+    objects, pairs = read_shape(_pairs(request))
+    return _request(request, statements, pairs, read_only=read_only), objects
 
 
-def _request(request: Request, work: tuple[Statement, ...] | Named, *, read_only: bool) -> Command:
-    key = request.headers.get(KEY)
-    return read_request(work, request.query_params.multi_items(), key, uuid.uuid4().hex, read_only=read_only)
+def _question(request: Request) -> tuple[Command, bool]:
+    statements, pairs = read_question(_pairs(request))
+    objects, pairs = read_shape(pairs)
+    return read_request(statements, pairs, None, new_command(), read_only=True), objects
+
+
+def _pairs(request: Request) -> list[tuple[str, str]]:
+    return read_pairs(request.scope["query_string"])
+
+
+def _request(
+    request: Request, work: tuple[Statement, ...] | Named, pairs: list[tuple[str, str]], *, read_only: bool
+) -> Command:
+    return read_request(work, pairs, request.headers.get(KEY), new_command(), read_only=read_only)
 
 
 async def _json_body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         raise HTTPException(415, f"the body should be JSON; send the header 'Content-Type: {JSON}'")
-    return await _body(request)
+    return await read_body(request)
 
 
-async def _body(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        TooLargeError: it is longer than any client may send.
+        MemoryFullError: the node has no memory for it.
+    """
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length[:18]) > BODY_BYTES_MAX:
         raise _too_large()
-    body = bytearray()
+    body, purse = bytearray(), purse_of(request)
     async for chunk in request.stream():
         body += chunk
+        purse.add_body(len(chunk))
         if len(body) > BODY_BYTES_MAX:
             raise _too_large()
     return bytes(body)
@@ -270,11 +351,11 @@ def _too_large() -> TooLargeError:
 async def _in_time(size: int, make: Callable[[], bytes]) -> Response:
     if size <= IN_THREAD_BYTES:
         return raw_reply(make())
-    return raw_reply(await trio.to_thread.run_sync(make))
+    return raw_reply(await trio.to_thread.run_sync(make, limiter=WRITERS))
 
 
-def _answered(command: str, answer: Answer) -> bytes:
-    return write_json({**pack_answer(answer), "command": command})
+def _answered(command: str, answer: Answer, *, objects: bool) -> bytes:
+    return write_json({**pack_answer(answer, objects=objects), "command": command})
 
 
 def _called(command: str, answer: Answer) -> bytes:
@@ -284,8 +365,8 @@ def _called(command: str, answer: Answer) -> bytes:
     return write_json({"value": pack_value(value), **packed, "command": command})
 
 
-def _executed(command: str, answers: list[Answer]) -> bytes:
-    packed = [pack_answer(answer) for answer in answers]
+def _executed(command: str, answers: list[Answer], *, objects: bool) -> bytes:
+    packed = [pack_answer(answer, objects=objects) for answer in answers]
     results = []
     for one in packed:
         results += [{**result, "place": one["place"]} for result in one["results"]]

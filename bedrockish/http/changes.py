@@ -3,23 +3,24 @@
 A page is read when the one before it has been written, and writing waits for the reader: a slow one holds nobody up.
 """
 
-import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from bedrockish.addresses import suggest
+from bedrockish.api.json_forms import read_pairs, write_json
+from bedrockish.api.requests import STALE, Statement, decode_results
+from bedrockish.api.requests import Request as Command
+from bedrockish.api.url import suggest
+from bedrockish.client.command_ids import new_command
 from bedrockish.errors import BedrockishError, PrunedError, TooLargeError, UsageError, pack_error
-from bedrockish.http.bodies import write_json
-from bedrockish.requests import STALE, Statement, decode_results
-from bedrockish.requests import Request as Command
-from bedrockish.runtime import Runtime
-from journal.feed import Committed, Cursor, CursorError, Feed, FeedPrunedError
-from journal.plain import as_data
+from bedrockish.http.replies import LinesReply
+from bedrockish.node.event_loop import Runtime
+from bedrockish_journal.feed.change_feed import Committed, Cursor, CursorError, Feed, FeedPrunedError
+from bedrockish_journal.feed.json_form import as_data
 
 LINES, EVENTS = "application/x-ndjson", "text/event-stream"
 PAGE_ROWS = 100
@@ -61,7 +62,7 @@ def read_asked(request: Request) -> Asked:
     """
     given: dict[str, str] = {}
     tables: list[str] = []
-    for name, value in request.query_params.multi_items():
+    for name, value in read_pairs(request.scope["query_string"]):
         if name not in OPTIONS:
             raise UsageError(f"there is no option {name!r}; {suggest(name, OPTIONS)}")
         if name == "table":
@@ -100,12 +101,12 @@ async def changes(node: Runtime, request: Request) -> Response:
     first = await _page(node, feed)
     reader = _Reader(node, feed, asked)
     kind = EVENTS if asked.as_events else LINES
-    return StreamingResponse(reader.lines(first), media_type=kind, headers={"cache-control": "no-store"})
+    return LinesReply(reader.lines(first), kind)
 
 
 async def _page(node: Runtime, feed: Feed) -> list[Committed]:
     sql, params = feed.question(PAGE_ROWS)
-    command = Command(uuid.uuid4().hex, (Statement(sql, params),), STALE)
+    command = Command(new_command(), (Statement(sql, params),), STALE)
     try:
         answer = await node.submit(command)
         return await trio.to_thread.run_sync(lambda: feed.take(decode_results(answer.results)[0].rows))
@@ -125,7 +126,7 @@ class _Reader:
         self._told = trio.current_time()
         self._left = asked.limit or -1
 
-    async def lines(self, page: list[Committed]) -> AsyncIterator[bytes]:
+    async def lines(self, page: list[Committed]) -> AsyncGenerator[bytes]:
         """Yield what is written to the reader, page by page; ``page`` is the first."""
         try:
             found = False

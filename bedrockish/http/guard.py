@@ -1,52 +1,96 @@
 """Who may ask: the bearer token, users and passwords, and by which names a node without them lets itself be called.
 
 A web page that somebody looks at elsewhere can make a browser send requests to any address, and can let its own name
-point to this machine. JSON as content type stops the first (a browser asks before it sends that), the check of the
-name the second.
+point to this machine. A browser says on whose behalf it asks, and what it asks for a page from elsewhere is refused,
+also where that would only read; the check of the name stops the second.
 """
 
 import base64
 import binascii
 import hmac
 import ipaddress
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bedrockish.errors import AuthenticationError, UsageError
-from bedrockish.gate import Gate
+from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
+from bedrockish.http.purse import PURSE, Purse
 from bedrockish.http.replies import error_reply
+from bedrockish.node.cluster.authentication import Gate
 
-OPEN = ("/livez", "/", "/favicon.ico")  # and the page's files, in which no data is
+OPEN = ("/livez", "/", "/api", "/favicon.ico")  # and the page's files, in which no data is
 OPEN_BELOW = "/page/"
 HEADERS = [
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
 ]
 
 
-class Guard:
-    """Lets through who may ask, and puts the page's safety headers on every answer."""
+class Admission:
+    """What callers may show who they are with.
 
-    def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str], gate: Gate) -> None:
-        self._app, self._gate = app, gate
-        self._token = token.encode()
-        self._hosts = hosts
-        schemes = [
-            *(["Bearer"] if token else []),
-            *(['Basic realm="bedrockish", charset="UTF-8"'] if gate.users else []),
-        ]
+    Args:
+        token: what lets in whoever sends it; empty: nothing does.
+        gate: knows the users.
+    """
+
+    def __init__(self, token: str, gate: Gate) -> None:
+        self.gate, self.token = gate, token.encode()
+
+    @property
+    def everybody(self) -> bool:
+        """Whether nobody has to show anything."""
+        return not self.token and not self.gate.users
+
+    async def refuse_bearer(self, given: str, address: str) -> str:
+        """Say why what is sent as a bearer token lets nobody in; nothing if it does.
+
+        It is the node's ``http_token``, or a user and a password as Basic authentication writes them: clients of
+        libSQL's protocol have nothing but a token to send.
+        """
+        if self.everybody:
+            return ""
+        if self.token and hmac.compare_digest(given.encode(errors="replace"), self.token):
+            return ""
+        if self.gate.users and given:
+            return await self.gate.judge(*_login(given), address) or ""
+        return "send the http_token of the node, or base64 of user:password, as the token"
+
+
+class Guard:
+    """Lets through who may ask, puts the page's safety headers on every answer, and lets no bug out of one request."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        admission: Admission,
+        hosts: frozenset[str],
+        caught: Callable[[str, Exception], BedrockishError],
+        purse: Callable[[], Purse],
+    ) -> None:
+        self._app, self._admission, self._hosts, self._caught, self._purse = app, admission, hosts, caught, purse
+        schemes = ["Bearer", *(['Basic realm="bedrockish", charset="UTF-8"'] if admission.gate.users else [])]
         self._challenge = {"www-authenticate": ", ".join(schemes)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+        if scope["type"] == "websocket":
+            await self._open_socket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
+        is_answered = False
+
         async def send_safely(message: dict[str, object]) -> None:
+            nonlocal is_answered
             if message["type"] == "http.response.start":
+                is_answered = True
                 headers = message.get("headers", [])
                 assert isinstance(headers, list)
                 message = {**message, "headers": [*headers, *HEADERS]}
@@ -59,32 +103,62 @@ class Guard:
             reply = error_reply(error, status, self._challenge if status == 401 else None)
             await reply(scope, receive, send_safely)  # type: ignore[arg-type]
             return
-        await self._app(scope, receive, send_safely)  # type: ignore[arg-type]
+        purse = scope[PURSE] = self._purse()
+        try:
+            await self._app(scope, receive, send_safely)  # type: ignore[arg-type]
+        except Exception as unexpected:
+            fault = self._caught(f"{scope['method']} {scope['path']}", unexpected)
+            if not is_answered:  # else the connection ends within the answer, which its reader notices
+                await error_reply(fault, 500)(scope, receive, send_safely)  # type: ignore[arg-type]
+        finally:
+            purse.close()
+
+    async def _open_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a WebSocket in, which shows who it is in its first message, unless a foreign page's script opens it."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if is_foreign(headers) or (self._admission.everybody and not is_near(host, self._hosts)):
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        try:
+            await self._app(scope, receive, send)
+        except Exception as unexpected:
+            self._caught(f"the WebSocket at {scope['path']}", unexpected)  # the server closes it
 
     async def _refuse(self, path: str, headers: Headers, address: str) -> UsageError | None:
-        if not self._token and not self._gate.users:
+        is_open = path in OPEN or path.startswith(OPEN_BELOW)
+        if not is_open and is_foreign(headers):
+            whose = headers.get("origin", "elsewhere")
+            return UsageError(f"a page of {whose} may not use this database; type the address, or ask with a program")
+        if self._admission.everybody:
             host = headers.get("host", "")
             if is_near(host, self._hosts):
                 return None
             return UsageError(f"this node is not called {host!r}; ask by its IP address, or give it an http_token")
-        if path in OPEN or path.startswith(OPEN_BELOW):
+        if is_open:
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
         given = given.strip()
-        if self._token and scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), self._token):
+        if scheme.lower() == "bearer" and not await self._admission.refuse_bearer(given, address):
             return None
-        if self._gate.users and scheme.lower() == "basic":
-            why = await self._gate.judge(*_login(given), address)
+        if self._admission.gate.users and scheme.lower() == "basic":
+            why = await self._admission.gate.judge(*read_login(headers), address)
             return AuthenticationError(why) if why else None
         ways = [
-            *(["'Authorization: Bearer …' with the http_token of the node"] if self._token else []),
+            *(["'Authorization: Bearer …' with the http_token of the node"] if self._admission.token else []),
             *(
                 ["'Authorization: Basic …' with a user and a password (curl -u user:password)"]
-                if self._gate.users
+                if self._admission.gate.users
                 else []
             ),
         ]
         return AuthenticationError(f"send the header {' or '.join(ways)}")
+
+
+def read_login(headers: Headers) -> tuple[str, str]:
+    """Return the user and the password that a request is sent with; nobody if there are none."""
+    return _login(headers.get("authorization", "").partition(" ")[2].strip())
 
 
 def _login(given: str) -> tuple[str, str]:
@@ -94,6 +168,19 @@ def _login(given: str) -> tuple[str, str]:
     except (binascii.Error, UnicodeDecodeError):
         return "", ""
     return user, password
+
+
+def is_foreign(headers: Headers) -> bool:
+    """Whether a browser asks on behalf of a page that came from elsewhere.
+
+    What it says of the site no page can change, and no proxy in between makes it wrong; but it says so only of what
+    comes encrypted or from its own machine.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("host", "")
 
 
 def is_near(host: str, known: frozenset[str]) -> bool:

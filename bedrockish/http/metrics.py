@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bedrockish.http.health import reasons
-from bedrockish.measuring import BOUNDS_S, Histogram
-from bedrockish.runtime import Runtime
+from bedrockish.common.histogram import BOUNDS_S, Histogram
+from bedrockish.node.admin.troubles import KINDS, not_ready
+from bedrockish.node.event_loop import Runtime
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REJECTED = "rejected_"
@@ -22,6 +22,8 @@ COUNTERS = {  # of the node's counts: name here, and what it is
     "given_up": ("given_up", "Attempts of this node that were rejected and rolled back."),
     "batches": ("batches", "Batches made durable, each with one sync."),
     "malformed": ("malformed_messages", "Messages of peers that could not be read."),
+    "internal_errors": ("internal_errors", "Requests and tasks at which the node's program failed."),
+    "restarts": ("restarts", "How often the node began again from its file after its program had failed."),
 }
 CLOCKS = {  # of the node's status, in milliseconds there
     "closing_lag": "How far behind its clock the node closes time.",
@@ -68,6 +70,14 @@ class _Numbers(Collector):
         yield rejects
         conflicts = counts.get(f"{REJECTED}for", 0)
         yield CounterMetricFamily("bedrockish_conflicts", "Rejects for the sake of another one.", value=conflicts)
+        objects = CounterMetricFamily(
+            "bedrockish_lost_to_conflicts",
+            "Runs lost to another transaction, by table or index, and whether at a key, in a range or in all of it.",
+            labels=["object", "exact"],
+        )
+        for one in status["conflicts"]:
+            objects.add_metric([one["object"], one["exact"]], one["times"])
+        yield objects
         recoveries = CounterMetricFamily("bedrockish_recoveries", "Recoveries by this node.", labels=["event"])
         for name, count in sorted(status["recoveries"].items()):
             recoveries.add_metric([name], count)
@@ -79,7 +89,19 @@ class _Numbers(Collector):
         info = GaugeMetricFamily("bedrockish_info", "Who this is.", labels=["node", "cluster", "version"])
         info.add_metric([status["node"], status["cluster"], status["version"]], 1)
         yield info
-        yield GaugeMetricFamily("bedrockish_ready", "1 if /readyz says yes.", value=not reasons(status))
+        yield GaugeMetricFamily("bedrockish_ready", "1 if /readyz says yes.", value=not not_ready(status))
+        wrong = {one["code"] for one in status["troubles"]}
+        troubles = GaugeMetricFamily("bedrockish_trouble", "1 if this is wrong, see docs/troubles.md.", labels=["code"])
+        for kind in KINDS:
+            troubles.add_metric([kind.code], kind.code in wrong)
+        yield troubles
+        if status["disk"] is not None:
+            free = status["disk"]["free_bytes"]
+            yield GaugeMetricFamily("bedrockish_disk_free_bytes", "Room on the disk of the database.", value=free)
+        ends = GaugeMetricFamily("bedrockish_certificate_end_seconds", "When it ends, Unix time.", labels=["file"])
+        for file, end in status["certificates"].items():
+            ends.add_metric([file], end)
+        yield ends
         yield GaugeMetricFamily("bedrockish_uptime_seconds", "Since the start.", value=status["uptime_ms"] / 1000)
         if status["safe_lag_ms"] is not None:
             lag = status["safe_lag_ms"] / 1000

@@ -1,10 +1,15 @@
-"""The OpenAPI document, as data. A test lets a property-based tester hold a running node to it."""
+"""What can be asked of a node over HTTP, in one table: the server finds its way by it, and OpenAPI tells it.
 
+Tests hold the document to the standard, and let a property-based tester hold a running node to the document.
+"""
+
+from dataclasses import dataclass, field
 from typing import Any
 
 from bedrockish import __version__
-from bedrockish.requests import ISOLATIONS, READ_LEVELS
-from bedrockish.wire import COMMAND_CHARACTERS_MAX, STATEMENTS_MAX
+from bedrockish.api.json_forms import SHAPES
+from bedrockish.api.requests import ISOLATIONS, READ_LEVELS
+from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, STATEMENTS_MAX
 
 Schema = dict[str, Any]
 
@@ -64,7 +69,13 @@ SCHEMAS: dict[str, Schema] = {
         "type": "object",
         "properties": {
             "columns": {"type": "array", "items": TEXT},
-            "rows": {"type": "array", "items": {"type": "array", "items": _ref("Value")}},
+            "rows": {
+                "description": "With rows=objects, a column whose name was there before is called a:2, a:3.",
+                "anyOf": [
+                    {"type": "array", "items": {"type": "array", "items": _ref("Value")}},
+                    {"type": "array", "items": {"type": "object", "additionalProperties": _ref("Value")}},
+                ],
+            },
             "rowcount": {"type": "integer", "description": "Rows changed; -1 if the statement changes none by nature."},
             "lastrowid": {"anyOf": [{"type": "null"}, INTEGER]},
             "place": _ref("Place"),
@@ -178,6 +189,57 @@ SCHEMAS: dict[str, Schema] = {
         },
         "required": ["node", "cluster", "nodes"],
     },
+    "Activity": {
+        "type": "object",
+        "properties": {
+            "columns": {"type": "array", "items": TEXT, "description": "What the values of a slice are."},
+            "slices": {
+                "description": "Ten seconds each, the oldest first, of one hour; null is what cannot be told.",
+                "type": "array",
+                "items": {"type": "array", "items": {"type": ["number", "null"]}},
+            },
+            "slow": {
+                "description": "Statements that took long, those first that took most.",
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "sql": TEXT,
+                        **dict.fromkeys(("times", "longest_ms", "total_ms", "ago_ms"), COUNT),
+                    },
+                },
+            },
+            "transactions": {
+                "description": "Open transactions, the oldest first.",
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        **dict.fromkeys(("command", "client", "statement"), TEXT),
+                        **dict.fromkeys(("open_ms", "idle_ms", "changed"), COUNT),
+                    },
+                },
+            },
+            "sizes": {"type": "object", "additionalProperties": COUNT, "description": "Bytes."},
+            "error": TEXT,
+        },
+    },
+    "Activities": {
+        "type": "object",
+        "properties": {
+            "node": TEXT,
+            "cluster": TEXT,
+            "nodes": {"type": "object", "additionalProperties": _ref("Activity")},
+        },
+        "required": ["node", "cluster", "nodes"],
+    },
+    "Open": {
+        "type": "object",
+        "properties": {"node": {"type": "string"}, "command": {"type": "string"}},
+        "required": ["node", "command"],
+        "additionalProperties": False,
+    },
+    "Ended": {"type": "object", "properties": {"ended": TEXT}, "required": ["ended"]},
     "Ready": {
         "type": "object",
         "properties": {"ready": {"type": "boolean"}, "reasons": {"type": "array", "items": TEXT}},
@@ -204,18 +266,22 @@ def _parameter(name: str, schema: Schema, text: str, place: str = "query") -> Sc
     return {"name": name, "in": place, "required": False, "schema": schema, "description": text}
 
 
-OPTIONS = [
+READING = [
     _parameter("read", {"enum": list(READ_LEVELS), "default": "session"}, "What a read sees."),
     _parameter("isolation", {"enum": list(ISOLATIONS), "default": "serializable"}, "What is certified."),
     _parameter(
         "timeout", {"type": "number", "minimum": 1, "maximum": 600, "default": 30}, "How long to try, in seconds."
     ),
+    _parameter("token", {"type": "string", "pattern": "^[A-Za-z0-9_-]*$"}, "The token of an earlier answer."),
+]
+SHAPE = _parameter("rows", {"enum": list(SHAPES), "default": "arrays"}, "Each row as an array, or as an object.")
+OPTIONS = [
+    *READING,
     _parameter(
         "command",
         {"type": "string", "pattern": "^[A-Za-z0-9_.-]+$", "maxLength": COMMAND_CHARACTERS_MAX},
         "Id of the command: sent again under the same id, it is applied once at most, and answered as the first time.",
     ),
-    _parameter("token", {"type": "string", "pattern": "^[A-Za-z0-9_-]*$"}, "The token of an earlier answer."),
     _parameter(
         "Idempotency-Key",
         {"type": "string", "pattern": "^[A-Za-z0-9_.-]+$", "maxLength": COMMAND_CHARACTERS_MAX},
@@ -234,88 +300,217 @@ def _responses(schema: str, *errors: str, kind: str = "application/json") -> Sch
     return {"200": good, **failures}
 
 
-def _stream_path() -> Schema:
-    path = _sql_path("Run one statement that only reads, and get a line for each row, however many there are")
-    path["post"]["responses"]["200"] = {
-        "description": "Lines of JSON: an object with columns, token and command; an array for each row; at last an "
-        "object with rows, how many there were, and error if it broke off. Without it the result is not whole.",
-        "content": {"application/x-ndjson": {"schema": TEXT}},
-    }
-    return path
+LINES: Schema = {
+    "description": "Lines of JSON: an object with columns, token and command; an array for each row, or with "
+    "rows=objects an object with row; at last an object with rows, how many there were, and error if it broke off. "
+    "Without it the result is not whole.",
+    "content": {"application/x-ndjson": {"schema": TEXT}},
+}
 
 
-def _changes_path() -> Schema:
-    number = {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}
-    path = _get_path(
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing that can be asked.
+
+    Attributes:
+        method: of HTTP.
+        path: with the names of its parts in braces.
+        handler: the name of what answers, and the operation's id.
+        summary: what it does.
+        responses: by status.
+        parameters: options in the URL, headers and parts of the path.
+        body: what is sent; None: nothing.
+        free: it needs no login.
+        runs: something happens each time it is asked, so that HEAD, which only wants to know, is not answered.
+    """
+
+    method: str
+    path: str
+    handler: str
+    summary: str
+    responses: Schema
+    parameters: list[Schema] = field(default_factory=list)
+    body: Schema | None = None
+    free: bool = False
+    runs: bool = False
+
+    def described(self) -> Schema:
+        """Return it as OpenAPI has it."""
+        found: Schema = {"operationId": self.handler, "summary": self.summary, "responses": self.responses}
+        if self.parameters:
+            found["parameters"] = self.parameters
+        if self.body is not None:
+            found["requestBody"] = self.body
+        if self.free:
+            found["security"] = []
+        return found
+
+
+def _body(schema: Schema, *, required: bool = True) -> Schema:
+    return {"required": required, "content": {"application/json": {"schema": schema}}}
+
+
+ASKED = (
+    {
+        "name": "sql",
+        "in": "query",
+        "required": True,
+        "schema": _ref("Sql"),
+        "description": "One statement that only reads.",
+    },
+    _parameter(
+        "params",
+        {"type": "string", "contentMediaType": "application/json", "pattern": r"^(\[.*\]|\{.*\})$"},
+        "Its parameters, as JSON: an array, or an object with their names.",
+    ),
+)
+ERRORS = ("409", "413", "500", "503", "504")
+NAMED = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1, "maxLength": COMMAND_CHARACTERS_MAX, "pattern": "^[A-Za-z0-9_]+$"},
+    "description": "Of the command.",
+}
+ARGUMENTS = {"description": "The arguments, by position or by name.", "anyOf": [{"type": "array"}, {"type": "object"}]}
+NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+VECTOR = {
+    "type": "string",
+    "pattern": "^([A-Z][A-Za-z0-9_]{0,15}:[0-9]{1,18}(,[A-Z][A-Za-z0-9_]{0,15}:[0-9]{1,18})*)?$",
+}
+FEED = [
+    _parameter("after", {"type": "string", "pattern": r"^[0-9]{1,18}\.[A-Za-z0-9_]{1,16}$"}, "The cursor of a line."),
+    _parameter("table", {"type": "string"}, "Only changes of this table; may be given several times."),
+    _parameter("follow", {"enum": ["false"]}, "true: go on until the reader leaves."),
+    _parameter("wait", {"type": "number", "minimum": 0, "maximum": 1}, "Seconds to wait for the first one."),
+    _parameter(
+        "limit",
+        {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1},
+        "How many transactions at most; 0: all that there are.",
+    ),
+    _parameter(
+        "hold",
+        {"type": "string", "minLength": 1, "maxLength": 100},
+        "Keep the journal after this cursor for a reader of this name.",
+    ),
+]
+FED: Schema = {
+    "description": "A line of JSON for each transaction, with the id of its command and, as joined, of those that "
+    "share it; the last line has cursor and safe, or error. With Accept: text/event-stream, an event for each.",
+    "content": {"application/x-ndjson": {"schema": TEXT}},
+}
+NOT_READY = {"description": "They should not.", "content": {"application/json": {"schema": _ref("Ready")}}}
+DOCUMENT = {"description": "Done.", "content": {"application/json": {"schema": {"type": "object"}}}}
+
+
+def _sql(path: str, handler: str, summary: str) -> Operation:
+    """Return an operation that takes a list of statements."""
+    answers = _responses("Answer", "415", *ERRORS)
+    return Operation("POST", path, handler, summary, answers, [*OPTIONS, SHAPE], _body(_ref("Statements")), runs=True)
+
+
+def _get(path: str, handler: str, summary: str, schema: str, *parameters: Schema, free: bool = False) -> Operation:
+    return Operation("GET", path, handler, summary, _responses(schema), list(parameters), free=free)
+
+
+OPERATIONS = (
+    _sql("/db/execute", "execute", "Run statements one after the other, each a transaction of its own"),
+    _sql("/db/query", "query", "Run statements that only read, all on the same state"),
+    Operation(
+        "GET",
+        "/db/query",
+        "ask",
+        "Run one statement that only reads",
+        _responses("Answer", *ERRORS),
+        [*ASKED, *READING, SHAPE],
+        runs=True,
+    ),
+    Operation(
+        "POST",
+        "/db/stream",
+        "stream",
+        "Run one statement that only reads, and get a line for each row, however many there are",
+        {**_responses("", "415", *ERRORS), "200": LINES},
+        [*OPTIONS, SHAPE],
+        _body(_ref("Statements")),
+        runs=True,
+    ),
+    Operation(
+        "GET",
+        "/db/stream",
+        "ask_stream",
+        "The same, with the statement in the URL",
+        {**_responses("", *ERRORS), "200": LINES},
+        [*ASKED, *READING, SHAPE],
+        runs=True,
+    ),
+    Operation(
+        "POST",
+        "/db/command/{name}",
+        "command",
+        "Call a command of the application by name",
+        _responses("Called", "415", *ERRORS),
+        [NAMED, *OPTIONS],
+        _body(ARGUMENTS, required=False),
+        runs=True,
+    ),
+    _sql("/db/transaction", "transaction", "Run statements as one transaction: all or none"),
+    _get("/status", "status", "What the node says about itself", "Status"),
+    _get("/nodes", "nodes", "The members, as this node knows them", "Nodes"),
+    _get(
+        "/events",
+        "events",
+        "What this node lately said and heard about transactions; it takes note while somebody asks",
+        "Events",
+        _parameter("after", NUMBER, "Only what has a higher number."),
+    ),
+    Operation(
+        "GET",
+        "/changes",
+        "changes",
         "The change feed: every committed transaction once, in the order of the cluster's clock, up to safe time",
-        "",
-        _parameter(
-            "after", {"type": "string", "pattern": r"^[0-9]{1,18}\.[A-Za-z0-9_]{1,16}$"}, "The cursor of a line."
-        ),
-        _parameter("table", {"type": "string"}, "Only changes of this table; may be given several times."),
-        _parameter("follow", {"enum": ["false"]}, "true: go on until the reader leaves."),
-        _parameter("wait", {"type": "number", "minimum": 0, "maximum": 1}, "Seconds to wait for the first one."),
-        _parameter("limit", number, "How many transactions at most; 0: all that there are."),
-        _parameter(
-            "hold",
-            {"type": "string", "minLength": 1, "maxLength": 100},
-            "Keep the journal after this cursor for a reader of this name.",
-        ),
-    )
-    lines = {
-        "description": "A line of JSON for each transaction, with the id of its command and, as joined, of those that "
-        "share it; the last line has cursor and safe, or error. With Accept: text/event-stream, an event for each.",
-        "content": {"application/x-ndjson": {"schema": TEXT}},
-    }
-    path["get"]["responses"] = {**_responses("", "410", "413", "503"), "200": lines}
-    return path
-
-
-def _sql_path(summary: str) -> Schema:
-    return {
-        "post": {
-            "summary": summary,
-            "parameters": OPTIONS,
-            "requestBody": {"required": True, "content": {"application/json": {"schema": _ref("Statements")}}},
-            "responses": _responses("Answer", "409", "413", "415", "500", "503", "504"),
-        }
-    }
-
-
-def _command_path() -> Schema:
-    path = _sql_path("Call a command of the application by name")
-    name = {"type": "string", "minLength": 1, "maxLength": COMMAND_CHARACTERS_MAX, "pattern": "^[A-Za-z0-9_]+$"}
-    parameter = {"name": "name", "in": "path", "required": True, "schema": name, "description": "Of the command."}
-    path["post"]["parameters"] = [parameter, *OPTIONS]
-    body = {"description": "The arguments, by position or by name.", "anyOf": [{"type": "array"}, {"type": "object"}]}
-    path["post"]["requestBody"] = {"required": False, "content": {"application/json": {"schema": body}}}
-    path["post"]["responses"]["200"]["content"]["application/json"]["schema"] = _ref("Called")
-    return path
-
-
-def _get_path(summary: str, schema: str, *parameters: Schema) -> Schema:
-    return {"get": {"summary": summary, "parameters": list(parameters), "responses": _responses(schema)}}
-
-
+        {**_responses("", "410", "413", "503"), "200": FED},
+        FEED,
+        runs=True,
+    ),
+    _get(
+        "/cluster",
+        "cluster",
+        "Status and events of all members, for the dashboard",
+        "Cluster",
+        _parameter("after", VECTOR, "For each node, as in A:17,B:4: only events of a higher number."),
+    ),
+    _get(
+        "/activity", "activity", "The last hour of all members, slow statements, open transactions, sizes", "Activities"
+    ),
+    Operation(
+        "POST",
+        "/transactions/end",
+        "end_transaction",
+        "End an open transaction, which then did not happen",
+        _responses("Ended", "415", "500", "503"),
+        body=_body(_ref("Open")),
+        runs=True,
+    ),
+    Operation(
+        "GET",
+        "/readyz",
+        "ready",
+        "Whether requests should be sent here",
+        {**_responses("Ready"), "503": NOT_READY},
+    ),
+    _get("/livez", "alive", "Whether the process answers; needs no login", "Alive", free=True),
+    Operation("GET", "/metrics", "metrics", "Metrics for Prometheus", _responses("", kind="text/plain")),
+    Operation("GET", "/openapi.json", "openapi", "This document", {**_responses("Alive"), "200": DOCUMENT}),
+)
 LOGINS = {"token": {"type": "http", "scheme": "bearer"}, "password": {"type": "http", "scheme": "basic"}}
 
 
 def document() -> Schema:
     """Return the document."""
-    number = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
-    vector = {
-        "type": "string",
-        "pattern": "^([A-Z][A-Za-z0-9_]{0,15}:[0-9]{1,18}(,[A-Z][A-Za-z0-9_]{0,15}:[0-9]{1,18})*)?$",
-    }
-    ready = _get_path("Whether requests should be sent here", "Ready")
-    ready["get"]["responses"]["503"] = {
-        "description": "They should not.",
-        "content": {"application/json": {"schema": _ref("Ready")}},
-    }
-    alive = _get_path("Whether the process answers; needs no token", "Alive")
-    alive["get"]["security"] = []
-    metrics = _get_path("Metrics for Prometheus", "")
-    metrics["get"]["responses"] = _responses("", kind="text/plain")
+    paths: dict[str, Schema] = {}
+    for one in OPERATIONS:
+        paths.setdefault(one.path, {})[one.method.lower()] = one.described()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -326,40 +521,6 @@ def document() -> Schema:
         },
         "servers": [{"url": "/"}],
         "security": [{"token": []}, {"password": []}, {}],
-        "paths": {
-            "/db/execute": _sql_path("Run statements one after the other, each a transaction of its own"),
-            "/db/query": _sql_path("Run statements that only read, all on the same state"),
-            "/db/stream": _stream_path(),
-            "/db/command/{name}": _command_path(),
-            "/db/transaction": _sql_path("Run statements as one transaction: all or none"),
-            "/status": _get_path("What the node says about itself", "Status"),
-            "/nodes": _get_path("The members, as this node knows them", "Nodes"),
-            "/events": _get_path(
-                "What this node lately said and heard about transactions; it takes note while somebody asks",
-                "Events",
-                _parameter("after", number, "Only what has a higher number."),
-            ),
-            "/changes": _changes_path(),
-            "/cluster": _get_path(
-                "Status and events of all members, for the dashboard",
-                "Cluster",
-                _parameter("after", vector, "For each node, as in A:17,B:4: only events of a higher number."),
-            ),
-            "/readyz": ready,
-            "/livez": alive,
-            "/metrics": metrics,
-            "/openapi.json": {
-                "get": {
-                    "summary": "This document",
-                    "responses": {
-                        "200": {
-                            "description": "Done.",
-                            "content": {"application/json": {"schema": {"type": "object"}}},
-                        },
-                        "401": _responses("Alive")["401"],
-                    },
-                }
-            },
-        },
+        "paths": paths,
         "components": {"schemas": SCHEMAS, "securitySchemes": LOGINS},
     }

@@ -1,38 +1,40 @@
 """Results of any size over HTTP: a line of JSON for each row, written as fast as they are read."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
+from bedrockish.api.json_forms import pack_object, pack_row, pack_token, unique_names, write_json
+from bedrockish.api.requests import Request, decode_results
 from bedrockish.errors import BedrockishError, UnavailableError, pack_error
-from bedrockish.http.bodies import pack_row, pack_token, write_json
-from bedrockish.requests import Request, decode_results
-from bedrockish.streams import Stream, Streams
+from bedrockish.http.replies import LinesReply
+from bedrockish.node.transactions.cursors import Stream, Streams
 
 LINES = "application/x-ndjson"
 
 
-async def streamed(streams: Streams, request: Request) -> Response:
+async def streamed(streams: Streams, request: Request, *, objects: bool) -> Response:
     """Return the response for a statement that reads.
 
-    Its first line has the columns, then each row is an array; the last line is an object again, and says how many rows
-    there were, or what went wrong. Without that line the result is not whole.
+    Its first line has the columns, then each row is an array, or stands in an object as ``row``; the last line is an
+    object with ``rows``: how many there were, and maybe what went wrong. Without that line the result is not whole.
 
     Raises:
         BedrockishError: it cannot be read.
     """
     stream = await streams.open(object(), request)
-    headers = {"cache-control": "no-store"}
-    return StreamingResponse(_lines(streams, stream), media_type=LINES, headers=headers)
+    return LinesReply(_lines(streams, stream, objects=objects), LINES)
 
 
-async def _lines(streams: Streams, stream: Stream) -> AsyncIterator[bytes]:
+async def _lines(streams: Streams, stream: Stream, *, objects: bool) -> AsyncGenerator[bytes]:
+    names = unique_names(stream.columns) if objects else []
     try:
         yield _line({"columns": list(stream.columns), "token": pack_token(stream.token), "command": stream.name})
         more = True
         while more:
             encoded, more = await streams.fetch(stream)
-            yield b"".join(_line(pack_row(row)) for row in decode_results(encoded)[0].rows)
+            rows = decode_results(encoded)[0].rows
+            yield b"".join(_line({"row": pack_object(names, row)} if objects else pack_row(row)) for row in rows)
         yield _line({"rows": stream.rows})
     except BedrockishError as error:
         yield _line({"rows": stream.rows, "error": pack_error(error)})

@@ -1,6 +1,12 @@
 """The SQLAlchemy dialect: ``create_engine("bedrockish://[host1:7373,host2:7373]/")``. See ``dialect``."""
 
+from sqlalchemy.dialects import registry
+
+from bedrockish.sqlalchemy.again import run_transaction, run_transaction_async
 from bedrockish.sqlalchemy.dialect import BedrockishDialect
 from bedrockish.sqlalchemy.urls import make_url
 
-__all__ = ["BedrockishDialect", "make_url"]
+# Also where the package is not installed, so that there are no entry points.
+registry.register("bedrockish.asyncio", "bedrockish.sqlalchemy.asynchronous", "BedrockishDialectAsync")
+
+__all__ = ["BedrockishDialect", "make_url", "run_transaction", "run_transaction_async"]

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from sqlalchemy import pool
+from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.base import SQLiteExecutionContext
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import URL
@@ -46,6 +47,11 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
     def get_pool_class(cls, url: URL) -> type[pool.Pool]:  # noqa: ARG003
         """Return the pool: connections are costly enough to keep, and any thread may use them."""
         return pool.QueuePool
+
+    @classmethod
+    def get_async_dialect_cls(cls, url: URL) -> Any:  # noqa: ARG003
+        """Return what ``create_async_engine`` uses for the same URL."""
+        return registry.load("bedrockish.asyncio")
 
     def create_connect_args(self, url: URL) -> Any:
         """Return what ``bedrockish.dbapi.connect`` is called with."""

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from sqlalchemy.engine import URL
 
-from bedrockish.addresses import SCHEME, parse_url
+from bedrockish.api.url import SCHEME, parse_url
 from bedrockish.errors import ConfigError
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import trio
 
+from bedrockish.api.requests import Answer, Request, Result, Statement, Token, encode_results
 from bedrockish.errors import BedrockishError
-from bedrockish.requests import Answer, Request, Result, Statement, Token, encode_results
-from bedrockish.server import Transacts, serve_client
-from net.errors import NetError
-from net.events import Hello
-from net.stream import Link
+from bedrockish.node.client_session import Transacts, serve_client
+from bedrockish_net.errors import NetError
+from bedrockish_net.events import Hello
+from bedrockish_net.stream import Link
 
 Script = Callable[[Request], Awaitable[Answer]]
 
@@ -20,6 +20,11 @@ Script = Callable[[Request], Awaitable[Answer]]
 def answer(*rows: tuple[Any, ...], tick: int = 1, node: str = "A", statements: int = 1) -> Answer:
     results = [Result(("x",), list(rows), -1, None)] * statements
     return Answer(encode_results(results), Token({node: tick}, tick), (node, tick), 1)
+
+
+def unexpected(what: str, error: Exception) -> BedrockishError:
+    """Take what a session did not expect: in these tests there is nothing of the kind."""
+    raise AssertionError(what) from error
 
 
 @dataclass
@@ -73,7 +78,7 @@ class ScriptedNode:
             if self.raw is not None:
                 await self.raw(link)
             else:
-                await serve_client(link, self, transactions=self.transactions)
+                await serve_client(link, self, transactions=self.transactions, caught=unexpected)
             nursery.cancel_scope.cancel()
 
     # --- steps of a script ---

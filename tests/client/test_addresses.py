@@ -2,7 +2,7 @@
 
 import pytest
 
-from bedrockish.addresses import Address, hide_password, parse_url
+from bedrockish.api.url import Address, hide_password, parse_url
 from bedrockish.errors import ConfigError
 
 
@@ -75,3 +75,17 @@ def test_mistakes(url: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_url(url)
     assert says in caught.value.message
+
+
+def test_further_nodes_may_be_options() -> None:
+    """The form that every parser of URLs takes: one host with a port, the others as options."""
+    from urllib.parse import urlparse
+
+    url = "bedrockish://ann@a:1/?host=b:2&read=stale&host=c:3,d:4"
+    target = parse_url(url)
+    assert [str(one) for one in target.addresses] == ["a:1", "b:2", "c:3", "d:4"]
+    assert (target.read, target.user, target.discover) == ("stale", "ann", True)
+    assert (urlparse(url).hostname, urlparse(url).port) == ("a", 1)
+    assert [str(one) for one in parse_url("bedrockish:///?host=b:2").addresses] == ["b:2"]
+    with pytest.raises(ConfigError):
+        parse_url("bedrockish://a:1/?host=")

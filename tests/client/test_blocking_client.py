@@ -8,8 +8,8 @@ import pytest
 import trio
 
 import bedrockish
+from bedrockish.api.requests import Answer, Request, decode_token
 from bedrockish.errors import ClientClosedError, ConfigError, ConstraintError, OutcomeUnknownError, UnavailableError
-from bedrockish.requests import Answer, Request, decode_token
 from tests.client.scripted import ScriptedNode, answer, running
 
 

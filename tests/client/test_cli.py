@@ -11,13 +11,13 @@ import pytest
 import trio
 from click.testing import CliRunner, Result
 
+from bedrockish.api.requests import Answer, Request, Token, encode_results
+from bedrockish.api.requests import Result as SqlResult
 from bedrockish.cli.main import COMMANDS, main
-from bedrockish.cli.script import group, split
 from bedrockish.cli.serve import run_until_signal
-from bedrockish.config import Config, build
+from bedrockish.cli.shell.script import group, split
+from bedrockish.config.config import Config, build
 from bedrockish.errors import SqlError, UsageError
-from bedrockish.requests import Answer, Request, Token, encode_results
-from bedrockish.requests import Result as SqlResult
 from tests.client.scripted import ScriptedNode
 from tests.client.test_blocking_client import in_background
 
@@ -136,9 +136,9 @@ def test_explain() -> None:
     ("mode", "printed"),
     [
         ("plain", "SELECT 'é'\tNULL\t1.5\tx'00'\n"),
-        ("csv", "s,n,f,b\r\nSELECT 'é',,1.5,x'00'\r\n"),
-        ("json", '[{"s": "SELECT \'é\'", "n": null, "f": 1.5, "b": "x\'00\'"}]\n'),
-        ("line", "s = SELECT 'é'\nn = NULL\nf = 1.5\nb = x'00'\n"),
+        ("csv", "s,n,f,b\r\n\"SELECT 'é'\",,1.5,x'00'\r\n"),
+        ("json", '[{"s":"SELECT \'é\'","n":null,"f":1.5,"b":"x\'00\'"}]\n'),
+        ("line", "    s = SELECT 'é'\n    n = \n    f = 1.5\n    b = x'00'\n"),
     ],
 )
 def test_modes(mode: str, printed: str) -> None:

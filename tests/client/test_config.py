@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.addresses import Address
-from bedrockish.config import Config, build, keys
+from bedrockish.api.url import Address
+from bedrockish.common.password_hash import hash_password
+from bedrockish.config.config import Config, build, keys
+from bedrockish.config.exposure import warnings
 from bedrockish.errors import ConfigError
-from bedrockish.passwords import hash_password
-from bedrockish.security import warnings
 
 MINIMAL = 'node = "A"\ndatabase = "a.db"\n'
-THREE = MINIMAL + '[peers]\nA = "host1:1"\nB = "host2:2"\nC = "[::1]:3"\n'
+THREE = MINIMAL + '[peers]\nA = "127.0.0.1:1"\nB = "localhost:2"\nC = "[::1]:3"\n'
 
 
 def wrong(text: str, **others: dict[str, str]) -> str:
@@ -21,17 +21,10 @@ def wrong(text: str, **others: dict[str, str]) -> str:
     return caught.value.message
 
 
-def test_turns_can_be_switched_off_in_every_way() -> None:
-    """0 is no mistake there."""
-    by_file = build(text=THREE + "[timings]\nturn_rounds = 0\n")
-    by_environment = build(text=THREE, environment={"BEDROCKISH_TURN_ROUNDS": "0"})
-    assert by_file.timings.turn_rounds == by_environment.timings.turn_rounds == 0
-
-
 def test_defaults_and_sections() -> None:
     found = build(text=THREE + "[timings]\nheartbeat_ms = 50\n[log]\nlevel = 'debug'\n")
     assert (found.node, found.cluster, found.listen) == ("A", "bedrockish", Address("127.0.0.1", 7373))
-    assert found.peers == {"A": Address("host1", 1), "B": Address("host2", 2), "C": Address("::1", 3)}
+    assert found.peers == {"A": Address("127.0.0.1", 1), "B": Address("localhost", 2), "C": Address("::1", 3)}
     assert (found.timings.heartbeat_ms, found.timings.suspicion_ms, found.log.level) == (50, 1000, "debug")
 
 
@@ -42,14 +35,17 @@ def test_flags_beat_environment_beats_file() -> None:
 
 
 def test_no_file_is_needed() -> None:
-    flags = {"node": "A", "database": "a.db", "listen": "0.0.0.0:1", "insecure": "yes", "peers": "A=h:1, B=h:2"}
+    flags = {"node": "A", "database": "a.db", "listen": "0.0.0.0:1", "tls": "certs", "peers": "A=h:1, B=h:2"}
     found = build(flags=flags)
     assert isinstance(found, Config)
     assert found.peers == {"A": Address("h", 1), "B": Address("h", 2)}
 
 
 def test_this_node_is_always_among_its_peers() -> None:
-    assert build(text=MINIMAL + '[peers]\nB = "h:2"').peers == {"A": Address("127.0.0.1", 7373), "B": Address("h", 2)}
+    assert build(text=MINIMAL + '[peers]\nB = "[::1]:2"').peers == {
+        "A": Address("127.0.0.1", 7373),
+        "B": Address("::1", 2),
+    }
 
 
 @pytest.mark.parametrize(
@@ -77,7 +73,6 @@ def test_this_node_is_always_among_its_peers() -> None:
             MINIMAL + "[timings]\nconflict_window_ms = 400",
             "closing_lag_ms (500) must be below conflict_window_ms (400)",
         ),
-        (MINIMAL + "[timings]\nturn_rounds = -1", "-1 is not a whole number"),
         (MINIMAL + "[timings]\nretry_ms_max = 1", "retry_ms_min (2) must be below retry_ms_max (1)"),
         (MINIMAL + "full_sync = 'yes'", "f.toml: full_sync: 'yes' is neither true nor false"),
         (MINIMAL + "[log]\nlevel = 'inof'", "f.toml: log.level: 'inof' is no log level; did you mean 'info'?"),
@@ -98,21 +93,35 @@ def test_mistakes_in_the_file(text: str, says: str) -> None:
 
 HASH = str(hash_password("x", bytes(16)))
 OUTSIDE = MINIMAL + "listen = 'host1:1'\n"
-SECRET = "cluster_secret = 'ABCDEFGHIJKLMNOP'\n"
+TLS = "[security]\ntls = 'certs'\n"
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (OUTSIDE, "listen: host1:1 can be reached from other machines, but nothing keeps strangers out"),
-        (OUTSIDE + f"[users]\nann = '{HASH}'", "(nodes: set cluster_secret or TLS)"),
-        (OUTSIDE + f"[security]\n{SECRET}", "(clients: add users or TLS)"),
+        (
+            OUTSIDE,
+            "listen: host1:1 is reached from other machines, which takes TLS: run 'bedrockish tls certs A=host1'",
+        ),
+        (OUTSIDE, "start it with 'bedrockish serve --set tls=certs'"),
+        (OUTSIDE + f"[users]\nann = '{HASH}'", "listen: host1:1 is reached from other machines, which takes TLS"),
+        (OUTSIDE + "[security]\ninsecure = true", "listen: host1:1 is reached from other machines, which takes TLS"),
+        (MINIMAL + "[peers]\nB = 'host2:1'", "peers.B: host2:1 is reached from other machines, which takes TLS"),
+        (MINIMAL + "listen = '0.0.0.0:1'\n[peers]\nA = '[::1]:1'", "run 'bedrockish tls certs A=::1' once"),
+        (MINIMAL + "listen = '0.0.0.0:1'", "run 'bedrockish tls certs A=HOST' once"),
+        (MINIMAL + "[security]\ncluster_secret = 'ABCDEFGHIJKLMNOP'", "there is no cluster secret since release 0.2.0"),
+        (MINIMAL + "[security]\ntls_revoked = 'x'", "there is no TLS; set tls"),
+        (MINIMAL + "[timings]\nforwarding = true", "nothing is forwarded since release 0.2.0; leave it out"),
+        (MINIMAL + f"http = '0.0.0.0:1'\n[users]\nann = '{HASH}'", "without TLS passwords would travel in clear"),
+        (
+            MINIMAL + "http = '0.0.0.0:1'\nhttp_token = 'ABCDEFGHIJKLMNOP'",
+            "without TLS passwords would travel in clear",
+        ),
         (MINIMAL + "http = '0.0.0.0:1'", "http: 0.0.0.0:1 can be reached from other machines"),
         (MINIMAL + "[users]\nann = 'hunter2'", "f.toml: users.ann: this is not the hash of a password"),
         (MINIMAL + "[users]\nann = 7", "f.toml: users.ann: this is not the hash of a password"),
         (MINIMAL + f"[users]\n'a b' = '{HASH}'", "'a b' is no user's name"),
         (MINIMAL + "users = 7", "write a section [users]"),
-        (MINIMAL + "[security]\ncluster_secret = 'short'", "write at least 16 visible ASCII characters"),
         (MINIMAL + "[security]\ntls_ca = 'ca.pem'", "tls_certificate and tls_key is missing"),
         (MINIMAL + "[security]\ninsecur = true", "did you mean 'insecure'?"),
     ],
@@ -125,14 +134,21 @@ def test_mistakes_in_security(text: str, says: str) -> None:
 
 def test_what_keeps_strangers_out_is_enough_to_listen_everywhere() -> None:
     users = f"[users]\nann = '{HASH}'\n"
-    found = build(text=OUTSIDE + "http = '0.0.0.0:2'\n" + users + "[security]\n" + SECRET)
+    found = build(text=OUTSIDE + "http = '0.0.0.0:2'\n" + users + TLS)
     assert str(found.users["ann"]) == HASH
-    assert "ABCDEFGHIJKLMNOP" not in repr(found)
-    assert "there is no TLS" in warnings(found)[0]
-    tls = "[security]\ntls_ca = 'a'\ntls_certificate = 'b'\ntls_key = 'c'"
-    assert warnings(build(text=OUTSIDE + tls)) == []
-    assert "insecure is set" in warnings(build(text=OUTSIDE + "[security]\ninsecure = true"))[0]
+    assert warnings(found) == []
+    files = found.security.files("A")
+    assert (files.ca, files.certificate, files.key) == ("certs/ca.pem", "certs/A.pem", "certs/A-key.pem")
+    assert (files.revoked, files.must_have_list) == ("certs/revoked.txt", False)
+    tls = "[security]\ntls_ca = 'a'\ntls_certificate = 'b'\ntls_key = 'c'\n"
+    found = build(text=OUTSIDE + tls)
+    assert warnings(found) == []
+    files = found.security.files("A")
+    assert (files.ca, files.certificate, files.key, files.revoked) == ("a", "b", "c", "")
+    assert build(text=OUTSIDE + tls + "tls_revoked = 'd'").security.files("A").must_have_list
+    assert "insecure is set" in warnings(build(text=MINIMAL + "http = '0.0.0.0:1'\n[security]\ninsecure = true"))[0]
     assert warnings(build(text=MINIMAL + "http = '[::1]:1'")) == []
+    assert "there is no cluster secret" in wrong(MINIMAL, environment={"BEDROCKISH_CLUSTER_SECRET": "x" * 16})
     environment = {"BEDROCKISH_USERS": f"ann={HASH}, bob={HASH}"}
     assert list(build(text=MINIMAL, environment=environment).users) == ["ann", "bob"]
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from bedrockish.addresses import parse_url
-from bedrockish.client.core import IN_FLIGHT_MAX, ClientCore
-from bedrockish.client.effects import Dial, Effect, Finish, HangUp, Send
-from bedrockish.client.retry import Backoff, Verdict, judge, only_reads
+from bedrockish.api.requests import NOTHING, Answer, Request, Result, Statement, Token, encode_results
+from bedrockish.api.url import parse_url
+from bedrockish.api.wire import PING, Answered, Ask, Execute, Failed, Reply, Step, Told, decode_call, encode_reply
+from bedrockish.client.sansio.core import IN_FLIGHT_MAX, ClientCore
+from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
+from bedrockish.client.sansio.retry import Backoff, Verdict, judge, only_reads
 from bedrockish.errors import (
     BedrockishError,
     ClientClosedError,
@@ -24,11 +26,9 @@ from bedrockish.errors import (
     TooLargeError,
     UnavailableError,
 )
-from bedrockish.requests import Answer, Request, Statement, Token, encode_results
-from bedrockish.wire import PING, Answered, Ask, Execute, Failed, Reply, Told, decode_call, encode_reply
 
 GONE = UnavailableError("the link broke")
-FINE = Answer(encode_results([]), Token({"B": 7}, 9), ("B", 7))
+FINE = Answer(encode_results([Result((), [], 1)]), Token({"B": 7}, 9), ("B", 7))
 
 
 @dataclass
@@ -190,6 +190,57 @@ def test_lost_answer_is_asked_for_at_once_at_the_next_node_with_a_strict_read() 
     assert (second.request.command, second.request.read) == ("c1", "strict")
     w.reply(Answered(number, FINE), link)
     assert w.finished[number] == Answered(number, FINE)
+
+
+def test_a_request_on_which_two_links_died_is_sent_to_no_third_node() -> None:
+    """It may be the text that ends the nodes: what became of it is asked without it."""
+    w = wire()
+    number = w.call()
+    w.open()
+    w.close()
+    w.open()
+    w.close()
+    link = w.open()
+    assert w.ports == [1, 2, 3]
+    asked = w.sent[-1][1]
+    assert isinstance(asked, Step)
+    assert (asked.op, asked.request.command, asked.request.statements) == ("settle", "c1", ())
+    w.reply(Answered(number, Answer(NOTHING, Token())), link)
+    outcome = w.finished[number]
+    assert isinstance(outcome, UnavailableError)
+    assert outcome.details["reason"] == "two_died"
+    assert "no third one" in outcome.message
+
+
+def test_what_happened_before_two_links_died_is_answered() -> None:
+    w = wire()
+    number = w.call()
+    for _ in range(2):
+        w.open()
+        w.close()
+    w.open()
+    w.reply(Answered(number, FINE))
+    assert w.finished[number] == Answered(number, FINE)
+
+
+def test_a_read_on_which_two_links_died_is_over() -> None:
+    w = wire()
+    number = w.call("SELECT 1")
+    for _ in range(2):
+        w.open()
+        w.close()
+    outcome = w.finished[number]
+    assert isinstance(outcome, UnavailableError)
+    assert len(w.sent) == 2
+
+
+def test_nodes_that_are_stopped_in_order_do_not_count_as_lost() -> None:
+    w = wire()
+    number = w.call("SELECT 1")
+    for _ in range(3):
+        w.open()
+        w.close(error=UnavailableError("B is stopping", reason="shutdown"))
+    assert number not in w.finished
 
 
 def test_unavailable_node_is_left_but_its_other_calls_are_waited_for() -> None:

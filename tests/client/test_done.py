@@ -5,12 +5,12 @@ from typing import Any, cast
 import apsw
 import trio
 
-from bedrockish.client.aio import Client
-from bedrockish.client.load import commands_done
-from journal import store
-from journal.entry import GENESIS, Entry
-from journal.footprint import Footprint
-from journal.transaction import ROWS, Transaction, Txid
+from bedrockish.client.trio_client import Client
+from bedrockish.transfer.load_database import commands_done
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.storage import store
 
 
 class Node:

@@ -6,10 +6,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from bedrockish.config import Config, build
+from bedrockish.common.password_hash import hash_password, read_hash
+from bedrockish.config.config import Config, build
 from bedrockish.errors import UsageError
-from bedrockish.gate import TRIES_MAX, WINDOW_S, Credentials, Gate
-from bedrockish.passwords import hash_password, read_hash
+from bedrockish.node.cluster.authentication import ADDRESS_TRIES_MAX, TRIES_MAX, WINDOW_S, Credentials, Gate
 
 CHEAP = str(hash_password("right", bytes(16)))
 
@@ -58,11 +58,20 @@ async def test_too_many_wrong_ones_have_to_wait_but_not_who_was_right_before() -
     async with trio.open_nursery() as nursery:  # at once they are not more than one after the other
         for number in range(TRIES_MAX):
             nursery.start_soon(this.judge, "ann", f"wrong {number}", "10.0.0.1")
-    assert "too many wrong passwords from 10.0.0.1" in await this.judge("ann", "wrong", "10.0.0.1")
-    assert "too many" in await this.judge("bob", "right", "10.0.0.1")
+    assert "too many wrong passwords of user 'ann' from 10.0.0.1" in await this.judge("ann", "wrong", "10.0.0.1")
+    assert await this.judge("bob", "right", "10.0.0.1") == "wrong user or password", "others of that address may try"
     assert await this.judge("ann", "right", "10.0.0.1") == ""
     assert await this.judge("ann", "wrong", "10.0.0.2") == "wrong user or password"
     assert await old.judge("ann", "right", "10.0.0.1") == ""
+
+
+async def test_an_address_that_tries_all_names_has_to_wait() -> None:
+    this = gate(ann=CHEAP)
+    for number in range(ADDRESS_TRIES_MAX):
+        assert await this.judge(f"user {number}", "wrong", "10.0.0.1") == "wrong user or password"
+    assert "too many wrong passwords from 10.0.0.1" in await this.judge("ann", "right", "10.0.0.1")
+    assert await this.judge("ann", "right", "10.0.0.2") == ""
+    assert await this.judge("ann", "right", "10.0.0.1") == "", "who is known by now is let in from everywhere"
 
 
 async def test_the_wait_ends(autojump_clock: MockClock) -> None:

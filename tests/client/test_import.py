@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from bedrockish.client.blocking import Connection, connect
-from bedrockish.client.load import batches, knots, parents_first
-from bedrockish.engine.fitness import misfits
+from bedrockish.engine.statements.import_check import misfits
+from bedrockish.transfer.load_database import batches, knots, parents_first
 from tests.client.test_shell import PROGRAM, run
 from tools.cluster import LocalCluster, clean_environment, local_cluster
 
@@ -87,7 +87,7 @@ def test_a_killed_import_of_a_csv_goes_on_and_each_row_is_there_once(
     assert (done.returncode, done.stderr) == (0, "")
     found = list(db.execute("SELECT id, count(*), max(text) FROM big GROUP BY id ORDER BY CAST(id AS INTEGER)"))
     assert found == [(f"{n}", 1, f'row "{n}", é\nof two lines') for n in range(ROWS)]
-    again = run("sql", node.url(), "--mode", "table", words[2])
+    again = run("sql", node.url(), "--mode", "box", words[2])
     assert "were not repeated" in again.stdout
     assert db.execute("SELECT count(*) FROM big").value() == ROWS
     added = run("sql", node.url(), f".import --again --skip 1 {tmp_path}/big.csv big")
@@ -107,7 +107,7 @@ def test_rows_of_a_csv_go_into_a_table_that_is_there(node: LocalCluster, db: Con
     (tmp_path / "clash.csv").write_text("7,1,a\n1,1,b\n")
     clash = run("sql", node.url(), f".import {tmp_path}/clash.csv t")
     assert clash.returncode == 2
-    assert "rows 1 to 2 (up to line 2): UNIQUE constraint failed" in clash.stderr
+    assert "rows 1 to 2 (line 2): UNIQUE constraint failed" in clash.stderr
     assert "the 0 rows before are in the table" in clash.stderr
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bedrockish import logs
+from bedrockish.common import log_format as logs
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +39,21 @@ def test_json_lines() -> None:
     found = json.loads(out.getvalue())
     assert {"level": "error", "node": "A", "from": "x", "text": "it failed"}.items() <= found.items()
     assert "ValueError: why" in found["trace"]
+
+
+def test_floods_are_summed_up() -> None:
+    now, lines = [0.0], []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.addFilter(logs.Sums(lines=2, now=lambda: now[0]))
+    logger = logging.Logger("a")
+    logger.addHandler(handler)
+    for number in range(50):
+        logger.warning(f"caller {number} is gone")
+        logger.warning("another kind")
+    assert lines == ["caller 0 is gone", "another kind", "caller 1 is gone", "another kind"]
+    now[0] = 61.0
+    logger.warning("caller 99 is gone")
+    assert lines[-1] == "caller 99 is gone (and 48 more lines like this in the last 61 s)"
+    logger.warning("caller 100 is gone")
+    assert lines[-1] == "caller 100 is gone"

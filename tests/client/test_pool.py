@@ -6,10 +6,10 @@ import pytest
 import trio
 
 from bedrockish import connect_pool, open_pool
+from bedrockish.api.requests import NOTHING, Answer, Request, Token, decode_token
+from bedrockish.api.wire import COMMIT, ROLLBACK
 from bedrockish.client import pool as pools
 from bedrockish.errors import ClientClosedError, DeadlineError, UnavailableError, UsageError
-from bedrockish.requests import NOTHING, Answer, Request, Token, decode_token
-from bedrockish.wire import COMMIT, ROLLBACK
 from tests.client.scripted import ScriptedNode, running
 from tests.client.test_blocking_client import in_background
 

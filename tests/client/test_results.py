@@ -3,7 +3,7 @@
 import cbor2
 import pytest
 
-from bedrockish.requests import Result, decode_results, encode_results
+from bedrockish.api.requests import Result, decode_results, encode_results
 
 
 @pytest.mark.parametrize("rowcount", [-1, 0, 1, 23, 24, 100_000])

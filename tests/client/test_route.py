@@ -4,15 +4,15 @@ import pytest
 import trio
 
 from bedrockish import open_client
-from bedrockish.addresses import Address, parse_url
-from bedrockish.client import aio
-from bedrockish.client.entry import entry_of
-from bedrockish.client.nearby import in_order, members_of
-from bedrockish.client.retry import Backoff
-from bedrockish.client.route import AVOID_S, Route
+from bedrockish.api.url import Address, parse_url
+from bedrockish.client import trio_client as aio
+from bedrockish.client.credentials import entry_of
+from bedrockish.client.discovery import in_order, members_of
+from bedrockish.client.sansio.retry import Backoff
+from bedrockish.client.sansio.route import AVOID_S, Route
 from bedrockish.errors import AuthenticationError, UnavailableError
-from net.events import Hello
-from net.stream import Link
+from bedrockish_net.events import Hello
+from bedrockish_net.stream import Link
 from tests.client.scripted import ScriptedNode, running
 
 A, B, C, D = (Address(name, 1) for name in "abcd")

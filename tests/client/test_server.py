@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 import trio
 import trio.testing
 
+from bedrockish.api.requests import Answer, Request, Statement, Token
+from bedrockish.api.wire import Ask, Execute, Failed, decode_reply, encode_call
 from bedrockish.errors import OutcomeUnknownError, TooLargeError
-from bedrockish.requests import Answer, Request, Statement, Token
-from bedrockish.server import serve_client
-from bedrockish.wire import Ask, Execute, Failed, decode_reply, encode_call
-from net.events import Hello
-from net.handshake import dial_on
-from net.limits import Limits
-from net.stream import Link
-from tests.client.scripted import ScriptedNode, answer
+from bedrockish.node.client_session import serve_client
+from bedrockish_net.events import Hello
+from bedrockish_net.handshake import dial_on
+from bedrockish_net.limits import Limits
+from bedrockish_net.stream import Link
+from tests.client.scripted import ScriptedNode, answer, unexpected
 
 SMALL = Limits(hello_bytes_max=1024, frame_bytes_max=4096)
 
@@ -34,7 +34,7 @@ async def session(node: ScriptedNode, in_flight_max: int = 128) -> AsyncIterator
         links.append(await Link.accept(theirs, Hello("A", "c"), limits=SMALL))
 
     async def serve() -> None:
-        await serve_client(links[0], node, in_flight_max=in_flight_max)
+        await serve_client(links[0], node, in_flight_max=in_flight_max, caught=unexpected)
         over.set()
 
     with trio.fail_after(10):

@@ -14,7 +14,7 @@ import pexpect
 import pytest
 import trio
 
-from bedrockish.cli.script import Dot, Piece, Unit, group, items
+from bedrockish.cli.shell.script import Dot, Piece, Unit, group, items
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.errors import UsageError
 from tools.cluster import ROOT, LocalCluster, clean_environment, local_cluster
@@ -140,9 +140,9 @@ def test_statements_of_several_lines_modes_and_errors(terminal: Terminal, db: Co
     terminal.begins("CREATE TABLE fruit(")
     terminal.types("  name TEXT, price);", "done (A")
     terminal.types("INSERT INTO fruit VALUES ('fig', 3);", "1 row changed (A")
-    terminal.types("SELECT * FROM fruit;", "│ fig  │     3 │")
+    terminal.types("SELECT * FROM fruit;", "│ fig  │ 3     │")
     terminal.types(".mode json")
-    terminal.types("SELECT * FROM fruit;", '[{"name": "fig", "price": 3}]')
+    terminal.types("SELECT * FROM fruit;", '[{"name":"fig","price":3}]')
     terminal.types("SELECT * FROM vegetable;", "error: no such table: vegetable")
     terminal.types(".tabels", "error: there is no .tabels; did you mean .tables?")
     terminal.types(".tables", "fruit")
@@ -247,11 +247,11 @@ SELECT 'never';
         "b",
         "none",
         "2|none",
-        """INSERT INTO "copy" VALUES(1,X'00ff');""",
-        """INSERT INTO "copy" VALUES(2,1.5);""",
+        "INSERT INTO copy VALUES(1,X'00ff');",
+        "INSERT INTO copy VALUES(2,1.5);",
         "strict",
     ]
-    assert (tmp_path / "out.txt").read_text() == 'INSERT INTO "copy" VALUES(7);\n'
+    assert (tmp_path / "out.txt").read_text() == "INSERT INTO copy VALUES(7);\n"
 
 
 def test_the_cluster_can_be_looked_at(node: LocalCluster, db: Connection) -> None:
@@ -272,9 +272,9 @@ def test_the_cluster_can_be_looked_at(node: LocalCluster, db: Connection) -> Non
         ("SELECT 1;\n\n.tabels", "stdin:3: there is no .tabels; did you mean .tables?"),
         ("SELECT\n x FROM nowhere;", "stdin:1: no such table: nowhere"),
         (".mode", None),
-        (".mode xml", "there is no mode 'xml'; there is table, plain"),
+        (".mode xml", "there is no mode 'xml'; there is box, column"),
         (".headers maybe", "write on or off"),
-        (".import", "write .import [--tabs]"),
+        (".import", "write .import [--csv|--tabs|--json]"),
         (".import --fast a b", "has no option --fast"),
         (".import no/such.csv t", "no/such.csv: there is no such file"),
         (".read no/such.sql", "no/such.sql: No such file"),

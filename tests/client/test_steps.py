@@ -2,17 +2,8 @@
 
 import pytest
 
-from bedrockish.control import Control, parse_control
-from bedrockish.errors import (
-    BedrockishError,
-    ConflictError,
-    ConstraintError,
-    DeadlineError,
-    OutcomeUnknownError,
-    UnavailableError,
-)
-from bedrockish.requests import NOTHING, Answer, Request, Result, Statement, Token, encode_results
-from bedrockish.wire import (
+from bedrockish.api.requests import NOTHING, Answer, Request, Result, Statement, Token, encode_results
+from bedrockish.api.wire import (
     BEGIN,
     CLOSE,
     COMMIT,
@@ -29,6 +20,15 @@ from bedrockish.wire import (
     encode_call,
     encode_reply,
 )
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    DeadlineError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from bedrockish.sqltext.transaction_control import Control, parse_control
 from tests.client.test_core import Wire, wire
 
 DONE = Answer(encode_results([Result((), [])]), Token({"A": 1}, 5), ("A", 1))
@@ -248,3 +248,19 @@ def test_streams_travel() -> None:
     assert decode_call(encode_call(asked)) == Step(3, Request("s", (Statement("SELECT 1", None),)), STREAM)
     for reply in (Answered(3, MORE), Answered(3, LAST)):
         assert decode_reply(encode_reply(reply)) == reply
+
+
+def test_what_has_only_read_is_known_to_have_happened() -> None:
+    """Nothing of it is in the journal by which anybody could settle it; what wrote is there."""
+    w = wire()
+    number, link = step(w, BEGIN), w.open()
+    w.reply(Answered(number, Answer(NOTHING, Token())), link)
+    assert not w.core.has_only_read("tx")
+    w.reply(Answered(step(w, COMMIT), Answer(NOTHING, Token({"A": 1}, 5))), link)
+    assert w.core.has_only_read("tx")
+    for place, reads in ((("A", 2), False), (None, True)):
+        name = f"c{place}"
+        number, effects = w.core.call(Request(name, (Statement("UPDATE t SET a = 1"),)), 10.0, w.now)
+        w.do(effects)
+        w.reply(Answered(number, Answer(encode_results([Result((), [], 0)]), Token(), place)), w.sent[-1][0])
+        assert w.core.has_only_read(name) is reads

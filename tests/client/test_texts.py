@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from bedrockish.client.asking import Statements, make_request
-from bedrockish.client.texts import check_statement
+from bedrockish.client.request_builder import Statements, make_request
 from bedrockish.errors import UsageError
+from bedrockish.sqltext.single_statement import check_statement
 
 TRIGGER = "CREATE TRIGGER t AFTER INSERT ON a BEGIN UPDATE b SET n = n + 1; DELETE FROM c; END"
 

@@ -7,7 +7,9 @@ import cbor2
 import pytest
 import trio
 
-from bedrockish.client.aio import open_client
+from bedrockish.api.requests import NOTHING, Answer, Request, Token, decode_token
+from bedrockish.api.wire import SETTLE, Failed, Told, decode_reply
+from bedrockish.client.trio_client import open_client
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -19,11 +21,9 @@ from bedrockish.errors import (
     UnavailableError,
     UsageError,
 )
-from bedrockish.requests import NOTHING, Answer, Request, Token, decode_token
-from bedrockish.wire import SETTLE, Failed, Told, decode_reply
-from net.errors import LinkClosedError
-from net.events import Hello
-from net.stream import Link
+from bedrockish_net.errors import LinkClosedError
+from bedrockish_net.events import Hello
+from bedrockish_net.stream import Link
 from tests.client.scripted import ScriptedNode, answer, running
 
 WRITE = "INSERT INTO t VALUES (1)"

@@ -116,3 +116,18 @@ def register(connection: apsw.Connection) -> None:
     """Add a function and a collation."""
     connection.create_scalar_function("shout", shout, 1, deterministic=True)
     connection.create_collation("backwards", backwards)
+
+
+@query
+def wait_for(_tx: Transaction, name: str) -> str:
+    """Take the place of a background worker until the test has made a file."""
+    until = time.monotonic() + BOUND_S
+    while not Path(name).exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    return name
+
+
+@command
+def pay(tx: Transaction) -> object:
+    tx.execute("INSERT INTO payment DEFAULT VALUES")
+    return tx.execute("SELECT count(*) FROM payment").value()

@@ -5,15 +5,16 @@ import signal
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
-from journal.replay import digest
-from journal.store import open_readonly
-from journal.verify import verify
+from bedrockish_journal.verify.differences import differences, last_writers
+from bedrockish_journal.verify.replay import digest
+from bedrockish_journal.verify.verify import verify
 from tools.cluster import LocalCluster, LocalNode
 
 BOUND_S = 40.0
@@ -51,17 +52,47 @@ async def status_of(cluster: LocalCluster, index: int) -> dict[str, Any]:
 
 
 async def level(cluster: LocalCluster) -> None:
-    """Wait until all nodes have applied the same and nothing is in doubt."""
+    """Wait until all nodes have applied the same, nothing is in doubt and all changes of the schema are in force."""
 
     async def same() -> bool:
         try:
             found = [await status_of(cluster, index) for index in range(len(cluster.nodes))]
+            waiting = await _numbers(cluster, "SELECT count(*) FROM bedrockish_schema WHERE state = 'scheduled'")
         except BedrockishError:
             return False
         vectors = [one["applied"] for one in found]
-        return all(vector == vectors[0] for vector in vectors) and not any(one["in_doubt"] for one in found)
+        is_same = all(vector == vectors[0] for vector in vectors) and not any(one["in_doubt"] for one in found)
+        return is_same and not any(waiting)
 
-    await until("all nodes equal and nothing in doubt", same)
+    await until("all nodes equal, nothing in doubt and every schema in force", same)
+
+
+async def all_safe(cluster: LocalCluster) -> None:
+    """Wait until safe time has passed, at every node, all that is committed now: a feed ends behind all of it then.
+
+    A feed ends at the safe time of the node that is read. It is behind what a client was told, and not the same at all
+    nodes.
+    """
+    journal = await _numbers(cluster, "SELECT max(clock) FROM bedrockish_journal")
+    schema = await _numbers(cluster, "SELECT coalesce(max(activates), 0) FROM bedrockish_schema")
+    last = max(*journal, *schema)
+
+    async def safe() -> bool:
+        try:
+            return min(await _numbers(cluster, "SELECT safe_clock()")) >= last
+        except BedrockishError:
+            return False
+
+    await until("all of it is safe at every node", safe)
+
+
+async def _numbers(cluster: LocalCluster, query: str) -> list[int]:
+    """Ask every node for a number, of what it has applied."""
+    found = []
+    for index in range(len(cluster.nodes)):
+        async with open_client(cluster.url(index, only=True)) as client:
+            found.append(int((await client.execute(query, read="stale")).value()))
+    return found
 
 
 def send_signal(node: LocalNode, number: signal.Signals) -> None:
@@ -91,11 +122,21 @@ def judge_files(cluster: LocalCluster) -> None:
     paths = [node.database for node in cluster.nodes]
     found = verify(paths)
     assert not found.findings, "\n".join(finding.text for finding in found.findings[:10])
-    digests = set()
-    for path in paths:
-        with closing(open_readonly(path)) as db:
-            digests.add(digest(db))
-    assert len(digests) == 1
+    for path in paths[1:]:
+        judge_copy(path, paths[0])
+
+
+def judge_copy(database: Path, node: Path) -> None:
+    """Check that a database is what a stopped node's is; if not, tell which rows differ, and who wrote each last."""
+    if digest(database) == digest(node):
+        return
+    found = differences(str(database), str(node), 10)
+    writers = last_writers(str(node), found)
+    lines = [f"{database} is not what {node} is:"]
+    for one in found:
+        entry = writers.get((one.table, one.key or ""))
+        lines.append(one.text + (f"; written last by {entry.place}, {entry.txid}" if entry is not None else ""))
+    raise AssertionError("\n".join(lines))
 
 
 def rows(node: LocalNode, sql: str) -> list[tuple[Any, ...]]:

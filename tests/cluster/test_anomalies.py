@@ -7,10 +7,10 @@ import pytest
 import trio
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
+from bedrockish.api.requests import ISOLATIONS, SNAPSHOT
 from bedrockish.client.transaction import Transaction
+from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConflictError, UnavailableError
-from bedrockish.requests import ISOLATIONS, SNAPSHOT
 from tests.cluster.story import judge_files, level, ready
 from tools.cluster import LocalCluster
 

@@ -7,10 +7,10 @@ import pytest
 import trio
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
+from bedrockish.api.requests import SNAPSHOT
 from bedrockish.client.transaction import Transaction
+from bedrockish.client.trio_client import Client
 from bedrockish.errors import ConflictError, ConstraintError, DeadlineError, StatementTimeoutError
-from bedrockish.requests import SNAPSHOT
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows, until
 from tools.cluster import LocalCluster
 

@@ -29,6 +29,15 @@ async def test_five_nodes_under_all_faults(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+async def test_flipped_bits_are_healed(tmp_path: Path) -> None:
+    """Bits that change in the files of nodes that were killed: nothing differs in the end, because it was repaired."""
+    verdict = await run(Plan(nodes=3, seconds=40, seed=3, faults=("kill", "flip")), tmp_path)
+    assert not verdict.wrong, "\n".join(verdict.wrong)
+    assert verdict.counts["flipped bits"] > 0
+    assert verdict.counts["times that a node was filled again"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "pause", "partition"])
 async def test_one_fault_by_itself(fault: str, tmp_path: Path) -> None:
     await chaos(Plan(nodes=3, seconds=60, seed=7, faults=(fault,)), tmp_path, 100)

@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import trio
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
+from bedrockish.api.requests import ISOLATIONS, SERIALIZABLE, SNAPSHOT
 from bedrockish.client.transaction import Transaction
+from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, OutcomeUnknownError
-from bedrockish.requests import ISOLATIONS, SERIALIZABLE, SNAPSHOT
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows
 from tools.cluster import LocalCluster, local_cluster
 
@@ -143,6 +144,39 @@ async def test_of_two_that_race_one_wins(cluster: LocalCluster) -> None:
                     clients[2].token = clients[happened[0] if happened else 0].token
                     for query in NEVER:
                         assert not (await clients[2].execute(query)).rows, (race, isolation, query)
+
+
+COMPUTED = [
+    "CREATE TABLE computed(id INTEGER PRIMARY KEY, name TEXT, low AS (lower(name)) VIRTUAL)",
+    "CREATE UNIQUE INDEX by_expression ON computed(lower(name)) WHERE id < 1000",
+    "CREATE UNIQUE INDEX by_column ON computed(low) WHERE id >= 1000",
+]
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("first_id", [0, 1000])
+async def test_a_unique_value_that_is_computed_is_there_once(
+    cluster: LocalCluster, isolation: str, first_id: int
+) -> None:
+    """Two nodes insert it at the same moment, as requests; others insert other values, and nobody minds."""
+    await ready(cluster)
+    async with at_each(cluster) as clients:
+        await clients[2].transact(["DROP TABLE IF EXISTS computed", *COMPUTED])
+        for client in clients:
+            client.token = clients[2].token
+        for number in range(8):
+            happened: list[int] = []
+            async with trio.open_nursery() as nursery:
+                for place, name in enumerate((f"Key{number}", f"kEY{number}", f"other{number}")):
+                    sql = "INSERT INTO computed(id, name) VALUES (?, ?)"
+                    values = [first_id + 3 * number + place, name]
+                    what = partial(clients[place].execute, sql, values, isolation=isolation)
+                    nursery.start_soon(attempt, what, happened, place)
+            assert 2 in happened, "nobody else has that value"
+            assert len(happened) == 2, happened
+    await level(cluster)
+    assert all(node.is_running for node in cluster.nodes)
+    assert len({str(rows(node, "SELECT id, name FROM computed ORDER BY id")) for node in cluster.nodes}) == 1
 
 
 async def _race(clients: list[Client], race: Race, isolation: str, *, together: bool) -> list[int]:

@@ -3,20 +3,22 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import trio
 
 from bedrockish import open_client
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows
-from tools.cluster import ROOT, LocalCluster
+from tests.cluster.test_commands import with_plugins
+from tools.cluster import SOURCES, LocalCluster
 from tools.schema_load import Load
 
 pytestmark = pytest.mark.cluster
 
 
 def manage(url: str, *command: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
     program = [sys.executable, "-m", "tests.django_site.manage", url, *command]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3_000:]
@@ -51,3 +53,13 @@ async def test_django_migrates_there_and_back_under_load(cluster: LocalCluster) 
     assert rows(node, "SELECT name, rank FROM shop_author ORDER BY id") == [("Ann", 20), ("Ben", 0)]
     assert rows(node, "SELECT count(*), sum(pages), count(title) FROM shop_book") == [(20, 230, 20)]
     assert rows(node, "SELECT count(*) FROM shop_book WHERE author_id = 1") == [(20,)]
+
+
+def test_what_django_does_with_a_database(tmp_path: Path) -> None:
+    """Lookups and functions that Django writes in Python run at the nodes; a block that lost is run again."""
+    with with_plugins(tmp_path / "nodes", "bedrockish.django.functions") as cluster:
+        trio.run(ready, cluster)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+        program = [sys.executable, "-m", "tests.django_site.features", cluster.url(options=PATIENT)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=200, env=environment, check=False)
+        assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-3_000:]

@@ -11,8 +11,8 @@ import trio
 from bedrockish import open_client
 from bedrockish.client.feed import Changes
 from bedrockish.errors import BedrockishError
-from journal.changes import DELETE, INSERT, Change
-from journal.feed import Committed
+from bedrockish_journal.feed.change_feed import Committed
+from bedrockish_journal.model.changes import DELETE, INSERT, Change
 from tests.cluster.story import insist, judge_files, level, ready, rows
 from tools.cluster import LocalCluster
 

@@ -7,7 +7,7 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.client.feed import Changes
-from journal.verify import verify
+from bedrockish_journal.verify.verify import verify
 from tests.cluster.story import ready
 from tools.cluster import LocalCluster
 

@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from bedrockish import open_client
+from bedrockish.api.requests import DEMOTE, REMOVE, MemberChange
 from bedrockish.errors import BedrockishError, MembershipError
-from bedrockish.requests import DEMOTE, REMOVE, MemberChange
 from tests.cluster.story import judge_files, level, ready, rows, status_of, until
 from tools.cluster import LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
 

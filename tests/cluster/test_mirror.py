@@ -1,6 +1,8 @@
 """The mirror of docs/changes.md, run as it stands there, while nodes die: it is what the cluster is, row for row."""
 
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,14 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.errors import UnavailableError
-from journal.replay import digest
-from tests.cluster.story import insist, judge_files, level, ready, until
+from bedrockish_journal.feed.change_feed import parse_cursor
+from tests.cluster.story import all_safe, insist, judge_copy, judge_files, level, ready, status_of
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
 PAGE = (Path(__file__).parents[2] / "docs" / "changes.md").read_text()
+LAGS = ("closing_lag_ms", "closing_lag_ms_min")
 SETUP = (
     "CREATE TABLE stock(id INTEGER PRIMARY KEY, n INTEGER NOT NULL DEFAULT 0, note TEXT)",
     "CREATE TABLE log(text)",
@@ -74,15 +77,35 @@ async def test_the_mirror_of_the_page_is_what_the_cluster_is(cluster: LocalClust
         stopping.set()
     await ready(cluster)
     await level(cluster)
-    last = 0
-    async with open_client(cluster.url()) as client:
-        last = int((await client.execute("SELECT max(clock) FROM bedrockish_journal")).value())
-
-        async def safe() -> bool:
-            return await client.safe_clock() >= last
-
-        await until("all of it is safe", safe)
+    await all_safe(cluster)
     await trio.to_thread.run_sync(lambda: mirror(cluster.url(), file, follow=False))
     cluster.stop()
     judge_files(cluster)
-    assert digest(file) == digest(cluster.nodes[0].database)
+    judge_copy(file, cluster.nodes[0].database)
+
+
+async def test_a_mirror_that_does_not_follow_ends_at_safe_time(tmp_path: Path) -> None:
+    """What is above it is not in the mirror, though it is at every node; when all of it is safe, all of it is."""
+    mirror, file = mirror_of_the_page(), tmp_path / "mirror.db"
+    cluster = LocalCluster(tmp_path / "cluster", settings={"timings": dict.fromkeys(LAGS, 3_000)})
+    cluster.write_files()
+    try:
+        for node in cluster.nodes:
+            node.start()
+        await ready(cluster)
+        async with open_client(cluster.url()) as client:
+            await client.execute("CREATE TABLE stock(id INTEGER PRIMARY KEY, n)")
+            for count in range(5):
+                await client.execute("INSERT INTO stock(n) VALUES (?)", [count])
+        await level(cluster)  # all is applied everywhere, and the last of it is not safe for some seconds
+        await trio.to_thread.run_sync(lambda: mirror(cluster.url(1, only=True), file, follow=False))
+        safe_at_most = (await status_of(cluster, 1))["safe"]
+        with closing(sqlite3.connect(file)) as db:
+            place = str(db.execute("SELECT cursor FROM bedrockish_place").fetchone()[0])
+        assert parse_cursor(place).clock <= safe_at_most
+        await all_safe(cluster)
+        await trio.to_thread.run_sync(lambda: mirror(cluster.url(2, only=True), file, follow=False))
+    finally:
+        cluster.stop()
+    judge_files(cluster)
+    judge_copy(file, cluster.nodes[0].database)

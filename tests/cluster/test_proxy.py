@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import trio
 
-from bedrockish.core.messages import Fetch as Said
-from bedrockish.core.messages import Message, decode, encode
-from net.frame import FrameReader, Kind, encode_frame
+from bedrockish.core.protocol.messages import Fetch as Said
+from bedrockish.core.protocol.messages import Message, decode, encode
+from bedrockish_net.frame import FrameReader, Kind, encode_frame
 from tools.chaos.proxy import Network
 
 BOUND_S = 10

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
 from bedrockish.client.feed import Changes
-from bedrockish.errors import BedrockishError, PrunedError, UsageError
-from journal.feed import Committed
-from journal.pruning import marks
-from journal.replay import digest
-from journal.store import open_readonly
-from journal.verify import verify
+from bedrockish.client.trio_client import Client
+from bedrockish.errors import BedrockishError, ForgottenError, PrunedError, UsageError
+from bedrockish.transfer.load_database import commands_done
+from bedrockish_journal.feed.change_feed import Committed
+from bedrockish_journal.storage.pruning import marks
+from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.verify.replay import digest
+from bedrockish_journal.verify.verify import verify
 from tests.cluster.story import judge_files, level, ready, status_of, until
 from tests.cluster.test_members import newcomer
 from tools.cluster import LocalCluster, clean_environment
@@ -84,7 +85,8 @@ async def test_what_is_needed_stays_and_who_is_late_is_told(cluster: LocalCluste
     await ready(cluster)
     async with open_client(cluster.url()) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
-        await write(client, 0, 40)
+        await client.execute("INSERT INTO t VALUES (0)", command="order-0")
+        await write(client, 1, 39)
         whole = await all_safe(client, 41)
         early, middle = str(whole[5].cursor), str(whole[20].cursor)
         await client.hold("slow", middle)
@@ -114,6 +116,17 @@ async def test_what_is_needed_stays_and_who_is_late_is_told(cluster: LocalCluste
         assert command("journal", "prune", cluster.url(), "--older-than", "0s").returncode == 0
         with pytest.raises(PrunedError):
             await read(client, middle)
+        # What was removed has happened nevertheless, once.
+        for index in range(3):
+            async with open_client(cluster.url(index, only=True)) as late_client:
+                with pytest.raises(ForgottenError, match="has happened") as forgotten:
+                    await late_client.execute("INSERT INTO t VALUES (99)", command="order-0", resend=True)
+                assert forgotten.value.details == {"command": "order-0", "happened": True}
+                assert await late_client.settle("order-0")
+                with pytest.raises(ForgottenError):
+                    await late_client.outcome("order-0")
+        assert await commands_done(client, "order-") == {"order-0"}
+        assert (await client.execute("SELECT count(*) FROM t")).value() == 40
         assert "no reader" in command("journal", "hold", cluster.url(), "slow", "--release").stdout
         # Nodes go on with what is left, also over a restart; a copy says where its feed goes on.
         cluster.nodes[1].kill()

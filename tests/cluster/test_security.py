@@ -1,14 +1,18 @@
-"""Three real nodes that let only friends in: over TLS, with users, with a secret; and what strangers are told."""
+"""Three real nodes that let only friends in: over TLS, and with users; and what strangers are told."""
 
 import base64
 import json
+import signal
+import socket
 import ssl
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import sqlalchemy
@@ -16,19 +20,19 @@ import trio
 
 import bedrockish.dbapi
 from bedrockish import connect
+from bedrockish.common.levels import LEVEL
+from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import AuthenticationError, BedrockishError
-from bedrockish.passwords import hash_password
-from net.errors import RefusedError
-from net.events import Hello
-from net.stream import Link
-from tests.cluster.story import ready, status_of
+from bedrockish_net.errors import NetError, RefusedError
+from bedrockish_net.events import Hello
+from bedrockish_net.stream import Link
+from tests.cluster.story import ready, send_signal, status_of, until
 from tools.cluster import LocalCluster, clean_environment
 
 pytestmark = pytest.mark.cluster
 
 USERS = {"ann": str(hash_password("s/e@cret", bytes(16)))}
 LOGIN = "ann:s%2Fe%40cret@"
-SECRET = "one two three four".replace(" ", "-")
 
 
 def program(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -67,9 +71,7 @@ def tls(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local
     cluster.add_http()
     cluster.write_files()
     for node in cluster.nodes:
-        lines = {"tls_ca": "ca.pem", "tls_certificate": f"{node.name}.pem", "tls_key": f"{node.name}-key.pem"}
-        section = "".join(f'{key} = "{certs / file}"\n' for key, file in lines.items())
-        node.config.write_text(node.config.read_text() + "\n[security]\n" + section)
+        node.config.write_text(node.config.read_text() + f'\n[security]\ntls = "{certs}"\n')
     cluster.login, cluster.options = LOGIN, f"ca={certs / 'ca.pem'}"
     try:
         start(cluster)
@@ -80,9 +82,8 @@ def tls(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three nodes with a secret and one user, without TLS."""
-    settings = {"users": USERS, "security": {"cluster_secret": SECRET}}
-    cluster = LocalCluster(tmp_path_factory.mktemp("secret") / "three", settings=settings)
+    """Three nodes with one user, without TLS."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("users") / "three", settings={"users": USERS})
     cluster.add_http()
     cluster.write_files()
     cluster.login = LOGIN
@@ -123,7 +124,7 @@ def test_tls_and_a_password(tls: LocalCluster, certs: Path) -> None:
 
 
 async def test_a_client_cannot_pass_for_a_peer(tls: LocalCluster, certs: Path) -> None:
-    from net.tls import dial_context
+    from bedrockish_net.tls import dial_context
 
     context = dial_context(*(str(certs / name) for name in ("ca.pem", "app.pem", "app-key.pem")))
     node = tls.nodes[0]
@@ -151,46 +152,127 @@ def test_https_with_a_password(tls: LocalCluster, certs: Path) -> None:
     assert [name for name, one in json.loads(body)["nodes"].items() if "status" in one] == ["A", "B", "C"]
     status, body = ask("/status", "Basic " + base64.b64encode(b"ann:no").decode())
     assert status == 401
-    assert body.startswith('Basic realm="bedrockish"')
+    assert 'Basic realm="bedrockish"' in body
     assert "wrong user or password" in body
     for nonsense in ("Basic !!!", "Basic ", "Bearer x", "Basic " + base64.b64encode(b"\xff:\xff").decode()):
         assert ask("/status", nonsense)[0] == 401
     assert ask("/livez", "")[0] == 200
 
 
-def test_a_secret_between_nodes(plain: LocalCluster) -> None:
-    """Nodes that know it find each other, and one's page shows the others; a node without it is turned away."""
+def test_without_tls_a_node_comes_in_at_the_others_as_who_asks(plain: LocalCluster) -> None:
+    """One node's page shows the others to a user, whose password it passes on over loopback."""
     port = plain.nodes[0].http_port
     request = urllib.request.Request(f"http://127.0.0.1:{port}/cluster")
     request.add_header("Authorization", "Basic " + base64.b64encode(b"ann:s/e@cret").decode())
     with urllib.request.urlopen(request, timeout=60) as reply:
         assert all("status" in one for one in json.load(reply)["nodes"].values())
-
-    async def stranger() -> None:
-        with pytest.raises(RefusedError, match="'B' has no cluster secret"):
-            await Link.dial("127.0.0.1", plain.nodes[0].port, Hello("B", "bedrockish", to="A"))
-
-    trio.run(stranger)
-    assert all(one["up"] for one in trio.run(status_of, plain, 0)["nodes"].values())
     for node in plain.nodes:
-        assert SECRET not in node.log.read_text()
         assert "s/e@cret" not in node.log.read_text()
 
 
-def test_a_new_node_joins_with_the_secret_alone(plain: LocalCluster, tmp_path: Path) -> None:
+def test_a_new_node_joins_as_a_user(plain: LocalCluster, tmp_path: Path) -> None:
     config = tmp_path / "D.toml"
     config.write_text(f'node = "D"\ndatabase = "{tmp_path / "D.sqlite"}"\nlisten = "127.0.0.1:7999"\n')
-    url = plain.url().replace(LOGIN, "")
-    done = program("join", url, "--config", str(config), "--no-serve")
+    done = program("join", plain.url().replace(LOGIN, ""), "--config", str(config), "--no-serve")
     assert (done.returncode, done.stderr.count("error:")) == (2, 1)
     assert "asks for a user and a password" in done.stderr
-    config.write_text(config.read_text() + f'[security]\ncluster_secret = "{SECRET}"\n')
-    done = program("join", url, "--config", str(config), "--no-serve")
+    done = program("join", plain.url(), "--config", str(config), "--no-serve")
     assert done.returncode == 0, done.stderr
     assert program("member", "remove", plain.url(), "D").returncode == 0
     backup = tmp_path / "backup.db"
     assert program("backup", plain.url(), str(backup)).returncode == 0
     assert backup.stat().st_size > 0
+
+
+def test_what_a_listener_has_heard_is_worth_nothing(tls: LocalCluster) -> None:
+    """A HELLO that is played again, of a node or of a client, comes to nobody who does not have its key."""
+
+    async def play(role: Literal["peer", "client"], name: str) -> None:
+        hello = Hello(
+            name, "bedrockish", role, "B", {"store": "x", "batches": 10**12, "cluster_id": "x", "level": LEVEL}
+        )
+        with pytest.raises(NetError):
+            await Link.dial("127.0.0.1", tls.nodes[1].port, hello)
+
+    trio.run(play, "peer", "A")
+    trio.run(play, "client", "shell")
+    status = trio.run(status_of, tls, 1)
+    assert all(one["up"] and not one["trouble"] for one in status["nodes"].values())
+
+
+def test_a_node_beyond_this_machine_needs_tls(tmp_path: Path) -> None:
+    """The error names the two commands; a secret of release 0.1.0 is no way out."""
+    config = tmp_path / "A.toml"
+    text = f'node = "A"\ndatabase = "{tmp_path / "A.sqlite"}"\nlisten = "0.0.0.0:7373"\n'
+    config.write_text(text)
+    done = program("serve", "--config", str(config))
+    assert done.returncode == 2
+    assert "run 'bedrockish tls certs A=HOST' once" in done.stderr
+    assert "'bedrockish serve --set tls=certs'" in done.stderr
+    config.write_text(text + '[security]\ncluster_secret = "0123456789abcdef"\n')
+    done = program("serve", "--config", str(config))
+    assert done.returncode == 2
+    assert "there is no cluster secret since release 0.2.0" in done.stderr
+    assert not (tmp_path / "A.sqlite").exists()
+
+
+def test_certificates_are_read_again_on_sighup(tls: LocalCluster, certs: Path) -> None:
+    """Who is revoked loses its link and gets no other; a node shows its new certificate, and tells its end.
+
+    What cannot be read changes nothing.
+    """
+    assert program("tls", str(certs), "--client", "bob").returncode == 0
+    hosts = f"127.0.0.1:{tls.nodes[0].port}"
+    bob = (
+        f"bedrockish://{hosts}/?ca={certs / 'ca.pem'}&cert={certs / 'bob.pem'}&key={certs / 'bob-key.pem'}&discover=no"
+    )
+
+    async def status() -> dict[str, Any]:
+        return await status_of(tls, 0)
+
+    def days_left() -> int:
+        found = trio.run(status)
+        ends = float(found["certificates"][str(certs / "A.pem")])
+        return round((ends - float(found["wall_s"])) / 86_400)
+
+    def hang_up(says: str) -> None:
+        before = tls.nodes[0].log.read_text().count(says)
+        send_signal(tls.nodes[0], signal.SIGHUP)
+
+        async def said() -> bool:
+            return tls.nodes[0].log.read_text().count(says) > before
+
+        trio.run(until, says, said)
+
+    with connect(bob) as db:
+        assert db.execute("SELECT 1").value() == 1
+        assert trio.run(status)["certificates_revoked"] == 0
+        done = program("tls", str(certs), "--revoke", "bob")
+        assert (done.returncode, done.stdout.strip()) == (0, str(certs / "revoked.txt"))
+        hang_up("certificates and revocations were read again")
+        with pytest.raises(BedrockishError, match="revoked"):
+            db.execute("SELECT 1", timeout=5)
+    assert "client:bob with the serial number" in refused(bob)
+    assert (trio.run(status)["certificates_revoked"], days_left()) == (1, 1825)
+    files = [certs / "A.pem", certs / "A-key.pem"]
+    for file in files:
+        file.rename(file.with_suffix(".old"))
+    assert program("tls", str(certs), "A=127.0.0.1", "--days", "10").returncode == 0
+    hang_up("certificates and revocations were read again")
+    assert days_left() == 10
+    assert [one["code"] for one in trio.run(status)["troubles"]] == ["certificate"]
+    context = ssl.create_default_context(cafile=str(certs / "ca.pem"))
+    for port in (tls.nodes[0].http_port, tls.nodes[0].port):
+        with (
+            socket.create_connection(("127.0.0.1", port or 0)) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as shown,
+        ):
+            ends = ssl.cert_time_to_seconds(str((shown.getpeercert() or {})["notAfter"]))
+            assert ends - time.time() < 11 * 86_400
+    (certs / "revoked.txt").write_text("nonsense\n")
+    hang_up("the certificates stay as they were")
+    assert trio.run(status)["certificates_revoked"] == 1
+    trio.run(ready, tls)
 
 
 def test_a_wrong_password_is_one_line_at_every_face(plain: LocalCluster) -> None:

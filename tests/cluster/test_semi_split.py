@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
-from bedrockish.core.messages import Approve, Commit
-from bedrockish.core.settings import Settings
+from bedrockish.client.trio_client import Client
+from bedrockish.core.protocol.messages import Approve, Commit
+from bedrockish.core.state.settings import Settings
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
 from tests.cluster.story import insist, judge_files, level, ready, rows, send_signal, until
 from tools.chaos.cluster import ProxiedCluster, proxied_cluster

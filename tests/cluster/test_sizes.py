@@ -1,5 +1,7 @@
 """Large rows and large transactions over three real nodes: they work, or are refused by a limit that is stated."""
 
+from random import Random
+
 import pytest
 
 from bedrockish import open_client
@@ -34,6 +36,13 @@ async def test_large_rows_and_transactions(cluster: LocalCluster) -> None:
                 await client.execute(sql, params, timeout=120)
         other.token = client.token
         assert (await other.execute("SELECT count(*), sum(length(a)) FROM t WHERE id > 0")).one()[0] == 20_000
+        # One of three is gone; when it is back it fetches what it missed.
+        cluster.nodes[2].kill()
+        sent = Random("sizes").randbytes(12_000_000)
+        await client.execute("INSERT INTO t VALUES (-9, ?)", [sent], timeout=60)
+        cluster.nodes[2].start()
+        status = await client.status()
+        assert not status["counts"].get("rejected_too_late"), "what is large is at a quorum before it takes its clock"
     await level(cluster)
     cluster.stop()
     judge_files(cluster)

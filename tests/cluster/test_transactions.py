@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from bedrockish import Connection, connect, open_client
+from bedrockish.api.requests import SERIALIZABLE
 from bedrockish.client.transaction import Transaction
 from bedrockish.errors import (
     BedrockishError,
@@ -16,7 +17,6 @@ from bedrockish.errors import (
     UnavailableError,
     UsageError,
 )
-from bedrockish.requests import SERIALIZABLE
 from tests.cluster.story import judge_files, level, ready, rows, send_signal, until
 from tools.cluster import LocalCluster
 

@@ -2,11 +2,11 @@
 
 from collections import deque
 
-from bedrockish.core.events import Now
-from bedrockish.core.messages import Gossip, Message
-from bedrockish.core.records import Member, Membership
-from bedrockish.core.settings import Settings
-from bedrockish.requests import Request, Statement
+from bedrockish.api.requests import Request, Statement
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.protocol.messages import Gossip, Message
+from bedrockish.core.protocol.records import Member, Membership
+from bedrockish.core.state.settings import Settings
 from tools.modelcheck.place import Place, new_place
 
 PLAIN = Settings()

@@ -4,9 +4,9 @@ from typing import Any
 
 import cbor2
 
-from bedrockish.acquaintances import AMNESIA, OLDER_FILE, PREFIX, STEP, Acquaintances
-from bedrockish.core.records import Member, Membership
-from bedrockish.starts import STARTS, STARTS_MAX, add_start, read_starts
+from bedrockish.core.protocol.records import Member, Membership
+from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, PREFIX, STEP, Incarnations
+from bedrockish.node.cluster.starts import STARTS, STARTS_MAX, add_start, read_starts
 
 MEMBERS = Membership(0, {"B": Member("B", "h:1"), "L": Member("L", "h:2", voter=False)})
 
@@ -15,8 +15,8 @@ class Disk:
     def __init__(self) -> None:
         self.kept: dict[str, Any] = {}
 
-    def start(self) -> Acquaintances:
-        return Acquaintances(dict(self.kept), self.kept.__setitem__)
+    def start(self) -> Incarnations:
+        return Incarnations(dict(self.kept), self.kept.__setitem__)
 
 
 class File:
@@ -44,7 +44,7 @@ def told(store: object, batches: object) -> dict[str, object]:
     return {"store": store, "batches": batches}
 
 
-def why(known: Acquaintances, node: str, info: dict[str, object], membership: Membership = MEMBERS) -> str:
+def why(known: Incarnations, node: str, info: dict[str, object], membership: Membership = MEMBERS) -> str:
     """Return the code of the refusal."""
     refusal = known.judge(node, info, membership)
     return "" if refusal is None else refusal.code
@@ -162,6 +162,27 @@ def test_learners_and_strangers_are_let_be() -> None:
     assert known.stores == {"L": "two"}
     assert why(known, "X", told("one", 0)) == ""
     assert why(known, "B", told(None, None)) == ""
+
+
+def test_a_file_that_was_put_back_while_it_was_a_learner_s_is_no_matter_to_the_voter() -> None:
+    """Promoted, it is held to what it has come with since, over links and restarts, and to that alone."""
+    disk = Disk()
+    known = disk.start()
+    learner = Membership(1, {"L": Member("L", "h:1", voter=False, store="one")})
+    voter = Membership(2, {"L": Member("L", "h:1", voter=True, store="one")})
+    first = add_start(None, b"first", 0)
+    again = add_start(first, b"again", 1_000)
+
+    def file(batches: int, starts: bytes) -> dict[str, object]:
+        return {"store": "one", "batches": batches, STARTS: cbor2.loads(starts)}
+
+    assert why(known, "L", file(1, first), learner) == ""
+    known.learn("L", "one", 5_000)
+    assert why(known, "L", file(1_001, again), learner) == ""  # from a copy of batch 1000
+    assert why(known, "L", file(1_500, again), voter) == ""
+    assert why(disk.start(), "L", file(1_500, again), voter) == ""
+    known.learn("L", "one", 2_000)
+    assert why(known, "L", file(1_001, add_start(first, b"third", 1_000)), voter) == OLDER_FILE
 
 
 def test_what_the_membership_says_counts_more_than_memory() -> None:

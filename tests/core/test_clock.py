@@ -1,21 +1,53 @@
 """The clock as Citus lays it out, and how far behind it time is closed."""
 
+from datetime import UTC, datetime
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedrockish.clock import CLOCK_MAX, COUNTER_BITS, COUNTER_MAX, HybridClock, counter, milliseconds, pack
-from bedrockish.core.lag import FORGET_S, Lag
-from bedrockish.core.settings import Settings
+from bedrockish.common.hlc import CLOCK_LIMIT, WALL_MS_MAX, HybridClock, counter, milliseconds, moved, pack
+from bedrockish.core.state.closing_lag import FORGET_S, ClosingLag
+from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.clock import BEND_MS, COUNTER_BITS, LATER_BITS
 
-MOMENTS = st.integers(0, (1 << 42) - 2)
+MOMENTS = st.integers(0, WALL_MS_MAX + (1 << 31))
+COUNTER_MAX = (1 << COUNTER_BITS) - 1
 
 
 def test_the_layout() -> None:
-    """42 bits of milliseconds, some 139 years, and 22 of counter, some four million."""
-    assert COUNTER_BITS == 22
-    assert pack((1 << 42) - 1, COUNTER_MAX) == CLOCK_MAX == (1 << 64) - 1
+    """Until July 2037 milliseconds and 22 bits of counter, as ever; then 12, and so to the year 4197."""
+    assert pack(BEND_MS - 1, COUNTER_MAX) == (BEND_MS << 22) - 1 == pack(BEND_MS) - 1
+    assert datetime.fromtimestamp(BEND_MS / 1000, UTC).year == 2037
+    assert datetime.fromtimestamp(WALL_MS_MAX / 1000, UTC).year == 4197
+    assert pack(WALL_MS_MAX) + (1 << 53) == CLOCK_LIMIT
     assert (milliseconds(pack(7, 9)), counter(pack(7, 9))) == (7, 9)
     assert pack(8, 0) > pack(7, COUNTER_MAX), "of two clocks the greater integer is later"
+
+
+ANY_MS = st.integers(0, WALL_MS_MAX)
+
+
+@given(ANY_MS, ANY_MS, st.integers(0, (1 << LATER_BITS) - 1))
+def test_clocks_are_in_the_order_of_their_moments(one: int, two: int, count: int) -> None:
+    assert (one < two) == (pack(one) < pack(two)) == (pack(one, count) < pack(two, count))
+    assert (milliseconds(pack(one, count)), counter(pack(one, count))) == (one, count)
+
+
+@given(ANY_MS, st.integers(0, COUNTER_MAX), st.integers(-100_000, 100_000))
+def test_a_clock_is_moved_by_milliseconds_of_the_wall(ms: int, count: int, by_ms: int) -> None:
+    """Before the bend, after it and over it; and what was later stays later."""
+    clock = pack(ms, count if ms < BEND_MS else count & (1 << LATER_BITS) - 1)
+    assert milliseconds(moved(clock, by_ms)) == ms + by_ms
+    assert moved(clock, by_ms) <= moved(clock + 1, by_ms)
+    if max(ms, ms + by_ms) < BEND_MS:
+        assert moved(clock, by_ms) == clock + (by_ms << 22)
+
+
+@given(st.sampled_from([BEND_MS - 1, BEND_MS, BEND_MS + 1]), st.integers(-3, 3))
+def test_at_the_bend_nothing_goes_back(ms: int, by_ms: int) -> None:
+    clock = moved(pack(ms), by_ms)
+    assert milliseconds(clock) == ms + by_ms
+    assert counter(clock) == 0
 
 
 def test_a_counter_that_overflows_carries_into_the_milliseconds() -> None:
@@ -35,7 +67,7 @@ def test_it_never_goes_back_and_each_tick_is_new(steps: list[tuple[str, int]]) -
         if what == "tick":
             given_ = clock.tick(value)
             assert given_ > last
-            assert given_ >= pack(value)
+            assert given_ >= pack(min(value, WALL_MS_MAX))
         else:
             clock.adjust(value)
             assert clock.value >= max(last, value)
@@ -53,7 +85,7 @@ def test_the_safety_valve_only_counts() -> None:
     assert clock.tick(1_000_000) == pack(1_000_000)
 
 
-def settle(lag: Lag, start: float, seconds: float) -> float:
+def settle(lag: ClosingLag, start: float, seconds: float) -> float:
     """Let time pass, a reading every 50 ms; return the moment."""
     moment = start
     while moment < start + seconds:
@@ -64,7 +96,7 @@ def settle(lag: Lag, start: float, seconds: float) -> float:
 
 def test_a_quiet_node_closes_close_behind_its_clock() -> None:
     settings = Settings()
-    lag = Lag(settings)
+    lag = ClosingLag(settings)
     assert lag.seconds == settings.closing_lag_ms / 1000, "nothing is known at first"
     moment = settle(lag, 10.0, 10 * FORGET_S)
     assert lag.seconds == settings.closing_lag_ms_min / 1000
@@ -72,7 +104,7 @@ def test_a_quiet_node_closes_close_behind_its_clock() -> None:
 
 
 def test_what_comes_late_widens_the_distance_at_once_and_is_forgotten_slowly() -> None:
-    lag = Lag(Settings(closing_lag_ms=1_000))
+    lag = ClosingLag(Settings(closing_lag_ms=1_000))
     moment = settle(lag, 10.0, 10 * FORGET_S)
     lag.late(moment, int((moment - 0.3) * 1000))
     assert 0.5 < lag.seconds < 0.7
@@ -87,7 +119,7 @@ def test_what_comes_late_widens_the_distance_at_once_and_is_forgotten_slowly() -
 
 def test_a_clock_that_only_counts_is_closed_as_well() -> None:
     """What was counted last is closed after a while, although the clock stands still."""
-    lag = Lag(Settings())
+    lag = ClosingLag(Settings())
     moment = 0.0
     for _ in range(400):
         moment += 0.05

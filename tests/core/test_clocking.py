@@ -1,15 +1,35 @@
 """One node and the clocks of others: who asks, who answers, who is refused; what readers hold; what was removed."""
 
-from bedrockish.clock import pack
-from bedrockish.core.effects import Effect, Execute, KeepHold, Reply, Send
-from bedrockish.core.events import ClockSet, ClockWanted, Executed, Held, Now, PeerUp, Received, Shortened, Submitted
-from bedrockish.core.messages import AskClock, Begin, Fetch, Gossip, Message, Reason, Reject, Removed, ToldClock
-from bedrockish.core.records import Prepared
-from bedrockish.core.safety import RELEASED
+from bedrockish.api.requests import NOTHING, Answer, Request, Statement
+from bedrockish.common.hlc import pack
+from bedrockish.core.protocol.effects import Effect, Execute, KeepHold, Reply, Send
+from bedrockish.core.protocol.events import (
+    ClockSet,
+    ClockWanted,
+    Executed,
+    Held,
+    Now,
+    PeerUp,
+    Received,
+    Shortened,
+    Submitted,
+)
+from bedrockish.core.protocol.messages import (
+    AskClock,
+    Begin,
+    Fetch,
+    Gossip,
+    Message,
+    Reason,
+    Reject,
+    Removed,
+    ToldClock,
+)
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.replica.safe_time import RELEASED
 from bedrockish.errors import ConflictError
-from bedrockish.requests import NOTHING, Answer, Request, Statement
-from journal.footprint import Footprint
-from journal.transaction import ROWS
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS
 from tests.core.test_member_changes import CLOCK, WALL, One, membership, transaction
 
 REQUEST = Request("stamp", (Statement("INSERT"),))
@@ -128,8 +148,8 @@ def test_a_told_clock_names_one_transaction_only() -> None:
     clock = two.node.tick(Now(0.01, WALL + 10))
     effects = two.step(Executed(1, prepared(clock)))
     (begun, _) = two.told(effects, Begin)
-    assert not two.node.leading.clocking.fits(clock, clock)
-    assert two.node.leading.clocking.fits(clock + 1, clock)
+    assert not two.node.coordinator.clock_quorum.fits(clock, clock)
+    assert two.node.coordinator.clock_quorum.fits(clock + 1, clock)
     assert isinstance(begun, Begin)
 
 
@@ -161,7 +181,7 @@ def test_what_was_removed_is_said_and_asked_of_another() -> None:
     # B lacks A1, which A has removed: C is asked; when C has removed it too, B says what to do.
     for peer in "AC":
         two.hear(peer, Gossip({"A": 3}, 0, 0, 1, f"store of {peer}", 1, WALL))
-    two.node.ordering.fetch_missing(at_once=True)
+    two.node.apply_queue.fetch_missing(at_once=True)
     two.node.state.effects.clear()
     effects = two.step(Received("A", Removed({"A": 3}, 1)))
     assert [one.peer for one in effects if isinstance(one, Send) and isinstance(one.message, Fetch)] == ["C"]

@@ -4,17 +4,16 @@ from typing import get_args
 
 import pytest
 
-from bedrockish.core import effects as do
-from bedrockish.core import events as on
-from bedrockish.core import messages as say
+from bedrockish.api.requests import Answer, Request, Token
 from bedrockish.core.describe import Printer, log_line
-from bedrockish.core.records import Membership, Prepared, Vote
-from bedrockish.core.state import ENDED
+from bedrockish.core.protocol import effects as do
+from bedrockish.core.protocol import events as on
+from bedrockish.core.protocol import messages as say
+from bedrockish.core.protocol.records import ENDED, Membership, Prepared, Vote
 from bedrockish.errors import DeadlineError
-from bedrockish.requests import Answer, Request, Token
-from journal.entry import GENESIS, Entry
-from journal.footprint import Footprint
-from journal.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 ALICE, BETTY = Txid(1, "A"), Txid(2, "B")
 NAMES = {ALICE: "Alice", BETTY: "Betty"}
@@ -58,6 +57,14 @@ MESSAGES: list[tuple[say.Message, str]] = [
     (say.Entries(((GENESIS, ENTRY.label, BODY),), 0), "ENTRIES A4 Alice"),
     (say.Entries(((GENESIS, b"?", BODY),), 0), "ENTRIES what is no entry"),
     (say.Entries((), 0), "ENTRIES none"),
+    (say.Offer(3, ((bytes(32), 7), (b"x" * 32, 5)), 0), "OFFER 3: 12 bytes in 2 pieces"),
+    (say.Offer(3, (), 0), "OFFER 3 is over"),
+    (say.Stored(3, True, 0), "STORED offer 3"),
+    (say.Stored(3, False, 0), "STORED nothing of offer 3: no room"),
+    (say.Want((bytes(32),)), "WANT 1 pieces"),
+    (say.Piece(b"\xab" * 32, b"xyz"), "PIECE abababab of 3 bytes"),
+    (say.Piece(b"\xab" * 32, None), "PIECE abababab is not here any more"),
+    (say.InPieces((b"head", (bytes(32), 7))), "IN PIECES: 7 bytes in 1 pieces"),
     (say.Check(1, {"B": 2}, b"", 0), "CHECK read 1 at [0, 2, 0, 0, 0]"),
     (say.Checked(1, (), 0), "CHECKED read 1, nothing in its way"),
     (say.Checked(1, (BETTY,), 0), "CHECKED read 1, met Betty"),
@@ -74,7 +81,6 @@ EFFECTS: list[tuple[do.Effect, str]] = [
     (do.Reply(7, Answer(b"", Token())), "answers ticket 7: read"),
     (do.Reply(7, DeadlineError("too late")), "answers ticket 7: DeadlineError: too late"),
     (do.Execute(7), "executes ticket 7"),
-    (do.Admit(7, Request("order-7", ())), "takes command order-7 in as ticket 7"),
     (do.Persist(Vote(ALICE, None, held=True)), "keeps its vote on Alice: held"),
     (
         do.Persist(Vote(ALICE, None, False, 1, (1, False))),
@@ -82,6 +88,9 @@ EFFECTS: list[tuple[do.Effect, str]] = [
     ),
     (do.Persist(Vote(ALICE, None, False, ENDED, (ENDED, False))), "keeps its vote on Alice: rolled back"),
     (do.Forget(ALICE), "drops its vote on Alice"),
+    (do.SavePiece(b"\xab" * 32, b"xyz"), "saves the piece abababab of 3 bytes"),
+    (do.DropPieces((b"\xab" * 32,)), "drops 1 pieces"),
+    (do.Assemble("B", (b"x",)), "puts together what B has sent in pieces"),
     (do.Keep("cut", 3 << 22), "keeps cut 3ms+0"),
     (do.KeepHold("mirror", 1, 3 << 22), "keeps the hold of mirror at 3ms+0"),
     (do.Apply(ENTRY, False), "applies A4 Alice"),
@@ -90,6 +99,7 @@ EFFECTS: list[tuple[do.Effect, str]] = [
     (do.SendEntries("B", {"A": 1}, 9), "sends B A1…"),
     (do.SendOutcome("B", ALICE), "tells B what the journal says of Alice"),
     (do.SetMembers(Membership(3, {})), "membership 3: "),
+    (do.Malformed("B", "COMMIT: no label"), "ends the link from B: COMMIT: no label"),
     (do.Halt("a fork"), "halts: a fork"),
 ]
 
@@ -108,10 +118,8 @@ EVENTS: list[tuple[on.Event, str]] = [
     (on.Decided(7, ALICE, Answer(b"", Token())), "ticket 7 is Alice, which waits for its activation"),
     (on.Activated(ALICE, ""), "Alice is in force"),
     (on.Activated(ALICE, "no room"), "Alice fails: no room"),
-    (
-        on.Answered(7, DeadlineError("too late")),
-        "ticket 7, taken for another node, is answered: DeadlineError: too late",
-    ),
+    (on.Assembled("B", (), b"xyz"), "has put together 3 bytes that B has sent in pieces"),
+    (on.Compared(ALICE), "has compared the rows of Alice"),
     (on.Received("B", say.Ask(ALICE, 0)), "hears B: ASK Alice"),
     (on.PeerUp("B"), "link to B is up"),
     (on.PeerDown("B"), "link to B is down"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bedrockish.core.messages import Approve, Reject, Rollback
+from bedrockish.core.protocol.messages import Approve, Reject, Rollback
 from bedrockish.errors import ConstraintError
 from tests.core.net import Net, add
 from tools.modelcheck import place
@@ -16,12 +16,12 @@ def given_up(monkeypatch: pytest.MonkeyPatch, *, cut_off: bool) -> Net:
     net.kept = {Approve, Reject, Rollback}
     net.ask("A", add("one", "x", timeout_s=30.0))
     net.deliver()
-    leading = net.places["A"].core.leading
-    (attempt,) = leading.attempts.values()
+    coordinator = net.places["A"].core.coordinator
+    (attempt,) = coordinator.attempts.values()
     net.flights.clear()
     if cut_off:
         net.cuts |= {frozenset("AB"), frozenset("AC")}
-    leading._give_up(attempt)
+    coordinator._give_up(attempt)
     net.kept = set()
 
     def fails(*_: Any) -> None:

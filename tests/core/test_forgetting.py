@@ -1,7 +1,7 @@
 """What safe time decides is forgotten, also when it comes up once more."""
 
-from bedrockish.core.messages import Commit, Gossip
-from journal.entry import GENESIS, Entry
+from bedrockish.core.protocol.messages import Commit, Gossip
+from bedrockish_journal.model.entry import GENESIS, Entry
 from tests.core.test_member_changes import CLOCK, WALL, One, commit, membership, transaction
 
 MEMBERS = membership(0, "ABC")
@@ -22,16 +22,16 @@ def test_a_second_label_below_safe_time_leaves_nothing() -> None:
     for peer in "AC":
         one.hear(peer, gossip({"A": 1}, CLOCK + 10))
     state.closed = CLOCK + 10
-    one.node.safety.advance()
+    one.node.safe_time.advance()
     for peer in "AC":
         one.hear(peer, gossip({"A": 1}, CLOCK + 10))
-    one.node.safety.advance()
+    one.node.safe_time.advance()
     assert state.safe == CLOCK + 10
     assert not state.outcomes
     assert not state.done
     one.hear("C", commit(made))
     assert state.applied == {"A": 1, "C": 1}
-    one.node.safety.advance()
+    one.node.safe_time.advance()
     assert not state.outcomes
     assert not state.done
 
@@ -45,10 +45,10 @@ def test_what_ends_because_it_is_below_safe_time_leaves_nothing() -> None:
     state.closed = CLOCK + 10
     for peer in "AC":
         one.hear(peer, gossip({}, CLOCK + 10))
-    one.node.safety.advance()
+    one.node.safe_time.advance()
     assert state.safe == CLOCK + 10
     one.node._settle()
     assert not state.pending.transactions
     assert not state.votes
-    one.node.safety.advance()
+    one.node.safe_time.advance()
     assert not state.outcomes

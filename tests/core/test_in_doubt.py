@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from bedrockish.core.events import Received
-from bedrockish.core.messages import Begin
-from bedrockish.status import in_doubt
-from journal.transaction import decode_transaction
+from bedrockish.core.protocol.events import Received
+from bedrockish.core.protocol.messages import Begin
+from bedrockish.node.admin.status import in_doubt
+from bedrockish_journal.model.transaction import decode_transaction
 from tests.core.test_once import Trio, prepared
 
 

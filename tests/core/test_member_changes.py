@@ -2,20 +2,39 @@
 
 from collections.abc import Iterable
 
-from bedrockish.clock import pack
-from bedrockish.core.conflicts import claim
-from bedrockish.core.effects import Effect, Keep, Reply, Send, SetMembers
-from bedrockish.core.events import Accused, Event, Now, PeerUp, Received, Submitted, Woken
-from bedrockish.core.messages import Approve, Begin, Commit, Fetch, Gossip, Message, Outcome, Reason, Recover, Reject
+import cbor2
+
+from bedrockish.api.requests import Request, Token
+from bedrockish.common.hlc import pack
 from bedrockish.core.node import Node
-from bedrockish.core.records import Joining, Member, Membership, Recovered, encode_membership
-from bedrockish.core.settings import Settings
-from bedrockish.errors import UnavailableError
-from bedrockish.requests import Request, Token
-from journal.entry import GENESIS, Entry
-from journal.footprint import Footprint
-from journal.transaction import MEMBERS, ROWS, Transaction, Txid
-from journal.vector import Vector
+from bedrockish.core.protocol.effects import Effect, Keep, Persist, Reply, Send, SetMembers
+from bedrockish.core.protocol.events import Accused, Event, Executed, Now, PeerUp, Received, Submitted, Woken
+from bedrockish.core.protocol.messages import (
+    Accept,
+    Approve,
+    AskClock,
+    Begin,
+    Check,
+    Checked,
+    Commit,
+    Fetch,
+    Gossip,
+    Message,
+    Outcome,
+    Reason,
+    Recover,
+    Reject,
+    Rollback,
+    ToldClock,
+)
+from bedrockish.core.protocol.records import Joining, Member, Membership, Prepared, Recovered, encode_membership
+from bedrockish.core.state.certifier import claim
+from bedrockish.core.state.settings import Settings
+from bedrockish.errors import LearnerError, UnavailableError
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, Transaction, Txid
+from bedrockish_journal.model.vector import Vector
 
 WALL = 1_700_000_000_000
 CLOCK = pack(WALL)
@@ -114,15 +133,49 @@ def test_a_learner_does_not_vote_and_a_removed_node_says_so() -> None:
     assert "no longer a member" in refused.message
 
 
+def test_who_has_forgotten_its_promises_says_nothing_that_is_counted() -> None:
+    """Neither of votes nor of reads and clocks; but its clock moves on, and it says what it knows to be over."""
+    one = One(membership(0, "ABC"), lost="its file is an older one")
+    before = transaction("A", 1)
+    body = cbor2.dumps(Footprint(read_points=frozenset({b"t:x\0001"})).pack())
+    said = [
+        *one.hear("A", Begin(before.body)),
+        *one.hear("A", Rollback(before.txid, CLOCK + 1)),
+        *one.hear("A", Recover(transaction("C", 2).body, 4, CLOCK)),
+        *one.hear("A", Accept(transaction("C", 2).body, 4, True, CLOCK)),
+        *one.hear("A", Check(1, {}, body, CLOCK)),
+        *one.hear("A", AskClock(1, CLOCK + 50)),
+    ]
+    assert {type(message) for message in said} <= {Reject}
+    assert one.node.state.clock.value >= CLOCK + 50
+    voter = One(membership(0, "ABC"))
+    assert [type(each) for each in voter.hear("A", Check(1, {}, body, CLOCK))] == [Checked]
+    assert [type(each) for each in voter.hear("A", AskClock(1, CLOCK + 50))] == [ToldClock]
+
+
+def test_a_learner_answers_a_write_with_the_voters() -> None:
+    """At once and each time, also for an id that is under way at a voter: nothing of it is at the learner."""
+    one = One(membership(0, "AC", "B"))
+    one.step(PeerUp("C"))
+    written = Prepared({}, 0, False, ROWS, Footprint(write_points=frozenset({b"t:x\0001"})), b"", b"")
+    for ticket in (1, 2):
+        one.step(Submitted(ticket, Request("the same id", ())))
+        effects = one.step(Executed(ticket, written))
+        assert not [effect for effect in effects if isinstance(effect, Send | Persist)]
+        (refused,) = [effect.answer for effect in effects if isinstance(effect, Reply)]
+        assert isinstance(refused, LearnerError)
+        assert list(refused.details["voters"]) == ["C", "A"]  # C can be reached
+
+
 def test_what_only_a_node_that_left_has_had_is_not_waited_for() -> None:
     """A session may have seen it there and nowhere else; but whoever says that it has it is asked for it."""
     one = One(membership(0, "ABC"))
     one.step(Submitted(1, Request("c", (), token=Token({"A": 1}, CLOCK + 1))))
     one.wait(1.0)
-    assert set(one.node.ordering.gaps) == {"A"}  # A may come back, and has it then
+    assert set(one.node.apply_queue.gaps) == {"A"}  # A may come back, and has it then
     one.hear("C", commit(transaction("C", 2, change=membership(1, "BC"))))
     one.wait(2.0)
-    assert not one.node.ordering.gaps
+    assert not one.node.apply_queue.gaps
     one.step(PeerUp("C"))
     one.hear("C", Gossip({"A": 1, "C": 1}, 0, 0, CLOCK + 3, "store of C", 1, WALL))
     assert Fetch({"A": 1}, one.node.state.settings.fetch_bytes) in one.wait(3.0, "C")
@@ -204,5 +257,53 @@ def test_safe_time_does_not_rest_on_what_a_forgetful_voter_has_closed() -> None:
     one.hear("A", Gossip({}, CLOCK, CLOCK, CLOCK, "store of A", 1, WALL))
     one.step(Accused("C", "another file"))
     assert [(gossip.closed, gossip.cut) for gossip in told()] == [(0, 0)]
-    one.node.safety.advance()
+    one.node.safe_time.advance()
     assert one.node.state.safe == 0  # A alone has cut that far: no majority
+
+
+def restarted(name: str, voters: str = "ABCDE") -> Node:
+    recovered = Recovered(name, f"store of {name}", membership(0, voters), cut=CLOCK)
+    return Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
+
+
+def test_who_was_just_started_has_closed_nothing_until_a_majority_lets_it_in() -> None:
+    """Its file may have been put back, and those who would say so have not come yet. Who turns it away says nothing."""
+    node = restarted("B")
+    node.start(Now(0.0, WALL))
+
+    def told() -> set[tuple[int, int]]:
+        effects = node.step(PeerUp("A"), Now(0.01, WALL + 10))
+        said = [effect.message for effect in effects if isinstance(effect, Send)]
+        return {(gossip.closed, gossip.cut) for gossip in said if isinstance(gossip, Gossip)}
+
+    for peer in "AA":
+        node.step(Received(peer, Gossip({}, CLOCK, CLOCK, 1, f"store of {peer}", 1, WALL)), Now(0.01, WALL + 10))
+        assert told() == {(0, 0)}
+    node.step(Received("C", Gossip({}, CLOCK, CLOCK, 1, "store of C", 1, WALL)), Now(0.01, WALL + 10))
+    assert told() == {(CLOCK, CLOCK)}
+    node.safe_time.advance()
+    assert node.state.safe == CLOCK, "its own word counts, too"
+    assert restarted("B", "B").state.claims_time
+
+
+def test_a_cluster_that_starts_again_as_a_whole_closes_time() -> None:
+    """Also where some stay away: a majority that hears each other is all that it takes."""
+    nodes = {name: restarted(name) for name in "ABC"}
+    for beat in range(1, 40):
+        now = Now(0.1 * beat, WALL + 100 * beat)
+        said = [(name, node.start(now) if beat == 1 else node.step(Woken(), now)) for name, node in nodes.items()]
+        while said:
+            name, effects = said.pop(0)
+            for effect in effects:
+                if isinstance(effect, Send) and effect.peer in nodes:
+                    said.append((effect.peer, nodes[effect.peer].step(Received(name, effect.message), now)))
+    assert all(node.state.safe > pack(WALL + 1_000) for node in nodes.values())
+
+
+def test_who_forgot_takes_back_what_it_said_to_have_closed() -> None:
+    """It said so before anybody told it. What rests on it since is not undone, but nothing more comes of it."""
+    one = One(membership(0, "ABC"))
+    one.hear("A", Gossip({}, CLOCK, CLOCK, CLOCK, "store of A", 1, WALL))
+    assert one.node.state.peers["A"].closed == CLOCK
+    one.hear("A", Gossip({}, 0, 0, CLOCK, "store of A", 1, WALL))
+    assert (one.node.state.peers["A"].closed, one.node.state.peers["A"].cut) == (0, 0)

@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from bedrockish.core.membership import BEHIND_MAX, Facts, change_members
-from bedrockish.core.records import (
+from bedrockish.api.requests import MEMBER_ACTIONS, MemberChange
+from bedrockish.core.protocol.records import (
     Joining,
     Member,
     Membership,
@@ -15,9 +15,9 @@ from bedrockish.core.records import (
     encode_joining,
     encode_membership,
 )
-from bedrockish.core.settings import approvals_needed
+from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
+from bedrockish.core.state.settings import approvals_needed
 from bedrockish.errors import MembershipError
-from bedrockish.requests import MEMBER_ACTIONS, MemberChange
 
 NAMES = "ABCD"
 

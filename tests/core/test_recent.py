@@ -1,11 +1,18 @@
 """The conflict tests find what comparing with everything finds."""
 
+import gc
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedrockish.core.conflicts import Pending, Recent
-from journal.footprint import Footprint, conflict
-from journal.transaction import ROWS, Transaction, Txid
+from bedrockish.core.state import commit_window
+from bedrockish.core.state.certifier import CommitWindow, Pending, claim
+from bedrockish.core.state.commit_window import SEGMENT
+from bedrockish_journal.model.footprint import Footprint, conflict
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 NODES = "ABC"
 keys = st.sampled_from([b"t:a\0%d" % number for number in range(6)])
@@ -21,15 +28,24 @@ bases = st.fixed_dictionaries({node: st.integers(0, 8) for node in NODES})
 histories = st.lists(st.tuples(st.sampled_from(NODES), footprints), max_size=20)
 
 
+@pytest.fixture(scope="module", params=[3, SEGMENT])
+def segment(request: pytest.FixtureRequest) -> Iterator[int]:
+    """How many commits are packed together: also three, so that short histories fill several segments."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit_window, "SEGMENT", request.param)
+        yield request.param
+
+
 def transaction(clock: int, footprint: Footprint) -> Transaction:
     return Transaction(Txid(clock, "A"), {}, 0, 0, 0, str(clock), "serializable", ROWS, footprint, b"", b"")
 
 
+@pytest.mark.usefixtures("segment")
 @given(histories, footprints, bases, st.data())
 def test_recent_finds_what_comparing_with_everything_finds(
     history: list[tuple[str, Footprint]], footprint: Footprint, base: dict[str, int], data: st.DataObject
 ) -> None:
-    recent, ticks = Recent(), dict.fromkeys(NODES, 0)
+    recent, ticks = CommitWindow(), dict.fromkeys(NODES, 0)
     places: dict[Txid, list[tuple[str, int]]] = {}
 
     def place(committed: Transaction, leader: str) -> None:
@@ -39,27 +55,66 @@ def test_recent_finds_what_comparing_with_everything_finds(
 
     done = [transaction(clock, each) for clock, (_, each) in enumerate(history, 1)]
     for committed, (leader, _) in zip(done, history, strict=True):
-        fate = data.draw(st.sampled_from(["placed", "placed", "placed", "adopted", "decided"]))
-        if fate == "decided":
-            recent.decide(committed)
-            places[committed.txid] = []
-            continue
+        fate = data.draw(st.sampled_from(["placed", "placed", "placed", "adopted"]))
         place(committed, leader)
         if fate == "adopted":
             place(committed, data.draw(st.sampled_from(NODES)))
-    forgotten = data.draw(st.integers(0, len(done)))
+    safe = data.draw(st.integers(0, len(done)))
+    forgotten = data.draw(st.integers(0, safe))
+    recent.pack(safe, data.draw(st.sets(st.sampled_from([one.txid for one in done]))) if done else ())
+    late = [one for one in done if data.draw(st.booleans())]
+    for committed in late[:2]:  # its own label turns up late
+        place(committed, data.draw(st.sampled_from(NODES)))
     recent.forget(forgotten)
-    kept = {known.transaction.txid for known in recent.known.values()}
     expected = {
-        committed.txid: conflict(footprint, committed.footprint)
+        committed.txid
         for committed in done
-        if (committed.txid in kept or not places[committed.txid])
+        if conflict(footprint, committed.footprint) is not None
         and not any(base[leader] >= tick for leader, tick in places[committed.txid])
     }
-    found = list(recent.conflicts(footprint, base))
-    assert sorted({each.other for each in found}) == sorted(txid for txid, key in expected.items() if key is not None)
+    conflicts = list(recent.conflicts(footprint, base))
+    found = {each.other for each in conflicts}
+    assert len(found) == len(conflicts)
+    assert found <= expected
+    for txid in expected - found:
+        assert txid.clock <= forgotten
+        assert any(recent.floor.get(leader, 0) >= tick for leader, tick in places[txid])
     for own in expected:
         assert own not in {each.other for each in recent.conflicts(footprint, base, own)}
+    for each in conflicts:
+        met = Footprint(write_points=frozenset({each.key}))
+        assert conflict(met, footprint) is not None
+    above = set(recent.any_conflicts(footprint, safe))
+    assert above == {
+        one.txid for one in done if one.txid.clock > safe and conflict(footprint, one.footprint) is not None
+    }
+
+
+@pytest.mark.parametrize("segment", [SEGMENT], indirect=True)
+def test_a_commit_of_ten_keys_takes_less_than_400_bytes_below_safe_time(segment: int) -> None:
+    """As much as 60 s of 1,000 commits a second are kept for transactions that take long."""
+    count = 40 * segment
+
+    def commit(number: int) -> Transaction:
+        points = frozenset(b"t:account\0%08d" % (100 * number + key) for key in range(10))
+        command = f"{number:032x}"
+        claimed = claim(Footprint(points, (), points), (command,), ROWS, number)
+        return Transaction(Txid(number, "A"), {}, 0, 0, 0, command, "serializable", ROWS, claimed, b"", b"")
+
+    gc.collect()
+    tracemalloc.start()
+    recent, before = CommitWindow(), tracemalloc.get_traced_memory()[0]
+    for number in range(1, count + 1):
+        recent.add(("A", number), commit(number))
+        recent.pack(number, ())
+    gc.collect()
+    taken = (tracemalloc.get_traced_memory()[0] - before) / count
+    tracemalloc.stop()
+    assert not recent.known
+    assert taken <= 400
+    hit = Footprint(frozenset({b"t:account\0%08d" % 503}))
+    assert [each.other.clock for each in recent.conflicts(hit, {})] == [5]
+    assert not list(recent.conflicts(hit, {"A": 5}))
 
 
 @given(st.lists(footprints, max_size=12), footprints, st.sets(st.integers(1, 12)))
@@ -75,3 +130,20 @@ def test_pending_finds_what_comparing_with_everything_finds(
     assert sorted(found) == [
         clock for clock, each in enumerate(held, 1) if clock not in removed and conflict(footprint, each) is not None
     ]
+
+
+def test_a_late_place_in_a_retired_timeline_is_in_every_base(segment: int) -> None:
+    """Also of a commit that was packed before: no base names the timeline any more, for all have it."""
+    recent = CommitWindow()
+    done = [
+        transaction(clock, Footprint(frozenset(), (), frozenset({b"k%d" % clock}))) for clock in range(1, segment + 1)
+    ]
+    for tick, committed in enumerate(done, 1):
+        recent.add(("A", tick), committed)
+    recent.pack(done[-1].txid.clock, ())
+    assert not recent.known, "all are packed"
+    recent.retire({"B"})
+    first = done[0]
+    assert [found.other for found in recent.conflicts(first.footprint, {})] == [first.txid]
+    recent.add(("B", 9), first)
+    assert not list(recent.conflicts(first.footprint, {}))

@@ -1,19 +1,18 @@
-"""What waits for a schema change waits without being executed, and takes no turns."""
+"""What waits for a schema change waits without being executed."""
 
-from bedrockish.core.conflicts import claim
-from bedrockish.core.effects import Execute
-from bedrockish.core.events import Executed, Now, Submitted
-from bedrockish.core.messages import Begin, Check, Reason, Reject, Rollback
+from bedrockish.api.requests import STRICT, Request, Statement
+from bedrockish.core.coordinator.request import Stage, Ticket, retry_pause_ms
+from bedrockish.core.coordinator.wait_queue import WaitQueue
 from bedrockish.core.node import Node
-from bedrockish.core.queues import Queues
-from bedrockish.core.records import Member, Membership, Prepared, Recovered
-from bedrockish.core.settings import Settings
-from bedrockish.core.state import State
-from bedrockish.core.tickets import Stage, Ticket, retry_pause_ms
-from bedrockish.core.turns import Turns
-from bedrockish.requests import STRICT, Request, Statement
-from journal.footprint import Footprint, clock_key
-from journal.transaction import ROWS, SCHEMA, Transaction, Txid
+from bedrockish.core.protocol.effects import Execute
+from bedrockish.core.protocol.events import Executed, Now, Submitted
+from bedrockish.core.protocol.messages import Begin, Check, Reason, Reject, Rollback
+from bedrockish.core.protocol.records import Member, Membership, Prepared, Recovered
+from bedrockish.core.state.certifier import claim
+from bedrockish.core.state.settings import Settings
+from bedrockish.core.state.state import State
+from bedrockish_journal.model.footprint import Footprint, clock_key
+from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 from tests.core.net import Net
 
 MEMBERS = Membership(0, {name: Member(name, "") for name in "ABC"})
@@ -32,52 +31,28 @@ def ticket(number: int) -> Ticket:
     return Ticket(number, Request(f"c{number}", (Statement("UPDATE"),)), 10.0)
 
 
-def queues(here: State, count: int) -> tuple[Queues, list[int], list[tuple[int, float]]]:
-    """Tickets that wait for a transaction of B; what is executed, and what pauses."""
+def queues(count: int) -> tuple[WaitQueue, list[int]]:
+    """Tickets that wait for a transaction of B, and what is executed."""
     executed: list[int] = []
-    paused: list[tuple[int, float]] = []
     tickets = {number: ticket(number) for number in range(count)}
-    turns = Turns(here)
-    turns.met("C")
-    here.peers["C"].up = True
-    found = Queues(
-        tickets,
-        lambda one: executed.append(one.number),
-        lambda one, ms: paused.append((one.number, ms)),
-        turns,
-    )
+    found = WaitQueue(tickets, lambda one: executed.append(one.number))
     for one in tickets.values():
         found.wait(one, Txid(7, "B"))
-    return found, executed, paused
+    return found, executed
 
 
-def test_who_waited_for_rows_goes_on_when_it_is_its_turn() -> None:
-    """C comes after B, and then A: its first one pauses, and the others stay behind that."""
-    found, executed, paused = queues(state(), 3)
+def test_of_those_who_waited_for_rows_one_goes_on() -> None:
+    """The others would only conflict with it: they stay behind it."""
+    found, executed = queues(3)
     found.released(Txid(7, "B"), ROWS)
-    assert not executed
-    assert [number for number, _ in paused] == [0]
+    assert executed == [0]
 
 
 def test_who_waited_for_a_schema_change_goes_on_at_once() -> None:
     """They have nothing in common but the change."""
-    found, executed, paused = queues(state(), 3)
+    found, executed = queues(3)
     found.released(Txid(7, "B"), SCHEMA)
     assert executed == [0, 1, 2]
-    assert not paused
-
-
-def test_a_schema_change_reserves_nothing() -> None:
-    """Or everything that comes later would wait for the turn of those that waited for it."""
-    here = state()
-    turns = Turns(here)
-    turns.met("C")
-    here.peers["C"].up = True
-    written = Footprint(frozenset(), (), frozenset({b"t:x\0k"}))
-    turns.reserve(transaction(SCHEMA))
-    assert not turns.left_ms(written)
-    turns.reserve(transaction(ROWS))
-    assert turns.left_ms(written)
 
 
 def test_who_was_rejected_for_a_schema_change_that_is_not_here_pauses_for_its_delay() -> None:
@@ -97,11 +72,12 @@ def test_what_will_have_to_wait_is_not_executed_again() -> None:
     assert Execute(1) in effects
     footprint = Footprint(frozenset(), (), frozenset({b"t:x\0k"}))
     node.step(Executed(1, Prepared({}, 0, False, ROWS, footprint, b"", b"")), Now(1.0, 0))
-    waiting = node.leading.tickets[1]
+    waiting = node.coordinator.replies.tickets[1]
     assert waiting.footprint is not None
     node.state.scheduled = transaction(SCHEMA)
     effects = []
-    node.leading._execute(waiting)
+    waiting.move(Stage.PAUSED)  # its attempt was given up
+    node.coordinator._execute(waiting)
     assert waiting.stage is Stage.SCHEMA
     assert not [effect for effect in node.state.effects if isinstance(effect, Execute)]
 
@@ -129,11 +105,11 @@ def test_strict_reads_do_not_wait_for_each_other() -> None:
     net.play("A", "receive", "B", Begin(change.body))
     for number in range(3):
         net.ask("A", Request(f"r{number}", (Statement("read", ["x"]),), read=STRICT, timeout_s=30.0))
-    assert [one.stage for one in net.places["A"].core.leading.tickets.values()] == [Stage.WAITING] * 3
+    assert [one.stage for one in net.places["A"].core.coordinator.replies.tickets.values()] == [Stage.WAITING] * 3
     net.kept = {Check}
     net.play("A", "receive", "B", Rollback(change.txid, clock + 1))
     net.run(0.05)
-    assert [one.stage for one in net.places["A"].core.leading.tickets.values()] == [Stage.CHECKING] * 3
+    assert [one.stage for one in net.places["A"].core.coordinator.replies.tickets.values()] == [Stage.CHECKING] * 3
     net.kept = set()
     net.run(1.0)
     assert net.told("A") == dict.fromkeys(("r0", "r1", "r2"), "read")

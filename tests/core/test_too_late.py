@@ -1,6 +1,6 @@
 """A leader whose BEGINs take longer to arrive than the others keep time open for."""
 
-from bedrockish.core.messages import Begin, Message
+from bedrockish.core.protocol.messages import Begin, Message
 from bedrockish.errors import DeadlineError
 from tests.core.test_once import Trio, prepared
 

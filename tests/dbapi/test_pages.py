@@ -10,6 +10,7 @@ from tools.cluster import ROOT
 
 pytestmark = pytest.mark.cluster
 HOSTS = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"
+AS_OPTIONS = "127.0.0.1:7401/?host=127.0.0.1:7402&host=127.0.0.1:7403"
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,9 @@ def test_examples_of_a_page_run(page: str, prints: list[str], url: str, capsys: 
     blocks = re.findall(r"^```python\n(.*?)^```", Path(ROOT, page).read_text(), flags=re.MULTILINE | re.DOTALL)
     assert blocks
     for block in blocks:
-        assert HOSTS in block
-        exec(compile(block.replace(HOSTS, url.removeprefix("bedrockish://")), page, "exec"), {})
+        assert HOSTS in block or AS_OPTIONS in block
+        host = url.removeprefix("bedrockish://")
+        block = block.replace(HOSTS, host).replace(AS_OPTIONS, f"{host}/?host={host}")
+        exec(compile(block, page, "exec"), {})
     printed = capsys.readouterr().out
     assert all(word in printed for word in prints)

@@ -4,10 +4,10 @@ from typing import Any, cast
 
 import pytest
 
-from bedrockish.client.rows import Rows
+from bedrockish.api.rows import Rows
 from bedrockish.dbapi.session import FIRST_TRIES, Session
-from bedrockish.dbapi.statements import OTHER, PRAGMA, READ, SCHEMA, WRITE, inserts, is_single, kind_of, split
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, UnavailableError
+from bedrockish.sqltext.statement_kinds import OTHER, PRAGMA, READ, SCHEMA, WRITE, inserts, is_single, kind_of, split
 
 
 class Held:
@@ -40,7 +40,7 @@ class Link:
 
 def session(*failures: BedrockishError | None) -> tuple[Session, Link]:
     link = Link(*failures)
-    return Session(cast(Any, link), "session", 5.0), link
+    return Session(cast(Any, link), "session", 5.0, lambda sql: None), link
 
 
 def test_a_first_statement_whose_node_is_gone_begins_again_elsewhere() -> None:

@@ -52,17 +52,17 @@ def test_it_is_a_cursor_like_any_other_in_all_else(cursor: db.Cursor, connection
     cursor.execute(ENDLESS)
     assert cursor.fetchmany(5000)[-1] == (5000,)
     assert cursor.execute(f"SELECT name FROM {table} WHERE name = ?", ("b",)).fetchall() == [("b",)]
-    with pytest.raises(db.ProgrammingError):
+    with pytest.raises(db.OperationalError):
         cursor.execute("SELECT nothing FROM nowhere")
-    with pytest.raises(db.ProgrammingError, match="overflow"):
+    with pytest.raises(db.OperationalError, match="overflow"):
         cursor.execute("SELECT abs(column1) FROM (VALUES (1), (-9223372036854775808))").fetchall()
     cursor.execute(ENDLESS)
     cursor.close()
-    with pytest.raises(db.InterfaceError):
+    with pytest.raises(db.ProgrammingError):
         cursor.fetchone()
     left_open = connection.cursor(db.StreamingCursor)
     left_open.execute(ENDLESS)
     connection.close()
-    with pytest.raises(db.InterfaceError):
+    with pytest.raises(db.ProgrammingError):
         left_open.fetchall()
     left_open.close()

@@ -10,7 +10,7 @@ from django.core.management import call_command
 def main(url: str, *command: str) -> None:
     settings.configure(
         INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "tests.django_site.shop"],
-        DATABASES={"default": {"ENGINE": "tests.django_site.backend", "NAME": url}},
+        DATABASES={"default": {"ENGINE": "bedrockish.django", "NAME": url}},
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         USE_TZ=True,
     )

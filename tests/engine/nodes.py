@@ -5,11 +5,11 @@ from typing import Any
 
 import apsw
 
-from bedrockish.core.records import Member, Membership, Prepared
+from bedrockish.api.requests import Request, Result, Statement, decode_results
+from bedrockish.core.protocol.records import Member, Membership, Prepared
 from bedrockish.engine.engine import Engine, Founding, Limits
-from bedrockish.requests import Request, Result, Statement, decode_results
-from journal.entry import GENESIS, Entry
-from journal.transaction import Transaction, Txid
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.transaction import Transaction, Txid
 
 MEMBERSHIP = Membership(0, {node: Member(node, f"localhost:{node}") for node in ("A", "B")})
 Sql = str | tuple[str, Any]

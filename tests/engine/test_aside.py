@@ -11,9 +11,10 @@ from typing import Any
 import apsw
 import pytest
 
-from bedrockish.core.records import Prepared
-from bedrockish.engine.aside import Aside, Work
-from bedrockish.engine.limits import TakesLongError
+from bedrockish.api.requests import Statement, decode_results
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.workspace import Work, Workspace
+from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import (
     BedrockishError,
     ConstraintError,
@@ -24,9 +25,8 @@ from bedrockish.errors import (
     TooLargeError,
     UnsupportedError,
 )
-from bedrockish.requests import Statement, decode_results
-from journal.errors import ReplayMismatchError
-from journal.replay import replay
+from bedrockish_journal.model.errors import ReplayMismatchError
+from bedrockish_journal.verify.replay import replay
 from tests.cluster.procedures import register
 from tests.engine.nodes import Limits, Sql, TestNode, contents, ids_like_sqlite, request
 
@@ -85,13 +85,13 @@ def node(tmp_path: Path) -> Iterator[TestNode]:
 
 
 @pytest.fixture
-def aside(node: TestNode) -> Iterator[Aside]:
-    aside = Aside(node.engine.beside())
+def aside(node: TestNode) -> Iterator[Workspace]:
+    aside = Workspace(node.engine.beside())
     yield aside
     aside.close()
 
 
-def begin(node: TestNode, aside: Aside) -> None:
+def begin(node: TestNode, aside: Workspace) -> None:
     node.save()
     aside.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), node.engine.applied_clock)
 
@@ -115,7 +115,7 @@ def in_thread(action: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("statements", REQUESTS, ids=lambda statements: str(statements[0])[:60])
 @pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
 def test_it_gives_what_the_loop_gives(
-    node: TestNode, aside: Aside, statements: tuple[Sql, ...], isolation: str
+    node: TestNode, aside: Workspace, statements: tuple[Sql, ...], isolation: str
 ) -> None:
     """Results, changes, footprint and errors are the same, and the next use knows nothing of it."""
     wanted = replace(request(*statements), isolation=isolation)
@@ -130,7 +130,7 @@ def test_it_gives_what_the_loop_gives(
     assert not aside.is_broken
 
 
-def test_it_sees_its_snapshot_while_others_commit_and_the_wal_begins_anew(node: TestNode, aside: Aside) -> None:
+def test_it_sees_its_snapshot_while_others_commit_and_the_wal_begins_anew(node: TestNode, aside: Workspace) -> None:
     """Whatever the file goes through, both connections show the moment of ``begin``."""
     draw = random.Random(5)
     engine = node.engine
@@ -155,7 +155,7 @@ def test_it_sees_its_snapshot_while_others_commit_and_the_wal_begins_anew(node: 
         aside.end()
 
 
-def test_a_change_larger_than_the_page_cache_is_taken_back(node: TestNode, aside: Aside) -> None:
+def test_a_change_larger_than_the_page_cache_is_taken_back(node: TestNode, aside: Workspace) -> None:
     """Pages that SQLite writes before the end of a transaction are in memory, and gone afterwards."""
     node.run("CREATE TABLE big(id INTEGER PRIMARY KEY, x BLOB)")
     many = (
@@ -171,7 +171,7 @@ def test_a_change_larger_than_the_page_cache_is_taken_back(node: TestNode, aside
     assert node.rows("SELECT count(*) FROM big") == [(0,)]
 
 
-def test_the_loop_can_stop_it(node: TestNode, aside: Aside) -> None:
+def test_the_loop_can_stop_it(node: TestNode, aside: Workspace) -> None:
     """A statement that would take for ever ends with the error that it was stopped with, and the place goes on."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     writing = f"INSERT INTO word {endless.replace('count(*)', 'i, 1')}"
@@ -190,7 +190,7 @@ def test_the_loop_can_stop_it(node: TestNode, aside: Aside) -> None:
     aside.end()
 
 
-def test_what_is_stopped_before_it_begins_does_not_begin(node: TestNode, aside: Aside) -> None:
+def test_what_is_stopped_before_it_begins_does_not_begin(node: TestNode, aside: Workspace) -> None:
     begin(node, aside)
     aside.stop(DeadlineError("enough"))
     assert in_thread(lambda: aside.execute(request("SELECT 1"))) == (DeadlineError, "enough")
@@ -202,7 +202,7 @@ def test_a_statement_has_its_time(tmp_path: Path) -> None:
     node = TestNode(tmp_path / "a.db", limits=Limits(statement_s=0.05))
     node.run("CREATE TABLE t(x)")
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n WHERE i < 0"
-    aside = Aside(node.engine.beside())
+    aside = Workspace(node.engine.beside())
     for text in (endless, f"INSERT INTO t {endless}"):
         with pytest.raises(StatementTimeoutError, match=r"longer than 0\.05 s") as caught:
             node.prepare(text)
@@ -232,7 +232,7 @@ def test_what_is_over_its_budget_in_the_loop_is_to_be_run_aside(node: TestNode) 
     schema = request("CREATE INDEX i ON numbers(x)", "DROP TABLE numbers")
     with pytest.raises(TakesLongError):
         node.engine.execute(schema, 0.0)
-    aside = Aside(node.engine.beside())
+    aside = Workspace(node.engine.beside())
     begin(node, aside)
     assert in_thread(lambda: aside.execute(schema)) == node.engine.execute(schema)
     aside.end()
@@ -243,7 +243,7 @@ def test_ids_that_were_given_aside_are_not_given_again(tmp_path: Path) -> None:
     node = TestNode(tmp_path / "a.db")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
     node.run("CREATE TABLE u(id INTEGER PRIMARY KEY, x)")
-    aside = Aside(node.engine.beside())
+    aside = Workspace(node.engine.beside())
     seen: set[int] = set()
     text = "INSERT INTO t(x) VALUES (1), (2) RETURNING id"
     for _ in range(3):
@@ -261,7 +261,7 @@ def test_ids_that_were_given_aside_are_not_given_again(tmp_path: Path) -> None:
     node.engine.close()
 
 
-def work(aside: Aside, action: Callable[[Work], Any]) -> tuple[Any, Any]:
+def work(aside: Workspace, action: Callable[[Work], Any]) -> tuple[Any, Any]:
     told: list[Any] = []
 
     def run(desk: Work) -> Prepared:
@@ -272,7 +272,7 @@ def work(aside: Aside, action: Callable[[Work], Any]) -> tuple[Any, Any]:
     return (told[0] if told else None), prepared
 
 
-def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode, aside: Aside) -> None:
+def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode, aside: Workspace) -> None:
     def action(desk: Work) -> Any:
         first = desk.run(Statement("SELECT count(*) FROM person")).rows
         desk.run(Statement("INSERT INTO person VALUES (10, 'Kim', 3)"))
@@ -294,7 +294,7 @@ def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode
     assert len(node.tables()["pet"]) == 3
 
 
-def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: TestNode, aside: Aside) -> None:
+def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: TestNode, aside: Workspace) -> None:
     def action(desk: Work) -> Any:
         with pytest.raises(UnsupportedError, match="may only read"):
             desk.run(Statement("DELETE FROM person"), read_only=True)
@@ -312,7 +312,7 @@ def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: 
     assert prepared.readonly
 
 
-def test_works_read_set_is_that_of_its_statements(node: TestNode, aside: Aside) -> None:
+def test_works_read_set_is_that_of_its_statements(node: TestNode, aside: Workspace) -> None:
     """The same points and ranges as of a request with the same statements."""
     texts = ["SELECT * FROM person WHERE id = 1", "SELECT * FROM pet WHERE kind = 'cat'", "UPDATE word SET n = 3"]
     begin(node, aside)
@@ -325,7 +325,7 @@ def test_works_read_set_is_that_of_its_statements(node: TestNode, aside: Aside) 
 def test_the_rows_of_each_statement_are_bounded(tmp_path: Path) -> None:
     """Not those of all together: work that reads a lot reads it piece by piece."""
     node = TestNode(tmp_path / "a.db", limits=Limits(result_bytes=10_000))
-    aside = Aside(node.engine.beside())
+    aside = Workspace(node.engine.beside())
     begin(node, aside)
     told, _ = work(aside, lambda desk: [len(desk.run(Statement("SELECT randomblob(1000)")).rows) for _ in range(20)])
     assert told == [1] * 20
@@ -338,7 +338,7 @@ def test_the_rows_of_each_statement_are_bounded(tmp_path: Path) -> None:
 
 def test_closing_it_leaves_sqlites_locks_alone(node: TestNode) -> None:
     """A closed descriptor on the file would drop the locks of the node's own connection."""
-    aside = Aside(node.engine.beside())
+    aside = Workspace(node.engine.beside())
     begin(node, aside)
     in_thread(lambda: aside.execute(request("DELETE FROM word")))
     aside.end()
@@ -357,7 +357,7 @@ def test_functions_of_a_plugin_are_everywhere_or_the_node_stops(tmp_path: Path) 
     first.run("CREATE INDEX loud ON word(shout(w))")
     first.run("INSERT INTO word VALUES ('a'), ('b')")
     assert first.rows("SELECT w FROM word ORDER BY w") == [("b",), ("a",)]
-    aside = Aside(first.engine.beside())
+    aside = Workspace(first.engine.beside())
     begin(first, aside)
     asked = request("UPDATE word SET w = 'c' WHERE shout(w) = 'A!'", "SELECT w FROM word ORDER BY w")
     assert decode_results(in_thread(lambda: aside.execute(asked)).result)[1].rows == [("c",), ("b",)]

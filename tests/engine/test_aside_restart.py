@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from bedrockish.engine.aside import Aside
+from bedrockish.engine.execution.workspace import Workspace
 from tests.engine.nodes import TestNode, request
 from tests.engine.test_aside import begin, in_thread
 
@@ -20,7 +20,7 @@ def test_what_a_killed_node_left_in_its_wal_is_seen_aside(tmp_path: Path) -> Non
         shutil.copy(tmp_path / "old" / name, tmp_path / "new" / name)
     killed.engine.close()
     node = TestNode(tmp_path / "new" / "a.db")
-    aside = Aside(node.engine.beside())
+    aside = Workspace(node.engine.beside())
     begin(node, aside)
     text = "UPDATE t SET n = n + 1 RETURNING n"
     assert in_thread(lambda: aside.execute(request(text))) == node.prepare(text)

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from bedrockish.core.records import Member, Membership, Vote, encode_membership
-from bedrockish.engine.autoid import stripe
-from bedrockish.engine.inserts import rewrite
+from bedrockish.core.protocol.records import Member, Membership, Vote, encode_membership
+from bedrockish.engine.statements.insert_rewriter import rewrite
+from bedrockish.engine.statements.rowid_allocator import stripe
 from bedrockish.errors import ConstraintError, SqlError, UnsupportedError
-from journal.changes import decode_changes
-from journal.footprint import conflict
-from journal.transaction import MEMBERS, Transaction, Txid
+from bedrockish_journal.model.changes import decode_changes
+from bedrockish_journal.model.footprint import conflict
+from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import Sql, TestNode, ids_like_sqlite
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from bedrockish.api.requests import Request, Statement, decode_results
 from bedrockish.errors import BedrockishError
-from bedrockish.requests import Request, Statement, decode_results
 from tests.engine.nodes import TestNode, ids_like_sqlite
 
 SCHEMA = """

@@ -2,10 +2,10 @@
 
 import pytest
 
-from bedrockish.engine import bulk
-from bedrockish.engine.bulk import BYTES_MAX, GROUP_MAX, POINTS_MAX, check_size, footprint
+from bedrockish.engine.readwrite import range_merge as bulk
+from bedrockish.engine.readwrite.range_merge import BYTES_MAX, GROUP_MAX, POINTS_MAX, check_size, footprint
 from bedrockish.errors import TooLargeError
-from journal.footprint import Footprint, clock_key, conflict
+from bedrockish_journal.model.footprint import Footprint, clock_key, conflict
 from tests.engine.nodes import TestNode
 
 

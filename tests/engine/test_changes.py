@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bedrockish.engine import changes
-from journal import feed
+from bedrockish.engine.statements import changes_vtab as changes
+from bedrockish_journal.feed import change_feed as feed
 from tests.engine.nodes import TestNode, request
 from tests.engine.test_versions import decide
 
@@ -31,7 +31,7 @@ def decoded(shop: TestNode, monkeypatch: pytest.MonkeyPatch, sql: str, params: A
         count += 1
         return real(*arguments)
 
-    monkeypatch.setattr("bedrockish.engine.changes.committed", counting)
+    monkeypatch.setattr("bedrockish.engine.statements.changes_vtab.committed", counting)
     return shop.rows(sql, params), count
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from bedrockish import drafting
-from bedrockish.control import parse_control
-from bedrockish.drafting import Drafting
-from bedrockish.engine import draft as drafts
-from bedrockish.engine.interactive import Interactive
-from bedrockish.engine.session import LOG_MAX, Logged, Session
+from bedrockish.api.requests import Result, Statement
+from bedrockish.engine.execution import ddl_workspace as drafts
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import LOG_MAX, Logged, Session
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -22,12 +20,14 @@ from bedrockish.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from bedrockish.requests import Result, Statement
-from journal.changes import OVERTAKEN
-from journal.entry import Entry
-from journal.replay import digest
-from journal.replay import replay as rebuild
-from journal.transaction import Transaction
+from bedrockish.node.transactions import ddl as drafting
+from bedrockish.node.transactions.ddl import SchemaTransactions
+from bedrockish.sqltext.transaction_control import parse_control
+from bedrockish_journal.model.changes import OVERTAKEN
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import Transaction
+from bedrockish_journal.verify.replay import digest
+from bedrockish_journal.verify.replay import replay as rebuild
 from tests.engine.nodes import Sql, TestNode, request
 
 ROOM = 1 << 20
@@ -39,13 +39,13 @@ class Desk:
     def __init__(self, path: Path) -> None:
         self.node = TestNode(path)
         self.interactive = Interactive(self.node.engine, lambda _footprint, _base: None)
-        self.drafting = Drafting(self.node.engine, self.interactive, self.durable)
+        self.schema_transactions = SchemaTransactions(self.node.engine, self.interactive, self.durable)
         self.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v UNIQUE)")
         self.node.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 
     async def durable(self) -> None:
         self.node.save()
-        self.drafting.at_boundary()
+        self.schema_transactions.at_boundary()
 
     async def run(self, session: Session, sql: Sql) -> Result:
         """Run one text, as ``Transactions`` does."""
@@ -53,10 +53,10 @@ class Desk:
         control = parse_control(statement.sql)
         if control is not None:
             assert session.draft is not None
-            await self.drafting.control(session, control)
+            await self.schema_transactions.control(session, control)
             return Result((), [])
         if session.draft is not None or self.interactive.is_schema(statement):
-            return (await self.drafting.run(session, statement, ROOM))[0]
+            return (await self.schema_transactions.run(session, statement, ROOM))[0]
         try:
             for piece, params in self.interactive.pieces(session, statement):
                 result, size = self.interactive.run(session, piece, params, ROOM)
@@ -69,7 +69,7 @@ class Desk:
 
     async def commit(self, session: Session) -> str:
         """Commit it, come into force, and return the failure."""
-        prepared = await self.drafting.finish(session)
+        prepared = await self.schema_transactions.finish(session)
         self.interactive.end(session)
         entry = self.node.entry(prepared)
         changed = Entry(self.node.node, entry.tick, entry.quorum, _later(entry), None, entry.prev)
@@ -121,6 +121,24 @@ async def test_what_was_done_before_is_part_of_it(desk: Desk, tmp_path: Path) ->
     assert rebuild([desk.node.path], tmp_path / "made.sqlite").digest == digest(desk.node.path)
 
 
+async def test_no_id_is_drawn(desk: Desk, tmp_path: Path) -> None:
+    """Whoever takes the highest id away under another name, and takes that back, has it again."""
+    session = Session(serializable=True)
+    await desk.run(session, "ALTER TABLE t ADD COLUMN w")
+    highest = f"INSERT INTO t(id, v) VALUES ({2**63 - 1}, 'last')"
+    for sql in (highest, "SAVEPOINT s", "DELETE FROM t WHERE id > 2", "ALTER TABLE t RENAME TO u", "ROLLBACK TO s"):
+        await desk.run(session, sql)
+    with pytest.raises(UnsupportedError, match="draw ids at random"):
+        await desk.run(session, "INSERT INTO t(v) VALUES ('x'), ('y')")
+    assert (await desk.run(session, "SELECT v FROM t ORDER BY id")).rows == [("a",), ("b",), ("last",)]
+    await desk.run(session, "DELETE FROM t WHERE v = 'last'")
+    await desk.run(session, "ALTER TABLE t ADD COLUMN more")  # after which the tables are looked at again
+    await desk.run(session, "INSERT INTO t(v) VALUES ('x'), ('y')")
+    assert await desk.commit(session) == ""
+    assert desk.node.rows("SELECT id, v FROM t ORDER BY id") == [(1, "a"), (2, "b"), (3, "x"), (4, "y")]
+    assert rebuild([desk.node.path], tmp_path / "made.sqlite").digest == digest(desk.node.path)
+
+
 @pytest.mark.parametrize(
     ("before", "between"),
     [
@@ -156,7 +174,7 @@ async def test_another_change_of_the_schema_ends_it(desk: Desk) -> None:
     session = Session(serializable=True)
     await desk.run(session, "CREATE TABLE u(x)")
     desk.node.run("CREATE TABLE other(x)")
-    for action in (desk.run(session, "SELECT 1"), desk.drafting.finish(session)):
+    for action in (desk.run(session, "SELECT 1"), desk.schema_transactions.finish(session)):
         with pytest.raises(ConflictError, match="schema"):
             await action
     desk.interactive.end(session)

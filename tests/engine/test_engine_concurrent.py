@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bedrockish.errors import ConstraintError, SqlError
-from journal.footprint import conflict
-from journal.replay import digest, replay
+from bedrockish_journal.model.footprint import conflict
+from bedrockish_journal.verify.replay import digest, replay
 from tests.engine.nodes import TestNode, contents, ids_like_sqlite
 from tests.engine.test_engine_apply import SCHEMA, plain, run_plain, statement
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from bedrockish.engine.durability import Wal
-from bedrockish.engine.opening import check_version
-from bedrockish.errors import ConfigError, DamagedError
+from bedrockish.engine.storage.database_file import check_version
+from bedrockish.engine.storage.wal import Wal
+from bedrockish.errors import ConfigError, DamagedError, UnavailableError
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import MEMBERSHIP, Engine, Founding, TestNode
 
@@ -101,7 +101,7 @@ def test_a_full_disk_is_said_so(make_node: MakeNode) -> None:
     prepared = node.prepare("SELECT 1")
     del prepared
 
-    with pytest.raises(DamagedError, match="the disk is full"):
+    with pytest.raises(UnavailableError, match="no room for what the statement needs"):
         node.prepare("INSERT INTO t(filler) VALUES (zeroblob(100000))")
 
     db.pragma("max_page_count", 1 << 30)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from bedrockish.api.requests import Statement
 from bedrockish.errors import SqlError, UnsupportedError
-from bedrockish.requests import Statement
 from tests.engine.nodes import TestNode
 
 
@@ -39,6 +39,7 @@ def test_an_insert(shop: TestNode) -> None:
             "table child: 1",
         ],
         "wider": [],
+        "advice": [],
         "error": "",
     }
 
@@ -62,10 +63,18 @@ def test_reads(shop: TestNode, sql: str, params: tuple[Any, ...], reads: list[st
 
 def test_why_a_read_is_wider_than_it_may_be(shop: TestNode) -> None:
     found = told(shop, "DELETE FROM parent WHERE id = (SELECT max(id) FROM parent)")
-    assert found["wider"] == [
+    assert sorted(found["wider"]) == [
         ["table parent", "Last with no bound"],
         ["table parent", "SeekRowid by a value from another row"],
     ]
+
+
+def test_what_to_do_about_a_wide_read_is_told(shop: TestNode) -> None:
+    found = told(shop, "SELECT id FROM parent WHERE n = 5")
+    assert found["advice"] == ['CREATE INDEX ... ON "parent"("n"), so that it need not look at all']
+    found = told(shop, "SELECT * FROM child c JOIN parent p ON p.id = c.parent + 1 WHERE c.rowid = 1")
+    assert found["advice"] == ["look that value up by a statement of its own, and give it as a parameter"]
+    assert told(shop, "SELECT * FROM child c JOIN parent p ON p.id = c.parent WHERE c.rowid = 1")["advice"] == []
 
 
 def test_a_schema_statement_is_tried(shop: TestNode) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import apsw
 import pytest
 
-from bedrockish.engine.interactive import Interactive
-from bedrockish.engine.session import Session
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, SqlError, TooLargeError
-from journal.footprint import Footprint, conflict
+from bedrockish_journal.model.footprint import Footprint, conflict
 from tests.engine.nodes import Limits, Sql, TestNode, contents, request
+from tests.engine.test_budget import Clocks
 
 SCHEMA = """
 CREATE TABLE account(id INTEGER PRIMARY KEY, v INTEGER NOT NULL CHECK(v >= -50), name TEXT UNIQUE);
@@ -383,3 +385,41 @@ def test_a_change_of_the_schema_ends_what_is_open(desk: Desk) -> None:
         with pytest.raises(ConflictError, match="schema"):
             desk.run(held, "SELECT 1")
         desk.interactive.end(held)
+
+
+def test_a_foreign_key_to_columns_that_are_not_unique_is_an_error_of_the_client(desk: Desk) -> None:
+    """SQLite says so where it looks; here that is at COMMIT, for a broken key whose count was lost meanwhile."""
+    desk.node.run(
+        "CREATE TABLE p(id INTEGER PRIMARY KEY)",
+        "CREATE TABLE x(id INT, p REFERENCES p DEFERRABLE INITIALLY DEFERRED)",
+        "CREATE TABLE y(x REFERENCES x(id))",
+    )
+    session = desk.begin()
+    desk.run(session, "INSERT INTO x VALUES (1, 1)")
+    desk.node.run("INSERT INTO p VALUES (2)")
+    with pytest.raises(SqlError, match="foreign key mismatch"):
+        desk.commit(session)
+    desk.interactive.end(session)
+
+
+def test_what_is_done_again_is_not_the_statements_to_pay_for(tmp_path: Path) -> None:
+    """SQLite rolls back the open batch with a write that it interrupts. Doing that again may take long: it must not end
+    for the budget of the statement, which is over."""
+    clocks = Clocks()
+    desk = Desk(tmp_path / "A.sqlite", seconds=clocks.seconds, busy=clocks.busy)
+    node = desk.node
+    node.run("CREATE TABLE t(x)")
+    node.save()
+    node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY, v UNIQUE)" for number in range(400)))  # not saved
+    session = desk.begin()
+    desk.run(session, "INSERT INTO t VALUES (1)")
+    long = "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 50000) SELECT i FROM n"
+    ((piece, params),) = desk.interactive.pieces(session, request(long).statements[0])
+    clocks.thread_step = 0.005
+    with pytest.raises(TakesLongError):
+        desk.interactive.run(session, piece, params, 1 << 20, 0.05)
+    clocks.thread_step = 0.0
+    assert desk.run(session, "SELECT count(*) FROM t") == [([(1,)], -1)]
+    desk.commit(session)
+    assert node.rows("SELECT count(*) FROM sqlite_schema WHERE name LIKE 't%' AND type = 'table'") == [(401,)]
+    desk.close()

@@ -1,13 +1,14 @@
 """Encoded keys must sort and be equal exactly as SQLite sorts and compares the values themselves."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bedrockish.engine.keys import (
+from bedrockish.engine.sqlite.key_encoding import (
     BINARY,
     NOCASE,
     RTRIM,
@@ -115,3 +116,10 @@ def test_affinity_is_what_a_column_would_store() -> None:
         found = apply_affinity(value, letter)
         assert (type(found), found) == (type(stored), stored), (letter, value)
         _db.execute("DROP TABLE temp.stored")
+
+
+def test_values_are_converted_in_several_threads_at_once() -> None:
+    """Requests run in several, and an apsw connection refuses a second thread."""
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda number: [apply_affinity(f"{number}.0", "D") for _ in range(300)], range(8)))
+    assert found == [[number] * 300 for number in range(8)]

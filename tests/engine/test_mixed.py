@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from bedrockish.core.tickets import schema_failed
-from bedrockish.engine.limits import Limits, TakesLongError
-from bedrockish.engine.mixed import literal
+from bedrockish.api.requests import decode_results
+from bedrockish.core.coordinator.request import schema_failed
+from bedrockish.engine.execution.ddl_execution import literal
+from bedrockish.engine.sqlite.limits import Limits, TakesLongError
 from bedrockish.errors import ConflictError, ConstraintError, SqlError, TooLargeError, UnsupportedError
-from bedrockish.requests import decode_results
-from journal.changes import OVERTAKEN, decode_statements
-from journal.entry import Entry
-from journal.replay import digest, replay
+from bedrockish_journal.model.changes import OVERTAKEN, decode_statements
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.verify.replay import digest, replay
 from tests.engine.nodes import Sql, TestNode, request
 from tests.engine.test_versions import decide
 
@@ -209,6 +209,7 @@ def test_a_text_that_is_no_sql(shop: TestNode) -> None:
         -(1 << 63),
         (1 << 63) - 1,
         0.1,
+        -0.0,
         1e300,
         float("-inf"),
         "it's",
@@ -225,7 +226,7 @@ def test_values_are_written_into_the_text_as_they_are(shop: TestNode, value: Any
     assert (row[1], row[4]) == ("b", value)
     entry = decide(shop, "CREATE TABLE t(x)", ("INSERT INTO t VALUES (?)", [value]))
     assert force(shop, entry) == ""
-    assert shop.rows("SELECT x FROM t") == [(value,)]
+    assert repr(shop.rows("SELECT x FROM t")) == repr([(value,)])
     assert decode_statements(entry.transaction.changes)[0] == "CREATE TABLE t(x)"
 
 
@@ -243,3 +244,63 @@ def test_a_foreign_key_that_cannot_be_checked(shop: TestNode) -> None:
     shop.run("CREATE TABLE odd(name REFERENCES item(name))")
     with pytest.raises(SqlError, match="foreign key mismatch"):
         shop.prepare("PRAGMA foreign_keys = OFF", "ALTER TABLE part ADD COLUMN more")
+
+
+HIGHEST = 2**63 - 1
+DRAWS = {
+    "after a given one": [f"INSERT INTO big VALUES ({HIGHEST}, 'a')", "INSERT INTO big(x) VALUES ('b'), ('c')"],
+    "in one statement": [f"INSERT INTO big VALUES ({HIGHEST}, 'a'), (NULL, 'b'), (NULL, 'c')"],
+    "one row": [f"INSERT INTO big VALUES ({HIGHEST}, 'a')", "INSERT INTO big(x) VALUES ('b')"],
+    "where it was replaced": [f"INSERT INTO big VALUES ({HIGHEST}, 'a')", "REPLACE INTO big(x) VALUES ('a')"],
+    "after an update": [
+        "INSERT INTO big(x) VALUES ('a')",
+        f"UPDATE big SET id = {HIGHEST}",
+        "INSERT INTO big(x) SELECT 1",
+    ],
+    "in a trigger": [
+        f"""CREATE TRIGGER draws AFTER INSERT ON item BEGIN INSERT INTO big VALUES ({HIGHEST}, 0);
+        INSERT INTO big(x) VALUES (1); DELETE FROM big WHERE x = 0; END""",
+        "INSERT INTO item VALUES (7, 'g')",
+    ],
+    "under another name": [
+        f"INSERT INTO big VALUES ({HIGHEST}, 'a')",
+        "ALTER TABLE big RENAME TO huge",
+        "INSERT INTO huge(x) VALUES ('b'), ('c')",
+    ],
+    "without a key": [
+        "CREATE TABLE bare(x)",
+        f"INSERT INTO bare(rowid, x) VALUES ({HIGHEST}, 'a')",
+        "INSERT INTO bare SELECT 1 UNION ALL SELECT 2",
+    ],
+}
+
+
+@pytest.mark.parametrize("statements", DRAWS.values(), ids=DRAWS)
+def test_no_id_is_drawn(shop: TestNode, statements: list[str]) -> None:
+    """With the highest id taken, SQLite draws further ones: each node others, and their tables were not the same."""
+    with pytest.raises(UnsupportedError, match="draw ids at random"):
+        shop.prepare("CREATE TABLE big(id INTEGER PRIMARY KEY, x UNIQUE)", *statements)
+
+
+def test_no_id_is_drawn_at_the_cut(shop: TestNode, tmp_path: Path) -> None:
+    """The highest id may be taken after the change was tried: then the change fails, on every node alike."""
+    entry = decide(shop, "ALTER TABLE item ADD COLUMN w", "INSERT INTO item(name) VALUES ('x'), ('y')")
+    shop.run(f"INSERT INTO item VALUES ({HIGHEST}, 'last')")
+    failure = force(shop, entry)
+    assert failure.startswith(OVERTAKEN)
+    assert "draw ids at random" in failure
+    assert shop.rows("SELECT name FROM item ORDER BY id") == [("a",), ("b",), ("last",)]
+    same_in_replays(shop, tmp_path)
+
+
+def test_ids_that_are_not_drawn(shop: TestNode, tmp_path: Path) -> None:
+    """A table with the highest id can be made anew, and others be written; one that counts its ids is full."""
+    shop.run(f"INSERT INTO item VALUES ({HIGHEST}, 'last')")
+    entry = decide(shop, *REMAKE, "INSERT INTO part(item, n) VALUES (1, 2), (1, 3)", "UPDATE item SET price = 1")
+    assert force(shop, entry) == ""
+    same_in_replays(shop, tmp_path)
+    row = f"INSERT INTO migration(id, app) VALUES ({HIGHEST}, 'last')"
+    entry = decide(shop, "CREATE TABLE more(x)", row, "INSERT INTO migration(id, app) VALUES (77, 'given')")
+    assert force(shop, entry) == ""
+    with pytest.raises(ConstraintError, match="ids"):
+        shop.prepare("CREATE TABLE other(x)", "INSERT INTO migration(app) VALUES ('none is left')")

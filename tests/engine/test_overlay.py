@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from bedrockish.engine.overlay import Moment, Overlay, OverlayFile, salt_of
+from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile, salt_of
 
 SUM = "SELECT count(*), sum(n), sum(id * n), sum(length(note)) FROM t"
 
@@ -143,7 +143,7 @@ def test_much_that_is_written_is_not_kept_in_memory(
 ) -> None:
     """Neither new pages nor old ones; nothing beside the file shows it, and the rows are those of plain SQLite."""
     room = 40_000
-    monkeypatch.setattr("bedrockish.engine.overlay.MEMORY_BYTES", room)
+    monkeypatch.setattr("bedrockish.engine.storage.overlay_vfs.MEMORY_BYTES", room)
     plain = apsw.Connection(":memory:")
     bench.writer.execute("PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
     with plain.backup("main", bench.writer, "main") as backup:
@@ -188,7 +188,7 @@ def test_much_that_is_written_is_not_kept_in_memory(
 
 def test_a_full_disk_ends_a_long_statement_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is SQLite's own, and the place can be used again."""
-    monkeypatch.setattr("bedrockish.engine.overlay.MEMORY_BYTES", 0)
+    monkeypatch.setattr("bedrockish.engine.storage.overlay_vfs.MEMORY_BYTES", 0)
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")

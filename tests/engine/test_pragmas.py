@@ -2,9 +2,9 @@
 
 import pytest
 
-from bedrockish.engine.pragmas import is_replicated
+from bedrockish.engine.statements.pragmas import is_replicated
 from bedrockish.errors import ConstraintError, UnsupportedError
-from journal.transaction import ROWS, SCHEMA
+from bedrockish_journal.model.transaction import ROWS, SCHEMA
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode
 
@@ -56,7 +56,7 @@ def test_checks_may_be_put_off_for_one_request(family: TestNode) -> None:
     with pytest.raises(ConstraintError):
         family.run(defer, "PRAGMA defer_foreign_keys = OFF", CHILD, PARENT)
     with pytest.raises(UnsupportedError):
-        family.run(defer + "; PRAGMA journal_mode = DELETE")
+        family.run(defer + "; PRAGMA recursive_triggers = ON")
     with pytest.raises(ConstraintError):
         family.run(CHILD, PARENT)
 

@@ -3,11 +3,11 @@
 import apsw
 import pytest
 
-from bedrockish.engine.keys import Spec, encode, index_prefix, prefix_range, table_key
-from bedrockish.engine.readset import EVERYTHING, analyse
-from bedrockish.engine.schema import read_schema
-from bedrockish.requests import decode_results
-from journal.footprint import HIGH, Range, object_range
+from bedrockish.api.requests import decode_results
+from bedrockish.engine.readwrite.readset import EVERYTHING, analyse
+from bedrockish.engine.sqlite.catalog import read_schema
+from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, prefix_range, table_key
+from bedrockish_journal.model.footprint import HIGH, Range, object_range
 from tests.engine.nodes import TestNode
 
 DDL = """
@@ -121,21 +121,47 @@ def test_a_like_without_wildcards_in_front_is_a_range(db: apsw.Connection) -> No
     ("sql", "name"),
     [
         ("SELECT * FROM accounts WHERE balance = ?", "t:accounts"),
-        ("SELECT * FROM accounts WHERE balance / 2 = ?", "i:by_half"),
-        ("SELECT * FROM entries e JOIN hits h ON h.page = e.day WHERE e.account = ?", "i:sqlite_autoindex_hits_1"),
+        (
+            "SELECT * FROM entries e JOIN hits h ON h.page = e.day || '!' WHERE e.account = ?",
+            "i:sqlite_autoindex_hits_1",
+        ),
         ("SELECT * FROM accounts WHERE id = (SELECT max(number) FROM entries WHERE day = ?)", "t:accounts"),
     ],
 )
-def test_what_depends_on_other_rows_is_a_whole_object_and_says_so(db: apsw.Connection, sql: str, name: str) -> None:
+def test_what_is_computed_from_other_rows_is_a_whole_object_and_says_so(
+    db: apsw.Connection, sql: str, name: str
+) -> None:
     plan = analyse(db, read_schema(db), sql, 1)
     assert object_range(name) in plan.bind((1,))[1]
     assert name in {fallen for _, fallen in plan.fallbacks}
 
 
+def test_an_index_on_an_expression_is_read_by_value(db: apsw.Connection) -> None:
+    one, low, high = (index_prefix("by_half", [value], (Spec(),)) for value in (1, 3, 7))
+    assert reads(db, "SELECT * FROM accounts WHERE balance / 2 = ?", 1) == ([], [prefix_range(one)])
+    assert reads(db, "SELECT id FROM accounts WHERE balance / 2 BETWEEN ? AND ?", 3, 7) == ([], [(low, high + HIGH)])
+
+
+def test_a_virtual_column_is_read_by_value_and_up_to_a_collation_of_ones_own() -> None:
+    db = apsw.Connection(":memory:")
+    db.create_collation("backwards", lambda a, b: (a[::-1] > b[::-1]) - (a[::-1] < b[::-1]))
+    db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER, twice INTEGER AS (n * 2) VIRTUAL, name TEXT)")
+    db.execute("CREATE INDEX by_twice ON t(twice, lower(name))")
+    db.execute("CREATE INDEX by_name ON t(n, name COLLATE backwards)")
+    db.execute("CREATE INDEX odd ON t(name COLLATE backwards)")
+    first = index_prefix("by_twice", [4, "ann"], (Spec(), Spec()))
+    assert reads(db, "SELECT id FROM t WHERE twice = ? AND lower(name) = ?", 4, "ann") == ([], [prefix_range(first)])
+    named = prefix_range(index_prefix("by_name", [1], (Spec(),)))
+    assert reads(db, "SELECT id FROM t WHERE n = ? AND name = ? COLLATE backwards", 1, "x") == ([], [named])
+    plan = analyse(db, read_schema(db), "SELECT id FROM t WHERE name = ? COLLATE backwards", 1)
+    assert object_range("i:odd") in plan.bind(("x",))[1]
+    assert "i:odd" in {name for _, name in plan.fallbacks}
+
+
 def test_triggers_count(db: apsw.Connection) -> None:
     plan = analyse(db, read_schema(db), "INSERT INTO entries VALUES (?, ?, NULL)", 2)
     assert "hits" in plan.tables
-    assert object_range("i:sqlite_autoindex_hits_1") in plan.bind(("mon", 1))[1]
+    assert plan.bind(("mon", 1))[1] == [prefix_range(index_prefix("sqlite_autoindex_hits_1", ["mon"], (Spec(),)))]
 
 
 def test_constraints_are_left_to_the_rows_unless_the_statement_failed(db: apsw.Connection) -> None:
@@ -191,7 +217,9 @@ def test_a_parameter_used_twice_is_one_parameter(db: apsw.Connection) -> None:
 
 
 def test_an_unknown_opcode_reads_everything(db: apsw.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bedrockish.engine.seeks.KNOWN", frozenset({"Init", "Transaction", "OpenRead"}))
+    monkeypatch.setattr(
+        "bedrockish.engine.readwrite.cursor_ranges.KNOWN", frozenset({"Init", "Transaction", "OpenRead"})
+    )
     assert set(reads(db, "SELECT * FROM accounts WHERE id = 1")[1]) == set(EVERYTHING)
 
 

@@ -2,8 +2,10 @@
 
 import pytest
 
-from tools.soundness import Tally, search
+from tools.soundness import Tally, UnsoundError, examine, search
+from tools.soundness_cases import Case
 from tools.soundness_faults import FAULTS, broken
+from tools.soundness_witnesses import WITNESSES
 
 
 def test_no_change_that_meets_no_key_changes_what_a_statement_does() -> None:
@@ -18,6 +20,47 @@ def test_no_change_that_meets_no_key_changes_what_a_statement_does() -> None:
 def test_a_broken_analysis_is_found(name: str) -> None:
     with broken(name):
         assert search(400, 7, Tally()) is not None
+
+
+@pytest.mark.parametrize("name", sorted(WITNESSES))
+def test_what_a_mistake_would_show_in_is_sound(name: str) -> None:
+    examine(WITNESSES[name], Tally())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dependents-are-nothing",
+        "one-row-is-enough",
+        "one-level-is-enough",
+        "once-round-a-circle",
+        "own-rows-are-as-before",
+        "missed-rows-are-nothing",
+        "nothing-is-looked-for-by-null",
+        "values-of-the-caller-are-forgotten",
+        "ends-are-the-same",
+        "every-row-counts-for-limit",
+        "offset-is-nothing",
+        "loops-end-a-row-early",
+        "own-writes-come-later",
+        "loops-end-in-triggers",
+        "computed-by-row",
+        "given-ids-are-nothing",
+        "partners-are-always-there",
+        "ends-are-converted",
+    ],
+)
+def test_each_mistake_about_dependent_reads_has_a_witness(name: str) -> None:
+    with broken(name):
+        assert any(_is_unsound(case) for case in WITNESSES.values())
+
+
+def _is_unsound(case: Case) -> bool:
+    try:
+        examine(case, Tally())
+    except UnsoundError:
+        return True
+    return False
 
 
 @pytest.mark.slow

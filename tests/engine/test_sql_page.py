@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnsupportedError
-from journal.transaction import SCHEMA as SCHEMA_KIND
+from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode, contents
 
@@ -44,7 +44,7 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
     "`PRAGMA foreign_keys = OFF`": [("PRAGMA foreign_keys = OFF", UnsupportedError)],
     "any other PRAGMA": [
         (f"PRAGMA {text}", UnsupportedError)
-        for text in ("journal_mode = DELETE", "synchronous = OFF", "writable_schema = 1", "recursive_triggers = 1")
+        for text in ("case_sensitive_like = ON", "query_only = 1", "writable_schema = 1", "recursive_triggers = 1")
     ],
     "`random()`, the time of day, `CURRENT_TIMESTAMP`": [
         ("CREATE TABLE u(x); INSERT INTO u VALUES (random())", UnsupportedError),
@@ -81,6 +81,10 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
     "a `VIRTUAL` generated column": [
         ("CREATE TABLE u(x PRIMARY KEY, y AS (x)) WITHOUT ROWID", UnsupportedError),
     ],
+    "a `CHECK` that calls": [
+        ("CREATE TABLE u(x CHECK (x > random()))", UnsupportedError),
+        ("ALTER TABLE t ADD COLUMN x CHECK (x > cluster_clock())", UnsupportedError),
+    ],
     "columns named `rowid`": [('CREATE TABLE u("rowid", _rowid_, oid)', UnsupportedError)],
     "text that is not UTF-8": [("INSERT INTO t(name) VALUES (CAST(x'ff' AS TEXT))", SqlError)],
 }
@@ -89,6 +93,10 @@ AS_IN_SQLITE: dict[str, list[str]] = {
     "`PRAGMA foreign_keys = ON`": ["PRAGMA foreign_keys = ON"],
     "`PRAGMA defer_foreign_keys": [
         "PRAGMA defer_foreign_keys = ON; INSERT INTO child VALUES (9); INSERT INTO parent VALUES (9)"
+    ],
+    "`journal_mode`, `synchronous`": [
+        "PRAGMA journal_mode = DELETE; PRAGMA synchronous = OFF; PRAGMA busy_timeout = 5000; PRAGMA cache_size = -9000",
+        "PRAGMA temp_store = 2; PRAGMA mmap_size = 9; PRAGMA optimize; PRAGMA wal_checkpoint; PRAGMA secure_delete = 1",
     ],
     "PRAGMAs that read": ["PRAGMA table_info(t)", "PRAGMA foreign_key_check", "PRAGMA user_version"],
     "`random()`": [

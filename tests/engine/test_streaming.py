@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.engine.streaming import BATCH_BYTES, Batches, compile_read, footprint_of
+from bedrockish.api.requests import Statement, decode_results
+from bedrockish.engine.execution.cursor import BATCH_BYTES, Batches, compile_read, footprint_of
 from bedrockish.errors import SqlError, TooLargeError, UnavailableError
-from bedrockish.requests import Statement, decode_results
 from tests.engine.test_interactive import Desk
 
 MANY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT ?) SELECT i, zeroblob(?) FROM n"
@@ -24,7 +24,8 @@ def desk(tmp_path: Path) -> Desk:
 
 def batches(desk: Desk, sql: str, *params: object) -> Batches:
     interactive = desk.interactive
-    return Batches(interactive.readers.take(), *compile_read(interactive.parts, Statement(sql, params)))
+    piece, values = compile_read(interactive.parts, Statement(sql, params))
+    return Batches(interactive.readers.take(), piece, values, interactive.parts.executor.lengths(piece))
 
 
 def test_all_rows_in_order_and_no_batch_much_longer_than_its_bound(desk: Desk) -> None:
@@ -69,7 +70,10 @@ def test_a_reading_is_stopped_from_another_thread(desk: Desk) -> None:
 def test_what_a_stream_reads_is_known(desk: Desk) -> None:
     """For a strict one, a majority is asked about it."""
     parts = desk.interactive.parts
-    footprint = footprint_of(parts, *compile_read(parts, Statement("SELECT v FROM t WHERE id = ?", (7,))))
+    piece, params = compile_read(parts, Statement("SELECT v FROM t WHERE id = ?", (7,)))
+    snapshot = desk.interactive.readers.take()
+    footprint = footprint_of(parts, piece, params, snapshot)
+    desk.interactive.readers.give_back(snapshot)
     assert footprint.read_points
     assert not footprint.read_ranges
     assert not footprint.write_points

@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from bedrockish.core.records import Prepared
-from bedrockish.engine import bulk
-from bedrockish.engine.clocks import ClockNeededError
+from bedrockish.api.requests import SNAPSHOT, Request, Result, decode_results
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.readwrite import range_merge as bulk
+from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import ConstraintError
-from bedrockish.requests import SNAPSHOT, Request, Result, decode_results
-from journal.changes import decode_changes
+from bedrockish_journal.model.changes import decode_changes
 from tests.engine.nodes import Limits, Sql, TestNode, ids_like_sqlite, request
 
 SCHEMA = """
@@ -157,7 +157,7 @@ def test_their_results_travel_and_count(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_without_time_the_first_one_is_left_to_its_own(bank: TestNode) -> None:
     ticks = iter(range(10**9))
-    bank.engine._executor._limits = replace(bank.engine._executor._limits, seconds=lambda: float(next(ticks)))
+    bank.engine._executor._budget._limits = replace(bank.engine._executor._limits, busy=lambda: float(next(ticks)))
     prepared = bank.engine.execute_together(named(*[ADD] * 50), 20.0)
     assert len(prepared.joined) < 20
 

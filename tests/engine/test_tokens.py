@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bedrockish.engine.tokens import NotTokensError, parameter_numbers, tokens
+from bedrockish.sqltext.tokenizer import NotTokensError, parameter_numbers, tokens
 
 
 def texts(sql: str) -> list[str]:

@@ -8,11 +8,11 @@ import apsw
 import pytest
 
 from bedrockish.engine.engine import Engine
-from journal.entry import Entry
-from journal.replay import digest, replay
-from journal.schema import ACTIVE, FAILED, SCHEDULED, Standing
-from journal.transaction import Transaction, Txid, decode_transaction
-from journal.verify import verify
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
+from bedrockish_journal.storage.schema_history import ACTIVE, FAILED, SCHEDULED, Standing
+from bedrockish_journal.verify.replay import digest, replay
+from bedrockish_journal.verify.verify import verify
 from tests.engine.nodes import MEMBERSHIP, Sql, TestNode
 
 

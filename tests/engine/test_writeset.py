@@ -5,10 +5,11 @@ from typing import Any
 import apsw
 import pytest
 
-from bedrockish.engine.keys import Spec, encode, index_prefix, table_key
-from bedrockish.engine.schema import read_schema
-from bedrockish.engine.writeset import WriteKeys
-from journal.footprint import object_range
+from bedrockish.engine.readwrite.writeset import WriteKeys
+from bedrockish.engine.sqlite.catalog import read_schema
+from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, table_key
+from bedrockish_journal.model.footprint import conflict, object_range
+from tests.engine.conftest import MakeNode
 
 
 def keys_of(ddl: str) -> WriteKeys:
@@ -75,11 +76,94 @@ def test_without_rowid_the_primary_key_is_the_place() -> None:
     assert set(points) == {b"t:w\0" + place, b"i:by_c\0" + encode(3) + place}
 
 
-@pytest.mark.parametrize("index", ["lower(a)", "a COLLATE odd", "v"])
-def test_an_index_that_rows_do_not_tell_is_keyed_by_row(index: str) -> None:
-    keys = keys_of(f"CREATE TABLE x(a, v AS (a || 'x')); CREATE UNIQUE INDEX i ON x({index})")
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        ("a COLLATE odd", b""),
+        ("a, v COLLATE odd", encode("text")),
+        ("lower(a), v COLLATE odd, a", encode("text")),
+        ("v", encode("textx")),
+    ],
+)
+def test_an_index_is_keyed_by_value_as_far_as_rows_tell_it_and_then_by_row(index: str, told: bytes) -> None:
+    keys = keys_of(f"CREATE TABLE x(a, v AS (a || 'x')); CREATE INDEX i ON x({index})")
     points, ranges = keys.keys("x", 4, 4, None, ("text",))
-    assert (set(points), ranges) == ({table_key("x", 4), b"i:i\0" + encode(4)}, [])
+    assert (set(points), ranges) == ({table_key("x", 4), b"i:i\0" + told + encode(4)}, [])
+
+
+COMPUTED = (  # an index on x(id, a, b, v AS (lower(a))), and its entry for the row (4, 'Text', 7)
+    ("lower(a)", ("text",)),
+    ("v", ("text",)),
+    ("lower(a), b DESC", ("text", 7)),
+    ("b, v COLLATE NOCASE", (7, "text")),
+    ("\"b\" + 1, [a] || ')' || ',' DESC", (8, "Text),")),
+    ("CASE WHEN b > 5 THEN lower(a) END ASC", ("text",)),
+    ("lower(a) /* , ( */, -- ) , (\n b", ("text", 7)),
+    ("CAST(b AS TEXT)", ("7",)),
+    ("a || id", ("Text4",)),
+)
+
+
+@pytest.mark.parametrize("unique", ["CREATE UNIQUE INDEX i ON x({})", 'CREATE UNIQUE INDEX IF NOT EXISTS "i" ON x({})'])
+@pytest.mark.parametrize(("index", "entry"), COMPUTED)
+def test_a_unique_value_that_is_computed_is_a_key(unique: str, index: str, entry: tuple[Any, ...]) -> None:
+    keys = keys_of("CREATE TABLE x(id INTEGER PRIMARY KEY, a TEXT, b INT, v AS (lower(a)));" + unique.format(index))
+    specs = tuple(
+        Spec("NOCASE" if "NOCASE" in index and part == "text" else "BINARY", "DESC" in index and part in (7, "Text),"))
+        for part in entry
+    )
+    points, ranges = keys.keys("x", 4, 4, None, (4, "Text", 7))
+    assert ranges == []
+    assert set(points) == {
+        table_key("x", 4),
+        index_prefix("i", entry, specs),
+        index_prefix("i", [*entry, 4], (*specs, Spec())),
+    }
+    moved, _ = keys.keys("x", 4, 4, (4, "Text", 7), (4, "Text", 7))
+    assert set(moved) == {table_key("x", 4), index_prefix("i", [*entry, 4], (*specs, Spec()))}
+
+
+def test_a_value_that_depends_on_the_encoding_of_texts_is_computed_in_it() -> None:
+    ddl = "CREATE TABLE x(a TEXT); CREATE UNIQUE INDEX i ON x(length(CAST(a AS BLOB)))"
+    for encoding, length in (("UTF-8", 2), ("UTF-16le", 4)):
+        points, _ = keys_of(f"PRAGMA encoding = '{encoding}'; {ddl}").keys("x", 4, 4, None, ("ab",))
+        assert index_prefix("i", [length], (Spec(),)) in points
+
+
+def test_a_computed_value_that_is_taken_and_one_that_is_left_are_written() -> None:
+    keys = keys_of("CREATE TABLE x(a TEXT, b); CREATE UNIQUE INDEX i ON x(lower(a))")
+    points, _ = keys.keys("x", 4, 4, ("One", 1), ("TWO", 1))
+    assert {index_prefix("i", [one], (Spec(),)) for one in ("one", "two")} < set(points)
+    null, _ = keys.keys("x", 4, 4, None, (None, 1))
+    assert set(null) == {table_key("x", 4), index_prefix("i", [None, 4], (Spec(), Spec()))}
+
+
+def test_a_value_that_cannot_be_computed_is_the_whole_table() -> None:
+    """A partial index computes it only for rows that it holds."""
+    keys = keys_of("CREATE TABLE x(a); CREATE UNIQUE INDEX i ON x(a ->> '$.k') WHERE json_valid(a)")
+    points, ranges = keys.keys("x", 4, 4, None, ('{"k": 5}',))
+    assert (index_prefix("i", [5], (Spec(),)) in points, ranges) == (True, [])
+    points, ranges = keys.keys("x", 4, 4, ('{"k": 5}',), ("no JSON",))
+    assert points == []
+    assert object_range("t:x") in ranges
+    assert object_range("i:i") in ranges
+
+
+def test_a_unique_value_under_a_foreign_collation_is_the_whole_index() -> None:
+    """Nobody can tell by their bytes which values it holds equal."""
+    keys = keys_of("CREATE TABLE x(a TEXT COLLATE odd UNIQUE, b)")
+    name = "sqlite_autoindex_x_1"
+    for old, new, whole in (
+        (None, ("p", 1), True),
+        (("p", 1), None, True),
+        (("p", 1), ("q", 1), True),
+        (("p", 1), ("p", 2), False),
+        (None, (None, 1), False),
+        ((None, 1), ("p", 1), True),
+    ):
+        points, ranges = keys.keys("x", 4, 4, old, new)
+        assert table_key("x", 4) in points
+        assert ranges == ([object_range("i:" + name)] if whole else []), (old, new)
 
 
 def test_a_primary_key_under_a_foreign_collation_is_the_whole_table() -> None:
@@ -141,3 +225,23 @@ def test_a_child_reads_every_parent_where_sqlites_two_ways_to_match_them_differ(
 def test_a_parent_that_cannot_be_keyed_is_read_whole() -> None:
     keys = keys_of("CREATE TABLE p(a COLLATE odd UNIQUE); CREATE TABLE children(id, a REFERENCES p(a))")
     assert keys.reads("children", 1, 1, None, (1, "x")) == ([], [object_range("t:p")])
+
+
+@pytest.mark.parametrize("index", ["lower(name)", "low", "name COLLATE odd"])
+def test_that_a_computed_value_is_free_is_no_read_of_its_index(make_node: MakeNode, index: str) -> None:
+    """The keys of the new rows say so: INSERTs of other values go on beside each other, at serializable, too."""
+    node = make_node(prepare=lambda db: db.create_collation("odd", lambda a, b: (a > b) - (a < b)))
+    node.run(
+        "CREATE TABLE x(id INTEGER PRIMARY KEY, name TEXT, low AS (lower(name)))",
+        f"CREATE UNIQUE INDEX i ON x({index})",
+    )
+
+    def met(*statements: str) -> bool:
+        one, other = (node.prepare(sql).footprint for sql in statements)
+        return conflict(one, other) is not None
+
+    insert = "INSERT INTO x(id, name) VALUES ({}, '{}')"
+    assert met(insert.format(1, "same"), insert.format(2, "same"))
+    assert met(insert.format(1, "a"), insert.format(2, "b")) == ("odd" in index)
+    ignore = "INSERT OR IGNORE INTO x(id, name) VALUES (2, 'b')"
+    assert met(insert.format(1, "a"), ignore), "whether it is there decides what happens, and may be anywhere"

@@ -8,12 +8,12 @@ from itertools import combinations
 
 import pytest
 
-from bedrockish.core.conflicts import Pending, Recent, prepare_commit
-from bedrockish.core.conflicts import test_conflict as meets
-from bedrockish.core.settings import approvals_needed
-from journal.footprint import Footprint
-from journal.order import all_orders, draws
-from journal.transaction import ROWS, Transaction, Txid
+from bedrockish.core.state.certifier import CommitWindow, Pending, prepare_commit
+from bedrockish.core.state.certifier import test_conflict as meets
+from bedrockish.core.state.settings import approvals_needed
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.order import all_orders, draws
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tests.traces.grammar import Reader
 from tests.traces.table import Table
 
@@ -268,7 +268,7 @@ def transaction(name: str, *, reads: str = "", writes: str = "") -> Transaction:
 
 def test_prepare_commit_finds_what_is_already_committed() -> None:
     """PREPARE: the first call tests a transaction against everything committed that it has not seen."""
-    recent, mine = Recent(), transaction("B", reads="x", writes="y")
+    recent, mine = CommitWindow(), transaction("B", reads="x", writes="y")
     recent.add(("A", 1), transaction("A", writes="x"))
     found = prepare_commit(mine.footprint, {}, recent, Pending())
     assert found is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.http.bodies import OPTIONS
+from bedrockish.api.json_forms import OPTIONS, ROWS
 from bedrockish.http.openapi import MEANINGS, document
 from tools.cluster import LocalCluster
 
@@ -19,7 +19,7 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 def test_every_path_option_and_status_is_on_the_page() -> None:
     """Nothing that can be asked or answered is left out."""
     assert not [path for path in document()["paths"] if path not in PAGE]
-    assert not [option for option in OPTIONS if f"`{option}`" not in PAGE]
+    assert not [option for option in (*OPTIONS, ROWS) if f"`{option}`" not in PAGE]
     assert not [status for status in MEANINGS if status != "500" and status not in PAGE]
 
 
@@ -37,8 +37,10 @@ def test_the_commands_work(three: LocalCluster) -> None:
         assert done.returncode == 0, (command, done.stderr, done.stdout)
         answers.append(done.stdout)
     assert json.loads(answers[2])["results"][0]["rows"] == [[1, "Alice", 100], [2, "Bob", 0]]
-    assert answers[3].splitlines()[1:] == ['[1,"Alice"]', '[2,"Bob"]', '{"rows":2}']
-    first, again = json.loads(answers[4]), json.loads(answers[5])
+    assert json.loads(answers[3])["results"][0]["rows"] == [{"owner": "Alice"}]
+    assert answers[4].splitlines()[1:] == ['[2,"Bob",0]', '{"rows":1}']
+    assert answers[5].splitlines()[1:] == ['[1,"Alice"]', '[2,"Bob"]', '{"rows":2}']
+    first, again = json.loads(answers[6]), json.loads(answers[7])
     assert first["place"] == again["place"]
     assert first["results"][0]["rowcount"] == again["results"][0]["rowcount"] == 2
     assert any(answer.startswith("# HELP bedrockish_commits_total") for answer in answers)

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from bedrockish.http.guard import is_near
-from bedrockish.http.health import reasons
 from tests.cluster.story import ready, until
 from tests.http.conftest import Asker
 from tools.cluster import LocalCluster, clean_environment, free_ports, local_cluster
@@ -31,7 +30,7 @@ def test_status_and_nodes(node: Asker) -> None:
     assert status["node"] == "A"
     assert node("/nodes").json.keys() == status["nodes"].keys() == {"A"}
     assert node("/livez").json == {"alive": True}
-    assert node("/readyz").json == {"ready": True, "reasons": []}
+    assert node("/readyz").json == {"ready": True, "reasons": [], "troubles": []}
     assert node("/", method="HEAD").status == 200
     assert node("/page/app.js").headers["content-type"].startswith("text/javascript")
     assert node("/page/..%2Fapp.py").status == 404
@@ -158,17 +157,6 @@ def test_names(host: str, near: bool) -> None:
     assert is_near(host, frozenset({"known.example"})) is near
 
 
-def test_reasons_not_to_be_ready() -> None:
-    me = {"up": True, "silent_ms": 0, "role": "voter", "applied": {"A": 5}}
-    far = {"up": True, "silent_ms": 20, "role": "voter", "applied": {"A": 5, "B": 900}}
-    status = {"trouble": None, "quorum": 2, "applied": {"A": 5}, "nodes": {"A": me, "B": far}}
-    assert reasons(status) == ["900 commits are still to be fetched"]
-    assert reasons({**status, "nodes": {"A": me, "B": {**far, "silent_ms": 9000}}}) == [
-        "1 voter is in reach, and 2 are needed to commit"
-    ]
-    assert reasons({**status, "trouble": "lost", "nodes": {"A": me, "B": {**far, "applied": {}}}}) == ["lost"]
-
-
 @cluster_test
 def test_a_node_leaves_in_order_with_open_connections(tmp_path: Path) -> None:
     import http.client
@@ -217,7 +205,7 @@ def test_a_port_in_use_and_a_missing_package_end_the_node_with_one_line(tmp_path
 def test_http_is_off_unless_it_is_configured() -> None:
     """Without the key, a node does not even import the package."""
     program = (
-        "import sys, bedrockish.running; print(*(n for n in sys.modules if n.startswith(('bedrockish.http', 'hyper'))))"
+        "import sys, bedrockish.daemon; print(*(n for n in sys.modules if n.startswith(('bedrockish.http', 'hyper'))))"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True)

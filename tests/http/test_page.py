@@ -10,8 +10,8 @@ import trio
 
 from bedrockish import connect
 from bedrockish.client.blocking import Connection
+from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import ConflictError, OutcomeUnknownError, UnavailableError
-from bedrockish.passwords import hash_password
 from tests.http.browser import Browser, find_browser, open_browser
 from tests.http.conftest import Asker
 from tools.cluster import LocalCluster

@@ -5,12 +5,12 @@ from typing import Any, cast
 
 import pytest
 
-from bedrockish.core import effects as do
-from bedrockish.core.events import Received
-from bedrockish.core.messages import Approve, Gossip, Reason, Reject
-from bedrockish.engine.keys import table_key
-from bedrockish.watching import EVENTS_A_SECOND, EVENTS_MAX, PATIENCE_S, REPLY_EVENTS_MAX, Watch
-from journal.transaction import Txid
+from bedrockish.core.protocol import effects as do
+from bedrockish.core.protocol.events import Received
+from bedrockish.core.protocol.messages import Approve, Gossip, Reason, Reject
+from bedrockish.engine.sqlite.key_encoding import table_key
+from bedrockish.node.admin.trace_buffer import EVENTS_A_SECOND, EVENTS_MAX, PATIENCE_S, REPLY_EVENTS_MAX, TraceBuffer
+from bedrockish_journal.model.transaction import Txid
 
 
 class Clock:
@@ -18,12 +18,12 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("bedrockish.watching.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("bedrockish.node.admin.trace_buffer.time.monotonic", lambda: self.now)
 
 
-def make(node: str = "A") -> Watch:
+def make(node: str = "A") -> TraceBuffer:
     state = SimpleNamespace(me=node, applied={"A": 3}, membership=SimpleNamespace(nodes=("A", "B")))
-    return Watch(cast(Any, state))
+    return TraceBuffer(cast(Any, state))
 
 
 def txid(ms: int, leader: str = "B") -> Txid:

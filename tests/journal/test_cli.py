@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bedrockish.cli.journal import journal
-from journal.errors import FileMissingError, TargetExistsError
-from journal.replay import digest
+from bedrockish_journal.model.errors import FileMissingError, TargetExistsError
+from bedrockish_journal.verify import tables
+from bedrockish_journal.verify.replay import digest
 from tests.journal.world import NODES, World
 
 
@@ -77,6 +78,42 @@ def test_verify_says_that_the_journals_hold(world: World) -> None:
     assert result.exit_code == 0, result.output
     assert result.output.endswith("the journals hold: 20 entries in 5 files\n")
     assert "[3, 0, 1, 0, 0]" in result.output
+
+
+def test_verify_looks_at_the_tables_when_asked(world: World) -> None:
+    """It says so when it did not, and names the row that is not what the journal makes."""
+    assert "the tables were not compared with the journals" in run("verify", *world.paths).output
+    result = run("verify", "--tables", *world.paths[:2])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("the tables are what the journal makes of them") == 2
+    assert "not compared" not in result.output
+    world.nodes["B"].db.execute(
+        "UPDATE account SET balance = balance + 1 WHERE rowid = (SELECT min(rowid) FROM account)"
+    )
+    assert run("verify", *world.paths[:2]).exit_code == 0
+    result = run("verify", "--tables", *world.paths[:2])
+    assert result.exit_code == 1
+    assert f"{world.paths[1]}: tables: " in result.output
+    assert "balance is 8.5 and should be 7.5" in result.output
+    assert json.loads(run("verify", "--json", *world.paths[:2]).output)["tables"] is None
+    packed = json.loads(run("verify", "--json", "--tables", *world.paths[:2]).output)["tables"]
+    assert [len(one["differences"]) for one in packed.values()] == [0, 1]
+
+
+def test_verify_sees_what_stands_behind_a_nul(world: World) -> None:
+    """SQLite's quote() ends a text there: tables that differed in that alone passed for what the journal makes."""
+    world.nodes["B"].db.execute("UPDATE account SET owner = owner || char(0) || '!' WHERE id = 42")
+    result = run("verify", "--tables", world.paths[1])
+    assert result.exit_code == 1, result.output
+    assert "in the row 42 of account, owner is 'Alice'||X'00'||'!' and should be 'Alice'" in result.output
+
+
+def test_tables_that_differ_in_what_no_row_tells_are_no_success(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.nodes["B"].db.execute("UPDATE account SET balance = balance + 1")
+    monkeypatch.setattr(tables, "differences", lambda *_: [])
+    result = run("verify", "--tables", world.paths[1])
+    assert result.exit_code == 1, result.output
+    assert tables.UNTOLD in result.output
 
 
 def test_verify_ends_with_status_1_on_findings(world: World) -> None:

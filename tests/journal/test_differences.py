@@ -5,12 +5,12 @@ from pathlib import Path
 import apsw
 import pytest
 
-from journal import store
-from journal.changes import DELETE, INSERT, UPDATE, Change, encode_changes
-from journal.differences import Difference, differences, last_writers
-from journal.entry import GENESIS, Entry
-from journal.footprint import Footprint
-from journal.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, encode_changes
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.storage import store
+from bedrockish_journal.verify.differences import Difference, differences, last_writers
 
 SCHEMA = """
 CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT, balance REAL);
@@ -18,7 +18,7 @@ CREATE TABLE tag(name TEXT, number INTEGER, note, PRIMARY KEY(name, number)) WIT
 CREATE TABLE log(line TEXT);
 CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value);
 INSERT INTO account VALUES (1, 'Ada', 1.5), (2, 'Ben', NULL), (3, 'Cyd', 3.0);
-INSERT INTO tag VALUES ('a', 1, x'00'), ('b', 2, 'x');
+INSERT INTO tag VALUES ('a', 1, x'00'), ('b', 2, 'x'), ('c', 3, 0.0);
 INSERT INTO log VALUES ('one'), ('two');
 """
 CASES = [
@@ -27,7 +27,7 @@ CASES = [
     ("DELETE FROM tag WHERE name = 'b'", [("tag", "'b', 2", "is missing")]),
     (
         "UPDATE tag SET note = CAST(note AS TEXT) WHERE name = 'a'",
-        [("tag", "'a', 1", "note is '' and should be X'00'")],
+        [("tag", "'a', 1", "note is ''||X'00'||'' and should be X'00'")],
     ),
     ("UPDATE log SET line = 'zwei' WHERE rowid = 2", [("log", "2", "line is 'zwei' and should be 'two'")]),
     ("INSERT INTO log VALUES ('three')", [("log", "3", "the row 3 of log is not from the journal")]),
@@ -36,6 +36,12 @@ CASES = [
         [("log", "2", r"line is 'o\xff' and should be 'two'")],
     ),
     ("INSERT INTO tag VALUES (CAST(x'ff' AS TEXT), 9, 1)", [("tag", r"'\xff', 9", "is not from the journal")]),
+    (
+        "UPDATE log SET line = 'one' || char(0) || '!' WHERE rowid = 1",
+        [("log", "1", "line is 'one'||X'00'||'!' and should be 'one'")],
+    ),
+    ("UPDATE tag SET note = -0.0 WHERE name = 'c'", [("tag", "'c', 3", "note is -0.0 and should be 0.0")]),
+    ("UPDATE tag SET note = 0 WHERE name = 'c'", [("tag", "'c', 3", "note is 0 and should be 0.0")]),
     ("CREATE INDEX i ON log(line)", [("i", None, "i is not from the journal")]),
     ("ALTER TABLE log ADD COLUMN more", [("log", None, "log is defined differently")]),
     ("INSERT INTO bedrockish_meta VALUES ('node', 'A')", []),

@@ -1,31 +1,50 @@
 """Transactions and entries: what is encoded is decoded to the same bytes, and nonsense is refused by type."""
 
 import contextlib
+from random import Random
 from typing import Any
 
 import cbor2
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from journal.changes import Change, array_head, decode_changes, decode_statements, encode_changes, encode_statements
-from journal.entry import GENESIS, Entry, decode_entry, decode_label, entry_hash
-from journal.errors import EntryMalformedError
-from journal.footprint import Footprint
-from journal.transaction import KINDS, Transaction, Txid, decode_transaction, parse_txid
+from bedrockish_journal.model.changes import (
+    AT_ONCE_BYTES,
+    INSERT,
+    PIECE,
+    Change,
+    array_head,
+    decode_changes,
+    decode_changes_in_pieces,
+    decode_statements,
+    encode_changes,
+    encode_statements,
+)
+from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
+from bedrockish_journal.model.entry import GENESIS, Entry, decode_entry, decode_label, entry_hash
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import (
+    KINDS,
+    Transaction,
+    Txid,
+    decode_transaction,
+    parse_txid,
+)
 
-U64 = st.integers(0, (1 << 64) - 1)
+U63 = st.integers(0, CLOCK_READ_LIMIT - 1)
 names = st.text(max_size=5)
 keys = st.binary(max_size=4)
 spans = st.lists(st.tuples(keys, keys), max_size=2).map(tuple)
 footprints = st.builds(Footprint, st.frozensets(keys, max_size=3), spans, st.frozensets(keys, max_size=3), spans)
 transactions = st.builds(
     Transaction,
-    st.builds(Txid, U64, names),
+    st.builds(Txid, U63, names),
     st.dictionaries(names, st.integers(1, 1 << 40), max_size=4),
-    U64,
-    U64,
-    U64,
+    U63,
+    U63,
+    U63,
     names,
     st.sampled_from(["serializable", "snapshot"]),
     st.sampled_from(sorted(KINDS)),
@@ -133,7 +152,7 @@ def test_statements_are_decoded() -> None:
     assert decode_statements(encode_statements(["CREATE TABLE a(b)", ""])) == ["CREATE TABLE a(b)", ""]
 
 
-@given(st.builds(Txid, U64, st.text(min_size=1, max_size=4)))
+@given(st.builds(Txid, U63, st.text(min_size=1, max_size=4)))
 def test_a_txid_is_read_as_printed(txid: Txid) -> None:
     assert parse_txid(str(txid)) == txid
 
@@ -146,7 +165,7 @@ def test_what_is_not_a_txid_is_refused(text: str) -> None:
 
 def test_changes_are_encoded_as_one_array_whatever_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes of a long list, put together from pieces, are those that it has as a whole."""
-    monkeypatch.setattr("journal.changes.PIECE", 4)
+    monkeypatch.setattr("bedrockish_journal.model.changes.PIECE", 4)
     columns = {"a": ("id", "text"), "b": ("id",)}
     for count in (0, 1, 3, 4, 5, 8, 23, 24, 255, 256, 257, 65_536):
         made = [
@@ -166,3 +185,34 @@ def test_array_heads_are_those_of_cbor() -> None:
     for count in (0, 1, 23, 24, 255, 256, 65_535, 65_536):
         assert cbor2.dumps([None] * count) == array_head(count) + b"\xf6" * count
     assert array_head((1 << 32) - 1) == b"\x9a\xff\xff\xff\xff"
+
+
+@given(st.integers(0, 4), st.integers(0, 3_000), st.integers(0, 300), st.integers())
+@settings(max_examples=60, deadline=None)
+def test_changes_decoded_in_pieces_are_those_decoded_at_once(tables: int, rows: int, size: int, seed: int) -> None:
+    luck = Random(seed)
+    changes = [
+        Change(f"t{luck.randint(0, tables)}", ("id", "x"), INSERT, number, number, None, (number, luck.randbytes(size)))
+        for number in range(rows)
+    ]
+    data = encode_changes(changes)
+    pieces = [*decode_changes_in_pieces(data)]
+    assert [change for piece in pieces for change in piece] == changes == decode_changes(data)
+    assert all(len(piece) <= PIECE for piece in pieces) or len(data) <= AT_ONCE_BYTES
+
+
+def test_changes_that_are_cut_or_garbled_are_malformed_in_pieces_too() -> None:
+    """Found late, maybe; whoever applies them takes back what it has done."""
+    change = Change("t", ("id", "x"), INSERT, 1, 1, None, (1, b"x" * 1_000))
+    data = encode_changes([change] * 1_000)
+    assert len(data) > AT_ONCE_BYTES
+    for wrong in (data[:-1], data[: len(data) // 2], data[:400_000] + b"\xff" * 2_000 + data[402_000:], b"\x82" + data):
+        for decode in (decode_changes, lambda data: [*decode_changes_in_pieces(data)]):
+            with pytest.raises(EntryMalformedError):
+                decode(wrong)
+    for odd in (b"\x9f" + data[1:] + b"\xff", b"\x82" + data[1:20]):  # an array without its length; its beginning
+        try:
+            expected = decode_changes(odd)
+        except EntryMalformedError:
+            continue
+        assert [change for piece in decode_changes_in_pieces(odd) for change in piece] == expected

@@ -5,11 +5,11 @@ import sqlite3
 import pytest
 
 from bedrockish.cli.changes import as_text
-from journal.changes import INSERT, Change, encode_changes, encode_statements
-from journal.feed import Cursor, CursorError, Feed, FeedPrunedError, cursor_of_copy, parse_cursor
-from journal.footprint import Footprint
-from journal.plain import as_data
-from journal.transaction import Transaction, Txid
+from bedrockish_journal.feed.change_feed import Cursor, CursorError, Feed, FeedPrunedError, cursor_of_copy, parse_cursor
+from bedrockish_journal.feed.json_form import as_data
+from bedrockish_journal.model.changes import INSERT, Change, encode_changes, encode_statements
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import Transaction, Txid
 
 
 def row(clock: int, leader: str, *tables: str) -> tuple[int, str, str, int, bytes]:

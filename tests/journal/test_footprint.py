@@ -1,9 +1,13 @@
 """Conflicts of footprints, against a model that expands every range to the keys of a tiny key space."""
 
+from dataclasses import replace
+from unittest import mock
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.footprint import Footprint, Range, conflict, meeting, object_of, object_range
+import bedrockish_journal.model.footprint as module
+from bedrockish_journal.model.footprint import READS, Footprint, Range, conflict, meeting, object_of, object_range
 
 KEYS = [b"", *(bytes([first, second]) for first in range(3) for second in range(3))]  # the empty key is one, too
 points = st.frozensets(st.sampled_from(KEYS), max_size=3)
@@ -26,13 +30,27 @@ def model(left: Footprint, right: Footprint) -> bool:
     return bool(left_writes & right_all or right_writes & left_all)
 
 
-@given(footprints, footprints)
-def test_conflict_is_what_the_model_says_and_symmetric(left: Footprint, right: Footprint) -> None:
-    assert (conflict(left, right) is not None) == model(left, right)
-    assert (conflict(left, right) is None) == (conflict(right, left) is None)
-    assert (conflict(left, right) is not None) == bool(
-        meeting(left, right) is not None or meeting(right, left) is not None
-    )
+@given(footprints, footprints, st.sampled_from([0, 1_000]), st.booleans())
+def test_conflict_is_what_the_model_says_and_symmetric(
+    left: Footprint, right: Footprint, many: int, read: bool
+) -> None:
+    """Also where the keys are so many that they are put in order, by themselves or as they were read."""
+    with mock.patch.object(module, "MANY", many):
+        if read:
+            left, right = Footprint.unpack(left.pack()), Footprint.unpack(right.pack())
+        found = conflict(left, right)
+        assert (found is not None) == model(left, right)
+        assert (found is None) == (conflict(right, left) is None)
+        assert (found is not None) == bool(meeting(left, right) is not None or meeting(right, left) is not None)
+    assert conflict(left, right) == found
+
+
+def test_keys_that_come_out_of_order_are_put_in_order() -> None:
+    packed = [[b"c", b"a", b"b"], [], [], []]
+    with mock.patch.object(module, "MANY", 0):
+        found = Footprint.unpack(packed)
+        assert found.ordered(READS) == [b"a", b"b", b"c"]
+        assert replace(found, read_points=frozenset({b"z"})).ordered(READS) == [b"z"]
 
 
 @given(footprints, footprints)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bedrockish.engine.keys import Spec, encode, index_prefix, table_key
-from journal.keytext import TEXT_MAX, key_text
+from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, table_key
+from bedrockish_journal.model.key_text import TEXT_MAX, key_text
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.errors import ReplayBlockedError
-from journal.order import all_orders, draws, may_apply, next_applicable, replay_order
+from bedrockish_journal.model.errors import ReplayBlockedError
+from bedrockish_journal.model.order import all_orders, draws, may_apply, next_applicable, replay_order
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def test_a_long_history_is_ordered_in_linear_work() -> None:
             return super().get(key, 0)
 
     history = [Mark(name, tick, {"A": tick - 1} if tick > 1 else {}) for tick in range(1, 2001) for name in "ABC"]
-    from journal.order import _Interleaving
+    from bedrockish_journal.model.order import _Interleaving
 
     timelines = {name: iter([entry for entry in history if entry.leader == name]) for name in "ABC"}
     state = _Interleaving(timelines, draws(3), {})

@@ -8,14 +8,15 @@ from pathlib import Path
 import apsw
 import pytest
 
-from journal import schema, store
-from journal.changes import encode_statements
-from journal.errors import EntryMalformedError, JournalPrunedError
-from journal.feed import Feed
-from journal.pruning import clock_at, horizon, marks, plan, remove, size
-from journal.replay import RANDOM, digest, replay
-from journal.transaction import SCHEMA
-from journal.verify import verify
+from bedrockish_journal.feed.change_feed import Feed
+from bedrockish_journal.model.changes import encode_statements
+from bedrockish_journal.model.errors import EntryMalformedError, JournalPrunedError
+from bedrockish_journal.model.transaction import SCHEMA
+from bedrockish_journal.storage import schema_history as schema
+from bedrockish_journal.storage import store
+from bedrockish_journal.storage.pruning import clock_at, horizon, marks, plan, remove, size
+from bedrockish_journal.verify.replay import RANDOM, digest, replay
+from bedrockish_journal.verify.verify import verify
 from tests.journal.world import NODES, World
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from journal.changes import Change, encode_changes, encode_statements
-from journal.errors import (
+from bedrockish_journal.model.changes import Change, encode_changes, encode_statements
+from bedrockish_journal.model.errors import (
     ChainBrokenError,
     FileMissingError,
     ForkError,
@@ -16,8 +16,8 @@ from journal.errors import (
     ReplayMismatchError,
     TargetExistsError,
 )
-from journal.replay import RANDOM, digest, replay
-from journal.tables import Applier, RowMismatchError, find_table, print_key, same, user_tables
+from bedrockish_journal.storage.table_layout import Applier, RowMismatchError, find_table, print_key, same, user_tables
+from bedrockish_journal.verify.replay import RANDOM, digest, replay
 from tests.journal.world import World
 
 

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import apsw
 import pytest
 
-from journal.replay import RANDOM, digest, replay
-from journal.verify import verify
+from bedrockish_journal.verify.replay import ORDERS, RANDOM, digest, replay
+from bedrockish_journal.verify.verify import verify
 from tests.engine.nodes import TestNode
 
 STORIES = {
@@ -43,6 +44,13 @@ STORIES = {
         "UPDATE g SET a = a + 1",
         "DELETE FROM g WHERE b = 4",
     ],
+    "zeros": [
+        "CREATE TABLE z(id INTEGER PRIMARY KEY, a, n INT, r REAL)",
+        "INSERT INTO z VALUES (1, 0.0, 1, 0.0), (2, -0.0, 1, -0.0), (3, 0, 1, 0), (4, 0.0, 1, 0.0)",
+        "UPDATE z SET a = -0.0, n = 2, r = -0.0 WHERE id = 1",
+        "UPDATE z SET a = 0.0, n = 2, r = 0.0 WHERE id = 2",
+        "UPDATE z SET a = -0.0 WHERE id = 4",
+    ],
     "schema changes": [
         "CREATE TABLE s(id INTEGER PRIMARY KEY, a)",
         "INSERT INTO s VALUES (1, 'one')",
@@ -69,4 +77,22 @@ def test_a_replay_makes_the_same_database_as_the_engine(story: str, tmp_path: Pa
     assert {digest(node.path), one.digest, two.digest} == {digest(node.path)}
     checks = {finding.check for finding in verify([node.path]).findings}
     assert checks == {"quorum"}, "the node of this test approves alone, which is one too few of two"
+    node.engine.close()
+
+
+def test_a_replay_does_not_ask_checks_again(tmp_path: Path) -> None:
+    """They were asked where the row was made. A plugin's function may say something else today."""
+    answer = {"fine": 1}
+
+    def prepare(db: apsw.Connection) -> None:
+        db.create_scalar_function("is_fine", lambda *_: answer["fine"], 1, deterministic=True)
+
+    node = TestNode(tmp_path / "node.db", prepare=prepare)
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n CHECK (is_fine(n)))")
+    node.run("INSERT INTO t VALUES (1, 1)")
+    node.run("UPDATE t SET n = 2")
+    node.save()
+    answer["fine"] = 0
+    for order in ORDERS:
+        assert replay([node.path], tmp_path / f"{order}.db", order=order, prepare=prepare).digest == digest(node.path)
     node.engine.close()

@@ -12,9 +12,8 @@ import apsw
 import cbor2
 import pytest
 
-from journal import store
-from journal.entry import GENESIS, Entry
-from journal.errors import (
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.errors import (
     EntryMalformedError,
     FileMissingError,
     FileUnreadableError,
@@ -22,9 +21,10 @@ from journal.errors import (
     NoJournalError,
     NotDatabaseError,
 )
-from journal.footprint import Footprint
-from journal.pruning import remove
-from journal.transaction import Transaction, Txid, decode_transaction
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
+from bedrockish_journal.storage import store
+from bedrockish_journal.storage.pruning import remove
 
 
 def make(leader: str, tick: int, clock: int, prev: bytes = GENESIS, origin: str = "", body: bytes = b"") -> Entry:
@@ -67,6 +67,8 @@ def test_what_is_appended_is_found(db: apsw.Connection) -> None:
     assert store.find_command(db, "none") is None
     assert store.find_txid(db, Txid(10, "A")) == [a1, b2]
     assert store.find_txid(db, Txid(10, "B")) == []
+    assert store.find_places(db, Txid(10, "A")) == [a1.place, b2.place]
+    assert store.find_places(db, Txid(10, "B")) == []
     assert list(store.tail(db, 10)) == [b1, a2]
     assert list(store.tail(db, 9)) == [a1, b1, a2, b2]
     stored = store.stored_at(db, 4)
@@ -193,7 +195,7 @@ def test_the_file_of_a_running_node_is_read(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys, apsw
-from journal import store
+from bedrockish_journal.storage import store
 from tests.journal.test_store import fill, make
 db = apsw.Connection(sys.argv[1])
 db.execute("PRAGMA journal_mode = WAL")

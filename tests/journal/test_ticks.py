@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.ticks import Ticks, gaps
+from bedrockish_journal.model.ticks import Ticks, gaps
 
 spans = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 6)).map(lambda pair: (pair[0], sum(pair))), max_size=8)
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.errors import EntryMalformedError
-from journal.vector import Order, canonical, check, compare, covers, format_vector, merge, parse_vector
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.vector import Order, canonical, check, compare, covers, format_vector, merge, parse_vector
 
 NODES = ("A", "B", "C")
 vectors = st.dictionaries(st.sampled_from(NODES), st.integers(1, 4))

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from journal import store
-from journal.audit import majority, quorum
-from journal.chain import check_run
-from journal.changes import Value
-from journal.entry import Entry
-from journal.verify import verify
+from bedrockish_journal.model.chain import check_run
+from bedrockish_journal.model.changes import Value
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.storage import store
+from bedrockish_journal.verify.entry_rules import majority, quorum
+from bedrockish_journal.verify.verify import verify
 from tests.journal.world import NODES, World
+from tests.spark.worlds import retiring
 
 
 @pytest.fixture
@@ -360,3 +361,15 @@ def test_a_run_of_entries_is_checked_without_a_file(world: World) -> None:
     assert check_run(rows) == []
     assert {finding.check for finding in check_run([*rows[:5], *rows[6:]])} == {"density"}
     assert {finding.check for finding in check_run([*rows, rows[-1]])} == {"density"}
+
+
+def test_what_follows_a_retirement_has_seen_the_timeline(tmp_path: Path) -> None:
+    """Vectors do not name it any more, and the change that says so has all of it in its base."""
+    assert verify(retiring().write(tmp_path / "sound")).findings == []
+    unfinished = retiring()
+    unfinished.change(("A", 1), lambda draft: replace(draft, base={**draft.base, "C": 2}))
+    found = verify(unfinished.write(tmp_path / "unfinished")[:1]).findings
+    assert [one.text for one in found] == [
+        "A1 counts by membership 1, but by what it had seen membership 0 held",  # C3, which it lacks, made the first
+        "A1 retires the timeline C at C2, and it goes on to C3",
+    ]

@@ -11,13 +11,14 @@ from pathlib import Path
 import apsw
 import cbor2
 
-from journal import schema, store
-from journal.changes import Change, decode_changes, encode_changes, encode_statements
-from journal.entry import GENESIS, Entry
-from journal.footprint import Footprint
-from journal.order import may_apply
-from journal.tables import Applier
-from journal.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
+from bedrockish_journal.model.changes import Change, decode_changes, encode_changes, encode_statements
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.order import may_apply
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
+from bedrockish_journal.storage import schema_history as schema
+from bedrockish_journal.storage import store
+from bedrockish_journal.storage.table_layout import Applier
 
 NODES = ("A", "B", "C", "D", "E")
 SCHEMA_SQL = [

@@ -1,7 +1,7 @@
 """What two nodes can both be right about, where commands share a transaction."""
 
-from journal.footprint import Footprint
-from journal.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tools.modelcheck.facts import Facts, quarrel
 from tools.modelcheck.frozen import number_of
 

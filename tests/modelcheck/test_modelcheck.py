@@ -4,6 +4,7 @@ from collections import defaultdict
 
 import pytest
 
+from tests.core.net import Net
 from tools.modelcheck.__main__ import main
 from tools.modelcheck.explore import Explorer
 from tools.modelcheck.facts import Facts
@@ -14,6 +15,8 @@ from tools.modelcheck.nodes import Nodes
 from tools.modelcheck.place import Place
 from tools.modelcheck.prefix import ScriptError
 from tools.modelcheck.scopes import ALONE, MEET, Limits, Scope, at
+from tools.sim.editing import in_force
+from tools.sim.faulty_moments import MOMENTS
 
 NO_END = 1e6  # seconds: these scopes are small, and a busy machine may take its time
 SMALL = {
@@ -52,6 +55,20 @@ def test_no_law_breaks_in_the_published_scopes(name: str) -> None:
     """Or not as far as a few minutes go."""
     report, way = search(ALL[name], 240)
     assert not report.law, (report.story, way)
+
+
+def test_a_body_that_travels_ahead_in_pieces() -> None:
+    """It does so in that scope, whose every state is gone through: offered, fetched, and only then begun."""
+    scope = ALL["ahead-3"]
+    net = Net("ABC", settings=scope.settings)
+    net.ask("A", scope.script("A")[0])
+    net.deliver()
+    kinds = net.kinds("A")
+    assert kinds.index("Offer") < kinds.index("Piece") < kinds.index("InPieces")
+    assert net.told("A") == {"P": "A1"}
+    report, way = search(scope, NO_END)
+    assert not report.law, (report.story, way)
+    assert report.exhausted
 
 
 @pytest.mark.parametrize("name", ["one, recovered", "one, and its leader dies", "one given up"])
@@ -146,6 +163,23 @@ def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
     assert found.way
 
 
+@pytest.mark.parametrize(
+    ("fault", "scope"),
+    [
+        ("acceptances are volatile", "restarted-acceptor-3"),
+        ("the lowest accepted ballot wins", "restarted-acceptor-3"),
+        ("accepted rollbacks are volatile", "partial-rollback-3"),
+        ("acceptances of other ballots count", "two-recoverers-3"),
+        ("promises of other ballots count", "two-recoverers-3"),
+    ],
+)
+def test_a_rule_of_the_ballots_taken_away_shows(fault: str, scope: str) -> None:
+    """Two outcomes, and not only a test that says so."""
+    with in_force(MOMENTS[fault].fault):
+        report, _ = search(ALL[scope], NO_END)
+    assert report.law == "one outcome"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", SEEN)
 def test_where_a_fault_is_said_to_show_it_does(fault: str) -> None:
@@ -153,7 +187,13 @@ def test_where_a_fault_is_said_to_show_it_does(fault: str) -> None:
     assert hunt(fault, (SEEN[fault],), 600) is not None
 
 
-@pytest.mark.parametrize("name", ["known-end-5", "promised-5", "late-vote-5", "two-ballots-5", "cut-3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("known-end-5", "promised-5", "late-vote-5", "two-ballots-5", "cut-3"),
+        *("restarted-acceptor-3", "partial-rollback-3"),
+    ],
+)
 def test_with_all_rules_a_guided_scope_breaks_no_law(name: str) -> None:
     """What comes after its prefix is gone through whole."""
     report, way = search(ALL[name], NO_END)
@@ -168,8 +208,8 @@ def test_a_prefix_is_how_it_begins() -> None:
     explorer.search(NO_END)
     place = thaw(explorer.nodes.known[explorer.form.unpack(explorer.order[0])[0]].data)
     assert place.taken == 1
-    assert len(place.core.leading.rollbacks.rolling) == 1
-    assert len(place.core.leading.attempts) == 2
+    assert len(place.core.coordinator.rollbacks.rolling) == 1
+    assert len(place.core.coordinator.attempts) == 2
     dead = Explorer(scope.with_(prefix=("A submits", "B hears A", "B suspects P", "A meets C", "A dies")))
     dead.search(NO_END)
     first = dead.form.unpack(dead.order[0])

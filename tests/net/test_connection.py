@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from net.codec import encode_event
-from net.connection import TRANSITIONS, Connection, Side, State
-from net.errors import (
+from bedrockish_net.codec import encode_event
+from bedrockish_net.connection import TRANSITIONS, Connection, Side, State
+from bedrockish_net.errors import (
     Code,
     FrameTooLargeError,
     LocalProtocolError,
@@ -19,9 +19,9 @@ from net.errors import (
     VersionMismatchError,
     WiringError,
 )
-from net.events import EVENTS, Closed, Data, Event, Goodbye, Hello, Ping, Pong
-from net.frame import HEADER, FrameReader, Kind, encode_frame
-from net.limits import Limits
+from bedrockish_net.events import EVENTS, Closed, Data, Event, Goodbye, Hello, Ping, Pong
+from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
+from bedrockish_net.limits import Limits
 
 A = Hello("A", "shop", to="B", info={"port": 1})
 B = Hello("B", "shop", to="A")

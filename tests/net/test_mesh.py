@@ -2,18 +2,21 @@
 
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
 
 import cbor2
 import pytest
 import trio
+from trio.testing import MockClock
 
-from net.errors import DialError, LinkClosedError, ListenError, RefusedError
-from net.events import Hello
-from net.frame import HEADER, FrameReader, Kind, encode_frame
-from net.limits import Limits
-from net.mesh import Mesh, MeshEvent, PeerDown, PeerUp, Received
-from net.stream import Link
+from bedrockish_net.doors import Doors
+from bedrockish_net.errors import DialError, LinkClosedError, ListenError, NetError, RefusedError
+from bedrockish_net.events import Hello
+from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
+from bedrockish_net.limits import Limits
+from bedrockish_net.mesh import Mesh, MeshEvent, PeerDown, PeerUp, Received
+from bedrockish_net.stream import Link
 
 HOST = "127.0.0.1"
 QUICK = Limits(hello_seconds=0.3, goodbye_seconds=0.3)
@@ -200,7 +203,7 @@ async def test_strangers_are_answered_and_harm_nobody() -> None:
 
 async def test_many_silent_strangers_do_not_keep_a_peer_out() -> None:
     ports = {"A": free_port(), "B": free_port()}
-    a = Node("A", ports, strangers_max=4)
+    a = Node("A", ports, doors=Doors(strangers_max=4))
     async with running(a):
         streams = [await trio.open_tcp_stream(HOST, ports["A"]) for _ in range(12)]
         await a.until(lambda: sum("closed the oldest" in line for line in a.log) == 8)
@@ -265,3 +268,81 @@ async def test_ipv6() -> None:
     async with running(a):
         link = await Link.dial("::1", a.mesh.addresses[0][1], Hello("B", "shop"))
         await link.aclose()
+
+
+async def test_a_peer_that_repeats_nonsense_is_left_alone_for_a_growing_while(autojump_clock: MockClock) -> None:
+    mesh = Mesh(Hello("A", "shop"), {"B": (HOST, 1)}, on_event=lambda _: None, draw=lambda: 0.5)
+    waits = []
+    for _ in range(9):
+        mesh._peers["B"].incoming = link = cast(Any, StubLink())
+        mesh.reject("B", "tick of a COMMIT: there should be a number")
+        assert link.dropped == [("malformed", "tick of a COMMIT: there should be a number")]
+        waits.append(round(mesh.left_alone.get("B", 0.0)))
+        if waits[-1]:
+            with pytest.raises(RefusedError, match="cannot be read"):
+                mesh._judge(Hello("B", "shop"))
+        await trio.sleep(waits[-1] + 0.1)
+        assert mesh._judge(Hello("B", "shop")).to == "B"
+    assert waits == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    await trio.sleep(601)  # and what was before is forgiven
+    mesh._peers["B"].incoming = cast(Any, StubLink())
+    mesh.reject("B", "once more")
+    assert mesh.left_alone == {}
+
+
+async def test_what_nobody_expected_ends_one_link_and_not_the_mesh() -> None:
+    ports = {"A": free_port(), "B": free_port()}
+    faults: list[tuple[str, Exception]] = []
+
+    async def on_client(_link: Link) -> None:
+        raise ZeroDivisionError
+
+    def judge(hello: Hello) -> None:
+        if hello.info.get("plugins") == 1:
+            raise TypeError("an int is no list of plugins")
+
+    a = Node("A", ports, on_client=on_client, judge=judge, on_fault=lambda *fault: faults.append(fault))
+    b = Node("B", ports)
+    async with running(a, b):
+        await a.until(lambda: a.up)
+        for hello in (Hello("c", None, "client"), Hello("B", "shop", info={"plugins": 1})):
+            with suppress(NetError):
+                link = await Link.dial(HOST, ports["A"], hello)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(link.run)
+                    await link.wait_closed()
+        a.mesh.send("B", b"still here")
+        await b.until(lambda: b.got.get("A"))
+    assert [what.split()[0] for what, _ in faults] == ["serving", "serving"]
+
+
+async def test_the_client_that_reads_slowest_is_the_one_to_go() -> None:
+    mesh = Mesh(Hello("A", "shop"), {}, on_event=lambda _: None, draw=lambda: 0.5)
+    links = [cast(Any, StubLink(waiting)) for waiting in (10, 500, 20)]
+    mesh._clients.update(links)
+    kept = {links[2]: 1_000}
+    assert mesh.waiting_bytes() == 530
+    mesh.drop_slowest(lambda link: kept.get(cast(Any, link), 0), 2_000)
+    assert not any(link.dropped for link in links), "nobody is that slow"
+    mesh.drop_slowest(lambda link: kept.get(cast(Any, link), 0), 1_000)
+    assert [bool(link.dropped) for link in links] == [False, False, True]
+    links[0].stuck_seconds = 2.0
+    assert not mesh.drop_slowest(lambda _: 0, 11, 1.0)
+    assert mesh.drop_slowest(lambda _: 0, 10, 1.0), "what has moved is not stuck, however much it is"
+    assert [bool(link.dropped) for link in links] == [True, False, True]
+    assert links[2].dropped[0][0] == "overflow"
+
+
+class StubLink:
+    """A link that only notes why it was dropped."""
+
+    remote = Hello("c", None, "client")
+
+    closed = None
+
+    def __init__(self, waiting_bytes: int = 0, stuck_seconds: float = 0.0) -> None:
+        self.waiting_bytes, self.stuck_seconds = waiting_bytes, stuck_seconds
+        self.dropped: list[tuple[str, str]] = []
+
+    def drop(self, code: str, reason: str) -> None:
+        self.dropped.append((code, reason))

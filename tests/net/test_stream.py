@@ -7,13 +7,13 @@ import pytest
 import trio
 import trio.testing
 
-from net.codec import encode_event
-from net.errors import Code, LinkClosedError, RefusedError
-from net.events import Hello
-from net.frame import HEADER, FrameReader, Kind, encode_frame
-from net.handshake import dial_on
-from net.limits import Limits
-from net.stream import Link
+from bedrockish_net.codec import encode_event
+from bedrockish_net.errors import Code, LinkClosedError, RefusedError
+from bedrockish_net.events import Hello
+from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
+from bedrockish_net.handshake import dial_on
+from bedrockish_net.limits import Limits
+from bedrockish_net.stream import Link
 
 A = Hello("A", "shop", to="B")
 B = Hello("B", "shop")
@@ -234,3 +234,35 @@ async def test_the_outbox_bounds_what_waits_not_what_was_sent(autojump_clock: tr
         for _ in range(100):
             a.send_nowait(bytes(5000))
             assert await b.receive() == bytes(5000)
+
+
+async def test_bulk_lets_everything_else_go_first() -> None:
+    async with half_link(Limits()) as (link, other):
+        reader = FrameReader(1 << 20)
+        link.send_many_nowait([b"bulk %d" % number for number in range(4)], bulk=True)
+        got: list[bytes] = []
+        urgent = iter(range(3))
+        while len(got) < 7:
+            reader.feed(bytes(await other.receive_some()))
+            while (frame := reader.next_frame()) is not None:
+                got.append(frame[1])
+                number = next(urgent, None)
+                if number is not None:
+                    link.send_nowait(b"urgent %d" % number)
+        # The one that was being written when it came, and no other, is before each urgent one.
+        assert [each for each in got if each.startswith(b"bulk")] == [b"bulk %d" % number for number in range(4)]
+        assert got.index(b"urgent 2") < got.index(b"bulk 3")
+        assert got.index(b"urgent 0") <= 2
+
+
+async def test_bulk_counts_as_waiting_and_is_flushed_at_the_end(autojump_clock: trio.testing.MockClock) -> None:
+    async with links() as (a, b):
+        a.send_many_nowait([b"one", b"two"], bulk=True)
+        a.send_nowait(b"three")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(a.aclose)
+            assert sorted([each async for each in b]) == [b"one", b"three", b"two"]
+    async with half_link(Limits(outbox_bytes_max=100)) as (a, _):
+        a.send_many_nowait([bytes(90)], bulk=True)
+        with pytest.raises(LinkClosedError):
+            a.send_many_nowait([bytes(90)], bulk=True)

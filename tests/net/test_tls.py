@@ -1,20 +1,33 @@
 """Mutual TLS: real certificates, made for each run, over real sockets."""
 
+import functools
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import trio
 import trustme
 
-from net.errors import DialError, NetError, RefusedError
-from net.events import Hello
-from net.limits import Limits
-from net.mesh import Mesh, MeshEvent, PeerUp, Received
-from net.stream import Link
-from net.tls import CertificateError, certificate_names, dial_context, listen_context
+from bedrockish_net import handshake
+from bedrockish_net.errors import Code, DialError, NetError, RefusedError, TlsError
+from bedrockish_net.events import Hello
+from bedrockish_net.limits import Limits
+from bedrockish_net.loopback import is_loopback
+from bedrockish_net.mesh import Mesh, MeshEvent, PeerUp, Received
+from bedrockish_net.stream import Link
+from bedrockish_net.tls import (
+    CertificateError,
+    certificate_names,
+    check_revoked,
+    dial_context,
+    listen_context,
+    read_revoked,
+)
+from bedrockish_net.x509 import read_certificate
 
 HOST = "127.0.0.1"
 
@@ -150,3 +163,168 @@ def test_names_come_from_both_places() -> None:
     }
     assert certificate_names(certificate) == {"A", "a.shop"}
     assert certificate_names({}) == frozenset()
+
+
+def read(path: str) -> tuple[int, datetime]:
+    return read_certificate("a comment\n" + Path(path).read_text())
+
+
+def serial_of(files: Files) -> int:
+    return read(files.cert)[0]
+
+
+async def test_a_certificate_is_read_as_openssl_reads_it(authority: trustme.CA, tmp_path: Path) -> None:
+    """Its serial number is the one that the other end of a link sees, and its end that of the certificate."""
+    b = issue(authority, tmp_path, "node-b")
+    seen: list[trio.abc.Stream] = []
+    a = issue(authority, tmp_path, "node-a")
+    async with listening(b) as (port, _):
+        stream, _ = await handshake.dial(
+            HOST,
+            port,
+            Hello("node-a", "shop", to="node-b"),
+            2,
+            Limits(),
+            dial_context(a.ca, a.cert, a.key),
+            seen.append,
+        )
+        assert isinstance(stream, trio.SSLStream)
+        told = stream.getpeercert()
+        assert seen == [stream]
+        await trio.aclose_forcefully(stream)
+    serial, ends = read(b.cert)
+    assert int(told["serialNumber"], 16) == serial
+    assert ssl.cert_time_to_seconds(told["notAfter"]) == ends.timestamp()
+    assert read(b.ca)[1] >= ends
+
+
+def test_what_is_no_certificate_is_told() -> None:
+    """Whatever is cut off or changed, it is a ValueError and nothing else."""
+    pem = trustme.CA().cert_pem.bytes().decode()
+    der = ssl.PEM_cert_to_DER_cert(pem)
+    for text in ("", "junk", ssl.PEM_FOOTER + ssl.PEM_HEADER, pem[: len(pem) // 2]):
+        with pytest.raises(ValueError, match=r"\w"):
+            read_certificate(text)
+    for length in range(60):
+        with pytest.raises(ValueError, match=r"\w"):
+            read_certificate(ssl.DER_cert_to_PEM_cert(der[:length]))
+
+
+def test_a_list_of_revoked_certificates() -> None:
+    text = "# those of last year\n0A:ff  # bob\nserial=1B\n\n"
+    assert read_revoked(text) == {0xAFF, 0x1B}
+    with pytest.raises(CertificateError, match="line 2 is no serial number"):
+        read_revoked("1\nbob\n")
+
+
+async def test_who_is_revoked_is_refused_and_its_links_are_ended(authority: trustme.CA, tmp_path: Path) -> None:
+    """On either side of a link, peer or client; and the list counts for links that are open when it is read."""
+    a, b = issue(authority, tmp_path, "node-a"), issue(authority, tmp_path, "node-b")
+    revoked: set[int] = set()
+    log: list[str] = []
+    came = trio.Event()
+
+    async def serve(link: Link) -> None:
+        came.set()
+        await link.wait_closed()
+
+    mesh = Mesh(
+        Hello("node-b", "shop"),
+        {"node-a": (HOST, 1)},
+        on_event=lambda _: None,
+        on_log=log.append,
+        on_client=serve,
+        draw=lambda: 0.5,
+        host=HOST,
+        limits=Limits(hello_seconds=2, goodbye_seconds=0.3),
+        listen_context=listen_context(b.ca, b.cert, b.key),
+        trust=lambda stream: check_revoked(stream, revoked),
+    )
+    contexts = dial_context(b.ca, b.cert, b.key), listen_context(b.ca, b.cert, b.key)
+    own = dial_context(a.ca, a.cert, a.key)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            [(_, port)] = await nursery.start(mesh.run)
+            peer = await Link.dial(HOST, port, Hello("node-a", "shop"), ssl_context=own)
+            client = await Link.dial(HOST, port, Hello("shell", None, "client"), ssl_context=own)
+            nursery.start_soon(peer.run)
+            nursery.start_soon(client.run)
+            await came.wait()
+            mesh.use_certificates(*contexts)
+            await client.send(b"still open")
+            revoked.add(serial_of(a))
+            mesh.use_certificates(*contexts)
+            for link in (peer, client):
+                await link.wait_closed()
+                assert link.closed is not None
+                assert link.closed.code == Code.REVOKED
+            for hello in (Hello("node-a", "shop"), Hello("shell", None, "client")):
+                with pytest.raises(RefusedError, match=r"node-a with the serial number .* is revoked") as caught:
+                    await Link.dial(HOST, port, hello, ssl_context=own)
+                assert caught.value.code == Code.REVOKED
+            revoked.remove(serial_of(a))
+            revoked.add(serial_of(b))
+            with pytest.raises(RefusedError, match=r"node-b with the serial number .* is revoked"):
+                await handshake.dial(
+                    HOST,
+                    port,
+                    Hello("node-a", "shop"),
+                    2,
+                    Limits(),
+                    own,
+                    lambda stream: check_revoked(stream, revoked),
+                )
+            nursery.cancel_scope.cancel()
+    assert any("ended the link to shell" in line for line in log)
+
+
+async def test_what_turns_us_away_must_be_whom_we_dialled(authority: trustme.CA, tmp_path: Path) -> None:
+    """An accusation comes as a GOODBYE, before any HELLO: it counts only with the certificate of that node."""
+    a, b, thief = (issue(authority, tmp_path, name) for name in ("node-a", "node-b", "thief"))
+    for files, code in ((thief, Code.CERTIFICATE), (b, "amnesia")):
+        server = listen_context(files.ca, files.cert, files.key)
+
+        async def accuse(stream: trio.SocketStream, server: ssl.SSLContext = server) -> None:
+            def refuse(_: Hello) -> Hello:
+                raise RefusedError("amnesia", "your file is another one", {"store": "s"})
+
+            with pytest.raises(RefusedError):
+                await handshake.accept(stream, Hello("node-b", "shop"), refuse, Limits(), server)
+
+        async with trio.open_nursery() as nursery:
+            listeners = await nursery.start(functools.partial(trio.serve_tcp, accuse, 0, host=HOST))
+            port = listeners[0].socket.getsockname()[1]
+            with pytest.raises(RefusedError) as caught:
+                await Link.dial(
+                    HOST, port, Hello("node-a", "shop", to="node-b"), ssl_context=dial_context(a.ca, a.cert, a.key)
+                )
+            assert caught.value.code == code
+            assert caught.value.info == ({"store": "s"} if code == "amnesia" else {})
+            nursery.cancel_scope.cancel()
+
+
+class _Far:
+    """A stream to another machine, as far as its addresses say; nothing may be sent on it."""
+
+    def __init__(self) -> None:
+        self.socket = self
+
+    def getpeername(self) -> tuple[str, int]:
+        return "192.0.2.7", 7373
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def test_nothing_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even a HELLO, in which a password may be: the stream here could not send anything."""
+
+    async def connect(_host: str, _port: int) -> _Far:
+        return _Far()
+
+    monkeypatch.setattr(trio, "open_tcp_stream", connect)
+    with pytest.raises(TlsError, match=r"host2:7373 is on another machine.*'bedrockish tls certs NODE=HOST") as caught:
+        await Link.dial("host2", 7373, Hello("shell", None, "client", info={"user": "ann", "password": "x"}))
+    assert "?ca=certs/ca.pem" in str(caught.value)
+    assert [is_loopback(host) for host in ("127.0.0.9", "::1", "localhost", "LOCALHOST.")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "host1", "10.0.0.1", "localhost.evil")] == [False] * 5

@@ -3,16 +3,16 @@
 import re
 from pathlib import Path
 
-from net.connection import describe_table
-from net.frame import Kind
-from net.limits import KIB, MIB, Limits
+from bedrockish_net.connection import describe_table
+from bedrockish_net.frame import Kind
+from bedrockish_net.limits import KIB, MIB, Limits
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "wire.md"
 BETWEEN = re.compile(r"(?<=<!-- states -->\n).*(?=<!-- end of states -->)", re.DOTALL)
 
 
 def test_the_table_of_states_is_current() -> None:
-    """If it is not: paste what ``net.connection.describe_table()`` returns between the two markers."""
+    """If it is not: paste what ``bedrockish_net.connection.describe_table()`` returns between the two markers."""
     found = BETWEEN.search(PAGE.read_text())
     assert found is not None
     assert found[0].strip() == describe_table()

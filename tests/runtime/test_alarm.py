@@ -5,7 +5,7 @@ import math
 import trio
 import trio.testing
 
-from bedrockish.alarm import Alarm
+from bedrockish.common.deadline_timer import Alarm
 
 
 class Sleeper:

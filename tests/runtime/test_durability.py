@@ -3,22 +3,23 @@
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import cbor2
 import pytest
 import trio
 
-from bedrockish.addresses import Address
-from bedrockish.config import Config
-from bedrockish.core.messages import Approve, Begin, Gossip, decode, encode
-from bedrockish.core.records import Member, Membership
+from bedrockish.api.requests import Answer, Request, Statement
+from bedrockish.api.url import Address
+from bedrockish.config.config import Config
+from bedrockish.core.protocol.messages import Approve, Begin, Gossip, decode, encode
+from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
-from bedrockish.errors import BedrockishError, DamagedError
-from bedrockish.requests import Answer, Request, Statement
-from bedrockish.runtime import Runtime
-from bedrockish.syncing import Syncer
-from journal.transaction import Txid
-from net import mesh as net
+from bedrockish.errors import BedrockishError, DamagedError, EntryMismatchError
+from bedrockish.node.event_loop import Runtime
+from bedrockish.node.scheduling.fsync_thread import FsyncThread
+from bedrockish_journal.model.transaction import Txid
+from bedrockish_net import mesh as net
 
 
 class Disk:
@@ -45,6 +46,16 @@ class Wire:
     def __init__(self) -> None:
         self.left: list[tuple[str, Any]] = []
         self.up = frozenset({"B", "C"})
+        self.rejected: list[tuple[str, str]] = []
+
+    def waiting_bytes(self) -> int:
+        return 0
+
+    def drop_slowest(self, held: object, least: int, stuck_seconds: float = 0.0) -> bool:
+        return False
+
+    def reject(self, node: str, reason: str) -> None:
+        self.rejected.append((node, reason))
 
     def send_many(self, node: str, payloads: Iterable[bytes]) -> bool:
         self.left += [(node, message) for payload in payloads if not isinstance(message := decode(payload), Gossip)]
@@ -141,11 +152,44 @@ async def test_a_disk_that_fails_stops_the_node_and_nothing_leaves(
     engine.close()
 
 
-async def test_what_is_no_message_is_counted_and_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [DamagedError("the disk failed"), EntryMismatchError("A2 does not fit")])
+async def test_after_damage_nothing_more_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DamagedError
+) -> None:
+    """The core believes that what failed was done, and everything after it in the batch may rest on that."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+
+    def failing(*_arguments: Any, **_options: Any) -> None:
+        raise error
+
+    async def live() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
+            monkeypatch.setattr(engine, "apply", failing)
+            runtime.begin(request("INSERT INTO t VALUES (1)", "insert"), lambda _: None)
+
+    with pytest.RaisesGroup(type(error), flatten_subgroups=True):
+        await live()
+    batches = engine.batches
+    runtime.leave()
+    assert engine.batches == batches
+    engine.close()
+
+
+async def test_what_is_no_message_ends_the_link_and_what_is_unknown_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runtime, _, engine = open_runtime(tmp_path, "ABC", monkeypatch)
-    good = encode(Approve(Txid(1, "A"), 1, 1))
-    runtime.on_net(net.Received("B", [b"\xff\x00 nonsense", b"", good]))
-    assert runtime.counts["malformed"] == 2
+    wire = runtime.mesh = cast(Any, Wire())
+    good, newer = encode(Approve(Txid(1, "A"), 1, 1)), cbor2.dumps([999, "of a later version"])
+    runtime.on_net(net.Received("B", [newer, good]))
+    assert wire.rejected == []
+    for number, nonsense in enumerate((b"\xff\x00 nonsense", b"", cbor2.dumps([2, [1, "A"], -1, 1])), 2):
+        runtime.on_net(net.Received("B", [nonsense, good]))
+        assert runtime.counts["malformed"] == number
+        assert [peer for peer, _ in wire.rejected] == ["B"] * (number - 1)
+    assert wire.rejected[-1] == ("B", "tick of a Approve: there should be a whole number below 2^63, not -1")
     engine.close()
 
 
@@ -163,7 +207,7 @@ async def test_the_syncer_calls_back_in_the_loop_with_the_error_there_was() -> N
         found.append((threading.get_ident() == main, type(error)))
         over.set()
 
-    with Syncer(sync) as syncer, trio.fail_after(5):
+    with FsyncThread(sync) as syncer, trio.fail_after(5):
         syncer.start(done)
         await over.wait()
         over, failing = trio.Event(), True

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.acquaintances import OLDER_FILE, Acquaintances
-from bedrockish.core.records import Joining, Member, Membership, encode_joining
+from bedrockish.core.protocol.records import Joining, Member, Membership, encode_joining
 from bedrockish.engine.engine import Engine, Founding
-from bedrockish.engine.relabel import relabel
-from bedrockish.members import begin_on_file
-from bedrockish.starts import STARTS, Start, read_starts
+from bedrockish.engine.storage.rename_copy import relabel
+from bedrockish.node.cluster.incarnations import OLDER_FILE, Incarnations
+from bedrockish.node.cluster.membership import begin_on_file
+from bedrockish.node.cluster.starts import STARTS, Start, read_starts
 
 MEMBERS = Membership(0, {name: Member(name, f"h:{place}") for place, name in enumerate("AB", 1)})
 
@@ -50,7 +50,7 @@ def test_a_file_that_was_put_back_is_noticed_after_it_has_grown(path: Path) -> N
     """As a peer sees it that has met the file before the loss."""
     begin(path, b"one", batches=3)
     copy = path.read_bytes()
-    known = Acquaintances({}, lambda _name, _value: None)
+    known = Incarnations({}, lambda _name, _value: None)
     assert known.judge("A", begin(path, b"two", batches=3), MEMBERS) is None
     path.write_bytes(copy)
     refusal = known.judge("A", begin(path, b"three", batches=20), MEMBERS)

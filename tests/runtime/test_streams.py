@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from bedrockish.config import Bounds
+from bedrockish.api.requests import NOTHING, STRICT, Answer, Request, Statement, Token, decode_results
+from bedrockish.config.config import Bounds
 from bedrockish.core.node import Node
-from bedrockish.core.records import Prepared
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import ConflictError
-from bedrockish.requests import NOTHING, STRICT, Answer, Request, Statement, Token, decode_results
-from bedrockish.snapshots import Snapshots
-from bedrockish.streams import Streams
+from bedrockish.node.scheduling.snapshots import Snapshots
+from bedrockish.node.transactions.cursors import Streams
 from tests.engine.test_interactive import Desk
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.core import state
-from bedrockish.core.state import State
+from bedrockish.core.state import state
+from bedrockish.core.state.state import State
 from tests.traces.grammar import play
 from tools.mutations import Hunter, main
 from tools.sim.editing import fault, in_force
 from tools.sim.faulty import FAULTS
+from tools.sim.faulty_moments import MOMENTS
 from tools.sim.options import Options
 from tools.sim.world import LawBrokenError, World
 
@@ -58,6 +59,11 @@ SOON_IN_SEEDS = (
     "stamps are not the clock of the commit",
     "a leader counts what it gave up",
     "too late is not",
+    "voters do not compare rows",
+    "who holds for a recovery does not compare",
+    "rows are not compared when they are applied",
+    "a damaged node votes",
+    "a damaged node answers",
 )
 
 
@@ -77,9 +83,17 @@ def test_a_trace_notices(name: str) -> None:
 @pytest.mark.parametrize("name", SOON_IN_SEEDS)
 def test_a_seed_notices(name: str) -> None:
     """A law breaks in one of a few worlds, and in the same world no law breaks with the rule in force."""
-    catch = Hunter(seconds=600, worlds=40).in_worlds(FAULTS[name])
+    catch = Hunter(seconds=600, worlds=100).in_worlds(FAULTS[name])
     assert catch.law
     assert not catch.unsound
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_a_test_notices(name: str) -> None:
+    """What was written for a rule passes, and fails without the rule."""
+    catch = Hunter(seconds=600, worlds=1).in_test(MOMENTS[name])
+    assert not catch.unsound
+    assert catch.law
 
 
 def test_all_faults_fit_the_code() -> None:

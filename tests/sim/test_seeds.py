@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.core.settings import approvals_needed
+from bedrockish.core.state.settings import approvals_needed
 from tools.sim.history import Histories
 from tools.sim.options import Options, draw_hard_options, draw_options, draw_wide_options
 from tools.sim.world import LawBrokenError, World
@@ -105,7 +105,9 @@ def test_worlds_in_which_most_come_too_late_come_to_rest() -> None:
     """With a closing lag of half of a BEGIN's way, once the machines are quick enough for it."""
     assert Options(0).pace_at_rest == 1.0
     for seed in range(1, 13):
-        options = draw_hard_options(seed).with_(voters=7, dead=0, delay_ms=20.0, sync_ms=20.0, closing_lag_ms=20)
+        options = draw_hard_options(seed).with_(
+            voters=7, dead=0, delay_ms=20.0, sync_ms=20.0, closing_lag_ms=20, piece_bytes=0
+        )
         broken, world = run_seed(options.with_(heartbeat_ms=20, load_s=0.5, timeout_s=0.3))
         assert broken is None, f"seed {seed}: {broken}"
         assert world.network.pace == 0.25

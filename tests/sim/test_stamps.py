@@ -2,8 +2,8 @@
 
 import cbor2
 
-from bedrockish.requests import Answer, Request, Statement, Token
-from journal.entry import Entry
+from bedrockish.api.requests import Answer, Request, Statement, Token
+from bedrockish_journal.model.entry import Entry
 from tools.sim.clients import Call
 from tools.sim.stamps import late_stamp
 

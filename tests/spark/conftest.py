@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from journal.spark.session import SparkUnavailableError, check_java, check_pyspark, quiet_session
+from bedrockish_journal.spark.session import SparkUnavailableError, check_java, check_pyspark, quiet_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

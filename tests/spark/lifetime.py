@@ -13,8 +13,8 @@ from pathlib import Path
 import trio
 
 from bedrockish import open_client
+from bedrockish.api.requests import DEMOTE, REMOVE, REPLACE, MemberChange
 from bedrockish.errors import BedrockishError
-from bedrockish.requests import DEMOTE, REMOVE, REPLACE, MemberChange
 from tests.cluster.story import insist, level, ready, send_signal, until
 from tests.cluster.test_members import newcomer, voters
 from tools.cluster import LocalCluster, free_ports, local_cluster

@@ -5,8 +5,8 @@
 
 import sys
 
-from journal.spark.session import quiet_session
-from journal.spark.sink import parquet_batches
+from bedrockish_journal.spark.export.sink import parquet_batches
+from bedrockish_journal.spark.session import quiet_session
 
 
 def main() -> None:

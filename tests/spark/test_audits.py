@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from journal.footprint import Footprint
-from journal.spark.audits import AUDITS, Journals, read_journals
-from journal.spark.export import export
-from journal.spark.feeds import open_feed
-from journal.spark.findings import FAULT, INFORMATION, Finding, collect
-from journal.transaction import Txid
-from tests.spark.worlds import START_MS, Draft, World, honest, key, touching
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.spark.audit.audits import AUDITS, Journals, read_journals
+from bedrockish_journal.spark.audit.findings import FAULT, INFORMATION, Finding, collect
+from bedrockish_journal.spark.export.export import export
+from bedrockish_journal.spark.source.feeds import open_feed
+from tests.spark.worlds import START_MS, Draft, World, honest, key, retiring, touching
 
 pytestmark = pytest.mark.spark
 
@@ -332,3 +332,10 @@ def test_node_that_is_behind_is_information(spark: SparkSession, tmp_path: Path)
         (INFORMATION, "B", "A", draft.tick),
         (INFORMATION, "C", "A", draft.tick),
     ]
+
+
+def test_what_follows_a_retirement_has_seen_the_timeline(spark: SparkSession, tmp_path: Path) -> None:
+    """Vectors do not name it any more; without the membership that says so, they lack it."""
+    assert audit(spark, retiring().write(tmp_path / "sound")) == []
+    found = audit(spark, retiring({}).write(tmp_path / "unsaid"), "causality", "conflicts")
+    assert {one.check for one in found} == {"causality", "conflicts"}

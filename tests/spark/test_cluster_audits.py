@@ -15,12 +15,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bedrockish.cli.audit import _replay
-from journal.entry import Entry
-from journal.spark.audits import AUDITS, read_journals
-from journal.spark.findings import collect
-from journal.spark.inputs import find_inputs
-from journal.spark.naming import named
-from journal.store import scan_timeline
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.spark.audit.audits import AUDITS, read_journals
+from bedrockish_journal.spark.audit.findings import collect
+from bedrockish_journal.spark.audit.inputs import find_inputs
+from bedrockish_journal.spark.audit.naming import named
+from bedrockish_journal.storage.store import scan_timeline
 from tests.spark.lifetime import counts, lifetime
 from tests.spark.test_audits import spoil
 from tools.cluster import ROOT, clean_environment

@@ -12,14 +12,14 @@ import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
 
-import journal.spark.export as exporting
+import bedrockish_journal.spark.export.export as exporting
 from bedrockish.cli.main import main
-from journal.errors import ChainBrokenError, JournalError, JournalPrunedError
-from journal.spark.columns import ARROW
-from journal.spark.export import Progress, export
-from journal.spark.exports import ExportError, files_of, locked, read_manifest
-from journal.spark.feeds import open_feed
-from journal.spark.tables import TABLES
+from bedrockish_journal.model.errors import ChainBrokenError, JournalError, JournalPrunedError
+from bedrockish_journal.spark.export.export import Progress, export
+from bedrockish_journal.spark.export.manifest import ExportError, files_of, locked, read_manifest
+from bedrockish_journal.spark.source.columns import ARROW
+from bedrockish_journal.spark.source.feeds import open_feed
+from bedrockish_journal.spark.source.tables import TABLES
 from tests.spark.test_reader import read
 from tests.spark.test_stream import prune
 from tests.spark.worlds import World, honest, touching

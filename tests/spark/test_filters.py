@@ -21,15 +21,15 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from journal.changes import INSERT, Change, encode_changes
-from journal.spark.feeds import open_feed
-from journal.spark.files import open_file
-from journal.spark.filters import limits_of
-from journal.spark.options import Options
-from journal.spark.plans import HIGHEST, LOWEST, NARROW_MOST, NO_LIMITS, Limits, plan
-from journal.spark.session import PUSHDOWN
-from journal.spark.source import BedrockishReader, PushingReader
-from journal.spark.tables import TABLES
+from bedrockish_journal.model.changes import INSERT, Change, encode_changes
+from bedrockish_journal.spark.session import PUSHDOWN
+from bedrockish_journal.spark.source.feeds import open_feed
+from bedrockish_journal.spark.source.files import open_file
+from bedrockish_journal.spark.source.filters import limits_of
+from bedrockish_journal.spark.source.options import Options
+from bedrockish_journal.spark.source.plans import HIGHEST, LOWEST, NARROW_MOST, NO_LIMITS, Limits, plan
+from bedrockish_journal.spark.source.source import BedrockishReader, PushingReader
+from bedrockish_journal.spark.source.tables import TABLES
 from tests.spark.worlds import START_MS, World, honest, touching
 from tools.make_journals import make_journals
 
@@ -115,7 +115,7 @@ def test_a_plan_has_only_the_ticks_that_can_meet_the_limits(path: Path, monkeypa
     narrow = Limits(clocks=(clocks[50], clocks[59]))
     assert 10 <= ticks(narrow) < 40  # a timeline is not quite in the order of clocks
     assert ticks(Limits(clocks=(clocks[-1] + 1, HIGHEST))) == 0
-    monkeypatch.setattr("journal.spark.plans.NARROW_MOST", 5)
+    monkeypatch.setattr("bedrockish_journal.spark.source.plans.NARROW_MOST", 5)
     assert NARROW_MOST > 5
     assert ticks(narrow) == everything  # too many to look at: they are left out when they are read
 

@@ -9,12 +9,12 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-import journal.spark.job
-from journal.spark.job import export_with_spark
-from journal.spark.tables import TABLES
+import bedrockish_journal.spark.export.job
+from bedrockish_journal.spark.export.job import export_with_spark
+from bedrockish_journal.spark.source.tables import TABLES
 from tests.spark.test_export import exported, held, run
 from tests.spark.worlds import honest, touching
-from tools.cluster import ROOT, clean_environment
+from tools.cluster import SOURCES, clean_environment
 
 pytestmark = pytest.mark.spark
 
@@ -41,8 +41,9 @@ def test_the_job_runs_on_a_cluster_of_workers(tmp_path: Path) -> None:
     command = [
         str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
         *("--master", "local-cluster[2,1,512]", "--conf", "spark.ui.enabled=false"),
-        *("--conf", f"spark.executorEnv.PYTHONPATH={ROOT}", "--conf", "spark.executor.memory=512m"),
-        *(journal.spark.job.__file__, *map(str, paths), "--to", str(tmp_path / "out")),
+        *("--conf", f"spark.executorEnv.PYTHONPATH={os.pathsep.join(map(str, SOURCES))}"),
+        *("--conf", "spark.executor.memory=512m"),
+        *(bedrockish_journal.spark.export.job.__file__, *map(str, paths), "--to", str(tmp_path / "out")),
     ]  # fmt: skip
     environment = {**clean_environment(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["SPARK_HOME"] = os.path.dirname(pyspark.__file__)

@@ -11,17 +11,17 @@ import trio
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from bedrockish import open_client
-from bedrockish.addresses import parse_url
+from bedrockish.api.url import parse_url
+from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import AuthenticationError, ConfigError
-from bedrockish.passwords import hash_password
-from journal.errors import JournalError, JournalPrunedError
-from journal.spark.export import export
-from journal.spark.feeds import open_feed, shown
-from journal.spark.live import url_with
-from journal.spark.options import Options
-from journal.spark.plans import Wanted, bounds
-from journal.spark.tables import TABLES
-from journal.spark.values import parse_row
+from bedrockish_journal.model.errors import JournalError, JournalPrunedError
+from bedrockish_journal.spark.export.export import export
+from bedrockish_journal.spark.source.feeds import open_feed, shown
+from bedrockish_journal.spark.source.json_rows import parse_row
+from bedrockish_journal.spark.source.live import url_with
+from bedrockish_journal.spark.source.options import Options
+from bedrockish_journal.spark.source.plans import Wanted, bounds
+from bedrockish_journal.spark.source.tables import TABLES
 from tests.cluster.story import level, ready
 from tests.spark.test_export import exported, held
 from tests.spark.test_reader import read

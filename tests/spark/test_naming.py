@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from bedrockish.cli.audit import _about, _readable
-from journal.spark.export import export
-from journal.spark.feeds import open_feed
-from journal.spark.findings import FAULT, Finding
-from journal.spark.inputs import find_inputs
-from journal.spark.naming import named
+from bedrockish_journal.spark.audit.findings import FAULT, Finding
+from bedrockish_journal.spark.audit.inputs import find_inputs
+from bedrockish_journal.spark.audit.naming import named
+from bedrockish_journal.spark.export.export import export
+from bedrockish_journal.spark.source.feeds import open_feed
 from tests.spark.test_audits import spoil
 from tests.spark.worlds import World, honest, key
 

@@ -11,15 +11,15 @@ from pyspark.sql import SparkSession
 
 from bedrockish.cli.audit import Report, _replay
 from bedrockish.cli.main import main
-from journal import pruning
-from journal.errors import JournalPrunedError
-from journal.spark.audits import AUDITS, read_journals
-from journal.spark.export import export
-from journal.spark.feeds import open_feed
-from journal.spark.findings import collect
-from journal.spark.options import OPTIONS, Options
-from journal.spark.source import BedrockishReader
-from journal.spark.tables import TABLES
+from bedrockish_journal.model.errors import JournalPrunedError
+from bedrockish_journal.spark.audit.audits import AUDITS, read_journals
+from bedrockish_journal.spark.audit.findings import collect
+from bedrockish_journal.spark.export.export import export
+from bedrockish_journal.spark.source.feeds import open_feed
+from bedrockish_journal.spark.source.options import OPTIONS, Options
+from bedrockish_journal.spark.source.source import BedrockishReader
+from bedrockish_journal.spark.source.tables import TABLES
+from bedrockish_journal.storage import pruning
 from tests.spark.test_audits import audit, spoil
 from tests.spark.test_reader import read
 from tests.spark.worlds import honest, touching
@@ -100,7 +100,7 @@ def test_a_database_whose_journal_is_not_whole_cannot_be_compared(tmp_path: Path
 
 
 def test_the_report_says_what_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    from journal.spark.run import Counts
+    from bedrockish_journal.spark.audit.run import Counts
 
     Report(strict=False, as_json=False).count(Counts(["A", "B"], 9, 7, {"A": 5, "B": 4}, {"B": {"B": 1, "A": 2}}))
     assert capsys.readouterr().out == (

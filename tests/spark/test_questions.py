@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from journal.changes import DELETE, INSERT, UPDATE, Change, encode_changes
-from journal.spark import questions
-from journal.spark.inputs import find_inputs, read_table
+from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, encode_changes
+from bedrockish_journal.spark.analysis import questions
+from bedrockish_journal.spark.audit.inputs import find_inputs, read_table
 from tests.spark.worlds import NODES, START_MS, World, touching
 
 pytestmark = pytest.mark.spark

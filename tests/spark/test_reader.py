@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.changes import DELETE, INSERT, UPDATE, Change, encode_changes
-from journal.errors import (
+from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, encode_changes
+from bedrockish_journal.model.errors import (
     EntryMalformedError,
     FileMissingError,
     JournalError,
     NoJournalError,
     NotDatabaseError,
 )
-from journal.spark.feeds import expand, nodes_of, open_feed
-from journal.spark.options import Options
-from journal.spark.plans import NO_LIMITS, plan
-from journal.spark.source import BedrockishReader
-from journal.spark.tables import TABLES
-from journal.spark.values import parse_row, row_text
+from bedrockish_journal.spark.source.feeds import expand, nodes_of, open_feed
+from bedrockish_journal.spark.source.json_rows import parse_row, row_text
+from bedrockish_journal.spark.source.options import Options
+from bedrockish_journal.spark.source.plans import NO_LIMITS, plan
+from bedrockish_journal.spark.source.source import BedrockishReader
+from bedrockish_journal.spark.source.tables import TABLES
 from tests.spark.worlds import NODES, World, honest, touching
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from bedrockish.cli.audit import Report, audit
-from journal.spark.session import SparkUnavailableError, check_java, check_pyspark
+from bedrockish_journal.spark.session import SparkUnavailableError, check_java, check_pyspark
 from tests.spark.test_audits import spoil
 from tests.spark.worlds import honest
 

@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
-from journal.errors import FileMissingError, JournalError, JournalPrunedError
-from journal.spark.options import Options
-from journal.spark.sink import parquet_batches
-from journal.spark.stream import BedrockishStreamReader, Offset
-from journal.spark.tables import TABLES
-from journal.vector import covers
+from bedrockish_journal.model.errors import FileMissingError, JournalError, JournalPrunedError
+from bedrockish_journal.model.vector import covers
+from bedrockish_journal.spark.export.sink import parquet_batches
+from bedrockish_journal.spark.source.options import Options
+from bedrockish_journal.spark.source.stream import BedrockishStreamReader, Offset
+from bedrockish_journal.spark.source.tables import TABLES
 from tests.spark.worlds import World, honest, touching
 
 COLUMNS = "leader,tick"

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from bedrockish import open_client
-from journal.spark.files import open_file
+from bedrockish_journal.spark.source.files import open_file
 from tests.cluster.story import insist, level, ready
 from tools.cluster import ROOT, LocalCluster, clean_environment, local_cluster
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import apsw
 import cbor2
 
-from journal import store
-from journal.changes import UPDATE, Change, encode_changes, encode_statements
-from journal.entry import GENESIS, Entry
-from journal.footprint import Footprint, conflict
-from journal.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
-from journal.vector import covers
+from bedrockish_journal.model.changes import UPDATE, Change, encode_changes, encode_statements
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.footprint import Footprint, conflict
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
+from bedrockish_journal.model.vector import covers
+from bedrockish_journal.storage import store
 
 NODES = ("A", "B", "C")
 START_MS = 1_790_000_000_000
@@ -58,8 +58,9 @@ def touching(*writes: str, reads: Iterable[str] = (), ranges: Iterable[tuple[str
     )
 
 
-def membership(version: int, **voters: bool) -> bytes:
-    return cbor2.dumps([version, {node: [f"{node}:1", voter, node * 8] for node, voter in voters.items()}])
+def membership(version: int, *retired: dict[str, int], **voters: bool) -> bytes:
+    members = {node: [f"{node}:1", voter, node * 8] for node, voter in voters.items()}
+    return cbor2.dumps([version, members, *(["id", 2, *retired] if retired else [])])
 
 
 @dataclass
@@ -209,4 +210,33 @@ def honest(commits: int = 240, seed: int = 7) -> World:
         if rng.random() < 0.6:
             world.deliver(rng.choice(NODES), rng.randint(1, 8))
     world.settle()
+    return world
+
+
+def retiring(says: dict[str, int] | None = None) -> World:
+    """Return a world in which C leads commits and its own removal, and is retired then; A and B go on on its rows.
+
+    ``says`` is what the change names as retired; None for what it must.
+    """
+    world, everything = World(), Footprint(write_ranges=((b"", b"\xff\xff"),))
+
+    def commit(leader: str, footprint: Footprint, *, without: str = "", **fields: object) -> None:
+        base = {name: tick for name, tick in world.applied(leader).items() if name not in without}
+        voters = {"A", "B"} if world.config else {"A", "B", "C"}
+        quorum = {name: world.applied(name).get(name, 0) for name in voters} | {
+            leader: world.applied(leader).get(leader, 0) + 1
+        }
+        assert world.commit(leader, footprint, base=base, quorum=quorum, **fields)
+        world.settle()
+
+    commit("C", touching("x", reads=("y",)))
+    commit("C", touching("z", ranges=(("y", "z"),)))
+    commit("C", everything, kind=MEMBERS, changes=membership(1, A=True, B=True))
+    world.config = 1
+    commit("B", touching("x", "y"))
+    retired = {"C": 2} if says is None else says
+    commit("A", everything, kind=MEMBERS, changes=membership(2, retired, A=True, B=True))
+    world.config = 2
+    commit("B", touching("z", reads=("x",)), without="C")
+    commit("A", touching("y", ranges=(("x", "z"),)), without="C")
     return world

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy
-import trio
 
 from tests.test_tidy import ROOT
-from tools.cluster import local_cluster
-from tools.compliance import count, failures, left_out, run_suite, run_suite_against_both
+from tools.compliance.outcomes import count
+from tools.compliance.sqlalchemy_suite import failures, left_out, run_ours, run_plain
 
 PAGE = (ROOT / "docs" / "sqlalchemy.md").read_text()
 SAMPLE = [
@@ -29,12 +28,8 @@ IDS_FROM_ONE = "test_insert_w_floats and multiple_rows"
 @pytest.mark.cluster
 def test_a_part_of_the_suite_fails_nowhere(tmp_path: Path) -> None:
     """Nothing fails, most is run, of each class something, and what is skipped says why."""
-    with local_cluster(tmp_path / "cluster") as cluster:
-        for node in range(3):
-            trio.run(cluster.wait_ready, node)
-        hosts = ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
-        chosen = " or ".join([*SAMPLE, f"({IDS_FROM_ONE})"])
-        found = run_suite("bedrockish", f"bedrockish://[{hosts}]/", tmp_path / "suite", ["-k", chosen])
+    chosen = " or ".join([*SAMPLE, f"({IDS_FROM_ONE})"])
+    found = run_ours(tmp_path, ["-k", chosen])
     assert failures(found) == {}
     passed = Counter(test.partition("::")[0] for test, (outcome, _) in found.items() if outcome == "passed")
     assert set(passed) == {*SAMPLE, "ReturningTest"}
@@ -64,7 +59,7 @@ def test_the_page_adds_up() -> None:
 @pytest.mark.cluster
 def test_the_whole_suite_fails_nowhere_and_the_page_tells_its_figures(tmp_path: Path) -> None:
     """The page's figures are for the release that it names; in any other nothing may fail, either."""
-    ours, plain = run_suite_against_both(tmp_path, [])
+    ours, plain = run_ours(tmp_path), run_plain(tmp_path)
     assert failures(ours) == {}
     words: Counter[str] = Counter()
     for reason, number in left_out(ours, plain).items():

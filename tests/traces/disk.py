@@ -5,10 +5,10 @@ from typing import Any
 
 import cbor2
 
-from bedrockish.core.effects import Apply, Effect, Forget, Keep, Persist
-from bedrockish.core.records import Membership, Recovered, Vote, decode_membership
-from journal.entry import Entry
-from journal.transaction import ROWS, Txid
+from bedrockish.core.protocol.effects import Apply, Effect, Forget, Keep, Persist
+from bedrockish.core.protocol.records import Membership, Recovered, Vote, decode_membership
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import ROWS, Txid
 
 
 @dataclass

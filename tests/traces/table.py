@@ -11,19 +11,30 @@ from itertools import combinations
 
 import cbor2
 
+from bedrockish.api.requests import SESSION, STRICT, Answer, Request, Token
+from bedrockish.core.coordinator.request import Ticket
 from bedrockish.core.describe import Printer, log_line
-from bedrockish.core.effects import Apply, Effect, Execute, Halt, Persist, Reply, Send, SendEntries, SendOutcome
-from bedrockish.core.events import Dropped, Event, Executed, Now, PeerDown, PeerUp, Received, Submitted, Woken
-from bedrockish.core.messages import Entries, Gossip, Message, Outcome, decode, encode
 from bedrockish.core.node import Node
-from bedrockish.core.records import Member, Membership, Prepared, encode_membership
-from bedrockish.core.settings import Settings
-from bedrockish.core.state import State
-from bedrockish.core.tickets import Ticket
-from bedrockish.requests import SESSION, STRICT, Answer, Request, Token
-from journal.footprint import Footprint
-from journal.order import draws
-from journal.transaction import MEMBERS, ROWS, Txid
+from bedrockish.core.protocol.effects import (
+    Apply,
+    Effect,
+    Execute,
+    Halt,
+    Malformed,
+    Persist,
+    Reply,
+    Send,
+    SendEntries,
+    SendOutcome,
+)
+from bedrockish.core.protocol.events import Dropped, Event, Executed, Now, PeerDown, PeerUp, Received, Submitted, Woken
+from bedrockish.core.protocol.messages import Entries, Gossip, Message, Outcome, decode, encode
+from bedrockish.core.protocol.records import Member, Membership, Prepared, encode_membership
+from bedrockish.core.state.settings import Settings
+from bedrockish.core.state.state import State
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.order import draws
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, Txid
 from tests.traces.disk import Disk
 
 WALL_MS = 1_000  # Unix milliseconds at the start of every trace: a small number, easy to read
@@ -146,7 +157,7 @@ class Table:
     def _start(self, name: str) -> None:
         place = self.places[name]
         recovered = place.disk.durable.recover(name, self.membership)
-        place.node = Node(recovered, Settings(forwarding=False, turn_rounds=0), draws(ord(name)), self.now)
+        place.node = Node(recovered, Settings(), draws(ord(name)), self.now)
         if self.plain:
             place.node.state.__class__ = PlainState
         self.perform(name, place.node.start(self.now))
@@ -182,7 +193,7 @@ class Table:
                     found = [entry for entry, _ in place.disk.live.journal if entry.txid == txid]
                     leader, tick = found[0].place if found else ("", 0)
                     self._send(place, peer, Outcome(txid, bool(found), leader, tick, self.core(name).state.clock.value))
-                case Halt(reason):
+                case Halt(reason) | Malformed(_, reason):
                     raise SlipError(f"{name} halts: {reason}")
                 case _:
                     self._keep(place, self.printer.effect(effect), PLAIN)
@@ -194,7 +205,7 @@ class Table:
     def _name(self, leader: str, effect: Effect) -> None:
         """Give a new transaction its name in the trace: Betty, and at her second attempt Betty'."""
         if isinstance(effect, Persist) and effect.vote.txid not in self.names:
-            attempt = self.core(leader).leading.attempts[effect.vote.txid]
+            attempt = self.core(leader).coordinator.attempts[effect.vote.txid]
             called = self._ticket(attempt.tickets[0])
             self.names[effect.vote.txid] = called + "'" * self.attempts[called]
             self.attempts[called] += 1
@@ -262,7 +273,7 @@ class Table:
         token = self.tokens[script.after] if script.after else Token()
         request = Request(script.command, (), read=STRICT if script.strict else SESSION, token=token)
         self._step(name, Submitted(number, request))
-        ticket = self.core(name).leading.tickets.get(number)
+        ticket = self.core(name).coordinator.replies.tickets.get(number)
         if ticket is not None and not any(line.flight for line in (*self.lines, *self.places[name].kept)):
             self._say_stage(name, ticket)
 
@@ -281,7 +292,7 @@ class Table:
         """Let a leader's patience with its own transaction be over."""
         node = self.core(name)
         node.state.set_now(self.now)
-        node.leading._give_up(node.leading.attempts[self.transaction(name, called)])
+        node.coordinator._give_up(node.coordinator.attempts[self.transaction(name, called)])
         self.perform(name, node._answer())
 
     def recover(self, name: str, called: str) -> None:

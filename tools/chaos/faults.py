@@ -3,8 +3,10 @@
 import os
 import random
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import trio
@@ -13,7 +15,9 @@ from tools.chaos.cluster import ProxiedCluster
 from tools.chaos.proxy import Line
 from tools.cluster import LocalNode
 
-FAULTS = ("kill", "pause", "partition")
+QUIET_ROWS = 200  # of the table ``quiet``, which nobody reads or writes after it was made
+FLIPS_MAX = 3
+FAULTS = ("kill", "pause", "partition", "flip")
 
 
 @dataclass
@@ -43,6 +47,7 @@ class Faults:
             "kill": self._kill,
             "pause": self._pause,
             "partition": self._part,
+            "flip": self._flip,
         }
         try:
             async with trio.open_nursery() as nursery:
@@ -107,6 +112,21 @@ class Faults:
         await trio.sleep(self.luck.uniform(0.5, 2))
         self._struck.discard(node.name)
 
+    async def _flip(self) -> None:
+        """Kill one node, change one bit of a row in its file that nobody else touches, and start it again.
+
+        Only where all other nodes are well, and not often: a node that fills itself again is one that is missing.
+        """
+        if self._struck or self._parted or self.counts["flipped bits"] >= FLIPS_MAX or self.luck.random() < 0.7:
+            return
+        node = self.luck.choice(self.cluster.nodes)
+        self._struck.add(node.name)
+        self.look(node)
+        self._killed.add(node.name)
+        node.kill()
+        self.counts["flipped bits"] += await trio.to_thread.run_sync(flip_bit, node, self.luck.randrange(QUIET_ROWS))
+        await self._start(node)
+
     async def _pause(self) -> None:
         """Stop nodes, for less or for longer than others wait before they finish what is theirs."""
         victims = self._victims()
@@ -160,6 +180,27 @@ class Faults:
                 return "mute", network.from_node(names[0])
             case _:
                 return "some lines", [line for line in network.lines.values() if self.luck.random() < 0.4]
+
+
+def flip_bit(node: LocalNode, row: int) -> bool:
+    """Change one bit of a row of the table ``quiet`` in the file of a node that does not run; whether it is there."""
+    text = f"quiet row {row:04d}".encode()
+    with closing(sqlite3.connect(node.database)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = db.execute("PRAGMA page_size").fetchone()[0]
+        pages = {page for (page,) in db.execute("SELECT pageno FROM dbstat WHERE name = 'quiet'")}
+    data = bytearray(node.database.read_bytes())
+    place = data.find(text)
+    while place >= 0:
+        if place // size + 1 in pages:  # the journal has the same text, and a page may have it twice, once as waste
+            data[place + len(text) - 1] ^= 1
+            node.database.write_bytes(data)
+            with closing(sqlite3.connect(node.database)) as db:
+                if db.execute("SELECT v FROM quiet WHERE id = ?", [row]).fetchone() != (text.decode(),):
+                    return True
+            data[place + len(text) - 1] ^= 1
+        place = data.find(text, place + 1)
+    return False
 
 
 def _signal(node: LocalNode, number: signal.Signals) -> None:

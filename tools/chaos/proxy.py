@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import trio
 
-from bedrockish.core.messages import Message, decode
-from net.frame import FrameReader, Kind, encode_frame
-from net.limits import Limits
+from bedrockish.core.protocol.messages import Message, decode
+from bedrockish_net.frame import FrameReader, Kind, encode_frame
+from bedrockish_net.limits import Limits
 
 CHUNK = 1 << 16
 QUEUE_MAX = 4096  # frames under way in one connection; the reader waits when there are more

@@ -4,18 +4,22 @@ import random
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_uppercase
 
 import trio
 
-from journal.replay import digest
-from journal.store import open_readonly
-from journal.verify import verify
+from bedrockish import open_client
+from bedrockish.cli.verify import asking
+from bedrockish.client.compare_nodes import AskRange, NodeComparison
+from bedrockish.errors import BedrockishError
+from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.verify.replay import digest
+from bedrockish_journal.verify.verify import verify
 from tools.chaos.cluster import ProxiedCluster, proxied_cluster
-from tools.chaos.faults import FAULTS, Faults
+from tools.chaos.faults import FAULTS, QUIET_ROWS, Faults
 from tools.chaos.workload import READ, Workload, read_step
 from tools.checker.check import check
 from tools.checker.history import Operation, write_history
@@ -74,6 +78,7 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
         faults = Faults(cluster, random.Random(plan.seed), plan.faults)
         counted: dict[tuple[str, int], Counter[str]] = {}
         await workload.create()
+        await _create_quiet(cluster)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_watch, cluster, counted)
@@ -84,6 +89,8 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
             if wrong := await cluster.wait_level(LEVEL_S):
                 verdict.wrong.append(f"not equal {LEVEL_S:.0f} s after the end of all faults: {wrong}")
             verdict.counts["ms until equal"] = round(1000 * (trio.current_time() - began))
+            say("comparing the tables of all nodes")
+            verdict.wrong += await _scrub(cluster, verdict.counts)
         finally:
             write_history(directory / "history.jsonl", workload.history)
     verdict.counts |= dict(sorted(faults.counts.items()))
@@ -92,6 +99,41 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
     verdict.wrong += faults.deaths + workload.strange
     await trio.to_thread.run_sync(_judge, cluster, workload, verdict, directory)
     return verdict
+
+
+async def _create_quiet(cluster: ProxiedCluster) -> None:
+    """Make the rows in which bits are flipped: nobody else reads or writes them, so only the scrub can find that."""
+    async with open_client(cluster.url()) as client:
+        rows = [f"INSERT INTO quiet VALUES ({row}, 'quiet row {row:04d}')" for row in range(QUIET_ROWS)]
+        await client.transact(["CREATE TABLE quiet(id INTEGER PRIMARY KEY, v TEXT)", *rows])
+
+
+async def _scrub(cluster: ProxiedCluster, counts: dict[str, int]) -> list[str]:
+    """Have every node compare its tables with the others', until all are equal; return what still differs."""
+    left: list[str] = ["the tables could not be compared"]
+    counts["rows that differed before the scrub at the end"] = 0
+    with trio.move_on_after(LEVEL_S):
+        while left:
+            async with AsyncExitStack() as stack:
+                asks: dict[str, AskRange] = {}
+                clients = []
+                for index, node in enumerate(cluster.nodes):
+                    client = await stack.enter_async_context(open_client(cluster.url(index, only=True)))
+                    asks[node.name] = asking(client)
+                    clients.append(client)
+                try:
+                    report = await NodeComparison(asks, len(asks)).run()
+                    left = [str(one) for one in report.differences] + [f"{n}: {why}" for n, why in report.gone.items()]
+                    name = "rows that differed before the scrub at the end"
+                    counts[name] = max(counts[name], len(report.differences))
+                    counts["rows compared at the end"] = report.rows
+                    for client in clients if left else ():
+                        await client.upkeep({"do": "scrub"}, timeout=5)
+                except BedrockishError as error:
+                    left = [f"the tables could not be compared: {error.message}"]
+            if left:
+                await trio.sleep(1)
+    return left
 
 
 async def _strike(plan: Plan, workload: Workload, faults: Faults, say: Callable[[str], None]) -> None:
@@ -136,6 +178,8 @@ def _judge(cluster: ProxiedCluster, workload: Workload, verdict: Verdict, direct
     if report.findings:
         verdict.wrong.append(report.describe())
     found = verify(paths)
+    logs = [node.log.read_text(errors="replace") for node in cluster.nodes]
+    verdict.counts["times that a node was filled again"] = sum(log.count("tables were filled again") for log in logs)
     verdict.wrong += [f"journal: {finding.text}" for finding in found.findings[:10]]
     digests = {}
     for node in cluster.nodes:

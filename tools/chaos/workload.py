@@ -1,7 +1,8 @@
 """What the clients do: small transactions on a few lists and registers, some of them hot, and a record of the answers.
 
-Lists are kept in two ways, because they meet in two ways: as one growing text in one row, and as one row for each value
-in a range that every append reads to its end.
+Lists are kept in three ways, because they meet in three ways: as one growing text in one row; as one row for each value
+in a range that every append reads to its end; and as such rows that are found by a join, through a row which says in
+which box they are. Some appends let a trigger move them all to another box.
 """
 
 import random
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 import trio
 
 from bedrockish import open_client
-from bedrockish.client.aio import Client
-from bedrockish.client.rows import Rows
+from bedrockish.api.rows import Rows
+from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, UnavailableError
 from tools.chaos.cluster import ProxiedCluster
 from tools.checker.history import Operation, Step
@@ -21,11 +22,22 @@ from tools.checker.history import Operation, Step
 SCHEMA = (
     "CREATE TABLE texts(key TEXT PRIMARY KEY, items TEXT NOT NULL)",
     "CREATE TABLE items(key TEXT, place INTEGER, value INTEGER NOT NULL, PRIMARY KEY (key, place))",
+    "CREATE TABLE owners(id INTEGER PRIMARY KEY, name TEXT UNIQUE, box INTEGER NOT NULL, added INTEGER)",
+    "CREATE TABLE parts(box INTEGER, place INTEGER, value INTEGER NOT NULL, PRIMARY KEY (box, place))",
+    "CREATE TRIGGER moved AFTER UPDATE OF box ON owners BEGIN "
+    "INSERT INTO parts SELECT new.box, place, value FROM parts WHERE box = old.box; "
+    "INSERT INTO parts SELECT new.box, coalesce(max(place), 0) + 1, new.added FROM parts WHERE box = new.box; END",
+    "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 1999) "
+    "INSERT INTO owners SELECT i + 1, 'j' || i, (i + 1) * 1000, NULL FROM n",
     "CREATE TABLE registers(key TEXT PRIMARY KEY, value INTEGER NOT NULL, version INTEGER NOT NULL)",
 )
 APPEND = {
     "t": "INSERT INTO texts VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET items = items || ',' || excluded.items",
     "i": "INSERT INTO items SELECT ?1, coalesce(max(place), 0) + 1, ?2 FROM items WHERE key = ?1",
+    "j": (
+        "INSERT INTO parts SELECT o.box, coalesce((SELECT max(place) FROM parts p WHERE p.box = o.box), 0) + 1, ?2 "
+        "FROM owners o WHERE o.name = ?1"
+    ),
     "r": (
         "INSERT INTO registers VALUES (?1, ?2, 1) "
         "ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = version + 1"
@@ -34,8 +46,11 @@ APPEND = {
 READ = {
     "t": "SELECT items FROM texts WHERE key = ?",
     "i": "SELECT value FROM items WHERE key = ? ORDER BY place",
+    "j": "SELECT p.value FROM owners o JOIN parts p ON p.box = o.box WHERE o.name = ? ORDER BY p.place",
     "r": "SELECT value, version FROM registers WHERE key = ?",
 }
+MOVE = "UPDATE owners SET box = box + 1, added = ?2 WHERE name = ?1"  # another way to append to a list of the sort j
+MOVES = 4  # one append in so many
 HOT, COLD = 1, 4  # keys of each sort at a time; half of all steps go to the hot ones
 WRITES_MAX = 40  # to a key, before a new one takes its place: lists that grow for ever are slow to read
 CALL_S = 5.0
@@ -56,14 +71,14 @@ class Keys:
             self._active[sort] = [self._new(sort) for _ in range(HOT + COLD)]
 
     def _new(self, sort: str) -> str:
-        key = f"{sort}{len(self.all)}"
+        key = f"{sort}{sum(one[0] == sort for one in self.all)}"
         self.all.append(key)
         self._writes[key] = 0
         return key
 
     def draw(self, luck: random.Random) -> str:
         """Choose a key."""
-        active = self._active[luck.choice("tir")]
+        active = self._active[luck.choice("".join(APPEND))]
         return active[0] if luck.random() < 0.5 else luck.choice(active[HOT:])
 
     def wrote(self, key: str) -> None:
@@ -224,7 +239,8 @@ class Workload:
 def _statement(step: Step) -> tuple[str, list[str | int]]:
     if step.value is None:
         return READ[step.key[0]], [step.key]
-    return APPEND[step.key[0]], [step.key, step.value]
+    moves = step.key[0] == "j" and step.value % MOVES == 0
+    return MOVE if moves else APPEND[step.key[0]], [step.key, step.value]
 
 
 def _place(rows: Rows) -> str:
@@ -250,7 +266,7 @@ def read_step(key: str, rows: list[tuple[int | str, ...]]) -> Step:
         case "t":
             texts = [str(items) for (items,) in rows]
             return Step("list", key, values=tuple(int(value) for text in texts for value in text.split(",")))
-        case "i":
+        case "i" | "j":
             return Step("list", key, values=tuple(int(value) for (value,) in rows))
         case _:
             value, version = rows[0] if rows else (None, None)

@@ -11,10 +11,10 @@ from typing import Any
 
 import apsw
 
-from bedrockish.client.aio import Client
 from bedrockish.client.transaction import Transaction
-from bedrockish.control import BEGIN, COMMIT, ROLLBACK, parse_control
+from bedrockish.client.trio_client import Client
 from bedrockish.errors import UnsupportedError, UsageError
+from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, parse_control
 from tools.logictest.records import NOSORT, Printer, Query, Statement, Threshold, meets, parse
 
 Row = tuple[Any, ...]

@@ -7,9 +7,9 @@ then the dead start again, and all must become equal.
 from collections import deque
 from itertools import combinations_with_replacement
 
-from bedrockish.core.events import Now
-from bedrockish.core.messages import Message
-from journal.order import draws
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.protocol.messages import Message
+from bedrockish_journal.model.order import draws
 from tools.modelcheck.facts import facts_of, quarrel
 from tools.modelcheck.nodes import CAUGHT, BrokenError
 from tools.modelcheck.place import STILL, Place
@@ -109,7 +109,7 @@ class Ending:
     def _at_rest(self) -> bool:
         applied = [place.core.state.applied for place in self.living]
         return all(one == applied[0] for one in applied) and not any(
-            len(place.core.state.pending) or place.core.leading.tickets or place.core.recovery.rounds
+            len(place.core.state.pending) or place.core.coordinator.replies.tickets or place.core.recovery.rounds
             for place in self.living
         )
 

@@ -10,16 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
 
-from bedrockish.core.messages import decode
-from bedrockish.core.records import Member, Membership
+from bedrockish.core.protocol.messages import decode
+from bedrockish.core.protocol.records import Member, Membership
 from tools.modelcheck.ending import Ending
 from tools.modelcheck.frozen import thaw
 from tools.modelcheck.nodes import BrokenError, Nodes
 from tools.modelcheck.place import Sent, new_place
-from tools.modelcheck.prefix import follow
+from tools.modelcheck.prefix import State, follow
 from tools.modelcheck.scopes import LIMITS, Scope
 
-State = tuple[int, ...]
 SUBJECTS = len(LIMITS)
 
 

@@ -6,9 +6,9 @@ enough to look whenever a node's facts have changed.
 
 from dataclasses import dataclass
 
-from bedrockish.core.state import ENDED
-from journal.footprint import conflict
-from journal.transaction import Transaction, Txid
+from bedrockish.core.protocol.records import ENDED
+from bedrockish_journal.model.footprint import conflict
+from bedrockish_journal.model.transaction import Transaction, Txid
 from tools.modelcheck.frozen import number_of, shared
 from tools.modelcheck.place import Place
 

@@ -15,16 +15,29 @@ from hashlib import blake2b
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
-from bedrockish.core.records import Membership
-from bedrockish.core.settings import Settings
-from journal.entry import Entry
-from journal.footprint import Footprint
-from journal.transaction import Transaction
+from bedrockish.core.protocol.records import Membership
+from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import Transaction
 
 # Statistics, numbers that only tell timers apart, and constants of a scope.
 LEFT_OUT = frozenset(
-    {"counts", "_timer_count", "_timers", "settings", "draw", "batches", "store", "suspected", "patience"}
-    | {"_turns", "turns", "contested", "turn"}  # in a scope nobody waits for a turn
+    {
+        "counts",
+        "_timer_count",
+        "_timers",
+        "settings",
+        "draw",
+        "batches",
+        "store",
+        "suspected",
+        "patience",
+        "level",
+        "heard_level",
+    }
+    | {"_by_clock", "_order", "_unused"}  # another order of what is there anyway
+    | {"cutter", "_forget_at"}  # what was cut lately, to be quick
 )
 SHARED = (Transaction, Entry, Footprint, Membership, Settings)
 _PLAIN = (int, str, bytes, bool, type(None), float)

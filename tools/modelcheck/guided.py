@@ -107,5 +107,38 @@ GUIDED: dict[str, Scope] = {
         ),
         held=("AC",),
     ),
+    # C has accepted B's commit of P, which A has given up. C restarts, and recovers P from A and what it still knows.
+    "restarted-acceptor-3": Scope(
+        "one, given up; B recovers it, C accepts its decision, restarts, and recovers it, too",
+        3,
+        ALONE,
+        Limits(suspicions=1, restarts=1),
+        where=at(suspicions="C", restarts="C"),
+        prefix=(
+            *("A submits", "B hears A", "C hears A", "A gives up P"),
+            *("B suspects P", "C hears B", "B hears C", "C hears B"),
+        ),
+    ),
+    # A has accepted B's abort of P at a ballot that B gives up; B and C, which know of none, try again.
+    "two-recoverers-3": Scope(
+        "one, given up; B and C recover it at several ballots, and A has accepted what B proposed first",
+        3,
+        ALONE,
+        Limits(suspicions=2),
+        where=at(suspicions="BC"),
+        prefix=(
+            *("A submits", "B hears A", "C hears A", "A gives up P", "B suspects P", "A hears B B"),
+            *("C suspects P", "B hears C", "B hears A A", "A hears B"),
+        ),
+    ),
+    # C has accepted A's rollback, and A counts on it; B has not heard of it. C restarts, and B recovers P.
+    "partial-rollback-3": Scope(
+        "one, given up; C accepts that, and restarts while B recovers it",
+        3,
+        ALONE,
+        Limits(suspicions=1, restarts=1),
+        where=at(suspicions="B", restarts="C"),
+        prefix=("A submits", "B hears A", "C hears A", "A gives up P", "C hears A"),
+    ),
 }
 ALL = {**SCOPES, **GUIDED}

@@ -6,7 +6,7 @@ those that edit the simulator's own driver have a twin here, for this driver.
 
 from dataclasses import dataclass
 
-from bedrockish.core.messages import WIRE
+from bedrockish.core.protocol.messages import WIRE
 from tools.modelcheck.explore import Explorer, Report
 from tools.modelcheck.guided import ALL
 from tools.modelcheck.place import EARLY

@@ -6,9 +6,9 @@ same node, in the same state, meets the same event again.
 
 from dataclasses import dataclass, field
 
-from bedrockish.core.messages import Message, decode, encode
+from bedrockish.core.protocol.messages import Message, decode, encode
 from bedrockish.errors import BedrockishError
-from journal.transaction import Txid
+from bedrockish_journal.model.transaction import Txid
 from tools.modelcheck.facts import Facts, facts_of, quarrel
 from tools.modelcheck.frozen import freeze, key_of, thaw
 from tools.modelcheck.place import HaltedError, Place

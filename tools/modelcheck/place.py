@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bedrockish.core import effects as do
-from bedrockish.core.events import (
-    Answered,
+from bedrockish.api.requests import Answer, Request
+from bedrockish.core.node import Node
+from bedrockish.core.protocol import effects as do
+from bedrockish.core.protocol.events import (
+    Assembled,
     Dropped,
     Event,
     Executed,
@@ -22,14 +24,12 @@ from bedrockish.core.events import (
     Submitted,
     Woken,
 )
-from bedrockish.core.messages import Entries, Message, Outcome
-from bedrockish.core.node import Node
-from bedrockish.core.records import Membership
-from bedrockish.core.settings import Settings
+from bedrockish.core.protocol.messages import Entries, Message, Outcome
+from bedrockish.core.protocol.records import Membership
+from bedrockish.core.state.settings import Settings
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
-from bedrockish.requests import Answer, Request
-from journal.entry import Entry
-from journal.transaction import Txid
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import Txid
 from tools.sim.database import execute
 from tools.sim.disk import Disk, Image, Write
 from tools.sim.waiting import answer_of
@@ -66,18 +66,6 @@ class Tell:
         self.told[self.command] = self.words
 
 
-@dataclass(frozen=True)
-class Post:
-    """The answer to a command of another node's client, which goes to the core when it could leave."""
-
-    ticket: int
-    answer: Answer | BedrockishError
-
-    def __call__(self) -> None:
-        POSTED.append(self)
-
-
-POSTED: list[Post] = []
 LEAVING: list[Sent] = []  # what left in the event that is being played
 EARLY: set[str] = set()  # deliberate faults: messages that leave before they may ("Reply" for answers)
 
@@ -131,7 +119,9 @@ class Place:
         """Start on what the disk holds."""
         self.disk.seen.batches = self.disk.durable.batches = 0  # a count that only grows: no scope is about it
         recovered = self.disk.seen.recover(self.name, self.name, WINDOW)
-        self.node = Node(recovered, self.settings, level_luck, self.now, follows_wall=False)
+        self.node = Node(
+            recovered, self.settings, level_luck, self.now, follows_wall=False, find_command=self._find_command
+        )
         self.perform(self.node.start(self.now))
 
     def crash(self, survivors: int = 0) -> None:
@@ -148,7 +138,6 @@ class Place:
             HaltedError, AssertionError, DivergedError: the core, or its disk, found that something cannot be.
         """
         LEAVING.clear()
-        POSTED.clear()
         match event:
             case ("receive", str(peer), message):
                 self.step(Received(peer, message))  # type: ignore[arg-type]
@@ -176,10 +165,6 @@ class Place:
             case _:
                 self._turn(*event)
         self._let_go()
-        while POSTED:
-            post = POSTED.pop()
-            self.step(Answered(post.ticket, post.answer))
-            self._let_go()
         return list(LEAVING)
 
     def _turn(self, name: object, txid: object = None) -> None:
@@ -192,9 +177,9 @@ class Place:
             case "again", Txid() as txid:
                 core.recovery._again(txid, core.recovery.rounds[txid])
             case "give up", Txid() as txid:
-                core.leading._give_up(core.leading.attempts[txid])
+                core.coordinator._give_up(core.coordinator.attempts[txid])
             case "fetch", None:
-                core.ordering.fetch_missing(at_once=True)
+                core.apply_queue.fetch_missing(at_once=True)
             case "heartbeat", None:
                 core._heartbeat()
             case _:
@@ -214,9 +199,9 @@ class Place:
         rounds = core.recovery.rounds
         found += [("suspect", txid) for txid in sorted(core.state.pending.transactions) if txid not in rounds]
         found += [("again", txid) for txid in sorted(rounds)]
-        found += [("give up", txid) for txid, one in sorted(core.leading.attempts.items()) if one.counting]
+        found += [("give up", txid) for txid, one in sorted(core.coordinator.attempts.items()) if one.counting]
         taken = core.state.taken
-        if any(taken.get(leader, 0) < gap.upto and not gap.asked for leader, gap in core.ordering.gaps.items()):
+        if any(taken.get(leader, 0) < gap.upto and not gap.asked for leader, gap in core.apply_queue.gaps.items()):
             found.append(("fetch",))
         found.append(("heartbeat",))
         return found
@@ -242,6 +227,7 @@ class Place:
             if not following:
                 break
             effects = self.core.step(following.popleft(), self.now)
+        self.core.check()
         timers = self.core.state._timers
         if not self.timed:
             kept = {(name, subject) for _, _, name, subject in timers}
@@ -261,8 +247,10 @@ class Place:
         match effect:
             case do.Send(peer, message):
                 self._send(peer, message)
-            case do.Persist() | do.Forget() | do.Keep() | do.Apply():
+            case do.Persist() | do.Forget() | do.SavePiece() | do.DropPieces() | do.Keep() | do.Apply():
                 disk.write(effect)
+            case do.Assemble(peer, parts):
+                following.append(Assembled(peer, parts, disk.seen.assemble(parts)))
             case do.Execute(ticket, _, group):
                 following.append(self._execute(ticket, group))
             case do.Reply(ticket, answer):
@@ -272,18 +260,16 @@ class Place:
                     e for leader, first in wants.items() for e in disk.seen.timelines.get(leader, [])[first - 1 :]
                 ]
                 packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries)
-                self._send(peer, Entries(packed, self.core.state.clock.value))
+                state = self.core.state
+                self._send(peer, state.to_send(peer, Entries(packed, state.clock.value)))
             case do.SendOutcome(peer, txid):
                 entry = disk.seen.txids.get(txid)
                 leader, tick = entry.place if entry is not None else ("", 0)
                 self._send(peer, Outcome(txid, entry is not None, leader, tick, self.core.state.clock.value))
             case do.SetMembers():
                 pass
-            case do.Halt(reason):
+            case do.Malformed(_, reason) | do.Halt(reason):
                 raise HaltedError(reason)
-            case do.Admit(ticket, request):
-                self.tickets[ticket] = request
-                following.append(Submitted(ticket, request))
 
     def _send(self, peer: str, message: Message) -> None:
         leave = Leave((peer, message))
@@ -296,14 +282,15 @@ class Place:
         request = self.tickets.pop(ticket, None)
         if request is None:
             return
-        if ticket < 0:
-            self.disk.then(Post(ticket, answer))  # it came from another node, which tells its client
-            return
         tell = Tell(self.told, request.command, told(answer))
         if "Reply" in EARLY:
             tell()
         else:
             self.disk.then(tell)
+
+    def _find_command(self, command: str) -> Txid | None:
+        entry = self.disk.seen.commands.get(command)
+        return None if entry is None else entry.txid
 
     def _execute(self, ticket: int, group: tuple[int, ...]) -> Event:
         request = self.tickets.get(ticket)

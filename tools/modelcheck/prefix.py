@@ -5,20 +5,44 @@ scopes are led to where two rules meet, and go through everything from there on.
 without a deliberate fault; else the script is wrong, and says so.
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from journal.transaction import Txid
+from bedrockish_journal.model.transaction import Txid
 from tools.modelcheck.frozen import thaw
+from tools.modelcheck.nodes import Nodes
+from tools.modelcheck.scopes import Scope
 
-if TYPE_CHECKING:
-    from tools.modelcheck.explore import Explorer, State
+State = tuple[int, ...]
+
+
+class Explorer(Protocol):
+    """What a script is followed in."""
+
+    n: int
+    nodes: Nodes
+    scope: Scope
+
+    def take(self, state: State, step: tuple[int, int, int, int, int]) -> list[int]:
+        """Return the state after a step of one node."""
+
+    def receive(self, sender: int, message: int) -> int:
+        """Return the event of hearing a message."""
+
+    def die(self, state: list[int], node: int) -> None:
+        """Let a node end."""
+
+    def meet(self, state: list[int], one: int, other: int) -> None:
+        """Break a link, and let it come back."""
+
+    def check(self, before: State, after: list[int]) -> None:
+        """Raise BrokenError if a law is broken."""
 
 
 class ScriptError(Exception):
     """Raised when a step of a prefix cannot happen."""
 
 
-def follow(explorer: "Explorer", state: "State", words: str) -> "State":
+def follow(explorer: Explorer, state: State, words: str) -> State:
     """Return the state after one step.
 
     Args:
@@ -61,7 +85,7 @@ def follow(explorer: "Explorer", state: "State", words: str) -> "State":
     return tuple(after)
 
 
-def _hear(explorer: "Explorer", state: "State", node: int, sender: int, words: str) -> "State":
+def _hear(explorer: Explorer, state: State, node: int, sender: int, words: str) -> State:
     link = explorer.n + sender * explorer.n + node
     if not state[link] or not explorer.nodes.known[state[node]].alive:
         raise ScriptError(f"{words}: there is nothing on the link")
@@ -71,7 +95,7 @@ def _hear(explorer: "Explorer", state: "State", node: int, sender: int, words: s
     return tuple(after)
 
 
-def _choice(explorer: "Explorer", state: "State", node: int, what: str, command: str) -> int:
+def _choice(explorer: Explorer, state: State, node: int, what: str, command: str) -> int:
     """Return the event of something that a node does by itself."""
     place = thaw(explorer.nodes.known[state[node]].data)
     for event in place.choices():

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, fields, replace
 
-from bedrockish.core.settings import Settings
-from bedrockish.requests import Request, Statement
+from bedrockish.api.requests import Request, Statement
+from bedrockish.core.state.settings import Settings
 
 NAMES = "ABCDEFG"
-STILL = Settings(forwarding=False, turn_rounds=0, clock_block_ms=0, fetch_after_ms=1)
+STILL = Settings(clock_block_ms=0, fetch_after_ms=1)
+AHEAD = replace(STILL, inline_bytes=300, piece_bytes=400)  # a large body travels ahead in a piece or two
 TIMED = replace(STILL, closing_lag_ms=0)  # a heartbeat closes time up to now
 
 
@@ -107,6 +108,7 @@ PASS = (("A", "P", "x"), ("B", "Q", "y"))
 SAME = (("A", "P", "x"), ("B", "P", "y"))  # one command; what it draws depends on where it runs
 CHAIN = (("A", "P", "x"), ("B", "Q", "x", "y"), ("C", "R", "y"))
 ALONE = (("A", "P", "x"),)
+LARGE = (("A", "P", "x" * 300),)
 
 
 def at(**nodes: str) -> tuple[tuple[str, str], ...]:
@@ -133,6 +135,21 @@ SCOPES: dict[str, Scope] = {
         Limits(rollbacks=1, retries=1, resets=1, deaths=1),
         where=at(rollbacks="A", deaths="A"),
         endings=20_000,
+    ),
+    "ahead-3": Scope(
+        "one whose body travels ahead in pieces; a link breaks and comes back",
+        3,
+        LARGE,
+        Limits(resets=1),
+        settings=AHEAD,
+    ),
+    "ahead-recover-3": Scope(
+        "one whose body travels ahead in pieces; C recovers it, A restarts",
+        3,
+        LARGE,
+        Limits(suspicions=1, restarts=1),
+        where=at(suspicions="C", restarts="A"),
+        settings=AHEAD,
     ),
     "recover-rollback-3": Scope(
         "two that meet; anybody recovers, a leader gives up", 3, MEET, Limits(suspicions=1, rollbacks=1)

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from bedrockish.core.describe import Printer
-from bedrockish.core.messages import decode
-from journal.transaction import Txid
-from tools.modelcheck.explore import Explorer, State
+from bedrockish.core.protocol.messages import decode
+from bedrockish_journal.model.transaction import Txid
+from tools.modelcheck.explore import Explorer
 from tools.modelcheck.nodes import BrokenError
+from tools.modelcheck.prefix import State
 
 
 def way_to_fault(explorer: Explorer) -> list[str]:

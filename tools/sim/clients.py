@@ -4,23 +4,14 @@ What a client saw is written into its history: that, and the journals, is all th
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from bedrockish.errors import BedrockishError, OutcomeUnknownError, UnavailableError
-from bedrockish.requests import (
-    SERIALIZABLE,
-    SESSION,
-    SNAPSHOT,
-    STALE,
-    STRICT,
-    Answer,
-    Request,
-    Statement,
-    Token,
-)
-from journal.vector import merge
+from bedrockish.api.requests import SERIALIZABLE, SESSION, SNAPSHOT, STALE, STRICT, Answer, Request, Statement, Token
+from bedrockish.errors import BedrockishError, LearnerError, OutcomeUnknownError, UnavailableError
+from bedrockish_journal.model.vector import merge
 from tools.sim.dialogs import Dialog
 
 if TYPE_CHECKING:
@@ -156,7 +147,13 @@ class Client:
             if not machine.submit(request, lambda answer: self._answered(call, generation, answer)):
                 world.after(0.01, lambda: self._failed(call, generation, reached=False))
 
+        def arrive_again() -> None:
+            world.machines[node].submit(request, lambda answer: self._answered(call, -1, answer))
+
         world.trace(self.name, call.request.command, node)
+        if self.luck.random() < world.options.doubles:  # also past its commit, and while it waits or runs
+            call.unsure = True  # an error speaks of one of the two
+            world.after(self.luck.uniform(0.0, self.luck.choice((0.005, 0.1, request.timeout_s))), arrive_again)
         world.after(self.luck.expovariate(1000.0 / max(0.1, world.options.delay_ms)), arrive)
         patience = request.timeout_s + self.luck.choice((2.5, 2.5, 2.5, 0.0, -0.7 * request.timeout_s))
         world.after(patience, lambda: self._failed(call, generation, reached=True))
@@ -168,13 +165,16 @@ class Client:
         call.unsure = call.unsure or reached
         self._again(call)
 
-    def _again(self, call: Call) -> None:
+    def _again(self, call: Call, voters: Collection[str] = ()) -> None:
+        """Send it again: to one of these voters, if a learner has named them."""
         self.generation += 1
         world = self.world
         if world.short_handed if world.closing else call.sent >= TRIES_MAX:
             self.done(call)
             return
-        node = self.luck.choice(self.world.alive_names() or [self.home])
+        alive = self.world.alive_names()
+        node = self.luck.choice([name for name in alive if name in voters] or alive or [self.home])
+        self.home = node if voters else self.home
         self.world.after(self.luck.uniform(0.01, 0.3), lambda: self._send(call, node))
 
     def _answered(self, call: Call, generation: int, answer: Answer | BedrockishError) -> None:
@@ -191,6 +191,8 @@ class Client:
         elif isinstance(answer, OutcomeUnknownError):
             call.unsure = True
             self._again(call)
+        elif isinstance(answer, LearnerError):
+            self._again(call, answer.details["voters"])
         elif isinstance(answer, UnavailableError) and (call.unsure or self.world.closing):
             self._again(call)
         else:

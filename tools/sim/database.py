@@ -11,14 +11,14 @@ from typing import Any
 
 import cbor2
 
-from bedrockish.core.records import Prepared
-from bedrockish.engine.clocks import ClockNeededError
+from bedrockish.api.requests import SNAPSHOT, Request, Statement
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import ConstraintError
-from bedrockish.requests import SNAPSHOT, Request, Statement
-from journal.changes import encode_statements
-from journal.footprint import Footprint
-from journal.transaction import ROWS, SCHEMA, Transaction
-from journal.vector import Vector
+from bedrockish_journal.model.changes import encode_statements
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction
+from bedrockish_journal.model.vector import Vector
 
 Row = tuple[int, Any]
 NOTHING: Row = (0, None)
@@ -140,7 +140,16 @@ def run_together(
         ConstraintError: the rows forbid one.
     """
     run = Run(rows, where, clock)
-    told = [[run_statement(run, statement) for statement in statements] for statements in programs]
+    try:
+        told = [[run_statement(run, statement) for statement in statements] for statements in programs]
+    except ConstraintError as error:
+        error.rests_on = outcomes_of(rows, run, [[]])[0]
+        raise
+    return outcomes_of(rows, run, told)
+
+
+def outcomes_of(rows: Mapping[str, Row], run: Run, told: list[list[Any]]) -> list[Outcome]:
+    """Return what programs did that told this."""
     changes = [[key, list(rows.get(key, NOTHING)), list(row)] for key, row in run.written.items()]
     reads = {key.removeprefix(TABLE).decode(): 0 for key in run.points}
     for low, high in run.ranges:
@@ -173,7 +182,13 @@ def execute(
     if request.statements[0].sql == "alter":
         statements = encode_statements([f"alter {request.command}"])
         return Prepared(dict(base), schema, False, SCHEMA, Footprint(), statements, cbor2.dumps([[], {}, [], schema]))
-    outcomes = [run_program(rows, request.statements, where, clock)]
+    try:
+        outcomes = [run_program(rows, request.statements, where, clock)]
+    except ConstraintError as error:
+        seen = error.rests_on
+        assert isinstance(seen, Outcome)
+        error.rests_on = Prepared(dict(base), schema, True, ROWS, seen.footprint, b"", result_of(seen, schema))
+        raise
     while others:
         try:
             outcomes = run_together(rows, [one.statements for one in (request, *others)], where, clock)
@@ -182,9 +197,7 @@ def execute(
             others = others[:-1]
     outcome = outcomes[0]
     readonly = not outcome.changes
-    result, *results = [
-        cbor2.dumps([one.told, one.reads, [list(pair) for pair in one.ranges], schema]) for one in outcomes
-    ]
+    result, *results = [result_of(one, schema) for one in outcomes]
     joined = tuple((one.command, each) for one, each in zip(others, results, strict=True))
     changes = b"" if readonly else cbor2.dumps(outcome.changes)
     footprint = outcome.footprint
@@ -192,6 +205,11 @@ def execute(
         footprint = Footprint(footprint.read_points & footprint.write_points, (), footprint.write_points)
     own = clock if wants_clock(request) else 0
     return Prepared(dict(base), schema, readonly, ROWS, footprint, changes, result, own, joined)
+
+
+def result_of(outcome: Outcome, schema: int) -> bytes:
+    """Return what a program tells, encoded, and what the laws want to know of it."""
+    return cbor2.dumps([outcome.told, outcome.reads, [list(pair) for pair in outcome.ranges], schema])
 
 
 def apply(rows: dict[str, Row], transaction: Transaction) -> None:

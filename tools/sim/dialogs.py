@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from bedrockish.api.requests import Answer
 from bedrockish.errors import BedrockishError, ConstraintError, OutcomeUnknownError, UnavailableError
-from bedrockish.requests import Answer
-from journal.vector import merge
+from bedrockish_journal.model.vector import merge
 from tools.sim.talks import NOTHING
 
 if TYPE_CHECKING:

@@ -5,15 +5,17 @@ the second in order, when a sync that began after they were closed has ended.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import cbor2
 
-from bedrockish.acquaintances import PREFIX
-from bedrockish.core.effects import Activate, Apply, Forget, Keep, Persist
-from bedrockish.core.records import (
+from bedrockish.common.hlc import moved
+from bedrockish.core.protocol.effects import Activate, Apply, DropPieces, Forget, Keep, Persist, SavePiece
+from bedrockish.core.protocol.health import DAMAGED_TABLES, decode_alarm
+from bedrockish.core.protocol.pieces import Part
+from bedrockish.core.protocol.records import (
     Joining,
     Membership,
     Recovered,
@@ -22,12 +24,17 @@ from bedrockish.core.records import (
     decode_membership,
     encode_joining,
 )
-from bedrockish.starts import STARTS, Start, add_start, read_starts
-from journal.entry import Entry
-from journal.transaction import MEMBERS, SCHEMA, Transaction, Txid
-from journal.vector import Vector
+from bedrockish.node.cluster.incarnations import PREFIX
+from bedrockish.node.cluster.starts import STARTS, Start, add_start, read_starts
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid, decode_transaction
+from bedrockish_journal.model.vector import Vector
 from tools.sim.database import Row, apply
 from tools.sim.schemas import Cut, activate
+
+ALARM = f"alarm:{DAMAGED_TABLES}"
+OF_THE_DATA = ("safe",)
+GREATEST = ("clock_ceiling", "cut")  # promises, of which the greater one includes the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +45,21 @@ class Note:
     value: Any
 
 
-Write = Persist | Forget | Keep | Apply | Activate | Note
+Write = Persist | Forget | SavePiece | DropPieces | Keep | Apply | Activate | Note
 
 
 @dataclass
 class Image:
-    """The content of a file."""
+    """The content of a file.
+
+    Attributes:
+        flipped: the rows that are not what the journal makes of them, as they should be. No node knows this.
+    """
 
     membership: Membership
     votes: dict[Txid, Vote] = field(default_factory=dict)
+    parts: dict[Txid, tuple[Part, ...]] = field(default_factory=dict)  # of the votes that are kept in pieces
+    pieces: dict[bytes, bytes] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     order: list[tuple[Entry, bool]] = field(default_factory=list)  # as applied, and whether a repeat
     timelines: dict[str, list[Entry]] = field(default_factory=dict)
@@ -57,14 +70,24 @@ class Image:
     schema: int = 0
     scheduled: Transaction | None = None
     cuts: dict[Txid, Cut] = field(default_factory=dict)
+    flipped: dict[str, Row] = field(default_factory=dict)
 
     def write(self, write: Write) -> None:
         """Perform one write."""
         match write:
-            case Persist(vote):
+            case Persist(vote, parts):
                 self.votes[vote.txid] = vote
+                self.parts.pop(vote.txid, None)
+                if parts is not None:
+                    self.parts[vote.txid] = parts
             case Forget(txid):
                 self.votes.pop(txid, None)
+                self.parts.pop(txid, None)
+            case SavePiece(digest, data):
+                self.pieces[digest] = data
+            case DropPieces(digests):
+                for digest in digests:
+                    self.pieces.pop(digest, None)
             case Keep(name, value):
                 self.meta[name] = value
             case Note(name, None):
@@ -100,12 +123,17 @@ class Image:
         if entry.transaction.kind == MEMBERS:
             self.membership = decode_membership(entry.transaction.changes)
         apply(self.rows, entry.transaction)
+        if self.flipped and entry.transaction.kind == ROWS:
+            for key, _, _ in cbor2.loads(entry.transaction.changes):
+                self.flipped.pop(key, None)
 
     def copy(self) -> "Image":
         """Return an independent copy; what is in it never changes."""
         return Image(
             self.membership,
             dict(self.votes),
+            dict(self.parts),
+            dict(self.pieces),
             dict(self.meta),
             list(self.order),
             {leader: list(entries) for leader, entries in self.timelines.items()},
@@ -116,14 +144,34 @@ class Image:
             self.schema,
             self.scheduled,
             dict(self.cuts),
+            dict(self.flipped),
         )
+
+    def filled(self, own: "Image") -> "Image":
+        """Return this content, of another node's file, with all that the owner of ``own`` has noted and promised."""
+        filled = self.copy()
+        filled.votes, filled.parts, filled.pieces = dict(own.votes), dict(own.parts), dict(own.pieces)
+        filled.meta = {name: value for name, value in own.meta.items() if name not in (ALARM, *OF_THE_DATA)}
+        filled.meta |= {name: self.meta[name] for name in OF_THE_DATA if name in self.meta}
+        for name in GREATEST:
+            filled.meta[name] = max(own.meta.get(name, 0), self.meta.get(name, 0))
+        filled.batches = own.batches
+        return filled
+
+    def replayed(self) -> "Image":
+        """Return this content with the tables that its own journal makes."""
+        replayed = self.copy()
+        replayed.rows |= replayed.flipped
+        replayed.flipped.clear()
+        replayed.meta.pop(ALARM, None)
+        return replayed
 
     @property
     def applied(self) -> dict[str, int]:
         """The applied vector."""
         return {leader: len(entries) for leader, entries in self.timelines.items()}
 
-    def recover(self, node: str, store: str, window: int) -> Recovered:
+    def recover(self, node: str, store: str, window_ms: int) -> Recovered:
         """Return what a node finds here when it starts, as the real engine does."""
         safe = self.meta.get("safe", 0)
         return Recovered(
@@ -132,8 +180,12 @@ class Image:
             membership=self.membership,
             applied=self.applied,
             heads={leader: entries[-1].hash for leader, entries in self.timelines.items()},
-            window=tuple(entry for entry, _ in self.order if entry.txid.clock > safe - window),
-            votes=tuple(copy_vote(vote) for vote in self.votes.values()),
+            window=tuple(entry for entry, _ in self.order if entry.txid.clock > moved(safe, -window_ms)),
+            votes=tuple(self._read_vote(vote) for vote in self.votes.values()),
+            pieces={digest: len(data) for digest, data in self.pieces.items()},
+            named={
+                txid: tuple(part[0] for part in parts if isinstance(part, tuple)) for txid, parts in self.parts.items()
+            },
             ceiling=self.meta.get("clock_ceiling", 0),
             cut=self.meta.get("cut", 0),
             batches=self.batches,
@@ -142,7 +194,19 @@ class Image:
             scheduled=self.scheduled,
             lost=self.meta.get("lost", ""),
             joining=decode_joining(self.meta["joining"]) if self.meta.get("joining") else None,
+            alarms={DAMAGED_TABLES: decode_alarm(self.meta[ALARM])} if ALARM in self.meta else {},
         )
+
+    def _read_vote(self, vote: Vote) -> Vote:
+        """Return a vote as the file holds it: with the body that its parts give, if it is kept in pieces."""
+        found, parts = copy_vote(vote), self.parts.get(vote.txid)
+        if parts is not None:
+            found.transaction = decode_transaction(self.assemble(parts))
+        return found
+
+    def assemble(self, parts: Iterable[Part]) -> bytes:
+        """Return the bytes that parts stand for."""
+        return b"".join(part if isinstance(part, bytes) else self.pieces[part[0]] for part in parts)
 
     @property
     def starts(self) -> list[Start]:
@@ -167,7 +231,9 @@ class Image:
         """Return this file as that of a new node: what its old owner promised, and its name, stay behind."""
         lent = self.copy()
         lent.votes.clear()
-        for name in (PREFIX + node, STARTS, "lost"):
+        lent.parts.clear()
+        lent.pieces.clear()
+        for name in (PREFIX + node, STARTS, ALARM, "lost"):
             lent.meta.pop(name, None)
         lent.meta["joining"] = encode_joining(joining)
         lent.batches = 0
@@ -200,15 +266,18 @@ class Disk:
     def write(self, write: Write) -> None:
         """Write into the open batch."""
         if isinstance(write, Persist):
-            write = Persist(copy_vote(write.vote))
+            write = Persist(copy_vote(write.vote), write.parts)
         self.seen.write(write)
         self.open.writes.append(write)
 
     def begin(self, start: bytes) -> None:
         """A process begins on the file: note that at once, durably."""
         assert not self.open.writes
+        self.note_at_once(Note(STARTS, add_start(self.seen.meta.get(STARTS), start, self.seen.batches)))
+
+    def note_at_once(self, note: Note) -> None:
+        """Write a note, durably, while nothing else waits for that."""
         assert not self.closed
-        note = Note(STARTS, add_start(self.seen.meta.get(STARTS), start, self.seen.batches))
         for image in (self.seen, self.durable):
             image.write(note)
             image.batches += 1

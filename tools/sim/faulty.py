@@ -6,19 +6,26 @@ a fault that no longer fits the code says so, and does not pass for one that was
 Here are the rules by which nodes agree; ``faulty_uses`` has those of what rests on that.
 """
 
-from bedrockish.core import leading, ordering, recovery, rollback, safety, state, voting
+from bedrockish.core import judge, recovery
+from bedrockish.core.coordinator import abort as rollback
+from bedrockish.core.coordinator import coordinator
+from bedrockish.core.replica import apply_queue, safe_time
+from bedrockish.core.replica import voter as voting
+from bedrockish.core.state import certifier, state
 from tools.sim import disk, machine
 from tools.sim.editing import Fault, fault
-from tools.sim.faulty_uses import USES
+from tools.sim.faulty_damage import DAMAGES
+from tools.sim.faulty_uses import DUELS, USES
 
-_State, _Leading, _Voting, _Recovery = state.State, leading.Leading, voting.Voting, recovery.Recovery
-_Safety, _Ordering, _Rollbacks = safety.Safety, ordering.Ordering, rollback.Rollbacks
+_State, _Coordinator, _Voting, _Recovery = state.State, coordinator.Coordinator, voting.Voting, recovery.Recovery
+_SafeTime, _ApplyQueue, _Rollbacks = safe_time.SafeTime, apply_queue.ApplyQueue, rollback.Rollbacks
+_OwnEnds = certifier.OwnEnds
 _NOW = "self.world.leave(self.name, peer, message, data); return\n    self.disk.then"
 _HELD = "self.disk.then"
+_LOWER = "message.ballot < vote.promised"
 _SLOW_DISKS = {"sync_ms": 20.0, "delay_ms": 1.0, "faults": ("crash", "crash_all"), "fault_every_s": 0.1, "load_s": 3.0}
-_DUELS = {"suspect_every_s": 0.004, "suspicion_ms": 200, "delay_ms": 5.0, "sync_ms": 0.5, "hot": 0.5, "load_s": 1.5}
-_RESTARTS = {**_DUELS, "faults": ("crash", "reset"), "fault_every_s": 0.03, "voters": 3}
-_TIGHT_TIME = {**_DUELS, "closing_lag_ms": 1, "heartbeat_ms": 5, "faults": ("pause", "crash", "one_way"), "voters": 3}
+_RESTARTS = {**DUELS, "faults": ("crash", "reset"), "fault_every_s": 0.03, "voters": 3}
+_TIGHT_TIME = {**DUELS, "closing_lag_ms": 1, "heartbeat_ms": 5, "faults": ("pause", "crash", "one_way"), "voters": 3}
 
 _OVERTAKEN_BY_TIME = {
     **{"voters": 3, "dead": 0, "clients": 6, "wander": 0.0, "think_ms": 2.0, "delay_ms": 20.0, "sync_ms": 0.5},
@@ -39,12 +46,12 @@ _LATE = {
     **{"voters": 3, "duplicate": 0.6, "ordered": False, "lose": 0.0, "delay_ms": 20.0, "sync_ms": 20.0, "hot": 0.9},
     **{"keys": 3, "clients": 10, "load_s": 2.0, "faults": ("crash_some", "pause_some"), "fault_every_s": 0.2},
     **{"suspect_every_s": 0.0, "suspicion_ms": 150, "timeout_s": 0.05, "closing_lag_ms": 3_000, "heartbeat_ms": 100},
-    **{"conflict_window_ms": 60_000, "forwarding": False, "talks": 0.0, "readers": 0, "changes_every_s": 0.0},
+    **{"conflict_window_ms": 60_000, "talks": 0.0, "readers": 0, "changes_every_s": 0.0},
 }
 
 _AGREEMENT: dict[str, Fault] = {
     "quorum less one": fault(
-        "a commit needs q approvals", (_Leading, "_count", ">= self.state.quorum", ">= self.state.quorum - 1")
+        "a commit needs q approvals", (_Coordinator, "_count", ">= self.state.quorum", ">= self.state.quorum - 1")
     ),
     "plain majority at 7": fault(
         "q(7) is 5",
@@ -84,15 +91,15 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "no test 5": fault(
         "a leader whose transaction was rolled back turns down older ones that conflict",
-        (_Voting, "_vetoed", "if ended_at >= transaction.txid.clock:", "if False:"),
-        **{**_DUELS, "voters": 5},
+        (_OwnEnds, "vetoes", "if self.latest < transaction.txid.clock:", "if True:"),
+        **{**DUELS, "voters": 5},
     ),
     "no test of its own": fault(
         "a leader tests its own transaction",
         (
-            _Leading,
+            _Coordinator,
             "_step_back",
-            "found = next(state.recent.conflicts(footprint, prepared.base), None)",
+            "found = next(state.commit_window.conflicts(footprint, prepared.base), None)",
             "return False",
         ),
         execute_ms=5.0,
@@ -111,13 +118,13 @@ _AGREEMENT: dict[str, Fault] = {
         (
             _Voting,
             "_untimely",
-            "if clock - transaction.safe > pack(state.settings.conflict_window_ms):",
+            "if clock > moved(transaction.safe, state.settings.conflict_window_ms):",
             "if False:",
         ),
         (
-            _Leading,
-            "executed",
-            "if state.clock.read(state.now.wall_ms) - state.safe > pack(state.settings.conflict_window_ms):",
+            _Coordinator,
+            "_lead",
+            "if state.clock.read(state.now.wall_ms) > moved(state.safe, state.settings.conflict_window_ms):",
             "if False:",
         ),
         **{"voters": 3, "execute_ms": 100.0, "hot": 0.9, "talks": 0.0, "heartbeat_ms": 20, "closing_lag_ms": 20},
@@ -129,18 +136,18 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "window forgotten early": fault(
         "the conflict window reaches back to every base",
-        (_Safety, "_forget", "safe - pack(state.settings.conflict_window_ms)", "safe"),
+        (_SafeTime, "_forget", "moved(safe, -state.settings.conflict_window_ms)", "safe"),
         **{"heartbeat_ms": 20, "closing_lag_ms": 20, "suspicion_ms": 2_000, "timeout_s": 5.0, "hot": 0.5},
         **{"faults": ("partition", "reset"), "fault_every_s": 0.1, "conflict_window_ms": 60_000, "load_s": 2.0},
     ),
     "after ignored": fault(
         "a commit is applied after its causes",
-        (_Ordering, "settle", "covers(self.state.applied, queue[0].after)", "True"),
+        (_ApplyQueue, "settle", "covers(self.state.applied, queue[0].after)", "True"),
     ),
     "COMMIT ahead of a gap counts": fault(
         "a COMMIT ahead of a gap is as if it had not come",
         (
-            _Ordering,
+            _ApplyQueue,
             "on_commit",
             "self.want({leader: tick})\n",
             "self.want({leader: tick})\n        self.state.end(label.txid, commit=True)\n",
@@ -148,26 +155,27 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "repeat rewrites rows": fault(
         "a second label changes no data",
-        (_Ordering, "_apply", "repeat = txid in state.done or txid.clock <= state.safe", "repeat = False"),
+        (_ApplyQueue, "_apply", "repeat = txid in state.done or txid.clock <= state.safe", "repeat = False"),
     ),
     "no command key": fault(
         "two executions of one command conflict",
-        (leading, "claim", '{b"c:\\0" + command.encode() for command in commands}', "set()"),
+        (coordinator, "claim", "{command_key(command) for command in commands}", "set()"),
+        (_State, "happened", "for command in commands:", "for command in ():"),
         **{"sync_ms": 20.0, "delay_ms": 20.0, "timeout_s": 0.3, "load_s": 3.0},
     ),
     "rollbacks dropped": fault(
         "BEGIN carries what its leader has given up",
-        (_Leading, "_begin", "tuple(sorted(self.rollbacks.rolling))", "()"),
-        **{**_DUELS, "voters": 5},
+        (_Coordinator, "_begin", "tuple(sorted(found.other for found in met if found.other in self.rollbacks))", "()"),
+        **{**DUELS, "voters": 5},
     ),
     "give up frees at once": fault(
         "a transaction given up is pending until a majority accepted that",
-        (_Rollbacks, "give_up", "state.persist(vote)\n", "state.persist(vote)\n    state.pending.remove(txid)\n"),
+        (_Rollbacks, "give_up", "1, (1, False)\n", "1, (1, False)\n    state.pending.remove(txid)\n"),
     ),
     "a leader counts what it gave up": fault(
         "a leader that gives up counts no more",
-        (_Leading, "_give_up", "attempt.counting = False", "pass"),
-        **_DUELS,
+        (_Coordinator, "_give_up", "attempt.counting = False", "pass"),
+        **DUELS,
     ),
     "rolled back told early": fault(
         "rolled back is told when a majority has accepted it", (_Rollbacks, "_count", ">= self.state.majority", ">= 1")
@@ -185,28 +193,28 @@ _AGREEMENT: dict[str, Fault] = {
     "ballot 1 over a higher one": fault(
         "a rollback is refused when a recovery has the promise",
         (_State, "accept_rollback", "if vote.promised > 1:", "if False:"),
-        **_DUELS,
+        **DUELS,
     ),
     "leader counts after its promise": fault(
         "a leader that promised counts no more",
-        (_Recovery, "on_recover", "self.leading.stop_counting(txid)", "pass"),
-        **_DUELS,
+        (_Recovery, "_promise", "self.coordinator.stop_counting(txid)", "pass"),
+        **DUELS,
     ),
     "exclusion ignores what is known": fault(
         "a leader is not counted out when somebody knows its transaction's end",
-        (_Recovery, "_possible_elsewhere", " and txid not in ended", ""),
-        **{**_DUELS, "voters": 5},
+        (judge, "judge", "blockers - ended", "blockers"),
+        **{**DUELS, "voters": 5},
     ),
     "accepted abort ends pending": fault(
         "only a decided abort ends pending",
         (
             _Recovery,
             "on_accept",
-            "    state.persist(vote)\n",
-            "    if not message.commit:\n        vote.held = False\n        state.pending.remove(txid)\n"
-            "    state.persist(vote)\n",
+            "    self.state.persist(vote)\n",
+            "    if not message.commit:\n            vote.held = False\n"
+            "            self.state.pending.remove(vote.txid)\n        self.state.persist(vote)\n",
         ),
-        **{**_DUELS, "voters": 5},
+        **{**DUELS, "voters": 5},
     ),
     "holds without tests": fault(
         "who is asked to hold runs the tests",
@@ -220,16 +228,16 @@ _AGREEMENT: dict[str, Fault] = {
     "holds what meets a commit": fault(
         "who is asked to hold says never if it meets a commit that it had not seen",
         (_Recovery, "_stand", "if never is not None or state.cut >= txid.clock:", "if state.cut >= txid.clock:"),
-        **_DUELS,
+        **DUELS,
     ),
     "promises below its promise": fault(
         "a promise is kept against lower ballots that ask for one",
-        (_Recovery, "on_recover", "if message.ballot < vote.promised:", "if False:"),
+        (_Recovery, "_promise", _LOWER, f"{_LOWER} and isinstance(message, Accept)"),
     ),
     "accepts below its promise": fault(
         "a promise is kept against decisions at lower ballots",
-        (_Recovery, "on_accept", "if message.ballot < vote.promised:", "if False:"),
-        **_DUELS,
+        (_Recovery, "_promise", _LOWER, f"{_LOWER} and isinstance(message, Recover)"),
+        **DUELS,
     ),
     "holds below its cut": fault(
         "a node whose cut has passed a transaction says never",
@@ -241,11 +249,11 @@ _AGREEMENT: dict[str, Fault] = {
         (_Recovery, "_tell", "return self.voting.tell_outcome(peer, txid)", "return False"),
     ),
     "decided by one": fault(
-        "a decision needs a majority", (_Recovery, "on_accepted", ">= self.state.majority", ">= 1"), **_DUELS
+        "a decision needs a majority", (_Recovery, "on_accepted", ">= self.state.majority", ">= 1"), **DUELS
     ),
     "judged by one": fault("R is a majority at least", (_Recovery, "on_promise", ">= self.state.majority", ">= 1")),
     "accepted values ignored": fault(
-        "a recovery takes up what was accepted", (_Recovery, "_judge", "if accepted is not None:", "if False:")
+        "a recovery takes up what was accepted", (judge, "judge", "if accepted:", "if False:")
     ),
     "votes are volatile": fault(
         "approvals are durable",
@@ -259,11 +267,11 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "closed is the pending clock": fault(
         "closed stays below what is pending",
-        (_Safety, "advance", "closable = min(closable, lowest - 1)", "closable = min(closable, lowest)"),
+        (_SafeTime, "advance", "closable = min(closable, lowest - 1)", "closable = min(closable, lowest)"),
         **_TIGHT_TIME,
     ),
     "cut ignores what is pending": fault(
-        "cut stays below what is pending", (_Safety, "advance", "cut = min(cut, lowest - 1)", "pass"), **_TIGHT_TIME
+        "cut stays below what is pending", (_SafeTime, "advance", "cut = min(cut, lowest - 1)", "pass"), **_TIGHT_TIME
     ),
     "cut is volatile": fault(
         "cut is durable before it is told",
@@ -271,12 +279,12 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "safe without cut": fault(
         "safe rests on a second round",
-        (_Safety, "advance", 'self._reached("cut")', 'self._reached("closed")'),
+        (_SafeTime, "advance", 'self._reached("cut")', 'self._reached("closed")'),
         **_TIGHT_TIME,
     ),
     "reports believed at once": fault(
         "what a peer has closed counts once we applied what it had",
-        (_Safety, "_cover", "covers(self.state.applied, known.report[0])", "True"),
+        (_SafeTime, "_cover", "covers(self.state.applied, known.report[0])", "True"),
     ),
     "no floor after a restart": fault(
         "the clock's ceiling is durable",
@@ -288,4 +296,4 @@ _AGREEMENT: dict[str, Fault] = {
         (_State, "accept_rollback", "self.released.append(txid)", "pass"),
     ),
 }
-FAULTS: dict[str, Fault] = {**_AGREEMENT, **USES}
+FAULTS: dict[str, Fault] = {**_AGREEMENT, **USES, **DAMAGES}

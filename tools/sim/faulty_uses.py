@@ -2,22 +2,31 @@
 schema changes. See ``faulty``.
 """
 
-from bedrockish import acquaintances
-from bedrockish.core import activation, answering, clocking, leading, membership, once, reading, safety, state, voting
+from bedrockish.core.coordinator import checking, commit_clock, coordinator, schema_barrier
+from bedrockish.core.coordinator import reads as reading
+from bedrockish.core.coordinator import replies as answering
+from bedrockish.core.coordinator import revalidation as once
+from bedrockish.core.replica import apply_queue, safe_time
+from bedrockish.core.replica import voter as voting
+from bedrockish.core.state import membership, state
+from bedrockish.node.cluster import incarnations
+from tools.sim import machine
 from tools.sim.editing import Fault, fault
 
-_State, _Leading, _Voting = state.State, leading.Leading, voting.Voting
-_DUELS = {"suspect_every_s": 0.004, "suspicion_ms": 200, "delay_ms": 5.0, "sync_ms": 0.5, "hot": 0.5, "load_s": 1.5}
+_State, _Coordinator, _Voting = state.State, coordinator.Coordinator, voting.Voting
+DUELS = {"suspect_every_s": 0.004, "suspicion_ms": 200, "delay_ms": 5.0, "sync_ms": 0.5, "hot": 0.5, "load_s": 1.5}
 _ALTERS = {"alter": 0.2, "delay_ms": 5.0, "schema_delay_ms": 2, "load_s": 2.0, "voters": 3}
 _CHANGES = {"changes_every_s": 0.1, "load_s": 3.0, "voters": 3, "heartbeat_ms": 50, "delay_ms": 5.0, "dead": 0}
 _RESTORED = {
     **{"faults": ("restore", "restore", "crash_all", "crash", "one_way"), "fault_every_s": 0.1, "voters": 3, "dead": 0},
     **{"load_s": 4.0, "clients": 10, "think_ms": 5.0, "sync_ms": 1.0, "delay_ms": 5.0, "heartbeat_ms": 50},
 }
+_TWICE = {"doubles": 0.5, "wait_ms": 10.0, "talks": 0.0, "alter": 0.0, "load_s": 2.0, "timeout_s": 2.0}
+_BEFORE_THE_WAIT = "(None if waited else self.disk.seen.commands.get(request.command))"
 _TALKS = {"talks": 0.7, "voters": 3, "hot": 0.5, "delay_ms": 5.0, "load_s": 3.0}
 _HOPS = {
     **{"voters": 3, "dead": 0, "clients": 10, "wander": 1.0, "think_ms": 1.0, "delay_ms": 2.0, "sync_ms": 0.5},
-    **{"hot": 0.9, "talks": 0.0, "execute_ms": 0.0, "timeout_s": 2.0, "lose": 0.0, "forwarding": False},
+    **{"hot": 0.9, "talks": 0.0, "execute_ms": 0.0, "timeout_s": 2.0, "lose": 0.0},
     **{"faults": ("slow_link",), "fault_every_s": 0.05, "heartbeat_ms": 20, "closing_lag_ms": 100},
     **{"suspicion_ms": 1_000, "suspect_every_s": 0.0, "changes_every_s": 0.0, "conflict_window_ms": 60_000},
 }
@@ -34,11 +43,16 @@ USES: dict[str, Fault] = {
     ),
     "a read's token has the safe time": fault(
         "a token's clock is above its vector",
-        (answering.Answering, "_answer_read", ".clock, clock)", ".clock, self.state.safe)"),
+        (answering.Replies, "answer_read", ".clock, clock)", ".clock, self.state.safe)"),
         **_HOPS,
     ),
     "strict reads ask nobody": fault(
         "a strict read asks a majority", (reading.Reading, "begin", "if len(read.clear) >= state.majority:", "if True:")
+    ),
+    "strict refusals ask nobody": fault(
+        "a strict refusal is true of some moment between question and answer",
+        (checking.Checking, "failed", "ticket.request.read != STRICT", "True"),
+        **{"voters": 3, "hot": 0.9, "keys": 4, "delay_ms": 20.0, "alter": 0.0, "talks": 0.0, "load_s": 3.0},
     ),
     "two voters at once": fault(
         "one voter at a time comes or goes",
@@ -52,7 +66,7 @@ USES: dict[str, Fault] = {
     ),
     "a change conflicts with nothing": fault(
         "a change of the members conflicts with everything",
-        (leading, "claim", "(*footprint.write_ranges, EVERYTHING) if kind == MEMBERS else", ""),
+        (coordinator, "claim", "(*footprint.write_ranges, EVERYTHING) if kind == MEMBERS else", ""),
         **_CHANGES,
     ),
     "a change may lose the quorum": fault(
@@ -65,29 +79,41 @@ USES: dict[str, Fault] = {
         (_State, "set_peers", "self.voters = self", "self.voters = self.voters or self"),
         **_CHANGES,
     ),
+    "who was not let in has closed time": fault(
+        "a node claims nothing closed before a majority has let it in since it started",
+        (safe_time.SafeTime, "_report", "if state.claims_time else", "if not state.barred else"),
+        **{"faults": ("crash", "kill"), "fault_every_s": 0.1, "voters": 5, "heartbeat_ms": 20, "load_s": 2.0},
+    ),
     "who forgot is let in": fault(
         "a voter that lost its file, or came back on an older one, is turned away",
-        (acquaintances.Acquaintances, "judge", "if not code:", "if True:"),
+        (incarnations.Incarnations, "judge", "if not code:", "if True:"),
         **{**_CHANGES, "faults": ("wipe", "restore", "crash"), "fault_every_s": 0.1},
     ),
     "an older file that has grown is let in": fault(
         "a file that was put back is known by its starts, however much was written to it since",
-        (acquaintances, "lacks", "if not starts or not seen.start:", "if True:"),
+        (incarnations, "lacks", "if not starts or not seen.start:", "if True:"),
         **_RESTORED,
     ),
     "learners vote": fault(
         "only voters lead and approve",
-        (_State, "is_voter", "member is not None and member.voter and", "member is not None and"),
-        **{**_DUELS, "learners": 2, "voters": 3, "wander": 1.0},
+        (_State, "is_voter", "member is not None and member.voter", "member is not None"),
+        **{**DUELS, "learners": 2, "voters": 3, "wander": 1.0},
+    ),
+    "an id is looked up once": fault(
+        "an id is looked up again in the very snapshot that is executed on, or by whoever votes",
+        (machine.Machine, "_execute", "self.disk.seen.commands.get(request.command)", _BEFORE_THE_WAIT),
+        (_State, "happened", "for command in commands:", "for command in ():"),
+        **{**_TWICE, "voters": 3},
     ),
     "once is as often as one likes": fault(
         "an interactive transaction is lost when what it read has changed",
-        (once, "overtaken", "found = next(state.recent.conflicts(footprint, base), None)", "found = None"),
+        (once, "overtaken", "found = next(state.commit_window.conflicts(footprint, base), None)", "found = None"),
         **_TALKS,
     ),
     "settled and yet it happens": fault(
         "the empty transaction that settles a command conflicts with it",
-        (leading, "claim", '{b"c:\\0" + command.encode() for command in commands}', "set()"),
+        (coordinator, "claim", "{command_key(command) for command in commands}", "set()"),
+        (_State, "happened", "for command in commands:", "for command in ():"),
         **{**_TALKS, "faults": ("one_way", "pause"), "fault_every_s": 0.05, "timeout_s": 0.3},
     ),
     "snapshot skips test 3": fault(
@@ -95,31 +121,46 @@ USES: dict[str, Fault] = {
         (
             _Voting,
             "_consider",
-            "found = found or self._vetoed(transaction)",
-            "found = None if transaction.isolation == 'snapshot' else found or self._vetoed(transaction)",
+            "found = found or state.own_ends.vetoes(transaction)",
+            "found = None if transaction.isolation == 'snapshot' else found or state.own_ends.vetoes(transaction)",
         ),
         (
-            _Leading,
+            _Coordinator,
             "_step_back",
-            "found = next(state.recent.conflicts(footprint, prepared.base), None)",
+            "found = next(state.commit_window.conflicts(footprint, prepared.base), None)",
             "found = None if ticket.request.isolation == 'snapshot' else "
-            "next(state.recent.conflicts(footprint, prepared.base), None)",
+            "next(state.commit_window.conflicts(footprint, prepared.base), None)",
         ),
         **{"snapshots": 1.0, "execute_ms": 5.0, "delay_ms": 5.0, "hot": 0.9, "talks": 0.0},
     ),
     "clocks are not read": fault(
         "a transaction conflicts with a schema change in force at its clock",
-        (leading, "claim", "footprint.read_points | {clock_key(clock)}", "footprint.read_points"),
+        (coordinator, "claim", "footprint.read_points | {clock_key(clock)}", "footprint.read_points"),
         **_ALTERS,
     ),
     "nobody waits for a schema change": fault(
         "a transaction waits for the schema of its clock",
-        (activation.Activation, "holds_up", "scheduled is None or", "True or"),
+        (schema_barrier.SchemaBarrier, "holds_up", "scheduled is None or", "True or"),
         **_ALTERS,
     ),
     "a schema change comes too soon": fault(
         "a schema change is activated when nothing can appear before it any more",
-        (safety.Safety, "advance", "state.awaits_schema(state.safe)", "state.awaits_schema(state.closed)"),
+        (safe_time.SafeTime, "advance", "state.awaits_schema(state.safe)", "state.awaits_schema(state.closed)"),
+        **_ALTERS,
+    ),
+    "what ran on an older schema is led": fault(
+        "what was executed on an older schema is executed again",
+        (_Coordinator, "executed", "if prepared.schema != state.schema and (", "if False and ("),
+        **{**_ALTERS, "execute_ms": 5.0},
+    ),
+    "a follower does not reach the schema": fault(
+        "an entry of the next schema brings that into force where it is applied",
+        (
+            apply_queue.ApplyQueue,
+            "_reach_schema",
+            "if schema == state.schema + 1 and state.scheduled is not None:",
+            "if False:",
+        ),
         **_ALTERS,
     ),
     "a session does not wait for a schema": fault(
@@ -130,17 +171,22 @@ USES: dict[str, Fault] = {
     ),
     "transaction clocks ask nobody": fault(
         "a transaction clock is later than a majority's clocks",
-        (clocking.Clocking, "ask", "if len(found.heard) >= state.majority:", "if True:"),
+        (commit_clock.ClockQuorum, "ask", "if len(found.heard) >= state.majority:", "if True:"),
         **_STAMPS,
     ),
     "a clock that was read is nobody's": fault(
         "a majority moves up to a clock that somebody only asked for",
-        (_Leading, "executed", "if not prepared.clock or self.clocking.ask(number, prepared.clock):", "if True:"),
+        (
+            _Coordinator,
+            "executed",
+            "if not prepared.clock or self.clock_quorum.ask(number, prepared.clock):",
+            "if True:",
+        ),
         **_STAMPS,
     ),
     "stamps are not the clock of the commit": fault(
         "a transaction commits at the clock that its program was told",
-        (_Leading, "executed", "clock = prepared.clock or state.tick()", "clock = state.tick()"),
+        (_Coordinator, "_lead", "clock = prepared.clock or state.tick()", "clock = state.tick()"),
         **_STAMPS,
     ),
 }

@@ -3,7 +3,7 @@
 from random import Random
 from typing import TYPE_CHECKING
 
-from journal.transaction import Txid
+from bedrockish_journal.model.transaction import Txid
 
 if TYPE_CHECKING:
     from tools.sim.machine import Machine

@@ -7,18 +7,30 @@ histories and journals when everything is over.
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from bedrockish.core.effects import Apply
-from bedrockish.core.messages import Accepted, Approve, Begin, Commit, Gossip, Message, Promise
-from bedrockish.core.messages import Outcome as Told
-from bedrockish.core.records import decode_membership
-from bedrockish.core.settings import approvals_needed
-from bedrockish.requests import STRICT, Answer, Request
-from journal.entry import Entry, decode_label
-from journal.transaction import MEMBERS, Txid, decode_transaction
+from bedrockish.api.requests import STRICT, Answer, Request
+from bedrockish.common.hlc import milliseconds
+from bedrockish.core.protocol.effects import Apply
+from bedrockish.core.protocol.messages import (
+    Accepted,
+    Approve,
+    Begin,
+    Checked,
+    Commit,
+    Gossip,
+    Message,
+    Promise,
+    ToldClock,
+)
+from bedrockish.core.protocol.messages import Outcome as Told
+from bedrockish.core.protocol.records import decode_membership
+from bedrockish.core.state.settings import approvals_needed, majority
+from bedrockish_journal.model.entry import Entry, decode_label
+from bedrockish_journal.model.transaction import MEMBERS, Txid, decode_transaction
 from tools.sim.clients import Call
+from tools.sim.damage import is_damaged
 from tools.sim.database import wants_clock
 from tools.sim.disk import Write
-from tools.sim.history import Histories
+from tools.sim.history import Histories, strictly_told
 from tools.sim.schemas import Schemas
 from tools.sim.talks import NOTHING
 
@@ -52,6 +64,7 @@ class Laws:
         self.published: dict[str, int] = {}
         self.results: dict[str, bytes] = {}
         self.schemas = Schemas(world)
+        self.retired: dict[int, Collection[str]] = {0: ()}  # by version of the membership
 
     def broken(self, law: str, story: str) -> None:
         """A law is broken."""
@@ -99,6 +112,8 @@ class Laws:
             case Begin(body):
                 transaction = decode_transaction(body)
                 txid = transaction.txid
+                if named := set(transaction.base).intersection(self.retired[transaction.config]):
+                    self.broken("what is retired is not named", f"{txid} of {transaction.config} names {named}")
                 if txid not in durable.votes and txid not in durable.txids and txid.clock > self.safe.get(source, 0):
                     self.broken("nothing leaves before it is durable", f"{source} begins {txid}")
                 if txid not in self.beginnings:
@@ -112,10 +127,19 @@ class Laws:
                     if txid in self.rolled_back:
                         self.broken("an end is for ever", f"{txid} was rolled back and begins")
             case Gossip():
+                # One that was just started cannot know it yet, and says what its file says, until a peer tells it.
+                node = self.world.machines[source].node
+                if (message.closed or message.cut) and node is not None and node.state.barred:
+                    self.broken("who forgot does not vote", f"{source} says that it has closed {message.closed}")
+                if (message.closed or message.cut) and node is not None:
+                    voters, let_in = node.state.voters, {source, *self.world.machines[source].let_in}
+                    if len(let_in.intersection(voters)) < majority(len(voters)):
+                        what = f"{source} says that it has closed {message.closed}, and {sorted(let_in)} let it in"
+                        self.broken("who was not let in has closed nothing", what)
                 if message.clock < self.clocks.get(source, 0) and not self.world.machines[source].forgot:
                     self.broken("clocks never go back", f"{source} tells {message.clock:x} after a later one")
                 self.clocks[source] = message.clock
-            case Approve() | Promise() | Accepted() if self.world.machines[source].forgot:
+            case Approve() | Promise() | Accepted() | Checked() | ToldClock() if self.world.machines[source].forgot:
                 self.broken("who forgot does not vote", f"{source} says {message}")
             case Told(txid, False):
                 self.rolled_back.setdefault(txid, source)
@@ -136,6 +160,8 @@ class Laws:
 
     def _applied_durably(self, name: str, entry: Entry) -> None:
         known = self.entries.get(entry.place)
+        if known is None and entry.leader in self.world.membership.retired:
+            self.broken("what is retired ends there", f"{name} applies {entry.place}")
         if known is None:
             known = self.entries[entry.place] = entry
             if name != entry.leader:
@@ -147,6 +173,7 @@ class Laws:
         if entry.txid not in self.committed:
             self.committed[entry.txid] = entry
             self.last_clock = max(self.last_clock, entry.txid.clock)
+            self.world.flips.committed(entry)
             if entry.transaction.kind == MEMBERS:
                 self._changed_durably(entry)
             self.world.counts["adoptions"] += entry.adopted_from is not None
@@ -165,6 +192,8 @@ class Laws:
         if len(set(old.voters) ^ set(new.voters)) > 1:
             self.broken("one voter at a time", f"{entry.place} makes {new.voters} of {old.voters}")
         world.membership = new
+        self.retired[new.version] = new.retired.keys()
+        world.counts["timelines retired"] += len(new.retired) - len(old.retired)
         world.counts["membership changes"] += 1
         if new.voters == old.voters:
             return
@@ -203,24 +232,30 @@ class Laws:
         members = self.world.membership.nodes
         machines = self.world.here()
         for machine in machines:
+            if is_damaged(machine) or machine.disk.seen.flipped:
+                return f"{machine.name} has damaged rows: {machine.disk.seen.flipped}"
+        for machine in machines:
             assert machine.node is not None
             node, name = machine.node, machine.name
             state = node.state
             state_of: dict[str, Collection[object]] = {
-                "tickets": node.leading.tickets,
-                "attempts": node.leading.attempts,
-                "waits": node.leading.queues.waits,
-                "rollbacks": node.leading.rollbacks.rolling,
+                "tickets": node.coordinator.replies.tickets,
+                "attempts": node.coordinator.attempts,
+                "waits": node.coordinator.replies.wait_queue.waits,
+                "rollbacks": node.coordinator.rollbacks.rolling,
                 "pending": state.pending.transactions,
                 "rounds": node.recovery.rounds,
                 "parked": node.voting.parked,
                 "recoveries parked": node.recovery.parked,
                 "adoptable": node.recovery.adoptable,
                 "strict reads": node.reading.reads,
-                "waiting entries": [entry for queue in node.ordering.waiting.values() for entry in queue],
-                "gaps": node.ordering.gaps if len(machines) == len(members) else (),
+                "waiting entries": [entry for queue in node.apply_queue.waiting.values() for entry in queue],
+                "gaps": node.apply_queue.gaps if len(machines) == len(members) else (),
                 "schema changes": [state.scheduled] if state.scheduled else [],
-                "tickets that wait for one": [*node.leading.activation.waiting, *node.leading.activation.decided],
+                "tickets that wait for one": [
+                    *node.coordinator.replies.schema_barrier.waiting,
+                    *node.coordinator.replies.schema_barrier.decided,
+                ],
                 "votes": state.votes,
                 "outcomes": state.outcomes,
                 "applied set": state.done,
@@ -229,7 +264,8 @@ class Laws:
             if state.applied != machines[0].node.state.applied:  # type: ignore[union-attr]  # they run
                 return f"{name} has applied {state.applied}, {machines[0].name} {machines[0].node.state.applied}"  # type: ignore[union-attr]
             if state.safe < self.last_clock:
-                return f"{name}'s safe time is {self.last_clock - state.safe >> 22} ms below the last commit"
+                behind_ms = milliseconds(self.last_clock) - milliseconds(state.safe)
+                return f"{name}'s safe time is {behind_ms} ms below the last commit"
             for what, things in state_of.items():
                 if things:
                     return f"{name} still has {what}: {str(list(things))[:200]}"
@@ -267,3 +303,4 @@ class Laws:
         for call in self.calls:
             if call.request.read == STRICT and call.ended is not None and call.answer is not None:
                 self.world.counts["strict reads"] += call.answer.place is None
+            self.world.counts["strict refusals"] += call.answer is None and strictly_told(call) is not None

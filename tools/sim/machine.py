@@ -6,25 +6,26 @@ sends and answers leaves when that, and all before it, is durable.
 
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from bedrockish.acquaintances import OLDER_FILE, PREFIX, Acquaintances, Refusal
-from bedrockish.core import effects as do
-from bedrockish.core import events as on
-from bedrockish.core.events import Event, Now
-from bedrockish.core.membership import change_members
-from bedrockish.core.messages import Entries, Gossip, Message, Outcome, encode
+from bedrockish.api.requests import Answer, Request
 from bedrockish.core.node import Node
-from bedrockish.core.records import Joining, Prepared, encode_membership
-from bedrockish.engine.clocks import ClockNeededError
+from bedrockish.core.protocol import effects as do
+from bedrockish.core.protocol import events as on
+from bedrockish.core.protocol.events import Event, Now
+from bedrockish.core.protocol.messages import Entries, Gossip, Message, Outcome, encode
+from bedrockish.core.protocol.records import Joining, Prepared, encode_membership
+from bedrockish.core.state.membership import change_members
+from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError
-from bedrockish.members import facts
-from bedrockish.requests import Answer, Request
-from bedrockish.starts import STARTS
-from journal.footprint import Footprint
-from journal.transaction import MEMBERS
+from bedrockish.node.cluster.incarnations import OLDER_FILE, PREFIX, Incarnations, Refusal
+from bedrockish.node.cluster.membership import facts
+from bedrockish.node.cluster.starts import STARTS
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import MEMBERS, Txid
+from tools.sim.damage import Care
 from tools.sim.database import DivergedError, execute
 from tools.sim.disk import Disk, Image, Note
 from tools.sim.talks import NOTHING, Talks
@@ -56,12 +57,14 @@ class Machine:
         self.world, self.name = world, name
         self.luck = Random(f"machine {name} {world.options.seed}")
         self.store, self.disk = store, self._new_disk(image)
-        self.known = Acquaintances({}, self._remember)
+        self.known = Incarnations({}, self._remember)
         self.talks = Talks(self)
+        self.care = Care(self)
         self.node: Node | None = None
         self.forgot = self.retired = False
         self.down_since = 0.0
         self.boot = 0
+        self.let_in: set[str] = set()  # whom it has had a link with since it started
         self.inbox: deque[Event] = deque()
         self.waiters: dict[int, Waiter] = {}
         self.tickets = 0
@@ -94,14 +97,24 @@ class Machine:
         """Start the process on what its disk holds."""
         assert self.node is None
         self.boot += 1
+        self.let_in = set()
         self.seconds_offset = self.luck.uniform(0, 1e5)
         options = self.world.options
-        window = WINDOW * options.conflict_window_ms << 22
+        window_ms = WINDOW * options.conflict_window_ms
         self.disk.begin(f"{self.name}-{self.boot}".encode())
-        recovered = self.disk.seen.recover(self.name, self.store, window)
+        recovered = self.disk.seen.recover(self.name, self.store, window_ms)
         kept = {name: value for name, value in self.disk.seen.meta.items() if name.startswith(PREFIX)}
-        self.known = Acquaintances(kept, self._remember, step=MEMORY_STEP)
-        self.node = Node(recovered, options.settings, self.luck.random, self.now(), follows_wall=options.follows_wall)
+        self.known = Incarnations(kept, self._remember, step=MEMORY_STEP)
+        self.node = Node(
+            recovered,
+            options.settings,
+            self.luck.random,
+            self.now(),
+            follows_wall=options.follows_wall,
+            find_command=self._find_command,
+            compare_rows=self.care.misfit,
+        )
+        self.care.started()
         self.guarded(lambda node: self._perform(node.start(self.now())))
         self._let_go()
         self._set_alarm()
@@ -132,6 +145,11 @@ class Machine:
         """While it is down, its file becomes another one: an empty one, or an older state of itself."""
         assert self.node is None
         self.disk, self.store, self.forgot = self._new_disk(image), store, True
+
+    def refill(self, image: Image) -> None:
+        """While it is down, its file gets other tables; what it has promised stays."""
+        assert self.node is None
+        self.disk = self._new_disk(image)
 
     def _remember(self, name: str, value: object) -> None:
         self.disk.write(Note(name, value))
@@ -205,6 +223,8 @@ class Machine:
             event = self.inbox.popleft()
             self.world.trace(self.name, event)
             self.guarded(lambda node, event=event: self._perform(node.step(event, self.now())))  # type: ignore[misc]
+            if boot != self.boot:
+                return  # it has found that it is damaged
         if self.node is not None:
             deadline = self.node.deadline()
             if deadline is not None and deadline <= self.now().seconds:
@@ -218,12 +238,17 @@ class Machine:
             return
         try:
             action(self.node)
-        except (AssertionError, DivergedError, KeyError, AttributeError, TypeError, ValueError) as error:
+        except DivergedError as error:
+            if not self.disk.seen.flipped:
+                self.world.broken("no node stops", f"{self.name}: {error}")
+            self.care.damaged(str(error))
+        except (AssertionError, KeyError, AttributeError, TypeError, ValueError) as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{where.filename.rpartition('/')[2]}:{where.lineno} {where.name}"
             self.world.broken("no node stops", f"{self.name}: {type(error).__name__} {error} at {place}")
         if self.node is not None:
             self.world.laws.stepped(self)
+            self.care.stepped()
 
     def _set_alarm(self) -> None:
         assert self.node is not None
@@ -249,6 +274,7 @@ class Machine:
             for effect in effects:
                 self._do(effect, following)
             if not following:
+                self.node.check()
                 return
             event = following.popleft()
             self.world.trace(self.name, event)
@@ -260,10 +286,15 @@ class Machine:
         match effect:
             case do.Send(peer, message):
                 self._send(peer, message)
-            case do.Persist() | do.Forget() | do.Keep() | do.Apply():
+            case do.Persist() | do.Forget() | do.SavePiece() | do.DropPieces() | do.Keep() | do.Apply():
+                damaged = {key: disk.seen.rows[key] for key in disk.seen.flipped}
                 disk.write(effect)
                 if isinstance(effect, do.Apply):
                     self.world.laws.applied(self, effect.entry, effect.repeat)
+                    if damaged and not effect.repeat:
+                        self.world.flips.met(self, effect.entry, damaged)
+            case do.Assemble(peer, parts):
+                following.append(on.Assembled(peer, parts, disk.seen.assemble(parts)))
             case do.Activate(txid):
                 disk.write(effect)
                 following.append(on.Activated(txid, self.world.laws.schemas.activated(self, txid)))
@@ -271,10 +302,6 @@ class Machine:
                 self._execute(ticket, clock, following, group)
             case do.Reply(ticket, answer):
                 self._reply(ticket, answer)
-            case do.Admit(ticket, request):
-                boot = self.boot
-                self.waiters[ticket] = Waiter(request, lambda answer: self.post(on.Answered(ticket, answer), boot))
-                following.append(on.Submitted(ticket, request))
             case do.SendEntries(peer, wants, limit):
                 self._send_entries(peer, dict(wants), limit)
             case do.SendOutcome(peer, txid):
@@ -284,10 +311,14 @@ class Machine:
             case do.SetMembers():
                 self.known.forget(node.state.links())
                 self.world.network.members_changed(self.name)
+            case do.Malformed(peer, reason):
+                self.world.broken("nodes send each other what is sound", f"{peer} to {self.name}: {reason}")
             case do.Halt(reason):
                 self.world.broken("no node halts", f"{self.name}: {reason}")
 
-    def _execute(self, ticket: int, clock: int, following: deque[Event], group: tuple[int, ...]) -> None:
+    def _execute(
+        self, ticket: int, clock: int, following: deque[Event], group: tuple[int, ...], *, waited: bool = False
+    ) -> None:
         waiter = self.waiters.get(ticket)
         if waiter is None:
             following.append(on.Dropped(ticket))
@@ -299,6 +330,11 @@ class Machine:
             if not isinstance(found, on.Decided):
                 self._reply(ticket, found)
             following.append(found if isinstance(found, on.Decided) else on.Dropped(ticket))
+            return
+        wait_ms = self.world.options.wait_ms
+        if wait_ms and not waited and waiter.prepare is None and request.change is None:
+            boot = self.boot
+            self.world.after(self.luck.expovariate(1000 / wait_ms), lambda: self._go_on(boot, ticket, clock))
             return
         try:
             prepared = self._prepare(waiter, clock, self._others(group))
@@ -314,6 +350,21 @@ class Machine:
             self.world.after(self.luck.expovariate(1 / mean), lambda: self.post(event, boot))
         else:
             following.append(event)
+
+    def _go_on(self, boot: int, ticket: int, clock: int) -> None:
+        """There is a background worker now: take a snapshot, look the id up in that very one, and execute."""
+        following: deque[Event] = deque()
+        if boot == self.boot:
+            # A clock that it is told is of this moment, so that it is later than what the snapshot has.
+            self.guarded(
+                lambda node: self._execute(ticket, node.state.tick() if clock else 0, following, (), waited=True)
+            )
+        for event in following:
+            self.post(event, boot)
+
+    def _find_command(self, command: str) -> Txid | None:
+        entry = self.disk.seen.commands.get(command)
+        return None if entry is None else entry.txid
 
     def _others(self, group: tuple[int, ...]) -> list[Request]:
         others: list[Request] = []
@@ -332,14 +383,31 @@ class Machine:
         if waiter.prepare is not None:
             return waiter.prepare()
         if request.change is None:
-            return execute(image.rows, request, image.applied, self.name, image.schema, clock, others)
-        known = facts(node, self.known.stores, self.now())
+            return self.execute(request, clock, others)
+        known = facts(node, self.known.stores, self.now(), "simulated")
         changes = encode_membership(change_members(node.state.membership, request.change, known))
         return Prepared(dict(image.applied), image.schema, False, MEMBERS, Footprint(), changes, NOTHING)
+
+    def execute(self, request: Request, clock: int, others: Sequence[Request] = ()) -> Prepared:
+        """Execute a request, and others on top of it, on the rows as they are.
+
+        Raises:
+            BedrockishError: it cannot be.
+        """
+        image, all_of_them = self.disk.seen, (request, *others)
+        try:
+            prepared = execute(image.rows, request, image.applied, self.name, image.schema, clock, others)
+        except BedrockishError as error:
+            if isinstance(error.rests_on, Prepared):
+                self.world.flips.executed(image, error.rests_on.result, all_of_them)
+            raise
+        self.world.flips.executed(image, prepared.result, all_of_them)
+        return prepared
 
     def _reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
         waiter = self.waiters.pop(ticket, None)
         if waiter is not None:
+            self.world.flips.answers(self, answer)
             self._reply_to(waiter.answer, answer)
 
     def _reply_to(self, answerer: Answerer, answer: Answer | BedrockishError) -> None:
@@ -357,7 +425,8 @@ class Machine:
         entries = self.disk.seen.read_entries(wants, limit)
         assert self.node is not None
         packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries)
-        self._send(peer, Entries(packed, self.node.state.clock.value))
+        state = self.node.state
+        self._send(peer, state.to_send(peer, Entries(packed, state.clock.value)))
 
     # -- durability ------------------------------------------------------------------------------------------------
 

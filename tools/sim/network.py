@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from bedrockish.core.events import Event, PeerDown, PeerUp, Received
-from bedrockish.core.messages import Message, decode
+from bedrockish.core.protocol.events import Event, PeerDown, PeerUp, Received
+from bedrockish.core.protocol.messages import Message, decode
 from tools.sim.options import Options
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ class Network:
             return  # whoever restarts, heals or hears of other members tries again
         link = self.links[pair] = Link()
         for me, other in ((one, two), (two, one)):
+            self.machines[me].let_in.add(other)
             told = max(self.world.now + self.delay(other, me), self.quiet_until.get((me, other), 0.0))
             link.ways[other] = Way(last=told)
             self.world.after(told - self.world.now, lambda me=me, other=other: self._up(link, me, other))  # type: ignore[misc]

@@ -7,10 +7,11 @@ from collections.abc import Generator
 from random import Random
 from typing import TYPE_CHECKING
 
-from bedrockish.core.records import Joining
-from bedrockish.core.settings import approvals_needed
+from bedrockish.api.requests import ADD, ADDRESS, DEMOTE, PROMOTE, RAISE, REMOVE, REPLACE, Answer, MemberChange, Request
+from bedrockish.common.levels import LEVEL
+from bedrockish.core.protocol.records import Joining
+from bedrockish.core.state.settings import approvals_needed
 from bedrockish.errors import BedrockishError, MembershipError
-from bedrockish.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, Answer, MemberChange, Request
 from tools.sim.disk import Image
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Operator:
 
     Attributes:
         shrinks: a change is under way after which fewer voters are left.
+        raises_at: when it begins to have the release level raised, in a world that is below it.
     """
 
     def __init__(self, world: "World") -> None:
@@ -39,6 +41,7 @@ class Operator:
         self.stopped = False
         self.shrinks = False
         self.count = 0
+        self.raises_at = Random(f"level {world.options.seed}").uniform(0.0, world.options.load_s)
 
     @property
     def idle(self) -> bool:
@@ -66,6 +69,8 @@ class Operator:
         lost = self._lost()
         if lost and self.luck.random() < 0.3 + self.stopped:
             self._go(self._replace(lost[0]))
+        elif self.world.membership.level < LEVEL and self.world.now >= self.raises_at:
+            self._go(self._simply(MemberChange(RAISE, self.world.membership.nodes[0])))
         elif self.world.options.changes_every_s and not self.stopped:
             self._go(self._choose())
         else:
@@ -91,6 +96,10 @@ class Operator:
         world, luck = self.world, self.luck
         members = world.membership
         learners = [name for name in members.nodes if name not in members.voters]
+        if world.options.comings and luck.random() < world.options.comings:
+            if len(members.voters) > 3 or len(world.machines) == MACHINES_MAX:
+                return self._shrink(REMOVE, luck.choice(members.voters))
+            return self._grow(promote=True)
         match luck.choice(("grow", "grow", "promote", "demote", "remove", "address")):
             case "grow" if len(world.machines) < MACHINES_MAX:
                 return self._grow(promote=luck.random() < 0.7 and len(members.voters) < VOTERS_MAX)
@@ -167,8 +176,12 @@ class Operator:
                 if self.luck.random() < 0.5:
                     image = Image(world.founded)
                     world.counts["joined by replay"] += 1
-                else:
+                elif not image.flipped:
                     world.counts["joined by copy"] += 1
+                else:  # its journal makes other tables: another donor is asked
+                    world.counts["copies refused"] += 1
+                    yield LOOK_S
+                    continue
                 yield self.luck.choice((0.0, 0.0, 0.5))
                 world.add_machine(name, image.lent_to(name, joining), store).start()
                 return

@@ -6,7 +6,8 @@ Everything is drawn here and printed, so that a shrunk failure can be written do
 from dataclasses import dataclass, fields, replace
 from random import Random
 
-from bedrockish.core.settings import Settings
+from bedrockish.common.levels import LEVEL
+from bedrockish.core.state.settings import Settings
 
 FAULTS = (
     "crash",
@@ -25,6 +26,8 @@ FAULTS = (
     "wipe",
     "restore",
 )
+OLDER = 5  # what a seed leaves over, divided by 7, whose cluster begins a level below
+COMINGS = 3  # what a seed leaves over, divided by 11, in whose cluster nodes come as voters, and go, all the time
 VOTERS = (1, 3, 3, 3, 4, 5, 5, 6, 7, 7)
 
 
@@ -43,6 +46,8 @@ class Options:
         hot: the chance that a command goes for one of two hot keys.
         delay_ms: mean one-way delay of a message.
         sync_ms: mean time of a disk's sync.
+        wait_ms: mean time that an execution waits for a background worker, and for its snapshot; 0: none does.
+        doubles: chance that a client sends a command to its node twice under the same id.
         execute_ms: mean time of an execution; 0 runs it between two events, as the real driver does.
         duplicate, lose: chance that a message comes twice, or silently not at all.
         ordered: links keep their order, as TCP does.
@@ -55,6 +60,7 @@ class Options:
         dead: how many voters stay dead until everybody else has come to rest.
         power_cut: at the end all nodes stop at once and start again.
         changes_every_s: mean pause between two changes of the membership; 0 for none.
+        comings: the chance that a change is of a node that comes as a voter, or of one that goes.
         snapshots: the chance that a command asks for isolation ``snapshot``.
         stamps: the chance that a statement that writes keeps its transaction's clock, besides those that do anyhow;
             half of it is the chance that a command only asks for its clock.
@@ -63,10 +69,12 @@ class Options:
         end_s: the world ends then, whatever goes on; 0 for when all has come to rest.
         only: the happenings that there are: ``c1-5`` (a command), ``f3`` (a fault), ``s7`` (a needless recovery);
             empty for all.
-        forwarding: whether nodes send commands to where what they met is led.
-        turn_rounds: how long nodes that want the same keys wait for each other's turn; 0: not at all.
         alter: the chance that a command changes the schema.
         schema_delay_ms: how long after its decision that comes into force.
+        piece_bytes: transactions and messages of more than twice this travel in pieces of this size; 0: hardly any.
+        flip_every_s: mean pause between two rows that are damaged; 0 for none.
+        scrub_s: mean pause between two comparisons of a node's tables with others', where rows are damaged.
+        level: the release level at which the cluster begins; below the program's, it is raised some time.
     """
 
     seed: int
@@ -80,6 +88,8 @@ class Options:
     hot: float = 0.2
     delay_ms: float = 2.0
     sync_ms: float = 1.0
+    wait_ms: float = 0.0
+    doubles: float = 0.0
     execute_ms: float = 0.0
     duplicate: float = 0.0
     lose: float = 0.0
@@ -98,16 +108,19 @@ class Options:
     conflict_window_ms: int = 60_000
     fetch_bytes: int = 4_000_000
     changes_every_s: float = 0.0
+    comings: float = 0.0
     snapshots: float = 0.0
     stamps: float = 0.0
     talks: float = 0.0
     readers: int = 1
-    forwarding: bool = True
-    turn_rounds: int = 4
     alter: float = 0.0
     schema_delay_ms: int = 50
+    piece_bytes: int = 0
+    flip_every_s: float = 0.0
+    scrub_s: float = 3.0
     only: tuple[str, ...] = ()
     end_s: float = 0.0
+    level: int = LEVEL
 
     @property
     def settings(self) -> Settings:
@@ -118,9 +131,8 @@ class Options:
             closing_lag_ms=self.closing_lag_ms,
             conflict_window_ms=self.conflict_window_ms,
             fetch_bytes=self.fetch_bytes,
-            forwarding=self.forwarding,
-            turn_rounds=self.turn_rounds,
             schema_delay_ms=self.schema_delay_ms,
+            **({"inline_bytes": 2 * self.piece_bytes, "piece_bytes": self.piece_bytes} if self.piece_bytes else {}),
         )
 
     @property
@@ -130,7 +142,9 @@ class Options:
         A closing lag that is shorter than the way of a BEGIN is a mistake of whoever chose it: too few voters are
         reached in time. Such worlds show what becomes of late ones, but nothing has to come to an end in them.
         """
-        return min(1.0, self.closing_lag_ms / (2 * (self.delay_ms + self.sync_ms)))
+        # One that has been told its clock fetches the pieces of a BEGIN on the way of that.
+        ways = 8 if self.piece_bytes else 2
+        return min(1.0, self.closing_lag_ms / (ways * (self.delay_ms + self.sync_ms)))
 
     def with_(self, **changes: object) -> "Options":
         """Return these options with some changed."""
@@ -147,12 +161,30 @@ class Options:
 
 
 def draw_options(seed: int) -> Options:
-    """Return the world of a seed: a hard one for each that may be anything."""
-    return draw_wide_options(seed) if seed % 2 else draw_hard_options(seed)
+    """Return the world of a seed: a hard one for each that may be anything; some are of the release before at first."""
+    options = draw_wide_options(seed) if seed % 2 else draw_hard_options(seed)
+    if seed % 11 == COMINGS:
+        options = options.with_(comings=0.8, changes_every_s=0.1, load_s=max(options.load_s, 3.0))
+    return options.with_(level=LEVEL - 1) if seed % 7 == OLDER else options
 
 
 def draw_wide_options(seed: int) -> Options:
     """Return a world of any kind."""
+    options, luck = _wide_options(seed), Random(f"damage {seed}")
+    return _damage(options, luck, every_s=(0.1, 0.5, 2.0))
+
+
+def _damage(options: Options, luck: Random, every_s: tuple[float, ...]) -> Options:
+    """Return the options with damaged rows, in one world of four.
+
+    There are no changes of the schema in it: what one finds in damaged tables is not modelled.
+    """
+    if luck.random() < 0.75:
+        return options
+    return options.with_(flip_every_s=luck.choice(every_s), scrub_s=luck.choice((1.0, 5.0, 20.0)), alter=0.0)
+
+
+def _wide_options(seed: int) -> Options:
     luck = Random(f"options {seed}")
     voters = luck.choice(VOTERS)
     calm = luck.random() < 0.1
@@ -170,6 +202,8 @@ def draw_wide_options(seed: int) -> Options:
         hot=luck.choice((0.0, 0.1, 0.5, 0.9)),
         delay_ms=delay_ms,
         sync_ms=luck.choice((0.1, 1.0, 8.0)),
+        wait_ms=luck.choice((0.0, 0.0, 2.0, 50.0)),
+        doubles=luck.choice((0.0, 0.1, 0.5)),
         execute_ms=luck.choice((0.0, 0.0, 1.0, 20.0)),
         duplicate=0.0 if calm else luck.choice((0.0, 0.0, 0.01, 0.2)),
         lose=0.0 if calm else luck.choice((0.0, 0.0, 0.0, 0.01, 0.1)),
@@ -191,15 +225,19 @@ def draw_wide_options(seed: int) -> Options:
         talks=luck.choice((0.0, 0.0, 0.2, 0.5)),
         wander=luck.choice((0.0, 0.2, 1.0)),
         readers=luck.choice((0, 1, 2)),
-        forwarding=luck.random() < 0.7,
         alter=luck.choice((0.0, 0.0, 0.03, 0.2)),
         schema_delay_ms=luck.choice((0, 2, 50, 50)),
-        turn_rounds=luck.choice((0, 4, 4, 50)),
+        piece_bytes=luck.choice((0, 0, 0, 40, 100)),
     )
 
 
 def draw_hard_options(seed: int) -> Options:
     """Return a small, hot world full of needless recoveries and restarts: where most faults of a protocol show."""
+    options, luck = _hard_options(seed), Random(f"hard damage {seed}")
+    return _damage(options, luck, every_s=(0.05, 0.2))
+
+
+def _hard_options(seed: int) -> Options:
     luck = Random(f"hard options {seed}")
     voters = luck.choice((3, 3, 4, 5, 5, 7))
     kinds = ("crash", "crash", "kill", "partition", "one_way", "reset", "pause", "slow_disk", "slow_link")
@@ -213,6 +251,8 @@ def draw_hard_options(seed: int) -> Options:
         hot=luck.choice((0.0, 0.5)),
         delay_ms=luck.choice((1.0, 5.0, 20.0)),
         sync_ms=luck.choice((0.5, 5.0, 20.0)),
+        wait_ms=luck.choice((0.0, 0.0, 10.0)),
+        doubles=luck.choice((0.0, 0.3)),
         execute_ms=luck.choice((0.0, 5.0)),
         duplicate=luck.choice((0.0, 0.1)),
         lose=luck.choice((0.0, 0.05, 0.2)),
@@ -234,8 +274,7 @@ def draw_hard_options(seed: int) -> Options:
         talks=luck.choice((0.0, 0.0, 0.2)),
         wander=luck.choice((0.0, 0.2, 1.0)),
         readers=luck.choice((0, 0, 1)),
-        forwarding=luck.random() < 0.7,
         alter=luck.choice((0.0, 0.0, 0.03, 0.2)),
         schema_delay_ms=luck.choice((0, 2, 20)),
-        turn_rounds=luck.choice((0, 4, 4)),
+        piece_bytes=luck.choice((0, 0, 0, 40, 100)),
     )

@@ -1,8 +1,8 @@
 """How an event of a world is told in one line."""
 
-from bedrockish.core import messages as says
-from journal.entry import decode_label
-from journal.transaction import Txid, decode_transaction
+from bedrockish.core.protocol import messages as says
+from bedrockish_journal.model.entry import decode_label
+from bedrockish_journal.model.transaction import Txid, decode_transaction
 
 
 def short(value: object) -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import cbor2
 
-from bedrockish.requests import STALE, STRICT
-from journal.entry import Entry
-from journal.transaction import SCHEMA, Transaction, Txid
+from bedrockish.api.requests import STALE, STRICT
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import SCHEMA, Transaction, Txid
 
 if TYPE_CHECKING:
     from tools.sim.clients import Call

@@ -107,7 +107,7 @@ def smaller(options: Options) -> Iterator[Options]:
         yield options.with_(faults=tuple(other for other in options.faults if other != kind))
     if options.suspect_every_s:
         yield options.with_(suspect_every_s=0.0)
-    plain = Options(options.seed, readers=0, forwarding=False)
+    plain = Options(options.seed, readers=0)
     for name in (
         *(
             "alter",
@@ -115,7 +115,8 @@ def smaller(options: Options) -> Iterator[Options]:
             "talks",
             "snapshots",
             "readers",
-            "forwarding",
+            "wait_ms",
+            "doubles",
             "learners",
             "dead",
             "power_cut",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import cbor2
 
-from journal.entry import Entry
+from bedrockish_journal.model.entry import Entry
 from tools.sim.clients import Call
 from tools.sim.database import wants_clock
 

@@ -1,8 +1,8 @@
 """A node's part in interactive transactions: it runs their statements on a snapshot, and leads them as they are.
 
-As ``bedrockish.transactions`` does it, less the SQL: a transaction is opened once this node has what its session has
-seen; it reads one snapshot; at COMMIT it cannot be executed again. A client that does not learn its outcome has it
-*settled*: an empty transaction takes the place of its command, unless it has happened.
+As ``bedrockish.node.transactions.manager`` does it, less the SQL: a transaction is opened once this node has what its
+session has seen; it reads one snapshot; at COMMIT it cannot be executed again. A client that does not learn its
+outcome has it *settled*: an empty transaction takes the place of its command, unless it has happened.
 """
 
 from dataclasses import replace
@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import cbor2
 
-from bedrockish.core.records import Prepared
+from bedrockish.api.requests import SESSION, STRICT, Answer, Request, Token
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError, UnavailableError
-from bedrockish.requests import SESSION, STRICT, Answer, Request, Token
-from journal.footprint import Footprint
-from journal.transaction import ROWS
-from tools.sim.database import execute
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS
 from tools.sim.waiting import Answerer
 
 if TYPE_CHECKING:
@@ -48,13 +47,12 @@ class Talks:
 
     def _run(self, request: Request, answer: Answerer) -> None:
         machine = self.machine
-        image = machine.disk.seen
         told: Answer | BedrockishError
         try:
             assert machine.node is not None
             machine.world.laws.talked.add(request.command)
             clock = machine.node.state.tick()  # what it would be told, if it asks
-            prepared = execute(image.rows, request, image.applied, machine.name, image.schema, clock)
+            prepared = machine.execute(request, clock)
         except BedrockishError as error:
             told = error
         else:

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bedrockish.core.events import Decided
-from bedrockish.core.records import Prepared
+from bedrockish.api.requests import Answer, Request, Token
+from bedrockish.core.protocol.events import Decided
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError, ConstraintError
-from bedrockish.requests import Answer, Request, Token
-from journal.entry import Entry
-from journal.vector import merge
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.vector import merge
 from tools.sim.disk import Image
 
 Answerer = Callable[[Answer | BedrockishError], object]

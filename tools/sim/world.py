@@ -7,14 +7,15 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
-from bedrockish.acquaintances import PREFIX, read_seen
-from bedrockish.core.events import Received
-from bedrockish.core.messages import Message
-from bedrockish.core.records import Member, Membership
-from bedrockish.core.settings import approvals_needed
-from bedrockish.starts import Seen, lacks
-from journal.transaction import Txid
+from bedrockish.core.protocol.events import Received
+from bedrockish.core.protocol.messages import Message
+from bedrockish.core.protocol.records import Member, Membership
+from bedrockish.core.state.settings import approvals_needed
+from bedrockish.node.cluster.incarnations import PREFIX, read_seen
+from bedrockish.node.cluster.starts import Seen, lacks
+from bedrockish_journal.model.transaction import Txid
 from tools.sim.clients import Client
+from tools.sim.damage import Flips
 from tools.sim.disk import Image
 from tools.sim.faults import Faults
 from tools.sim.feed import FeedReader
@@ -57,12 +58,13 @@ class World:
         self.closing = False
         self.happened: list[str] = []  # names of the commands, faults and needless recoveries, as they began
         self.laws = Laws(self)
+        self.flips = Flips(self)
         self.network = Network(self, options, Random(f"network {options.seed}"))
         names = NAMES[: options.voters + options.learners]
         members = {
             name: Member(name, f"{name.lower()}:4100", place < options.voters) for place, name in enumerate(names)
         }
-        self.founded = self.membership = Membership(0, members)
+        self.founded = self.membership = Membership(0, members, "", options.level)
         self.machines: dict[str, Machine] = {}
         for name in names:
             self.add_machine(name, Image(self.founded), f"file of {name}")
@@ -159,8 +161,10 @@ class World:
             start()
         self.operator.start()
         self.faults.start()
+        self.flips.start()
         self.run_until(self.options.load_s)
         self.faults.stop()
+        self.flips.stopped = True
         if self.options.end_s:
             self.run_until(self.options.end_s)
             return
@@ -244,6 +248,7 @@ class World:
         """A message leaves a node."""
         self.counts["messages"] += 1
         self.laws.left(source, message)
+        self.flips.says(self.machines[source], message)
         self.digest.update(data)
         if self.tell is not None:
             self.tell(f"{self.now:10.6f} {source} -> {target} {short(message)}")

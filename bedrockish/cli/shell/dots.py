@@ -2,20 +2,22 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TextIO
 
+from bedrockish.api.json_forms import pack_value, read_args, write_json
+from bedrockish.api.requests import READ_LEVELS
+from bedrockish.api.rows import Rows
 from bedrockish.cli.explain import print_footprints
-from bedrockish.cli.output import ALL_MODES, INSERT
+from bedrockish.cli.output import ALL_MODES, FRAMES, INSERT, PLAIN
+from bedrockish.cli.safe_text import visible
 from bedrockish.cli.schema import print_versions
 from bedrockish.cli.shell.dump import dump
-from bedrockish.cli.shell.session import Leave, Shell
+from bedrockish.cli.shell.files import back_up_to, restore_from
+from bedrockish.cli.shell.session import Command, Leave, Shell
 from bedrockish.cli.shell.tables import import_file
 from bedrockish.cli.status import print_nodes, print_status
-from bedrockish.client.rows import Rows
 from bedrockish.errors import UsageError
-from bedrockish.http.bodies import pack_value, read_args, write_json
-from bedrockish.requests import READ_LEVELS
 
 OURS = "{0} NOT LIKE 'sqlite~_%' ESCAPE '~' AND {0} NOT LIKE 'bedrockish~_%' ESCAPE '~'"
 TABLES = (
@@ -36,33 +38,14 @@ JOURNAL = (
     "(SELECT * FROM bedrockish_journal WHERE repeat = 0 ORDER BY seq DESC LIMIT ?1) ORDER BY seq"
 )
 JOURNAL_ENTRIES, JOURNAL_ENTRIES_MAX = 10, 100_000
+WRAP_MAX = 100_000
 WATCH_S, WATCH_S_MAX, POLL_S = 3.0, 3_600.0, 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One dot-command.
-
-    Attributes:
-        usage: what is written after its name.
-        says: what it does, for .help.
-        run: does it, with the words that were written.
-        least, most: how many words it takes.
-        raw: the rest of the line is one word, as it stands.
-    """
-
-    usage: str
-    says: str
-    run: Callable[[Shell, list[str]], None]
-    least: int = 0
-    most: int = 0
-    raw: bool = False
 
 
 def _names(sql: str) -> Callable[[Shell, list[str]], None]:
     def run(shell: Shell, words: list[str]) -> None:
         for (name,) in shell.query(sql, [words[0] if words else None]):
-            shell.say(str(name))
+            shell.say(visible(str(name)) if sql is not SCHEMA else str(name))
 
     return run
 
@@ -71,11 +54,22 @@ def _mode(shell: Shell, words: list[str]) -> None:
     if not words:
         shell.say(f"mode {shell.style.mode}")
         return
-    if words[0] not in ALL_MODES:
-        raise UsageError(f"there is no mode {words[0]!r}; there is {', '.join(ALL_MODES)}")
-    if len(words) > 1 and words[0] != INSERT:
-        raise UsageError(f".mode {words[0]} takes nothing more; .mode insert takes the name of a table")
-    shell.restyle(mode=words[0], target=words[1] if len(words) > 1 else "table")
+    name, *rest = words
+    if name == "tabs":
+        name = PLAIN
+    if name not in ALL_MODES:
+        raise UsageError(f"there is no mode {name!r}; there is {', '.join(ALL_MODES)}")
+    wrap, target = 0, "table"
+    if name in FRAMES and len(rest) == 2 and rest[0] == "--wrap":
+        wrap = int(_number(rest[1], 0, WRAP_MAX))
+    elif name == INSERT and len(rest) == 1:
+        target = rest[0]
+    elif rest:
+        raise UsageError(
+            f".mode {name} does not take {' '.join(rest)!r}; .mode insert takes the name of a table, and "
+            f"{', '.join(FRAMES)} take --wrap and a number of characters"
+        )
+    shell.restyle(mode=name, target=target, wrap=wrap)
 
 
 def _switch(word: str) -> bool:
@@ -97,9 +91,48 @@ def _timer(shell: Shell, words: list[str]) -> None:
 
 
 def _output(shell: Shell, words: list[str]) -> None:
-    opened = open(words[0], "w", encoding="utf-8", newline="") if words and words[0] != "stdout" else None  # noqa: SIM115
+    opened = _open(words[0]) if words and words[0] != "stdout" else None
     shell.close()
     shell.out = opened
+
+
+def _once(shell: Shell, words: list[str]) -> None:
+    opened = _open(words[0])
+    shell.close()
+    shell.out, shell.is_once = opened, True
+
+
+def _open(path: str) -> TextIO:
+    if path.startswith("|"):
+        raise UsageError(f"{path}: output goes to a file here; to a program with: bedrockish sql URL 'SELECT …' | …")
+    return open(path, "w", encoding="utf-8", newline="", errors="backslashreplace")
+
+
+def _databases(shell: Shell, _: list[str]) -> None:
+    found = shell.connection.status(timeout=shell.timeout)
+    alone = "" if found.get("mode", "serving") == "serving" else f", {found['mode']}"
+    is_voter = found.get("nodes", {}).get(found["node"], {}).get("role") == "voter"
+    may = "r/w" if is_voter and not alone else "r/o"
+    shell.say(visible(f"main: cluster {found['cluster']} at node {found['node']}{alone} {may}"))
+
+
+def _parameter(shell: Shell, words: list[str]) -> None:
+    match words:
+        case ["init"]:
+            pass  # there is always room for them
+        case ["list"]:
+            for line in shell.parameters.lines():
+                shell.say(line)
+        case ["set", name, value]:
+            shell.parameters.set(name, value)
+        case ["unset", name]:
+            shell.parameters.unset(name)
+        case ["clear"]:
+            shell.parameters.clear()
+        case _:
+            raise UsageError(
+                "write .parameter set NAME VALUE, .parameter unset NAME, .parameter list or .parameter clear"
+            )
 
 
 def _number(word: str, least: float, most: float) -> float:
@@ -155,6 +188,8 @@ def _read_level(shell: Shell, words: list[str]) -> None:
 
 
 def _explain(shell: Shell, words: list[str]) -> None:
+    if words[0].lower() in ("on", "off", "auto"):
+        raise UsageError("EXPLAIN is printed like every result; .explain SQL tells what a statement reads and writes")
     print_footprints(shell.connection.explain(words[0], timeout=shell.timeout), shell.out)
 
 
@@ -194,12 +229,12 @@ COMMANDS = {
     "schema": Command("[NAME]", "how tables, indexes, views and triggers were created", _names(SCHEMA), most=1),
     "versions": Command("", "the versions of the schema, and since when each is in force", _versions),
     "indexes": Command("[TABLE]", "names of indexes", _names(INDEXES), most=1),
-    "mode": Command("[MODE [TABLE]]", "how rows are printed: " + ", ".join(ALL_MODES), _mode, most=2),
+    "mode": Command("[MODE [TABLE | --wrap N]]", "how rows are printed: " + ", ".join(ALL_MODES), _mode, most=3),
     "headers": Command("on|off", "names of columns before the rows", _headers, 1, 1),
     "nullvalue": Command("TEXT", "what NULL is printed as", _null, most=1),
     "import": Command(
-        "[--tabs] [--skip N] [--again] FILE TABLE",
-        "load a CSV file, each row once, however often it is interrupted and run",
+        "[--csv|--tabs|--json] [--skip N] [--again] FILE TABLE",
+        "load a file of CSV or of lines of JSON, each row once, however often it is interrupted and run",
         import_file,
         2,
         6,
@@ -207,6 +242,19 @@ COMMANDS = {
     "dump": Command("[TABLE]...", "everything as SQL, for this shell and for sqlite3", dump, most=1_000),
     "read": Command("FILE", "run a script", lambda shell, words: shell.read_file(words[0]), 1, 1),
     "output": Command("[FILE]", "print into a file from now on; without one, here again", _output, most=1),
+    "once": Command("FILE", "print what the next statement gives into a file", _once, 1, 1),
+    "parameter": Command(
+        "list | set NAME VALUE | unset NAME | clear",
+        "what statements find under :name, @name, $name or ?1",
+        _parameter,
+        1,
+        3,
+    ),
+    "databases": Command("", "the cluster and the node, and whether it can be written to", _databases),
+    "backup": Command("FILE", "copy the file of a node, as it is now, to a new file", back_up_to, 1, 1),
+    "restore": Command(
+        "FILE", "make the content of a SQLite file that of the cluster, which is empty yet", restore_from, 1, 1
+    ),
     "timer": Command("on|off", "how long each statement took", _timer, 1, 1),
     "explain": Command("SQL", "what a statement reads and writes, and so conflicts with", _explain, 1, 1, raw=True),
     "call": Command(

@@ -1,10 +1,10 @@
 """``.dump``: tables as a script of SQL that this shell and sqlite3 both run."""
 
+from bedrockish.api.rows import Rows
 from bedrockish.cli.output import literal
 from bedrockish.cli.shell.session import Shell
-from bedrockish.client.load import DEFER, REST_ORDER, knots, parents_first, quote
-from bedrockish.client.rows import Rows
 from bedrockish.errors import BedrockishError, UsageError
+from bedrockish.transfer.load_database import DEFER, REST_ORDER, knots, parents_first, quote
 
 BLOCK_ROWS = 500  # of one transaction
 NAMED = "name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"

@@ -16,8 +16,9 @@ from prompt_toolkit.filters import completion_is_selected, has_completions
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from bedrockish.cli.script import Dot, items, strip_blank
+from bedrockish.cli.safe_text import visible
 from bedrockish.cli.shell.dots import COMMANDS, OURS
+from bedrockish.cli.shell.script import Dot, items, strip_blank
 from bedrockish.cli.shell.session import Leave, Shell
 from bedrockish.errors import BedrockishError
 
@@ -111,7 +112,7 @@ def run_prompt(shell: Shell) -> None:
         except Leave:
             break
         except BedrockishError as error:
-            click.echo(f"error: {' '.join(error.message.split())}", err=True)
+            click.echo(f"error: {visible(' '.join(error.message.split()))}", err=True)
         except KeyboardInterrupt:
             lost = shell.roll_back()
             said = "the open transaction was rolled back" if lost else "what was sent may still happen"

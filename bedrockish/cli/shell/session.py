@@ -2,27 +2,47 @@
 
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
-import click
-
-from bedrockish.cli.output import TABLE, Style, print_rows
-from bedrockish.cli.script import Dot, Piece, Unit, group, items
+from bedrockish.api.requests import Params
+from bedrockish.api.rows import Rows
+from bedrockish.cli.output import BOX, Style, print_rows
+from bedrockish.cli.safe_text import harmless, is_terminal, write
+from bedrockish.cli.shell.parameters import Parameters
+from bedrockish.cli.shell.script import Dot, Piece, Unit, group, items
 from bedrockish.client.blocking import Connection
-from bedrockish.client.rows import Rows
 from bedrockish.errors import BedrockishError, UsageError
-from bedrockish.requests import Params
 
 NESTED_MAX = 20
 
 
 class Leave(Exception):  # noqa: N818  (it is no error)
     """Raised by .quit: the rest of a script is not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One dot-command.
+
+    Attributes:
+        usage: what is written after its name.
+        says: what it does, for .help.
+        run: does it, with the words that were written.
+        least, most: how many words it takes.
+        raw: the rest of the line is one word, as it stands.
+    """
+
+    usage: str
+    says: str
+    run: Callable[["Shell", list[str]], None]
+    least: int = 0
+    most: int = 0
+    raw: bool = False
 
 
 class Shell:
@@ -34,21 +54,33 @@ class Shell:
         mode: how rows are printed.
         read: how fresh reads must be; by default what the URL says.
         timeout: seconds for each transaction; by default what the URL says.
+        commands: the dot-commands, by name.
 
     Attributes:
         style: how rows are printed.
         out: where to; None for standard output.
         timer: whether the time of each statement is printed.
+        parameters: what statements find under the names that .parameter has set.
     """
 
     def __init__(
-        self, connection: Connection, url: str | None, mode: str, *, read: str | None, timeout: float | None
+        self,
+        connection: Connection,
+        url: str | None,
+        mode: str,
+        *,
+        read: str | None,
+        timeout: float | None,
+        commands: Mapping[str, Command],
     ) -> None:
         self.connection, self.url = connection, url
+        self._commands = commands
         self.style = Style(mode)
         self.read, self.timeout = read, timeout
         self.timer = False
         self.out: TextIO | None = None
+        self.is_once = False  # what is printed goes back to where it was after the next statement
+        self.parameters = Parameters()
         self.changed_schema = 0  # counts up, so that completion knows when to look again
         self._nested = 0
 
@@ -56,7 +88,7 @@ class Shell:
         """Close the file that .output has opened."""
         if self.out is not None:
             self.out.close()
-        self.out = None
+        self.out, self.is_once = None, False
 
     def run_script(self, text: str, source: str) -> None:
         """Run a script; it is read as a whole before anything of it is sent.
@@ -88,12 +120,19 @@ class Shell:
         if isinstance(part, Dot):
             self._command(part.text)
             return
-        texts = [piece.sql for piece in part.pieces] if isinstance(part, Unit) else [part.sql]
+        try:
+            self._run([piece.sql for piece in part.pieces] if isinstance(part, Unit) else [part.sql])
+        finally:
+            if self.is_once:
+                self.close()
+
+    def _run(self, texts: list[str]) -> None:
         began = time.perf_counter()
         if len(texts) == 1:
-            results = [self.query(texts[0])]
+            results = [self.query(texts[0], self.parameters.bind(texts[0]))]
         else:
-            results = self.connection.transact(texts, read=self.read, timeout=self.timeout)
+            bound = [(text, self.parameters.bind(text)) for text in texts]
+            results = self.connection.transact(bound, read=self.read, timeout=self.timeout)
         took = time.perf_counter() - began
         self.changed_schema += any(text[:6].upper() in ("CREATE", "DROP T", "DROP V", "ALTER ") for text in texts)
         for rows in results:
@@ -111,8 +150,8 @@ class Shell:
         print_rows(rows, self.style, self.out)
 
     def say(self, text: str) -> None:
-        """Print a line."""
-        click.echo(text, self.out)
+        """Print a line, or several."""
+        write((harmless(text) if is_terminal(self.out) else text) + "\n", self.out)
 
     def restyle(self, **changes: Any) -> None:
         """Print rows otherwise from now on."""
@@ -121,7 +160,7 @@ class Shell:
     @property
     def is_for_people(self) -> bool:
         """Whether somebody reads what is printed."""
-        return self.style.mode == TABLE and self.out is None
+        return self.style.mode == BOX and self.out is None
 
     def read_file(self, path: str) -> None:
         """Run the script in a file.
@@ -151,12 +190,11 @@ class Shell:
         return True
 
     def _command(self, text: str) -> None:
-        from bedrockish.cli.shell.dots import COMMANDS
-
+        commands = self._commands
         name, _, rest = text.partition(" ")
-        found = COMMANDS.get(name[1:]) or COMMANDS.get({"exit": "quit", "q": "quit", "h": "help"}.get(name[1:], ""))
+        found = commands.get(name[1:]) or commands.get({"exit": "quit", "q": "quit", "h": "help"}.get(name[1:], ""))
         if found is None:
-            close = get_close_matches(name[1:], COMMANDS, n=1, cutoff=0.5)
+            close = get_close_matches(name[1:], commands, n=1, cutoff=0.5)
             hint = f"did you mean .{close[0]}?" if close else ".help lists what there is"
             raise UsageError(f"there is no {name}; {hint}")
         try:
@@ -167,6 +205,8 @@ class Shell:
             raise UsageError(f"write .{name[1:]} {found.usage}".rstrip())
         try:
             found.run(self, words)
+        except BrokenPipeError:  # nobody reads on: no mistake of the command's
+            raise
         except OSError as error:
             raise UsageError(f"{error.filename or name}: {error.strerror or error}") from error
 

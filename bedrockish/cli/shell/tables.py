@@ -1,4 +1,4 @@
-"""``.import``: a CSV file into a table."""
+"""``.import``: a file of CSV, or of lines of JSON, into a table."""
 
 import uuid
 from pathlib import Path
@@ -8,12 +8,14 @@ import trio
 from bedrockish import open_client
 from bedrockish.cli.progress import progress_bar
 from bedrockish.cli.shell.session import Shell
-from bedrockish.client.table_file import Filled, TableFile, load_table
 from bedrockish.errors import UsageError
+from bedrockish.transfer.load_csv import Filled, TableFile, load_table
+
+JSON_LINES = (".jsonl", ".ndjson")
 
 
 def import_file(shell: Shell, words: list[str]) -> None:
-    """Load a CSV file; see ``load_table``.
+    """Load a file; see ``load_table``.
 
     Raises:
         UsageError: an argument is wrong, or a transaction is open.
@@ -54,11 +56,14 @@ async def _load(url: str | None, token: bytes, source: TableFile, table: str) ->
 
 def _arguments(words: list[str]) -> tuple[TableFile, str]:
     separator, skip, again = ",", 0, ""
+    is_json: bool | None = None
     left: list[str] = []
     ahead = iter(words)
     for word in ahead:
         if word == "--tabs":
-            separator = "\t"
+            separator, is_json = "\t", False
+        elif word in ("--json", "--csv"):
+            is_json = word == "--json"
         elif word == "--again":
             again = uuid.uuid4().hex
         elif word == "--skip":
@@ -66,10 +71,13 @@ def _arguments(words: list[str]) -> tuple[TableFile, str]:
             if not number.isdigit():
                 raise UsageError(f"--skip takes how many lines to leave out, not {number!r}")
             skip = int(number)
-        elif word.startswith("-") and word != "--csv":
-            raise UsageError(f".import has no option {word}; there is --csv, --tabs, --skip N and --again")
-        elif word != "--csv":
+        elif word.startswith("-"):
+            raise UsageError(f".import has no option {word}; there is --csv, --tabs, --json, --skip N and --again")
+        else:
             left.append(word)
     if len(left) != 2:
         raise UsageError("write .import FILE TABLE")
-    return TableFile(Path(left[0]), separator, skip, again), left[1]
+    path = Path(left[0])
+    if is_json is None:
+        is_json = path.suffix.lower() in JSON_LINES
+    return TableFile(path, separator, skip, again, is_json), left[1]

@@ -1,8 +1,12 @@
 // Asks one node once a second for the whole cluster and shows the answer. All text goes in as text, never as HTML.
 
+import { heard, start } from "/page/activity.js";
+import "/page/console.js";
+import { ask, onLogin, why } from "/page/login.js";
+import { number, table } from "/page/tables.js";
 import { choose, colourOf, draw, offsets, pair, shortName, span } from "/page/diagram.js";
 
-const PERIOD_MS = 1000, PATIENCE_MS = 5000, KEPT_EVENTS = 6000, POINTS = 90, SHOWN = 12;
+const PERIOD_MS = 1000, KEPT_EVENTS = 6000, POINTS = 90, SHOWN = 12, BEHIND = 1000;
 const $ = (id) => document.getElementById(id);
 const seen = new Map();  // node -> {run, last}
 let events = [];         // {node, event} of all nodes, by time
@@ -13,22 +17,10 @@ const nameOf = (txid) => places.get(txid) ?? shortName(txid);  // who has commit
 
 // --- asking ---
 
-async function ask() {
+async function look() {
   const after = [...seen].map(([node, one]) => `${node}:${one.last}`).join(",");
-  const login = sessionStorage.getItem("login");
-  const answer = await fetch("/cluster?after=" + after, {
-    headers: login ? { authorization: login } : {},
-    credentials: "omit",  // the page asks by itself; the browser shall not
-    signal: AbortSignal.timeout(PATIENCE_MS),
-  });
-  if (answer.status === 401) {
-    $("login").hidden = false;
-    $("main").hidden = true;
-    throw new Error(login ? (await answer.json()).message : "a login is needed");
-  }
+  const answer = await ask("/cluster?after=" + after);
   if (!answer.ok) throw new Error((await answer.json()).message);
-  $("login").hidden = true;
-  $("main").hidden = false;
   return answer.json();
 }
 
@@ -36,16 +28,15 @@ async function poll() {
   clearTimeout(timer);
   if (document.hidden) return;
   try {
-    const found = await ask();
+    const found = await look();
     failures = 0;
     take(found);
     say(paused ? "paused" : "live", paused ? "warn" : "good");
   } catch (error) {
     failures += 1;
-    const why = error.name === "TimeoutError" || error instanceof TypeError ? "this node does not answer" : error.message;
-    say(why, "bad");
+    say(why(error), "bad");
     if (cluster) {
-      cluster.nodes[cluster.node] = { error: why };
+      cluster.nodes[cluster.node] = { error: why(error) };
       showSummary();
       showNodes();
     }
@@ -74,6 +65,7 @@ function take(found) {
   measure(found, now);
   $("cluster").textContent = `${found.cluster}, seen from ${found.node}`;
   document.title = `${found.cluster} · bedrockish`;
+  heard(Object.fromEntries(Object.entries(found.nodes).map(([node, one]) => [node, one.status?.safe_lag_ms])));
   showSummary();
   showTiles();
   showNodes();
@@ -127,8 +119,6 @@ function measure(found, now) {
 
 // --- showing ---
 
-const number = (value) => (value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : value.toFixed(1));
-
 function showTiles() {
   if (rates.length) {
     $("rate").textContent = number(rates.at(-1));
@@ -155,34 +145,6 @@ function spark(svg, values) {
   svg.replaceChildren(line);
 }
 
-function table(element, titles, rows, nothing) {
-  const build = (name, content, kind) => {
-    const cell = document.createElement(name);
-    cell.textContent = content;
-    if (kind) cell.className = kind;
-    return cell;
-  };
-  const head = document.createElement("tr");
-  for (const [title, kind] of titles) {
-    const cell = build("th", title, kind);
-    cell.scope = "col";
-    head.append(cell);
-  }
-  const body = rows.map((cells) => {
-    const row = document.createElement("tr");
-    cells.forEach(([text, kind], index) => row.append(build(index ? "td" : "th", text, kind ?? titles[index][1])));
-    row.firstChild.scope = "row";
-    return row;
-  });
-  if (!rows.length) {
-    const row = document.createElement("tr"), cell = build("td", nothing, "small");
-    cell.colSpan = titles.length;
-    row.append(cell);
-    body.push(row);
-  }
-  element.replaceChildren(head, ...body);
-}
-
 // In a sentence: is all well, and if not, can anything be committed?
 function summary() {
   const facts = facts_(), names = Object.keys(cluster.nodes), quorum = quorum_();
@@ -206,23 +168,26 @@ const quorum_ = () => Math.max(1, ...Object.values(cluster.nodes).map((one) => o
 
 function showNodes() {
   const names = Object.keys(cluster.nodes), leaders = leadersOf();
-  const facts = facts_();
+  const facts = facts_(), vectors = names.map((name) => cluster.nodes[name].status?.applied ?? facts[name]?.applied ?? {});
+  const newest = (leader) => Math.max(0, ...vectors.map((vector) => vector[leader] ?? 0));
   const rows = names.map((name) => {
     const one = cluster.nodes[name], status = one.status;
     const applied = status?.applied ?? facts[name]?.applied ?? {};
+    const behind = leaders.reduce((sum, leader) => sum + newest(leader) - (applied[leader] ?? 0), 0);
     const trouble = one.error ?? one.not_ready?.join("; ");
     return [
       [name],
       trouble ? [trouble, "bad wide"] : ["up", "good"],
       [facts[name]?.role ?? ""],
       ["[" + leaders.map((leader) => applied[leader] ?? 0).join(", ") + "]", "mono"],
+      [behind ? number(behind) : "", behind > BEHIND ? "num bad" : "num"],
       [status ? number(perNode.get(name) ?? 0) : "", "num"],
       [status ? status.in_flight : "", "num"],
       [status?.safe_lag_ms == null ? "" : span(status.safe_lag_ms), "num"],
       [status ? span(status.uptime_ms) : "", "num"],
     ];
   });
-  table($("nodes"), [["node"], ["state"], ["role"], [`has applied [${leaders.join(", ")}]`], ["led per s", "num"], ["in flight", "num"], ["safe time behind", "num"], ["runs for", "num"]], rows, "no nodes");
+  table($("nodes"), [["node"], ["state"], ["role"], [`has applied [${leaders.join(", ")}]`], ["behind", "num"], ["led per s", "num"], ["in flight", "num"], ["safe time behind", "num"], ["runs for", "num"]], rows, "no nodes");
 }
 
 const facts_ = () => Object.values(cluster.nodes).find((one) => one.status)?.status.nodes ?? {};
@@ -352,13 +317,8 @@ $("diagram").addEventListener("keydown", (key) => {
 });
 $("pause").addEventListener("click", () => pause(!paused));
 for (const id of ["show", "count"]) $(id).addEventListener("change", () => { chosen = null; pinned = false; if (cluster) showDiagram(); });
-$("login").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const utf8 = String.fromCharCode(...new TextEncoder().encode($("user").value + ":" + $("token").value));
-  sessionStorage.setItem("login", $("user").value ? "Basic " + btoa(utf8) : "Bearer " + $("token").value);
-  $("token").value = "";
-  poll();
-});
+onLogin(() => { poll(); start(); });
 addEventListener("resize", redraw);
 document.addEventListener("visibilitychange", poll);
 poll();
+start();

@@ -1,0 +1,406 @@
+"""JSON in and out: statements from the body of a request, options from its URL, answers and errors as bytes. Pure.
+
+What JSON cannot say is an object with one key: ``{"base64": "…"}`` is a blob, ``{"float": "inf"}`` an infinite number.
+Integers are exact to 64 bits, as far as the reader of the JSON can hold them.
+"""
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+from urllib.parse import parse_qsl
+
+from bedrockish.api.parameters import check_params, check_timeout
+from bedrockish.api.plain import check_args
+from bedrockish.api.requests import (
+    ISOLATIONS,
+    READ_LEVELS,
+    Answer,
+    Named,
+    Request,
+    Result,
+    Statement,
+    Token,
+    decode_results,
+    decode_token,
+)
+from bedrockish.api.url import suggest
+from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, STATEMENTS_MAX
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    OutcomeUnknownError,
+    ProtocolMismatchError,
+    PrunedError,
+    TooLargeError,
+    UnavailableError,
+    UsageError,
+    pack_error,
+)
+from bedrockish.sqltext.single_statement import check_statement
+
+BLOB, FLOAT = "base64", "float"
+OPTIONS = ("read", "isolation", "timeout", "command", "token")
+ROWS, SHAPES = "rows", ("arrays", "objects")
+EXAMPLE = '["SELECT 1", ["INSERT INTO t VALUES (?, ?)", 1, "one"]]'
+INFINITIES = {"inf": math.inf, "-inf": -math.inf}
+
+
+# --- what comes in ---
+
+
+def read_statements(body: bytes) -> tuple[Statement, ...]:
+    """Read the body of a request.
+
+    Raises:
+        UsageError: it is not a list of statements.
+    """
+    value = read_json(body)
+    if not isinstance(value, list) or not 0 < len(value) <= STATEMENTS_MAX:
+        raise UsageError(f"the body should be a JSON array of 1 to {STATEMENTS_MAX} statements, such as {EXAMPLE}")
+    return tuple(_statement(place, one) for place, one in enumerate(value, 1))
+
+
+def read_pairs(query: bytes) -> list[tuple[str, str]]:
+    """Read what stands behind the question mark of a URL, in which one name may be given several times.
+
+    Raises:
+        UsageError: it is no UTF-8. Put in order by force, two ids of commands could become one.
+    """
+    try:
+        return parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the URL's options are not UTF-8 text: {error}") from error
+    except ValueError as error:
+        raise UsageError(f"the URL's options cannot be read: {error}") from error
+
+
+def read_question(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[Statement, ...], list[tuple[str, str]]]:
+    """Read the one statement in a URL, and return it and the other options.
+
+    Raises:
+        UsageError: there is none, or its parameters are wrong.
+    """
+    found: dict[str, str] = {}
+    rest: list[tuple[str, str]] = []
+    for name, value in pairs:
+        if name not in ("sql", "params"):
+            rest.append((name, value))
+        elif name in found:
+            raise UsageError(f"the option {name!r} is given twice; leave one out")
+        else:
+            found[name] = value
+        if name == "command":
+            raise UsageError("a question in a URL has no command id: it reads, and may be asked again as it is")
+    if "sql" not in found:
+        raise UsageError("the URL has no statement; write it as ?sql=SELECT%201, with its parameters as &params=[1]")
+    try:
+        params = read_json(found.get("params", "[]").encode())
+    except UsageError as error:
+        raise UsageError(error.message.replace("the body", "params")) from error
+    if not isinstance(params, list | dict):
+        raise UsageError('params should be a JSON array, or an object with names, such as {"id": 1}')
+    return (_statement(1, [found["sql"], *(params if isinstance(params, list) else [params])]),), rest
+
+
+def read_shape(pairs: Iterable[tuple[str, str]]) -> tuple[bool, list[tuple[str, str]]]:
+    """Return whether rows are wanted as objects, and the other options.
+
+    Raises:
+        UsageError: they are wanted as something else.
+    """
+    shapes = [value for name, value in pairs if name == ROWS]
+    if len(shapes) > 1:
+        raise UsageError(f"the option {ROWS!r} is given twice; leave one out")
+    if shapes and shapes[0] not in SHAPES:
+        raise UsageError(f"there are no rows as {shapes[0]!r}; {suggest(shapes[0], SHAPES)}")
+    return shapes == ["objects"], [(name, value) for name, value in pairs if name != ROWS]
+
+
+def read_args(body: bytes) -> list[Any] | dict[str, Any]:
+    """Read the arguments of a command: an array, an object, or nothing.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    value = read_json(body) if body.strip() else []
+    if not isinstance(value, list | dict):
+        raise UsageError('the arguments should be a JSON array, or an object with their names, such as {"amount": 30}')
+    args = {name: _arg(name, one) for name, one in value.items()} if isinstance(value, dict) else _arg("args", value)
+    return check_args(args)
+
+
+def _arg(where: str, value: object) -> object:
+    """Return an argument with what JSON cannot say put in its place, at any depth; ``read_json`` bounds that."""
+    if isinstance(value, list):
+        return [_arg(where, one) for one in value]
+    if isinstance(value, dict) and not _is_special(value):
+        return {name: _arg(where, one) for name, one in value.items()}
+    return _param(where, value)
+
+
+def read_row(body: bytes) -> list[Any] | dict[str, Any]:
+    """Read a row: an array of values, or an object of them by name. What SQLite has no form for is kept as JSON text.
+
+    Raises:
+        UsageError: it is neither, or has a number that SQLite cannot hold.
+    """
+    row = read_json(body)
+    if isinstance(row, dict) and not _is_special(row):
+        return dict(check_params({name: _cell(name, value) for name, value in row.items()}) or {})
+    if not isinstance(row, list):
+        raise UsageError("the body should be a JSON object with names of columns, or an array of values")
+    return list(check_params([_cell(str(place), value) for place, value in enumerate(row, 1)]) or [])
+
+
+def _cell(where: str, value: object) -> object:
+    if isinstance(value, list) or (isinstance(value, dict) and not _is_special(value)):
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _param(where, value)
+
+
+def read_json(body: bytes) -> Any:
+    """Return what a body of JSON says.
+
+    Raises:
+        UsageError: it is no JSON, or has what is no text or no finite number.
+    """
+    try:
+        value = json.loads(body.decode(), parse_constant=_no_constant, parse_float=_finite)
+        if b"\\u" in body:  # the only way in for half a surrogate pair, which is no text
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the body is not UTF-8 text: {error}") from error
+    except UnicodeEncodeError as error:
+        raise UsageError("the body has half of a surrogate pair in a text; send both halves, or none") from error
+    except RecursionError as error:
+        raise UsageError("the body is nested too deeply") from error
+    except ValueError as error:
+        raise UsageError(f"the body is not JSON: {error}") from error
+    return value
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise UsageError(f'the body has {text}, which is no JSON; write null, or {{"{FLOAT}": "inf"}} for infinity')
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise UsageError(f'the number {text[:40]} in the body is too large; write {{"{FLOAT}": "inf"}} for infinity')
+    return value
+
+
+def _statement(place: int, one: object) -> Statement:
+    where = f"statement {place}"
+    if isinstance(one, str):
+        return Statement(_sql(where, one))
+    if not isinstance(one, list) or not one or not isinstance(one[0], str):
+        raise UsageError(f"{where} should be an SQL text, or an array of an SQL text and its parameters")
+    sql, params = _sql(where, one[0]), one[1:]
+    if len(params) == 1 and isinstance(params[0], dict) and not _is_special(params[0]):
+        named = {name: _param(f"{where}: parameter :{name}", value) for name, value in params[0].items()}
+        return Statement(sql, _checked(where, named))
+    listed = [_param(f"{where}: parameter {number}", value) for number, value in enumerate(params, 1)]
+    return Statement(sql, _checked(where, listed) if listed else None)
+
+
+def _sql(where: str, sql: str) -> str:
+    if not sql.strip():
+        raise UsageError(f"{where} is empty")
+    try:
+        return check_statement(sql)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", **error.details) from error
+
+
+def _checked(where: str, params: Mapping[str, Any] | Sequence[Any]) -> Any:
+    try:
+        return check_params(params)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}") from error
+
+
+def _is_special(value: Mapping[str, object]) -> bool:
+    return len(value) == 1 and next(iter(value)) in (BLOB, FLOAT)
+
+
+def _param(where: str, value: object) -> object:
+    if not isinstance(value, list | dict):
+        return value
+    if isinstance(value, dict) and _is_special(value):
+        ((kind, text),) = value.items()
+        if kind == FLOAT and isinstance(text, str) and text in INFINITIES:
+            return INFINITIES[text]
+        if kind == BLOB and isinstance(text, str):
+            try:
+                return base64.b64decode(text, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise UsageError(f"{where} is not base64: {error}") from error
+    raise UsageError(
+        f'{where} should be null, a number, a text, {{"{BLOB}": "…"}} or {{"{FLOAT}": "inf"}}; '
+        "parameters by name are one object after the SQL text"
+    )
+
+
+def read_request(
+    work: tuple[Statement, ...] | Named,
+    pairs: Sequence[tuple[str, str]],
+    key: str | None,
+    fresh: str,
+    *,
+    read_only: bool,
+) -> Request:
+    """Return a checked request.
+
+    Args:
+        work: from ``read_statements``, or a command and its arguments.
+        pairs: the options in the URL.
+        key: the header Idempotency-Key.
+        fresh: the id of the command if none is given.
+        read_only: refuse it if it writes.
+
+    Raises:
+        UsageError: an option is wrong.
+    """
+    options: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in OPTIONS:
+            raise UsageError(f"there is no option {name!r}; {suggest(name, (*OPTIONS, ROWS))}")
+        if name in options:
+            raise UsageError(f"the option {name!r} is given twice; leave one out")
+        options[name] = value
+    if key is not None:
+        key = key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
+        if options.setdefault("command", key) != key:
+            raise UsageError("the option command and the header Idempotency-Key differ; give one of them")
+    command = options.get("command", fresh)
+    if not 0 < len(command) <= COMMAND_CHARACTERS_MAX:
+        raise UsageError(f"a command's id should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+    read, isolation = options.get("read", "session"), options.get("isolation", "serializable")
+    if read not in READ_LEVELS:
+        raise UsageError(f"there is no read level {read!r}; {suggest(read, READ_LEVELS)}")
+    if isolation not in ISOLATIONS:
+        raise UsageError(f"there is no isolation {isolation!r}; {suggest(isolation, ISOLATIONS)}")
+    try:
+        timeout_s = check_timeout(float(options.get("timeout", "30")))
+    except ValueError as error:
+        raise UsageError(f"timeout={options['timeout']!r} is not a number of seconds") from error
+    token = decode_token(_token_bytes(options.get("token", "")))
+    if isinstance(work, Named):
+        return Request(command, (), read, isolation, token, timeout_s, call=work)
+    return Request(command, work, read, isolation, token, timeout_s, read_only=read_only)
+
+
+def _token_bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UsageError("the token is not one that an earlier answer gave") from error
+
+
+# --- what goes out ---
+
+
+def write_json(value: object) -> bytes:
+    """Return a value as JSON. A text of the database that is no Unicode is written with escapes."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+    return text.encode(errors="backslashreplace")
+
+
+def _plain(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def unique_names(columns: Sequence[str]) -> list[str]:
+    """Return the names of columns for objects, which have each only once: ``a``, ``a:2``, ``a:3``."""
+    taken = dict[str, int]()
+    names = []
+    for column in columns:
+        name = column
+        while name in taken:
+            taken[column] += 1
+            name = f"{column}:{taken[column]}"
+        taken[name] = 1
+        names.append(name)
+    return names
+
+
+def pack_answer(answer: Answer, *, objects: bool = False) -> dict[str, Any]:
+    """Return an answer as plain values, ready for ``write_json``; rows as arrays or as ``objects``."""
+    return {
+        "results": [_result(result, objects=objects) for result in decode_results(answer.results)],
+        "place": None if answer.place is None else list(answer.place),
+        "attempts": answer.attempts,
+        "token": pack_token(answer.token),
+    }
+
+
+def pack_token(token: Token) -> str:
+    """Return a token as a text."""
+    return base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+
+
+def pack_row(row: Sequence[Any]) -> list[Any]:
+    """Return a row as plain values."""
+    return [_value(value) for value in row]
+
+
+def pack_value(value: Any) -> Any:
+    """Return what a command has returned as plain values, ready for ``write_json``."""
+    if isinstance(value, list | tuple):
+        return [pack_value(one) for one in value]
+    if isinstance(value, dict):
+        return {name: pack_value(one) for name, one in value.items()}
+    return _value(value)
+
+
+def pack_object(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    """Return a row as an object, with names that ``unique_names`` gave."""
+    return dict(zip(names, pack_row(row), strict=True))
+
+
+def _result(result: Result, *, objects: bool) -> dict[str, Any]:
+    names = unique_names(result.columns) if objects else []
+    return {
+        "columns": list(result.columns),
+        "rows": [pack_object(names, row) if objects else pack_row(row) for row in result.rows],
+        "rowcount": result.rowcount,
+        "lastrowid": result.lastrowid,
+    }
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {BLOB: base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: str(value)}
+    return value
+
+
+def status_of(error: BedrockishError) -> int:
+    """Return the HTTP status of an error."""
+    match error:
+        case TooLargeError():
+            return 413
+        case PrunedError():
+            return 410
+        case UsageError():
+            return 400
+        case ConflictError():
+            return 409
+        case UnavailableError():
+            return 503
+        case OutcomeUnknownError():
+            return 504
+        case ProtocolMismatchError():
+            return 502
+        case _:
+            return 500
+
+
+def write_error(error: BedrockishError) -> bytes:
+    """Return an error as JSON: ``code``, ``message`` and ``details``."""
+    return write_json(pack_error(error))

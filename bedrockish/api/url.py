@@ -1,0 +1,208 @@
+"""Addresses and client URLs: the one place that reads ``host:port`` and ``bedrockish://user:password@host,host/?read=…``.
+
+Pure, and strict: what is not understood is refused with a text that says what to write instead, because an ignored
+misspelling of ``timeout`` is found out at the worst moment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+from bedrockish.api.requests import READ_LEVELS, SESSION
+from bedrockish.errors import ConfigError
+
+SCHEME = "bedrockish"
+DEFAULT_PORT = 7373
+URL_EXAMPLE = "bedrockish://localhost:7373/?read=session&timeout=10"
+FIRST, NEAREST, RANDOM = CHOICES = ("first", "nearest", "random")
+SYSTEM = "system"
+HOST = "host"  # one more node, as an option: what every parser of URLs takes
+OPTIONS = ("read", "timeout", "connect_timeout", "cluster", "choice", "discover", "ca", "cert", "key")
+
+
+class Address(NamedTuple):
+    """Where a node listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, *, where: str, port: int | None = DEFAULT_PORT, any_port: bool = False) -> Address:
+    """Read ``host:port``, ``[ipv6]:port`` or, when ``port`` is given, ``host`` alone.
+
+    Args:
+        text: what a person wrote.
+        where: what to name in the error: a key, a flag or the URL.
+        port: the port meant when none is written; None if one must be written.
+        any_port: whether port 0 is allowed (the system chooses a free one).
+
+    Raises:
+        ConfigError: it is not an address.
+    """
+    text = text.strip()
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        bad = not bracket or (rest != "" and not rest.startswith(":"))
+        digits = rest[1:] if rest else None
+    else:
+        host, colon, tail = text.partition(":")
+        bad = ":" in tail
+        digits = tail if colon else None
+    if bad or not host or any(letter.isspace() or letter in "/@?#,[" for letter in host):
+        raise ConfigError(f"{where}: {text!r} is not an address; write host:port, such as localhost:7373 or [::1]:7373")
+    if digits is None:
+        if port is None:
+            raise ConfigError(f"{where}: {text!r} has no port; write {host}:{DEFAULT_PORT}")
+        return Address(host, port)
+    low = 0 if any_port else 1
+    if not (digits.isascii() and digits.isdecimal()) or not low <= int(digits[:9]) < 65536 or len(digits) > 5:
+        raise ConfigError(f"{where}: {digits!r} in {text!r} is not a port; write a number from {low} to 65535")
+    return Address(host, int(digits))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a client URL says.
+
+    Attributes:
+        addresses: nodes to try, in this order.
+        read: default read level.
+        timeout_s: default time for a call, in seconds.
+        connect_timeout_s: after how many seconds without any node in reach a call gives up.
+        cluster: the cluster that a node must belong to; None if any will do.
+        choice: which node is asked: ``first`` of the list that answers, the ``nearest``, or a ``random`` one.
+        discover: also ask nodes that are not in the URL but are members of the cluster; by default if it names several.
+        user: name of the user; None for none.
+        password: of that user.
+        ca: file with the certificates that sign those of the nodes, or ``system``; None for no TLS.
+        cert: file with the client's own certificate.
+        key: file with its private key.
+    """
+
+    addresses: tuple[Address, ...]
+    read: str = SESSION
+    timeout_s: float = 30.0
+    connect_timeout_s: float = 5.0
+    cluster: str | None = None
+    choice: str = FIRST
+    discover: bool = False
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def __str__(self) -> str:
+        return f"{SCHEME}://" + ",".join(str(address) for address in self.addresses)
+
+
+def hide_password(url: str) -> str:
+    """Return a URL as it may be printed."""
+    scheme, separator, rest = url.strip().partition("://")
+    before, slash, after = rest.partition("/")
+    login, at, hosts = before.rpartition("@")
+    user, colon, _ = login.partition(":")
+    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{hosts}{slash}{after}"
+
+
+def parse_url(url: str) -> Target:
+    """Read a client URL.
+
+    Raises:
+        ConfigError: it is not one, or has an option that does not exist.
+    """
+    shown = hide_password(url)
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator or scheme.lower() != SCHEME:
+        raise ConfigError(f"{shown!r} is not a bedrockish URL; write {URL_EXAMPLE}")
+    before, _, query = rest.partition("?")
+    hosts, slash, tail = before.partition("/")
+    login, at, hosts = hosts.rpartition("@")
+    if "@" in tail:
+        raise ConfigError("a / in the user or password of a URL must be written %2F, and a ? %3F")
+    if tail:
+        raise ConfigError(f"{shown!r} has the path {slash + tail!r}, but a node serves one database; leave it out")
+    pairs = _pairs(shown, query)
+    more = [value for name, value in pairs if name == HOST]
+    named = [] if more and not hosts else _without_brackets(hosts).split(",")
+    every = [*named, *(one for value in more for one in value.split(","))]
+    addresses = tuple(dict.fromkeys(parse_address(part, where=f"the URL {shown!r}") for part in every))
+    user, colon, password = login.partition(":")
+    if at and not user:
+        raise ConfigError(f"{shown!r} has an @ but no user before it; write user:password@")
+    target = Target(addresses, user=unquote(user) if at else None, password=unquote(password) if colon else None)
+    return _with_options(shown, target, [pair for pair in pairs if pair[0] != HOST])
+
+
+def _without_brackets(hosts: str) -> str:
+    """Take away the brackets around a list of nodes, which URLs need where others read them first."""
+    inner = hosts[1:-1]
+    if not (hosts.startswith("[") and hosts.endswith("]")) or inner.find("]") < inner.find("["):
+        return hosts  # as in [::1],[::2]
+    return inner if "," in inner or "[" in inner or inner.count(":") < 2 else hosts
+
+
+def _pairs(url: str, query: str) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError as error:
+        raise ConfigError(f"{url!r}: {query!r} is not a list of options; write read=session&timeout=10") from error
+
+
+def _with_options(url: str, target: Target, pairs: Sequence[tuple[str, str]]) -> Target:
+    options: dict[str, str] = {}
+    for name, value in pairs:
+        if name in options:
+            raise ConfigError(f"{url!r} has the option {name!r} twice; leave one out")
+        options[name] = value
+    for name in options:
+        if name not in OPTIONS:
+            raise ConfigError(f"{url!r} has the unknown option {name!r}; {suggest(name, OPTIONS)}")
+    read = options.get("read", target.read)
+    if read not in READ_LEVELS:
+        raise ConfigError(f"{url!r}: read={read!r} is no read level; {suggest(read, READ_LEVELS)}")
+    choice = options.get("choice", FIRST)
+    if choice not in CHOICES:
+        raise ConfigError(f"{url!r}: choice={choice!r} is none; {suggest(choice, CHOICES)}")
+    # Several nodes stand for a cluster; one may be meant as just that one.
+    discover = options.get("discover", "yes" if len(target.addresses) > 1 else "no")
+    if discover not in ("yes", "no"):
+        raise ConfigError(f"{url!r}: discover={discover!r} is neither yes nor no")
+    ca, cert, key = (options.get(name) for name in ("ca", "cert", "key"))
+    if (cert is None) != (key is None) or (cert is not None and ca is None):
+        raise ConfigError(f"{url!r}: a certificate needs ca, cert and key, three files; for a password, ca is enough")
+    return replace(
+        target,
+        read=read,
+        timeout_s=_seconds(url, "timeout", options, target.timeout_s),
+        connect_timeout_s=_seconds(url, "connect_timeout", options, target.connect_timeout_s),
+        cluster=options.get("cluster"),
+        choice=choice,
+        discover=discover == "yes",
+        ca=ca,
+        cert=cert,
+        key=key,
+    )
+
+
+def _seconds(url: str, name: str, options: dict[str, str], default: float) -> float:
+    if name not in options:
+        return default
+    try:
+        seconds = float(options[name])
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 86_400:
+        raise ConfigError(f"{url!r}: {name}={options[name]!r} should be a number of seconds, such as {name}=10")
+    return seconds
+
+
+def suggest(name: str, known: tuple[str, ...] | list[str]) -> str:
+    """Return the end of an error text about an unknown name: what was probably meant, or what there is."""
+    close = get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else "there is " + ", ".join(known)

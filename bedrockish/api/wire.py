@@ -1,0 +1,379 @@
+"""What travels between a client and a node: one CBOR map for a call, one for its reply, in either direction.
+
+Pure. Many calls may be under way on one link; the number in ``id`` says which call a reply belongs to. Id 0 is never a
+call's: a reply with it is about the link itself. Unknown fields are ignored, unknown operations are refused.
+
+    {"id": 7, "op": "execute", "command": "c0…", "statements": [["SELECT 1", null]], "read": "session",
+     "isolation": "serializable", "token": bytes | null, "timeout": 10.0, "longest": 30.0}
+    {"id": 7, "op": "call", "name": "transfer", "args": [1, 2, 30] | {"source": 1, …}, …}     like "execute"
+    {"id": 7, "op": "member", "command": "c0…", "change": {"action": "add", "node": "D", "address": "host:port", …},
+     "token": bytes | null, "timeout": 10.0}
+    {"id": 7, "op": "begin" | "statements" | "commit" | "rollback" | "settle", …}             like "execute"
+    {"id": 7, "op": "stream" | "fetch" | "close", …}      like "execute"; the reply to a stream has "more": true | false
+    {"id": 7, "op": "outcome", "command": "c0…"}          {"id": 7, "op": "status" | "nodes" | "ping"}
+    {"id": 7, "op": "join" | "snapshot"}                  {"id": 7, "op": "chunk", "offset": 0}
+    {"id": 7, "op": "events", "after": 0}                 {"id": 7, "op": "explain" | "upkeep", …}
+
+    {"id": 7, "ok": true, "results": bytes, "token": bytes, "place": ["A", 3] | null, "attempts": 1}
+    {"id": 7, "ok": true, "value": …}                     {"id": 7, "ok": false, "error": {code, message, details}}
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, assert_never
+
+import cbor2
+
+from bedrockish.api.parameters import check_params, check_timeout
+from bedrockish.api.plain import check_args
+from bedrockish.api.requests import (
+    ISOLATIONS,
+    READ_LEVELS,
+    Answer,
+    MemberChange,
+    Named,
+    Params,
+    Request,
+    Statement,
+    Token,
+    decode_token,
+)
+from bedrockish.api.url import parse_address
+from bedrockish.errors import BedrockishError, ProtocolMismatchError, UsageError, pack_error, unpack_error
+from bedrockish_journal.model.value import value
+
+EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
+CALL = "call"
+JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "events", "explain", "upkeep"
+BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
+STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
+QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
+OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
+LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX = 0, 10_000, 200
+
+
+@value
+class Execute:
+    """Run a command."""
+
+    id: int
+    request: Request
+
+
+@value
+class Step:
+    """One step of an interactive transaction, named by the command that its COMMIT is. The reply is an answer.
+
+    ``settle`` makes sure that the command has happened or never will; the results are empty if it never will.
+    Or one of a streamed result: ``stream`` opens it (columns, no rows), ``fetch`` takes rows, ``close`` gives it up.
+    """
+
+    id: int
+    request: Request
+    op: str
+
+
+@value
+class AskOutcome:
+    """Ask what became of a command."""
+
+    id: int
+    command: str
+
+
+@value
+class Ask:
+    """Ask ``status``, ``nodes``, ``ping``, ``join``: what a new node needs, ``snapshot``: make a copy, whose size and
+    SHA-256 are the reply, ``events``: what was said, ``explain`` a statement (or tell the ``columns`` that it returns),
+    ``upkeep``: do what is ``asked``."""
+
+    id: int
+    op: str
+    after: int = 0
+    statement: Statement | None = None
+    asked: Mapping[str, Any] | None = None
+
+
+@value
+class AskChunk:
+    """Ask for a piece of the copy that was made on this link."""
+
+    id: int
+    offset: int
+
+
+Call = Execute | Step | AskOutcome | Ask | AskChunk
+
+
+@value
+class Answered:
+    """A command succeeded."""
+
+    id: int
+    answer: Answer
+
+
+@value
+class Told:
+    """The reply to all else."""
+
+    id: int
+    value: Any
+
+
+@value
+class Failed:
+    """A call failed."""
+
+    id: int
+    error: BedrockishError
+
+
+Reply = Answered | Told | Failed
+
+
+class MalformedCallError(UsageError):
+    """Raised when a client's bytes are not a call. Nothing happened.
+
+    ``id`` is that of the call if it could be read, else 0.
+    """
+
+    code = "malformed"
+
+    def __init__(self, message: str, call_id: int = LINK_ID, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.id = call_id
+
+
+def encode_call(call: Call) -> bytes:
+    """Return a call as bytes.
+
+    Raises:
+        UsageError: a text in it cannot be encoded (half a surrogate pair).
+    """
+    packed: dict[str, Any]
+    match call:
+        case Execute(number, request) if request.change is not None:
+            packed = {
+                "id": number,
+                "op": MEMBER,
+                "command": request.command,
+                "change": {one.name: getattr(request.change, one.name) for one in fields(request.change)},
+                "token": request.token.encode(),
+                "timeout": request.timeout_s,
+            }
+        case Execute(number, request) | Step(number, request):
+            packed = {
+                "id": number,
+                "op": call.op if isinstance(call, Step) else EXECUTE,
+                "command": request.command,
+                **_pack_work(request),
+                "read": request.read,
+                "isolation": request.isolation,
+                "token": request.token.encode(),
+                "timeout": request.timeout_s,
+                **({"longest": request.longest_s} if request.longest_s else {}),
+            }
+        case AskOutcome(number, command):
+            packed = {"id": number, "op": OUTCOME, "command": command}
+        case Ask(number, op, after, statement, asked):
+            packed = {"id": number, "op": op, "after": after} | ({} if asked is None else {"asked": dict(asked)})
+            if statement is not None:
+                packed["statement"] = [statement.sql, _pack_params(statement.params)]
+        case AskChunk(number, offset):
+            packed = {"id": number, "op": CHUNK, "offset": offset}
+        case _:
+            assert_never(call)
+    try:
+        return cbor2.dumps(packed)
+    except (cbor2.CBORError, ValueError) as error:
+        raise UsageError(f"a text in the request cannot be sent: {error}") from error
+
+
+def decode_call(payload: bytes) -> Call:
+    """Read a call.
+
+    Raises:
+        MalformedCallError: the bytes are not one.
+        UsageError: it is one, but asks for something that does not exist.
+    """
+    try:
+        packed = cbor2.loads(payload)
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise MalformedCallError(f"these {len(payload)} bytes are not a call: {error}") from error
+    if not isinstance(packed, Mapping):
+        raise MalformedCallError(f"a call should be a map, not {type(packed).__name__}")
+    number = packed.get("id")
+    if type(number) is not int or not 0 < number < 1 << 63:
+        raise MalformedCallError(f"a call cannot have the id {number!r}; number them from 1")
+    op = packed.get("op")
+    try:
+        if op in (EXECUTE, CALL):
+            return Execute(number, _decode_request(packed))
+        if op in STEPS or op in STREAM_STEPS:
+            return Step(number, _decode_request(packed, least=int(op in (STATEMENTS, STREAM))), op)
+        if op == MEMBER:
+            return Execute(number, _decode_change(packed))
+        if op == OUTCOME:
+            return AskOutcome(number, _command(packed))
+        if op == EXPLAIN:
+            asked = packed.get("asked")
+            asked = {"columns": True} if isinstance(asked, Mapping) and asked.get("columns") is True else None
+            return Ask(number, op, statement=_statement(1, packed.get("statement")), asked=asked)
+    except UsageError as error:
+        raise MalformedCallError(error.message, number) from error
+    if op in QUESTIONS:
+        after, asked = packed.get("after"), packed.get("asked")
+        return Ask(number, op, after if type(after) is int else 0, None, asked if isinstance(asked, Mapping) else None)
+    if op == CHUNK and type(packed.get("offset")) is int:
+        return AskChunk(number, packed["offset"])
+    raise MalformedCallError(f"there is no operation {op!r}; there is {', '.join(OPS)}", number)
+
+
+def _command(packed: Mapping[str, Any]) -> str:
+    command = packed.get("command")
+    if not isinstance(command, str) or not 0 < len(command) <= COMMAND_CHARACTERS_MAX:
+        raise UsageError(f"a command's id should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+    return command
+
+
+def _decode_request(packed: Mapping[str, Any], least: int = 1) -> Request:
+    call = _decode_named(packed) if packed.get("op") == CALL else None
+    statements = packed.get("statements") if call is None else []
+    if not isinstance(statements, list) or not (call or least <= len(statements) <= STATEMENTS_MAX):
+        raise UsageError(f"a command should be a list of 1 to {STATEMENTS_MAX} statements")
+    read, isolation = packed.get("read"), packed.get("isolation")
+    if read not in READ_LEVELS:
+        raise UsageError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
+    if isolation not in ISOLATIONS:
+        raise UsageError(f"there is no isolation {isolation!r}; there is {', '.join(ISOLATIONS)}")
+    return Request(
+        _command(packed),
+        tuple(_statement(place, pair) for place, pair in enumerate(statements, 1)),
+        read,
+        isolation,
+        _token(packed),
+        check_timeout(packed.get("timeout")),
+        longest_s=check_timeout(packed["longest"]) if packed.get("longest") is not None else 0.0,
+        call=call,
+    )
+
+
+def _decode_named(packed: Mapping[str, Any]) -> Named:
+    name = packed.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= COMMAND_CHARACTERS_MAX:
+        raise UsageError(f"a command's name should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+    return Named(name, check_args(packed.get("args")))
+
+
+def _decode_change(packed: Mapping[str, Any]) -> Request:
+    given = packed.get("change")
+    if not isinstance(given, Mapping):
+        raise UsageError("a change of the members should be a map")
+    words = {name: given.get(name, "") for name in ("action", "node", "address", "successor", "store")}
+    if not all(isinstance(word, str) for word in words.values()) or type(given.get("force", False)) is not bool:
+        raise UsageError("a change of the members should be texts and a truth value")
+    if words["address"]:
+        words["address"] = str(parse_address(words["address"], where=f"the address of {words['node']}"))
+    level = given.get("level", 1)  # release 0.1.0 tells none
+    if type(level) is not int or not 0 < level < 1 << 16:
+        raise UsageError("the release level of a node should be a small positive number")
+    change = MemberChange(**words, force=given.get("force", False), level=level)
+    timeout_s = check_timeout(packed.get("timeout"))
+    return Request(_command(packed), (), token=_token(packed), timeout_s=timeout_s, change=change)
+
+
+def _token(packed: Mapping[str, Any]) -> Token:
+    token = packed.get("token")
+    if token is not None and type(token) is not bytes:
+        raise UsageError("a session token should be bytes")
+    return decode_token(token)
+
+
+def _statement(place: int, pair: object) -> Statement:
+    if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
+        raise UsageError(f"statement {place} should be a list of SQL text and parameters")
+    return Statement(pair[0], check_params(pair[1]))
+
+
+def _pack_work(request: Request) -> dict[str, Any]:
+    """Return what is to be done: statements, or a command called by name."""
+    if request.call is not None:
+        return {"op": CALL, "name": request.call.name, "args": request.call.args}
+    return {"statements": [[statement.sql, _pack_params(statement.params)] for statement in request.statements]}
+
+
+def _pack_params(params: Params) -> Params:
+    return dict(params) if isinstance(params, Mapping) else None if params is None else list(params)
+
+
+def _plain(encoder: Any, value: object) -> None:
+    # An error's details may hold anything that was at hand; what CBOR does not know is sent as text.
+    encoder.encode(str(value))
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Return a reply as bytes."""
+    match reply:
+        case Answered(number, answer):
+            packed: dict[str, Any] = {
+                "id": number,
+                "ok": True,
+                "results": answer.results,
+                "token": answer.token.encode(),
+                "place": answer.place,
+                "attempts": answer.attempts,
+                **({"more": True} if answer.more else {}),
+            }
+        case Told(number, value):
+            packed = {"id": number, "ok": True, "value": value}
+        case Failed(number, error):
+            packed = {"id": number, "ok": False, "error": pack_error(error)}
+        case _:
+            assert_never(reply)
+    return cbor2.dumps(packed, default=_plain)
+
+
+def decode_reply(payload: bytes) -> Reply:
+    """Read a reply.
+
+    Raises:
+        ProtocolMismatchError: the bytes are not one.
+    """
+    try:
+        packed = cbor2.loads(payload)
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise ProtocolMismatchError(f"the node sent {len(payload)} bytes that are not a reply: {error}") from error
+    number = packed.get("id") if isinstance(packed, Mapping) else None
+    if type(number) is not int or not 0 <= number < 1 << 63 or type(packed.get("ok")) is not bool:
+        raise ProtocolMismatchError("the node sent a map that is not a reply")
+    if not packed["ok"]:
+        return Failed(number, _decode_error(packed.get("error")))
+    if "results" not in packed:
+        return Told(number, packed.get("value"))
+    results, attempts = packed["results"], packed.get("attempts")
+    if type(results) is not bytes or type(packed.get("token")) is not bytes or type(attempts) is not int:
+        raise ProtocolMismatchError("the node sent an answer without results, token and number of attempts")
+    try:
+        token = decode_token(packed["token"])
+    except UsageError as error:
+        raise ProtocolMismatchError(f"the node sent an answer whose token is none: {error}") from error
+    return Answered(number, Answer(results, token, _place(packed.get("place")), attempts, packed.get("more") is True))
+
+
+def _decode_error(packed: object) -> BedrockishError:
+    if not isinstance(packed, Mapping):
+        raise ProtocolMismatchError("the node sent a failure that does not say what failed")
+    details = packed.get("details")
+    if isinstance(details, Mapping):  # these two words are taken by the constructors of the errors
+        kept = {name: value for name, value in details.items() if isinstance(name, str)}
+        packed = {**packed, "details": {n: v for n, v in kept.items() if n not in ("self", "message", "call_id")}}
+    return unpack_error(packed)
+
+
+def _place(value: object) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int:
+        return value[0], value[1]
+    raise ProtocolMismatchError(f"the node sent an answer whose place in the journal is {value!r}")

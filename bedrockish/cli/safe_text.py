@@ -1,0 +1,30 @@
+"""Text that others wrote, made harmless for a terminal: nothing in data moves the cursor or hides what is there."""
+
+import re
+import sys
+from typing import TextIO
+
+# What moves the cursor, rings, hides or turns text round; line feeds and tabs do no harm.
+UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+def visible(text: str) -> str:
+    """Return a text with its control characters spelt out, line feeds and tabs too."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def harmless(text: str) -> str:
+    """Return a text with what could steer a terminal spelt out; line feeds and tabs stay."""
+    return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def is_terminal(out: TextIO | None) -> bool:
+    """Whether what is written there, or to standard output, is shown at once."""
+    return (out or sys.stdout).isatty()
+
+
+def write(text: str, out: TextIO | None = None) -> None:
+    """Write a text exactly, to a file or to standard output: nothing is taken out of it on the way."""
+    (out or sys.stdout).write(text)

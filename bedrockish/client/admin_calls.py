@@ -1,0 +1,102 @@
+"""What a client may ask of the cluster's clock and of the journal's length: calls, and what clocks mean.
+
+A clock is one integer: 42 bits of Unix milliseconds and 22 of counter. Of two clocks the greater one is later.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from bedrockish.api.requests import STALE
+from bedrockish.api.rows import Rows
+from bedrockish.api.wire import UPKEEP, Answered, Ask, Told
+from bedrockish.common.hlc import milliseconds
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def clock_time(clock: int) -> datetime:
+    """Return the moment in a clock, in UTC."""
+    return EPOCH + timedelta(milliseconds=milliseconds(clock))
+
+
+def is_after(later: int, earlier: int) -> bool:
+    """Whether the first clock is after the second."""
+    return later > earlier
+
+
+class _Asks(Protocol):
+    """What the calls below are made with."""
+
+    async def execute(self, sql: str, *, timeout: float | None = None, read: str | None = None) -> Rows:  # noqa: ASYNC109
+        """Run a statement."""
+
+    async def _call(self, what: Ask, timeout_s: float) -> Answered | Told:
+        """Make a call."""
+
+    def _seconds(self, timeout_s: float | None) -> float:
+        """Return how long a call may take."""
+
+
+class ClockCalls:
+    """The calls of a client that are about clocks and the journal's length."""
+
+    async def cluster_clock(self: _Asks, *, timeout: float | None = None) -> int:  # noqa: ASYNC109
+        """Return a new value of the connected node's clock: later than all that it has heard of.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        return int((await self.execute("SELECT cluster_clock()", timeout=timeout, read=STALE)).value())
+
+    async def transaction_clock(self: _Asks, *, timeout: float | None = None) -> int:  # noqa: ASYNC109
+        """Return a clock later than everything acknowledged anywhere before this call; a majority moves up to it.
+
+        Raises:
+            BedrockishError: no majority could be asked.
+        """
+        return int((await self.execute("SELECT transaction_clock()", timeout=timeout, read=STALE)).value())
+
+    async def safe_clock(self: _Asks, *, timeout: float | None = None) -> int:  # noqa: ASYNC109
+        """Return the clock up to which nothing can appear any more, anywhere, as far as the connected node knows.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        return int((await self.execute("SELECT safe_clock()", timeout=timeout, read=STALE)).value())
+
+    async def hold(
+        self: _Asks,
+        name: str,
+        after: str | None = None,
+        *,
+        release: bool = False,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> dict[str, Any]:
+        """Have the journal kept after a cursor of the feed, for a reader of this name, at all nodes; or no longer.
+
+        Args:
+            name: of the reader; to move its cursor on, call again.
+            after: the cursor; None: the whole journal.
+            release: the reader needs nothing any more.
+            timeout: seconds.
+
+        Raises:
+            UsageError: what comes after the cursor is gone already, or it is none.
+            BedrockishError: no node could be asked.
+        """
+        asked = {"do": "hold", "name": name, "after": after, "release": release}
+        return _told(await self._call(Ask(0, UPKEEP, asked=asked), self._seconds(timeout)))
+
+    async def upkeep(self: _Asks, asked: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
+        """Do what an operator asks of the connected node: see ``bedrockish clock`` and ``bedrockish journal prune``.
+
+        Raises:
+            BedrockishError: it cannot be done, or no node could be asked.
+        """
+        return _told(await self._call(Ask(0, UPKEEP, asked=asked), self._seconds(timeout)))
+
+
+def _told(reply: Answered | Told) -> dict[str, Any]:
+    assert isinstance(reply, Told)
+    return dict(reply.value)

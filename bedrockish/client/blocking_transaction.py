@@ -1,0 +1,93 @@
+"""The blocking twin of ``Transaction``, and what BEGIN, COMMIT and ROLLBACK mean on a connection."""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from bedrockish.api.requests import Params
+from bedrockish.api.rows import Rows
+from bedrockish.client.transaction import Transaction
+from bedrockish.errors import BedrockishError
+
+
+class Runs(Protocol):
+    """Runs a coroutine function in the client's thread and waits for it."""
+
+    def __call__(self, method: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        """Return what it returns, or raise what it raises."""
+
+
+class BlockingTransaction:
+    """An open transaction. Get one from ``Connection.transaction``; use it from one thread at a time.
+
+    Attributes:
+        command: the id of its COMMIT, by which ``Connection.settle`` tells whether it happened.
+    """
+
+    def __init__(self, call: Runs, opened: Transaction) -> None:
+        self._call, self._opened = call, opened
+        self.command = opened.command
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still be committed, as far as is known here."""
+        return self._opened.is_open
+
+    def execute(self, sql: str, params: Params = None, *, timeout: float | None = None) -> Rows:
+        """Run one statement; see ``Transaction.execute``."""
+        found: Rows = self._call(self._opened.execute, sql, params, timeout=timeout)
+        return found
+
+    def executemany(self, sql: str, rows: Iterable[Params], *, timeout: float | None = None) -> int:
+        """Run one statement with many parameters; see ``Transaction.executemany``."""
+        changed: int = self._call(self._opened.executemany, sql, rows, timeout=timeout)
+        return changed
+
+    def run(self, statements: Sequence[str | tuple[str, Params]], *, timeout: float | None = None) -> list[Rows]:
+        """Run several statements in one round trip; see ``Transaction.run``."""
+        found: list[Rows] = self._call(self._opened.run, statements, timeout=timeout)
+        return found
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Take back what is done in the block if it ends with an exception."""
+        name = self._opened.next_mark()
+        self.execute(f"SAVEPOINT {name}")
+        try:
+            yield
+        except BaseException:
+            if self.is_open:
+                self.run([f"ROLLBACK TO {name}", f"RELEASE {name}"])
+            raise
+        self.execute(f"RELEASE {name}")
+
+    def commit(self, *, timeout: float | None = None) -> Rows:
+        """Commit; see ``Transaction.commit``."""
+        found: Rows = self._call(self._opened.commit, timeout=timeout)
+        return found
+
+    def rollback(self) -> None:
+        """Take everything back. Fine also when it is over already."""
+        self._call(self._opened.rollback)
+
+    def finish(self) -> None:
+        """Commit if it is open; say why if it failed and nobody has rolled it back."""
+        self._call(self._opened.finish)
+
+    def abandon(self) -> None:
+        """Roll back on the way out of a failure."""
+        try:
+            self._call(self._opened.abandon)
+        except BedrockishError:  # the connection was closed, and the transaction with it
+            return
+
+
+@contextmanager
+def held(opened: BlockingTransaction) -> Iterator[BlockingTransaction]:
+    """Commit a transaction at the end of the block; roll it back if the block raises."""
+    try:
+        yield opened
+        opened.finish()
+    except BaseException:
+        opened.abandon()
+        raise

@@ -1,0 +1,172 @@
+"""Compare the tables of running nodes, a range of keys at a time: what ``bedrockish verify`` and the scrub do.
+
+Whoever is asked takes a snapshot of its own. Ranges that are equal are equal, whatever else the nodes have applied.
+Where they are not, each is asked again, for its rows one by one and for what transactions that not all have applied
+have written; what none of those wrote must be the same.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import cbor2
+import trio
+
+from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.verify.compare_rows import Difference, alike, common, compare
+from bedrockish_journal.verify.row_digests import Key, Range, RangeDigest
+
+AskRange = Callable[[Range, Vector | None], Awaitable[RangeDigest]]
+TRIES = 8  # how often a range is asked for while transactions write it
+AGAIN_S = 0.25
+SHOWN_MAX = 100  # differences that are listed
+
+
+@dataclass
+class Report:
+    """What was compared, and what came out.
+
+    Attributes:
+        nodes: who answered to the end.
+        gone: who did not, and why.
+        tables: how many tables.
+        rows: how many rows.
+        differences: what differs, at most ``SHOWN_MAX``.
+        skipped: what could not be compared, and why.
+        open: rows that somebody wrote each time they were looked at.
+    """
+
+    nodes: list[str] = field(default_factory=list)
+    gone: dict[str, str] = field(default_factory=dict)
+    tables: int = 0
+    rows: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    open: int = 0
+
+
+async def _no_pause(_rows: int) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+class NodeComparison:
+    """One comparison of some nodes.
+
+    Args:
+        nodes: how to ask each.
+        members: how many members the cluster has.
+        limit: rows in a range.
+        pause: called after each range with the number of its rows; it may wait.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[str, AskRange],
+        members: int,
+        *,
+        limit: int = 1_000,
+        pause: Callable[[int], Awaitable[None]] = _no_pause,
+    ) -> None:
+        self._nodes = dict(nodes)
+        self._members, self._limit, self._pause = members, limit, pause
+        self.report = Report()
+
+    async def run(self) -> Report:
+        """Compare everything.
+
+        Raises:
+            UnavailableError: fewer than two nodes answer.
+        """
+        report = self.report
+        definitions = await self._compare(Range(""))
+        if definitions is not None:
+            listed = await self._ask(Range(""), {})
+            names: set[str] = set()
+            for one in listed.values():
+                names |= {name for kind, name in map(cbor2.loads, one.rows) if kind == "table"}
+            for name in sorted(names):
+                await self._table(name)
+                report.tables += 1
+        report.nodes = sorted(self._nodes)
+        return report
+
+    async def _table(self, name: str) -> None:
+        after: Key | None = None
+        while True:
+            done = await self._compare(Range(name, after, limit=self._limit))
+            if done is None or done.last is None:
+                return
+            after = done.last
+
+    async def _compare(self, asked: Range) -> RangeDigest | None:
+        """Compare a range, as long as the first node makes it; return what that has, None if it was skipped."""
+        report = self.report
+        answers = await self._bounded(asked)
+        first = next(iter(answers.values()))
+        if not alike(answers):
+            upto = Range(asked.table, asked.after, first.last)
+            left_open, why_not = 0, ""
+            for _ in range(TRIES):
+                answers = await self._ask(upto, common(answers))
+                found = compare(asked.table, answers, self._members)
+                left_open, why_not = found.open, found.why_not
+                if found.differences or not (left_open or why_not):
+                    room = max(0, SHOWN_MAX - len(report.differences))
+                    report.differences += found.differences[:room]
+                    break
+                await trio.sleep(AGAIN_S)
+            report.open += left_open
+            if why_not:
+                what = f"{asked.table} after {asked.after}" if asked.table else "the definitions"
+                report.skipped.append(f"{what}: {why_not}")
+                if not asked.table:
+                    return None
+            if any(one.unreadable for one in answers.values()):
+                return None  # it was told, and there is no next range to be had
+        if asked.table:
+            report.rows += first.count
+            await self._pause(first.count)
+        return first
+
+    async def _bounded(self, asked: Range) -> dict[str, RangeDigest]:
+        """Ask all for one range that is short at every node: the one with the most rows in it makes its end."""
+        answers = await self._made_by(next(iter(self._nodes)), asked)
+        most = max(answers, key=lambda node: answers[node].count)
+        if asked.limit and answers[most].count > 2 * asked.limit:
+            return await self._made_by(most, asked)
+        return answers
+
+    async def _made_by(self, maker: str, asked: Range) -> dict[str, RangeDigest]:
+        """Ask all for the range that one node makes; that one's answer comes first."""
+        while True:
+            try:
+                end = await self._nodes[maker](asked, None)
+            except BedrockishError as error:
+                self._lose(maker, error)
+                maker = next(iter(self._nodes))
+            else:
+                return {maker: end, **await self._ask(Range(asked.table, asked.after, end.last), None, but=maker)}
+
+    async def _ask(self, asked: Range, beyond: Vector | None, but: str = "") -> dict[str, RangeDigest]:
+        answers: dict[str, RangeDigest] = {}
+        failed: dict[str, BedrockishError] = {}
+
+        async def ask(node: str, call: AskRange) -> None:
+            try:
+                answers[node] = await call(asked, beyond)
+            except BedrockishError as error:
+                failed[node] = error
+
+        async with trio.open_nursery() as nursery:
+            for node, call in self._nodes.items():
+                if node != but:
+                    nursery.start_soon(ask, node, call)
+        for node, error in failed.items():
+            self._lose(node, error)
+        return {node: answers[node] for node in self._nodes if node in answers}
+
+    def _lose(self, node: str, error: BedrockishError) -> None:
+        del self._nodes[node]
+        self.report.gone[node] = error.message
+        if len(self._nodes) < 2:
+            raise UnavailableError(f"there are not two nodes to compare: {node}: {error.message}")

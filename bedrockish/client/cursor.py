@@ -1,0 +1,224 @@
+"""Results that come a batch at a time, so that neither end holds all of one.
+
+The next batch is asked for when one is handed out, and no more: whoever stops reading stops the node. What a result is
+read from is the node's snapshot of one moment. It is lost with its node, and nothing else is lost with it.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Protocol, Self
+
+from bedrockish.api.requests import Request
+from bedrockish.api.rows import rows_of
+from bedrockish.api.wire import CLOSE, FETCH, STREAM, Answered, Step, Told
+from bedrockish.client.blocking_transaction import Runs
+from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.errors import (
+    BedrockishError,
+    ClientClosedError,
+    ProtocolMismatchError,
+    ResultLostError,
+    UnavailableError,
+    UsageError,
+)
+
+CLOSE_S = 2.0  # how long anybody tries to tell a node that a stream is not wanted any more
+
+Row = tuple[Any, ...]
+
+
+class Calls(Protocol):
+    """What a stream needs of its client; see ``Driver``."""
+
+    def _begin(self, what: What, timeout_s: float) -> int: ...
+
+    async def _wait(self, number: int) -> Answered | Told: ...
+
+    def _cancel(self, number: int) -> None: ...
+
+    def _tell(self, what: What, timeout_s: float) -> None: ...
+
+
+class RowStream:
+    """An open stream of rows. Get one from ``Client.stream``; use it from one task at a time.
+
+    Attributes:
+        columns: names of the columns.
+        count: how many rows were handed out.
+    """
+
+    def __init__(self, calls: Calls, request: Request) -> None:
+        self._calls, self._request = calls, request
+        self.columns: tuple[str, ...] = ()
+        self.count = 0
+        self._rows: deque[Row] = deque()
+        self._fetch: int | None = None  # the call for the next batch
+        self._is_over = True
+        self._error: BedrockishError | None = None
+
+    async def open(self) -> None:
+        """Have a node begin to read.
+
+        Raises:
+            BedrockishError: no node does.
+        """
+        request = self._request
+        reply = await self._calls._wait(self._calls._begin(Step(0, request, STREAM), request.timeout_s))
+        assert isinstance(reply, Answered)
+        self.columns = rows_of(reply.answer, 1)[0].columns
+        self._request = replace(request, statements=())
+        self._is_over = not reply.answer.more
+        self._ask()
+
+    def _ask(self) -> None:
+        if not self._is_over:
+            self._fetch = self._calls._begin(Step(0, self._request, FETCH), self._request.timeout_s)
+
+    async def batch(self) -> list[Row]:
+        """Return the next rows, as many as have come; an empty list at the end.
+
+        Raises:
+            ResultLostError: the rest is lost; reading all of it again is safe.
+            BedrockishError: SQLite could not compute a row; ``details["rows"]`` had come before.
+        """
+        if self._rows:
+            kept = list(self._rows)
+            self._rows.clear()
+            self.count += len(kept)
+            return kept
+        found = await self._next()
+        self.count += len(found)
+        return found
+
+    async def _next(self) -> list[Row]:
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._fetch is None:
+                if self._is_over:
+                    return []
+                self._ask()
+                assert self._fetch is not None
+            number, self._fetch = self._fetch, None
+            try:
+                reply = await self._calls._wait(number)
+            except BedrockishError as error:
+                self._is_over = True
+                self._error = _lost(error, self.count)
+                self._give_up()
+                raise self._error from error
+            except BaseException:
+                self._is_over = True
+                self._error = ClientClosedError("the reading of this result was cancelled; begin again")
+                self._give_up()
+                raise
+            if not isinstance(reply, Answered):
+                raise ProtocolMismatchError("the node answered with something else than rows")
+            rows = rows_of(reply.answer, 1)[0].rows
+            self._is_over = not reply.answer.more
+            self._ask()
+            if rows:
+                return rows
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Row:
+        """Return the next row; see ``batch``."""
+        if not self._rows:
+            self._rows.extend(await self._next())
+            if not self._rows:
+                raise StopAsyncIteration
+        self.count += 1
+        return self._rows.popleft()
+
+    def close(self) -> None:
+        """Give up what was not read. Closing twice is fine."""
+        if self._fetch is not None:
+            self._calls._cancel(self._fetch)
+            self._fetch = None
+        if not self._is_over:
+            self._is_over = True
+            self._give_up()
+        self._rows.clear()
+        self._error = self._error or ClientClosedError("this stream is closed; begin another")
+
+    def _give_up(self) -> None:
+        with suppress(BedrockishError):
+            self._calls._tell(Step(0, self._request, CLOSE), CLOSE_S)
+
+
+def _lost(error: BedrockishError, rows: int) -> BedrockishError:
+    """Return the error for a result that ended after so many rows."""
+    details = {**error.details, "rows": rows, "reason": error.code}
+    if isinstance(error, UnavailableError) or not isinstance(error, UsageError):
+        return ResultLostError(
+            f"the result was lost after {rows} rows: {error.message}; nothing was changed, read it again", **details
+        )
+    return type(error)(f"{error.message} (after {rows} rows)", **details)
+
+
+@asynccontextmanager
+async def streaming(stream: RowStream) -> AsyncIterator[RowStream]:
+    """Open a stream for the block."""
+    await stream.open()
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+class BlockingRowStream:
+    """The blocking twin of ``RowStream``: an iterator over rows. Use it from one thread at a time."""
+
+    def __init__(self, call: Runs, stream: RowStream) -> None:
+        self._call, self._stream = call, stream
+        self._rows: deque[Row] = deque()
+        call(stream.open)
+        self.columns = stream.columns
+
+    @property
+    def count(self) -> int:
+        """How many rows were handed out."""
+        return self._stream.count - len(self._rows)
+
+    def batch(self) -> list[Row]:
+        """Return the next rows, as many as have come; an empty list at the end. See ``RowStream.batch``."""
+        if self._rows:
+            kept = list(self._rows)
+            self._rows.clear()
+            return kept
+        found: list[Row] = self._call(self._stream.batch)
+        return found
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Row:
+        """Return the next row; see ``batch``."""
+        if not self._rows:
+            self._rows.extend(self._call(self._stream.batch))
+            if not self._rows:
+                raise StopIteration
+        return self._rows.popleft()
+
+    def close(self) -> None:
+        """Give up what was not read. Closing twice is fine."""
+        self._rows.clear()
+
+        async def close() -> None:
+            self._stream.close()
+
+        with suppress(ClientClosedError):  # it was closed with its connection
+            self._call(close)
+
+
+@contextmanager
+def held_stream(stream: BlockingRowStream) -> Iterator[BlockingRowStream]:
+    """Close a stream at the end of the block."""
+    try:
+        yield stream
+    finally:
+        stream.close()

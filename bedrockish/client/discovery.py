@@ -1,0 +1,95 @@
+"""Which nodes there are and how far away: asked when a client opens, and now and then while it is used."""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from bedrockish.api.url import NEAREST, RANDOM, Address, Target, parse_address
+from bedrockish.client.credentials import Entry
+from bedrockish.errors import ConfigError
+from bedrockish_net.errors import NetError
+from bedrockish_net.events import Hello
+from bedrockish_net.limits import Limits
+
+MEASURE_S = 1.0  # a node that takes longer to say HELLO is far enough to come last
+
+
+async def in_order(target: Target, entry: Entry) -> tuple[Address, ...]:
+    """Return the nodes of a URL in the order in which they are to be asked."""
+    if target.choice == NEAREST and len(target.addresses) > 1:
+        return await by_distance(target, entry, Hello(f"client-{os.getpid()}", target.cluster, "client"))
+    if target.choice == RANDOM:
+        return tuple(random.sample(target.addresses, len(target.addresses)))
+    return target.addresses
+
+
+async def by_distance(target: Target, entry: Entry, hello: Hello) -> tuple[Address, ...]:
+    """Return the nodes of a URL, those first that say HELLO soonest: network, TLS and the node's own delay count."""
+    took: dict[Address, float] = {}
+
+    async def measure(address: Address) -> None:
+        began = trio.current_time()
+        try:
+            link = await entry.dial(address, hello, seconds, Limits(goodbye_seconds=0.1))
+        except (NetError, OSError):
+            return
+        took[address] = trio.current_time() - began
+        await link.aclose()
+
+    seconds = min(MEASURE_S, target.connect_timeout_s)
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            for address in target.addresses:
+                nursery.start_soon(measure, address)
+    return tuple(sorted(target.addresses, key=lambda address: took.get(address, float("inf"))))
+
+
+def in_order_now(target: Target, entry: Entry) -> tuple[Address, ...]:
+    """Return what ``in_order`` does, in a program without an event loop."""
+    if target.choice == NEAREST and len(target.addresses) > 1:
+        return _by_distance_now(target, entry, Hello(f"client-{os.getpid()}", target.cluster, "client"))
+    if target.choice == RANDOM:
+        return tuple(random.sample(target.addresses, len(target.addresses)))
+    return target.addresses
+
+
+def _by_distance_now(target: Target, entry: Entry, hello: Hello) -> tuple[Address, ...]:
+    took: dict[Address, float] = {}
+    seconds = min(MEASURE_S, target.connect_timeout_s)
+
+    def measure(address: Address) -> None:
+        began = time.monotonic()
+        try:
+            link = entry.dial_socket(address, hello, seconds, Limits())
+        except (NetError, OSError):
+            return
+        took[address] = time.monotonic() - began
+        link.close()
+
+    threads = [threading.Thread(target=measure, args=(address,), daemon=True) for address in target.addresses]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    known = dict(took)  # who is slower than that comes last
+    return tuple(sorted(target.addresses, key=lambda address: known.get(address, float("inf"))))
+
+
+def members_of(value: object) -> dict[Address, bool]:
+    """Return where the members of a cluster listen, and whether the node that was asked reaches them."""
+    found: dict[Address, bool] = {}
+    facts: Any
+    for name, facts in value.items() if isinstance(value, Mapping) else ():
+        if not isinstance(facts, Mapping) or not isinstance(facts.get("address"), str):
+            continue
+        try:
+            found[parse_address(facts["address"], where=f"the address of {name}")] = bool(facts.get("up", True))
+        except ConfigError:
+            continue  # a node on a free port of the system's choice says port 0
+    return found

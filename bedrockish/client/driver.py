@@ -1,0 +1,180 @@
+"""What moves the client's core: real links, the time of day, and the tasks that wait for their calls."""
+
+import os
+import random
+from functools import partial
+from typing import assert_never
+
+import trio
+
+from bedrockish.api.requests import decode_token
+from bedrockish.api.url import Target
+from bedrockish.api.wire import Answered, Ask, Told
+from bedrockish.client.credentials import Entry
+from bedrockish.client.sansio.core import ClientCore
+from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
+from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.common.deadline_timer import Alarm
+from bedrockish.errors import (
+    AuthenticationError,
+    BedrockishError,
+    ClientClosedError,
+    ProtocolMismatchError,
+    UnavailableError,
+)
+from bedrockish_net.errors import Code, LinkClosedError, NetError, RefusedError, RemoteProtocolError, TlsError
+from bedrockish_net.events import Hello
+from bedrockish_net.limits import Limits
+from bedrockish_net.stream import Link
+
+# Stricter than between nodes: an answer that is given up too early is asked for again elsewhere, at little cost.
+LIMITS = Limits(ping_seconds=1.0, silence_seconds=4.0)
+FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # another node of the list may fit, waiting will not
+
+
+class Driver:
+    """All links and calls of one client."""
+
+    def __init__(self, target: Target, token: bytes | None, nursery: trio.Nursery, entry: Entry) -> None:
+        self.target = target
+        self._entry = entry
+        self._core = ClientCore(target, random.random, decode_token(token))
+        self._nursery = nursery
+        self._links: dict[int, Link] = {}
+        self._scopes: dict[int, trio.CancelScope] = {}
+        self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
+        self._waiting: dict[int, trio.Event] = {}
+        self._alarm = Alarm(self._core.deadline, trio.current_time, self._woken)
+        self._is_closed = False
+        self._calls_made = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can be used no longer."""
+        return self._is_closed
+
+    @property
+    def has_open_transactions(self) -> bool:
+        """Whether a transaction or a result is open at a node."""
+        return self._core.has_homes
+
+    def _now(self) -> float:
+        return trio.current_time()
+
+    async def _call(self, what: What, timeout_s: float) -> Answered | Told:
+        return await self._wait(self._begin(what, timeout_s))
+
+    def _begin(self, what: What, timeout_s: float) -> int:
+        """Begin a call; ``_wait`` for the number that is returned, or ``_cancel`` it."""
+        if self._is_closed:
+            raise ClientClosedError("this client is closed; open another")
+        self._calls_made += not isinstance(what, Ask)
+        number, effects = self._core.call(what, timeout_s, trio.current_time())
+        self._waiting[number] = trio.Event()
+        self._perform(effects)
+        return number
+
+    async def _wait(self, number: int) -> Answered | Told:
+        try:
+            await self._waiting[number].wait()
+            outcome = self._outcomes.pop(number)
+        except trio.Cancelled:
+            self._cancel(number)
+            raise
+        finally:
+            self._waiting.pop(number, None)
+            self._outcomes.pop(number, None)
+        if isinstance(outcome, BedrockishError):
+            raise outcome
+        return outcome
+
+    def _cancel(self, number: int) -> None:
+        """Forget a call."""
+        del self._waiting[number]
+        self._outcomes.pop(number, None)
+        self._perform(self._core.cancel(number, trio.current_time()))
+
+    def _tell(self, what: What, timeout_s: float) -> None:
+        """Make a call whose answer nobody wants."""
+        if not self._is_closed:
+            self._perform(self._core.call(what, timeout_s, trio.current_time())[1])
+
+    def leave_node(self) -> None:
+        """Go on at another node, if there is one: this one has nothing new to tell."""
+        if not self._is_closed:
+            self._perform(self._core.leave(trio.current_time()))
+
+    # --- the driver ---
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Dial():
+                    self._nursery.start_soon(self._hold, effect)
+                case Send(link, payload):
+                    try:
+                        self._links[link].send_nowait(payload)
+                    except NetError as error:
+                        # Never from inside the core's own step; the call is then lost like any other on this link.
+                        self._links[link].drop("lost", str(error))
+                case HangUp(link):
+                    if link in self._scopes:
+                        self._scopes[link].cancel()
+                case Finish(call, outcome):
+                    if call in self._waiting:
+                        self._outcomes[call] = outcome
+                        self._waiting[call].set()
+                case _:
+                    assert_never(effect)
+        self._alarm.look()
+
+    def _received(self, number: int, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            self._perform(self._core.received(number, payload, trio.current_time()))
+
+    async def _hold(self, dial: Dial) -> None:
+        """Open a link and read from it until it is over."""
+        hello = Hello(f"client-{os.getpid()}", self.target.cluster, "client")
+        with trio.CancelScope() as scope:
+            self._scopes[dial.link] = scope
+            try:
+                link = await self._entry.dial(dial.address, hello, dial.timeout_s, LIMITS)
+            except (NetError, OSError) as error:
+                self._perform(self._core.closed(dial.link, explain_end(error), trio.current_time()))
+                return
+            finally:
+                self._scopes.pop(dial.link, None)
+        if scope.cancelled_caught:
+            return
+        async with trio.open_nursery() as nursery:
+            self._scopes[dial.link] = nursery.cancel_scope
+            self._links[dial.link] = link
+            try:
+                nursery.start_soon(link.run)
+                self._perform(self._core.opened(dial.link, trio.current_time()))
+                link.deliver_to(partial(self._received, dial.link))
+                end = await link.wait_closed()
+                self._perform(self._core.closed(dial.link, explain_end(end), trio.current_time()))
+            finally:
+                del self._links[dial.link], self._scopes[dial.link]
+                nursery.cancel_scope.cancel()
+
+    def _woken(self) -> None:
+        self._perform(self._core.woken(trio.current_time()))
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._perform(self._core.close())
+
+
+def explain_end(error: Exception) -> BedrockishError:
+    """Say what a link's end means to a caller."""
+    if isinstance(error, RefusedError) and error.code in (Code.AUTHENTICATION, Code.CERTIFICATE, Code.REVOKED):
+        return AuthenticationError(error.message.removeprefix("the other end refused: "))
+    if isinstance(error, TlsError):
+        return AuthenticationError(str(error))
+    if isinstance(error, RefusedError | LinkClosedError | RemoteProtocolError) and error.code in FOREIGN_CODES:
+        return ProtocolMismatchError(str(error))
+    if isinstance(error, RemoteProtocolError):
+        return ProtocolMismatchError(f"what answers is no node: {error}")
+    return UnavailableError(str(error), **({"reason": error.code} if isinstance(error, LinkClosedError) else {}))

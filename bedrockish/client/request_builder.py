@@ -1,0 +1,118 @@
+"""What a caller asks, made into checked requests, and what comes back, into rows."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bedrockish.api.parameters import check_params
+from bedrockish.api.plain import check_args
+from bedrockish.api.requests import ISOLATIONS, NOTHING, READ_LEVELS, Answer, Named, Params, Request, Statement, Token
+from bedrockish.api.rows import Rows, rows_of
+from bedrockish.api.url import Target, parse_url
+from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, Answered, Told
+from bedrockish.errors import ConfigError, ProtocolMismatchError, UsageError
+from bedrockish.sqltext.single_statement import check_statement
+
+URL_VARIABLE = "BEDROCKISH_URL"
+Statements = Sequence[str | tuple[str, Params]]
+
+
+def target_of(url: str | None) -> Target:
+    """Return what a URL says; without one, what the environment variable BEDROCKISH_URL says.
+
+    Raises:
+        ConfigError: there is none, or it cannot be understood.
+    """
+    url = url or os.environ.get(URL_VARIABLE)
+    if not url:
+        raise ConfigError(f"no URL was given; pass one, such as bedrockish://localhost:7373, or set {URL_VARIABLE}")
+    return parse_url(url)
+
+
+def make_request(
+    command: str, statements: Statements, read: str, isolation: str, timeout_s: float, token: Token | None = None
+) -> Request:
+    """Return a checked request.
+
+    Raises:
+        UsageError: something in it is not what it should be.
+    """
+    _check_id(command)
+    check_modes(read, isolation)
+    made: list[Statement] = []
+    for statement in [statements] if isinstance(statements, str) else statements:
+        sql, params = (statement, None) if isinstance(statement, str) else statement
+        made.append(Statement(check_statement(sql), check_params(params)))
+    if not made:
+        raise UsageError("a transaction needs at least one statement")
+    return Request(command, tuple(made), read, isolation, token or Token(), timeout_s)
+
+
+def make_call(
+    command: str, name: str, args: Sequence[Any] | Mapping[str, Any], read: str, isolation: str, timeout_s: float
+) -> Request:
+    """Return a checked request that calls a command by name.
+
+    Raises:
+        UsageError: something in it is not what it should be.
+    """
+    _check_id(command)
+    check_modes(read, isolation)
+    if not isinstance(name, str) or not 0 < len(name) <= COMMAND_CHARACTERS_MAX:
+        raise UsageError(f"a command's name should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+    return Request(command, (), read, isolation, timeout_s=timeout_s, call=Named(name, check_args(args)))
+
+
+def _check_id(command: str) -> None:
+    if not command or len(command) > COMMAND_CHARACTERS_MAX:
+        raise UsageError(f"a command's id should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
+
+
+def check_modes(read: str, isolation: str) -> None:
+    """Check a read level and an isolation.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if read not in READ_LEVELS:
+        raise UsageError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
+    if isolation not in ISOLATIONS:
+        raise UsageError(f"there is no isolation {isolation!r}; there is {', '.join(ISOLATIONS)}")
+
+
+def command_rows(command: str, answer: Answer, statements: int) -> list[Rows]:
+    """Return the results of a command.
+
+    Raises:
+        UsageError: the id belongs to one that was given up.
+        ProtocolMismatchError: the node sent something else than results.
+    """
+    if answer.results == NOTHING:
+        raise UsageError(
+            f"command {command} was given up: it did not happen, and nothing will under this id; use a new one"
+        )
+    return rows_of(answer, statements)
+
+
+def map_of(reply: Answered | Told) -> dict[str, Any]:
+    """Return what a node told, which should be a map.
+
+    Raises:
+        ProtocolMismatchError: it is not.
+    """
+    if not isinstance(reply, Told) or not isinstance(reply.value, Mapping):
+        raise ProtocolMismatchError("the node answered with something else than a map")
+    return dict(reply.value)
+
+
+def columns_of(reply: Answered | Told) -> list[tuple[str, str | None]]:
+    """Return the columns that a node told.
+
+    Raises:
+        ProtocolMismatchError: it told something else.
+    """
+    try:
+        assert isinstance(reply, Told)
+        return [(name, declared) for name, declared in reply.value[0]["columns"]]
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        raise ProtocolMismatchError("the node answered with something else than columns") from error

@@ -1,0 +1,456 @@
+"""The client without its sockets: which node to ask, what to send, when to ask again, what to tell the caller.
+
+A driver tells it what happened (``opened``, ``received``, ``closed``, …) together with the time, and performs the
+effects that it gets back, in order. Luck for the pauses is the ``draw`` handed to the constructor. Nothing here waits.
+
+There is one *current* link on which calls go out. A node that says it is unavailable is left: new calls go to a link to
+the next address, while the old link stays until the calls still under way on it are answered, because hanging up on
+them would turn certain answers into lost ones.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from bedrockish.api.requests import STRICT, Request, Token
+from bedrockish.api.url import Address, Target
+from bedrockish.api.wire import (
+    CLOSE,
+    COMMIT,
+    LINK_ID,
+    SETTLE,
+    STREAM,
+    Answered,
+    Ask,
+    AskOutcome,
+    Call,
+    Execute,
+    Failed,
+    Reply,
+    Step,
+    decode_reply,
+    encode_call,
+)
+from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
+from bedrockish.client.sansio.retry import (
+    Backoff,
+    Verdict,
+    has_text,
+    is_farewell,
+    judge,
+    only_reads,
+    out_of_time,
+    two_died,
+)
+from bedrockish.client.sansio.route import Route, voters_of
+from bedrockish.client.sansio.transaction_steps import (
+    What,
+    begins,
+    ends,
+    gone,
+    is_harmless,
+    judged,
+    name_of,
+    settled,
+    settling,
+)
+from bedrockish.errors import (
+    BedrockishError,
+    ClientClosedError,
+    DamagedError,
+    DeadlineError,
+    ForgottenError,
+    OutcomeUnknownError,
+    ProtocolMismatchError,
+    TooLargeError,
+    UnavailableError,
+)
+from bedrockish_journal.model.vector import merge
+from bedrockish_net.limits import Limits
+
+IN_FLIGHT_MAX = 64  # calls under way on one link; a node that is busy with them would not read more of them anyway
+DIAL_TIMEOUT_S = 3.0
+ONLY_READ_MAX = 1_000  # commands that have only read, of which that is remembered
+PATIENCE_S = 2.5  # what the first node gets of a command's time if there are others; doubled with each attempt
+DEATHS_MAX = 2  # links that died with a call on them: it may be the call that ends the nodes, so no third one gets it
+UNCERTAIN = (OutcomeUnknownError, DamagedError)
+PAYLOAD_BYTES_MAX = Limits().frame_bytes_max
+
+
+@dataclass(slots=True)
+class _Link:
+    address: Address
+    is_open: bool = False
+    calls: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Call:
+    what: What
+    started: float
+    deadline: float
+    harmless: bool
+    link: int | None = None  # on which it is under way
+    lost: int = 0  # attempts that went out and were never answered
+    deaths: int = 0  # links that died with it on them, without a word
+    braked: BedrockishError | None = None  # it is no longer sent, and only asked about; what the last link died of
+    hurried: bool = False  # the node on that link was given only a part of the time
+    tries: int = 0  # attempts that a node did not take, or whose answer was lost
+    retry_at: float = -math.inf
+    error: BedrockishError | None = None
+
+
+class ClientCore:
+    """All calls of one client, from the moment they are made to their outcome."""
+
+    def __init__(
+        self, target: Target, draw: Callable[[], float], token: Token | None = None, backoff: Backoff | None = None
+    ) -> None:
+        self.token = token or Token()
+        self.route = Route(target, backoff or Backoff(), draw)
+        self._target = target
+        self._draw = draw
+        self._backoff = backoff or Backoff()
+        self._links: dict[int, _Link] = {}
+        self._current: int | None = None
+        self._calls: dict[int, _Call] = {}
+        self._homes: dict[str, int] = {}  # the links of open transactions, which live and die with them
+        self._numbers = 0
+        self._only_read: OrderedDict[str, None] = OrderedDict()
+
+    # --- what the caller does ---
+
+    def call(self, what: What, timeout_s: float, now: float) -> tuple[int, list[Effect]]:
+        """Begin a call; its outcome will come as a ``Finish`` with the number returned here."""
+        harmless = only_reads(what) if isinstance(what, Request) else not isinstance(what, Step) or is_harmless(what)
+        number = self._number()
+        call = self._calls[number] = _Call(what, now, now + timeout_s, harmless)
+        call.lost = int(isinstance(what, Step) and what.op == SETTLE)  # there is an earlier attempt to learn about
+        return number, self._pump(now)
+
+    def cancel(self, call: int, now: float) -> list[Effect]:
+        """Forget a call: nobody waits for it any longer. What was sent may still happen."""
+        one = self._calls.get(call)
+        self._forget(call)
+        if one is not None and one.link is not None and isinstance(one.what, Step) and one.what.op == STREAM:
+            self._homes[one.what.request.command] = one.link  # it may be open there by now; nobody waits for the answer
+            return self.call(replace(one.what, op=CLOSE), DIAL_TIMEOUT_S, now)[1]
+        return self._pump(now)
+
+    def interrupt(self, now: float) -> list[Effect]:
+        """Give up all calls that wait; each is told whether it can have happened."""
+        effects: list[Effect] = []
+        for number, call in list(self._calls.items()):
+            uncertain = not call.harmless and (call.lost > 0 or call.link is not None)
+            why = DeadlineError("the program interrupted the call; it did not happen")
+            waited_s = now - call.started
+            error = out_of_time(call.what, uncertain=True, waited_s=waited_s, last=why) if uncertain else why
+            error.details = {**error.details, "interrupted": True}
+            self._forget(number)
+            effects.append(Finish(number, error))
+        return [*effects, *self._pump(now)]
+
+    def see(self, token: Token) -> None:
+        """Let the session have seen what another one has."""
+        self.token = self._merged(token)
+
+    def leave(self, now: float) -> list[Effect]:
+        """Go on at another node, if there is one; what is under way stays where it is."""
+        if self._current is not None:
+            self._leave(self._current, now)
+        return self._pump(now)
+
+    def has_only_read(self, command: str) -> bool:
+        """Whether a command was answered lately, and has left nothing in the journal by which to settle it."""
+        return command in self._only_read
+
+    def close(self) -> list[Effect]:
+        """Give up all calls and links."""
+        effects: list[Effect] = []
+        for number, call in list(self._calls.items()):
+            error: BedrockishError = ClientClosedError("the client was closed during the call")
+            if not call.harmless and (call.lost or call.link is not None):
+                error = out_of_time(call.what, uncertain=True, waited_s=0, last=error)
+            effects.append(Finish(number, error))
+        effects.extend(HangUp(number) for number in self._links)
+        self._calls.clear()
+        self._links.clear()
+        self._current = None
+        return effects
+
+    @property
+    def has_homes(self) -> bool:
+        """Whether a transaction or a result is open at a node."""
+        return bool(self._homes)
+
+    def deadline(self) -> float:
+        """Return when to call ``woken`` if nothing else happens; infinity for never."""
+        times, ready = [math.inf], False
+        for call in self._calls.values():
+            times.append(call.deadline)
+            if call.link is None:
+                if call.retry_at > -math.inf:
+                    times.append(call.retry_at)
+                else:
+                    ready = True
+                if call.harmless or not call.lost:
+                    times.append(self.route.hopeless_at(call.started))
+        if ready and self._current is None:
+            times.append(self.route.redial_at)
+        return min(times)
+
+    # --- what the world does ---
+
+    def opened(self, link: int, now: float) -> list[Effect]:
+        """A dialled link stands and both sides have said HELLO."""
+        if link in self._links:
+            self._links[link].is_open = True
+            self.route.opened(self._links[link].address)
+        return self._pump(now)
+
+    def closed(self, link: int, error: BedrockishError, now: float) -> list[Effect]:
+        """A link could not be opened, or an open one died."""
+        effects: list[Effect] = []
+        self._drop(link, error, now, effects)
+        return effects + self._pump(now)
+
+    def received(self, link: int, payload: bytes, now: float) -> list[Effect]:
+        """A payload came in on a link."""
+        if link not in self._links:
+            return []  # given up in the meantime
+        try:
+            reply = decode_reply(payload)
+        except ProtocolMismatchError as error:
+            return [HangUp(link), *self.closed(link, error, now)]
+        if reply.id == LINK_ID:
+            reason = reply.error if isinstance(reply, Failed) else ProtocolMismatchError("a reply without a call")
+            return [HangUp(link), *self.closed(link, reason, now)]
+        effects: list[Effect] = []
+        self._take(link, reply, now, effects)
+        return effects + self._pump(now)
+
+    def woken(self, now: float) -> list[Effect]:
+        """Time has passed."""
+        return self._pump(now)
+
+    # --- replies ---
+
+    def _take(self, link: int, reply: Reply, now: float, effects: list[Effect]) -> None:
+        if isinstance(reply, Answered):
+            # Also for a call that nobody waits for any longer: the session has seen it all the same.
+            self.see(reply.answer.token)
+        call = self._calls.get(reply.id)
+        if call is None or call.link != link:
+            return
+        if not isinstance(reply, Failed):
+            self._forget(reply.id)
+            self._note(call.what, reply)
+            if begins(call.what, reply):
+                self._homes[call.what.request.command] = link
+            elif ends(call.what, reply):
+                self._homes.pop(call.what.request.command, None)
+            outcome = judged(call.what, reply)
+            if call.braked is not None and isinstance(outcome, UnavailableError):
+                outcome = two_died(call.braked)
+            assert not isinstance(outcome, Failed)
+            effects.append(Finish(reply.id, outcome))
+            return
+        call.error = reply.error
+        if name_of(call.what) is not None and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
+            self._forget(reply.id)
+            if ends(call.what, reply):
+                self._homes.pop(call.what.request.command, None)
+            if voters := voters_of(reply.error):
+                self._leave(link, now, voters)  # so that it can be run again there
+            effects.append(Finish(reply.id, reply.error))
+            return
+        hurried = call.hurried and now < call.started + 0.8 * (call.deadline - call.started)
+        verdict = judge(reply.error, lost=call.lost, harmless=call.harmless, hurried=hurried)
+        if isinstance(reply.error, ForgottenError) and call.tries + 1 >= len(self.route):
+            verdict = Verdict.FINAL  # another node may remember more, but everybody was asked
+        match verdict:
+            case Verdict.FINAL:
+                self._forget(reply.id)
+                effects.append(Finish(reply.id, reply.error))
+            case Verdict.ELSEWHERE:
+                self._leave(link, now, voters_of(reply.error))
+                self._again(reply.id, call, now)
+            case Verdict.LOST:
+                call.lost += 1
+                self._leave(link, now)
+                self._again(reply.id, call, now)
+            case Verdict.AGAIN:
+                self._again(reply.id, call, now)
+                call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # it is the same node
+            case unknown:
+                assert_never(unknown)
+
+    def _note(self, what: What, reply: Reply) -> None:
+        """Keep in mind which of the last commands have only read, for a while: no node does."""
+        request = what if isinstance(what, Request) else what.request if isinstance(what, Step) else None
+        is_whole = isinstance(what, Request) or (isinstance(what, Step) and what.op == COMMIT)
+        if request is not None and is_whole and isinstance(reply, Answered) and reply.answer.place is None:
+            self._only_read[request.command] = None
+            if len(self._only_read) > ONLY_READ_MAX:
+                self._only_read.popitem(last=False)
+
+    def _again(self, number: int, call: _Call, now: float) -> None:
+        if isinstance(call.what, Step) and call.what.op == COMMIT:
+            self._homes.pop(call.what.request.command, None)
+            call.what = settling(call.what)
+        if call.link is not None and call.link in self._links:
+            self._links[call.link].calls.discard(number)
+        call.link = None
+        call.tries += 1
+        rounds, rest = divmod(call.tries, len(self.route))
+        # The first time round, the next node is asked at once; after that, everybody was asked and needs a pause.
+        call.retry_at = now if rest and not rounds else now + self._backoff.pause_s(max(rounds, 1), self._draw)
+
+    def _leave(self, link: int, now: float, towards: Sequence[Address] = ()) -> None:
+        if link == self._current and (towards or len(self.route) > 1):
+            self._current = None
+            self.route.leave(towards, now)
+
+    def _forget(self, number: int) -> None:
+        call = self._calls.pop(number, None)
+        if call is not None and call.link in self._links:
+            self._links[call.link].calls.discard(number)
+
+    # --- links ---
+
+    def _drop(self, number: int, error: BedrockishError, now: float, effects: list[Effect]) -> None:
+        link = self._links.pop(number, None)
+        if link is None:
+            return
+        if number == self._current:
+            self._current = None
+            self.route.leave()
+        if not link.is_open:
+            self.route.failed(link.address, error, now)
+            return
+        self.route.lost(error)
+        self._homes = {name: home for name, home in self._homes.items() if home != number}
+        for lost in link.calls:
+            call = self._calls[lost]
+            call.lost += 1
+            call.deaths += not is_farewell(error)
+            if call.deaths >= DEATHS_MAX and has_text(call.what):
+                if call.harmless or not isinstance(call.what, Request):
+                    del self._calls[lost]
+                    effects.append(Finish(lost, two_died(error)))
+                    continue
+                call.what, call.braked = settled(call.what), error  # what became of it is asked without its text
+            call.error = error if name_of(call.what) is None else gone(call.what, str(link.address), error)
+            self._again(lost, call, now)
+
+    # --- the pump: everything that follows from the state and the time ---
+
+    def _pump(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        self._expire(now, effects)
+        ready = self._ready(now, effects)
+        for number in ready:
+            self._calls[number].retry_at = -math.inf  # its pause is over: no reason to wake up for it again
+        if ready:
+            self._dial(now, effects)
+        link = self._links.get(self._current) if self._current is not None else None
+        if link is not None and link.is_open:
+            assert self._current is not None
+            for number in ready[: max(0, IN_FLIGHT_MAX - len(link.calls))]:
+                self._send(self._current, link, number, now, effects)
+        for number, idle in list(self._links.items()):
+            if number != self._current and not idle.calls and number not in self._homes.values():
+                del self._links[number]
+                effects.append(HangUp(number))
+        return effects
+
+    def _ready(self, now: float, effects: list[Effect]) -> list[int]:
+        """Return the calls that may go out at any node now; send those that belong to a link on it, or end them."""
+        ready: list[int] = []
+        for number, call in list(self._calls.items()):
+            if call.link is not None or call.retry_at > now:
+                continue
+            name = name_of(call.what)
+            if name is None:
+                ready.append(number)
+            elif name in self._homes:
+                self._send(self._homes[name], self._links[self._homes[name]], number, now, effects)
+            else:
+                self._forget(number)
+                effects.append(Finish(number, call.error or gone(call.what, "another node", self.route.error)))
+        return ready
+
+    def _dial(self, now: float, effects: list[Effect]) -> None:
+        if self._current is not None or now < self.route.redial_at:
+            return
+        address = self.route.next(now)
+        self._current = self._number()
+        self._links[self._current] = _Link(address)
+        effects.append(Dial(self._current, address, min(DIAL_TIMEOUT_S, self._target.connect_timeout_s)))
+
+    def _send(self, number: int, link: _Link, call_number: int, now: float, effects: list[Effect]) -> None:
+        call = self._calls[call_number]
+        wire_call: Call
+        match call.what:
+            case Step():
+                wire_call = Step(call_number, self._attempt(call, call.what.request, now), call.what.op)
+            case Request():
+                wire_call = Execute(call_number, self._attempt(call, call.what, now))
+            case AskOutcome():
+                wire_call = replace(call.what, id=call_number)
+            case Ask():
+                wire_call = replace(call.what, id=call_number)
+            case _:
+                assert_never(call.what)
+        try:
+            payload = encode_call(wire_call)
+            if len(payload) > PAYLOAD_BYTES_MAX:
+                raise TooLargeError(
+                    f"the request has {len(payload)} bytes, and at most {PAYLOAD_BYTES_MAX} can be sent; split it"
+                )
+        except BedrockishError as error:
+            self._forget(call_number)
+            effects.append(Finish(call_number, error))
+            return
+        call.link = number
+        link.calls.add(call_number)
+        effects.append(Send(number, payload))
+
+    def _attempt(self, call: _Call, request: Request, now: float) -> Request:
+        """Return the request as the next node shall see it."""
+        # A little less time than there is, so that the node's own "it did not happen" arrives in time. And not all of
+        # it while there are other nodes: one that is cut off from its peers would use it up waiting for them.
+        left = call.deadline - now
+        timeout_s = left - min(left / 4, 2.0)
+        longest_s, patience_s = timeout_s, PATIENCE_S * 2.0 ** min(call.tries, 30)
+        call.hurried = name_of(call.what) is None and len(self.route) > 1 and timeout_s > patience_s
+        if call.hurried:
+            timeout_s = patience_s
+        # An UPDATE that finds no row answers like a read. After a lost attempt it must not do so from a snapshot that
+        # is merely too old to show what that attempt met.
+        read = STRICT if call.lost and not call.harmless and not isinstance(call.what, Step) else request.read
+        token = self._merged(request.token)
+        return replace(request, token=token, timeout_s=timeout_s, longest_s=longest_s, read=read)
+
+    def _merged(self, token: Token) -> Token:
+        return Token(merge(self.token.vector, token.vector), max(self.token.clock, token.clock))
+
+    def _expire(self, now: float, effects: list[Effect]) -> None:
+        for number, call in list(self._calls.items()):
+            certain = call.harmless or not call.lost  # it need not be asked for what became of it
+            hopeless = call.link is None and certain and now >= self.route.hopeless_at(call.started)
+            if now < call.deadline and not hopeless:
+                continue
+            uncertain = not call.harmless and (call.lost > 0 or call.link is not None)
+            if self.route.unreachable_since is not None and call.error is None:
+                error = self.route.unreachable()
+            else:
+                error = out_of_time(call.what, uncertain=uncertain, waited_s=now - call.started, last=call.error)
+            self._forget(number)
+            effects.append(Finish(number, error))
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers

@@ -1,0 +1,42 @@
+"""What the client's core asks its driver to do, in order."""
+
+from dataclasses import dataclass
+
+from bedrockish.api.url import Address
+from bedrockish.api.wire import Answered, Told
+from bedrockish.errors import BedrockishError
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a link to an address and say HELLO; report ``opened`` or ``closed``."""
+
+    link: int
+    address: Address
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a payload on an open link."""
+
+    link: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Close a link; nothing more needs to be reported about it."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Give a call's outcome to the one who waits for it."""
+
+    call: int
+    outcome: Answered | Told | BedrockishError
+
+
+Effect = Dial | Send | HangUp | Finish

@@ -1,0 +1,127 @@
+"""When to try again, and what may be said when there is no time left: the client's three answers in one place. Pure.
+
+The rule behind all of it: an error proves that *its own attempt* did nothing. Once some earlier attempt of the same
+command went out and its answer was lost, no later error proves anything about that one; only an answer does (the same
+id is applied once at most, so an answer is *the* answer). Until then the truth is "cannot tell".
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from bedrockish.api.requests import Request
+from bedrockish.api.wire import STREAM, Ask, Step
+from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    DamagedError,
+    DeadlineError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from bedrockish_net.errors import Code
+
+_BLANK = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))+", re.DOTALL)
+_READS = re.compile(r"(?:SELECT|VALUES|EXPLAIN)\b", re.IGNORECASE)
+
+
+def only_reads(request: Request) -> bool:
+    """Whether a command certainly changes nothing; False when in doubt (WITH may introduce an INSERT)."""
+    if request.change is not None or request.call is not None:
+        return False
+    for statement in request.statements:
+        blank = _BLANK.match(statement.sql)
+        if not _READS.match(statement.sql, blank.end() if blank else 0):
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to pause: doubling from ``ms_min`` to ``ms_max``, each pause drawn from its upper half."""
+
+    ms_min: float = 20.0
+    ms_max: float = 2_000.0
+
+    def pause_s(self, round_: int, draw: Callable[[], float]) -> float:
+        """Return the pause before trying again for the ``round_``-th time (1, 2, …), in seconds."""
+        full = min(self.ms_max, self.ms_min * 2.0 ** min(round_ - 1, 30))
+        return full * (0.5 + 0.5 * draw()) / 1000
+
+
+class Verdict(Enum):
+    """What a failed attempt means for its call."""
+
+    FINAL = "the caller gets this error: it did not happen"
+    ELSEWHERE = "nothing happened at this node; ask another"
+    LOST = "the node cannot tell what became of it; ask again"
+    AGAIN = "ask again: the time is not over, or an earlier attempt may still have happened"
+
+
+def judge(error: BedrockishError, *, lost: int, harmless: bool, hurried: bool = False) -> Verdict:
+    """Tell what to do about an error that a node answered.
+
+    Args:
+        error: the answer.
+        lost: how many attempts of this command went out without an answer before.
+        harmless: whether the call changes nothing, whatever happens to it.
+        hurried: whether the node was given only a part of the time, and there is time left.
+    """
+    if isinstance(error, OutcomeUnknownError | DamagedError):
+        return Verdict.LOST
+    if isinstance(error, UnavailableError) and (hurried or not isinstance(error, DeadlineError)):
+        return Verdict.ELSEWHERE
+    if (lost and not harmless) or (hurried and isinstance(error, ConflictError)):
+        return Verdict.AGAIN
+    return Verdict.FINAL
+
+
+SHUTDOWN = str(Code.SHUTDOWN)
+
+
+def has_text(what: What) -> bool:
+    """Whether a call brings a client's own text or values to the node, which may be what a link died of."""
+    if isinstance(what, Request) and what.change is not None:
+        return False  # an operator's, and its answer does not tell whether it happened
+    return isinstance(what, Request | Ask) or (isinstance(what, Step) and what.op == STREAM)
+
+
+def is_farewell(error: BedrockishError) -> bool:
+    """Whether a link ended because the node was stopped in order, and said so."""
+    return error.details.get("reason") == SHUTDOWN
+
+
+def two_died(last: BedrockishError) -> UnavailableError:
+    """Return the error for a call that did not happen, and on which two links died; ``last`` is why the second did."""
+    return UnavailableError(
+        "two nodes were lost while they had this request, and it is sent to no third one, which it may end as well; it "
+        f"did not happen: look into the nodes' logs before you send it again ({last.message})",
+        reason="two_died",
+    )
+
+
+def out_of_time(what: What, *, uncertain: bool, waited_s: float, last: BedrockishError | None) -> BedrockishError:
+    """Return the error for a call whose time is over.
+
+    Args:
+        what: the call.
+        uncertain: whether some attempt may have happened.
+        waited_s: the time that it had, in seconds.
+        last: the last error that a node or the network gave, if any.
+    """
+    because = f"; the last reason: {last.message}" if last is not None else ""
+    if uncertain:
+        assert isinstance(what, Request | Step), "only a command can leave anything behind"
+        command = what.command if isinstance(what, Request) else what.request.command
+        return OutcomeUnknownError(
+            f"no answer to command {command} within {waited_s:.3g} s, and it may have happened{because}; "
+            "ask for its outcome or send it again under the same id",
+            command=command,
+        )
+    if last is not None and not isinstance(last, OutcomeUnknownError):
+        if isinstance(last, UnavailableError):
+            return type(last)(f"no node took the request within {waited_s:.3g} s{because}", **last.details)
+        return last
+    return DeadlineError(f"the {waited_s:.3g} s of the request were over before it was answered; it did not happen")

@@ -1,0 +1,151 @@
+"""Which node a client asks next: those of its URL, and those that it has learnt from the cluster. Pure.
+
+A client stays with a node as long as that answers. When it must leave, the next of the list is asked, and those that
+were just found dead, by us or by the others, come last.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from bedrockish.api.url import Address, Target, parse_address
+from bedrockish.client.sansio.retry import Backoff
+from bedrockish.errors import (
+    AuthenticationError,
+    BedrockishError,
+    ConfigError,
+    LearnerError,
+    ProtocolMismatchError,
+    UnavailableError,
+)
+
+AVOID_S = 5.0  # how long a node that cannot be reached is asked last
+LEARNT_AVOID_S = 40.0  # the same for one that the others miss: until we have asked them again
+LEARNT_MAX = 32
+
+
+def voters_of(error: BedrockishError) -> list[Address]:
+    """Return where the voters are that a learner has named, best first; none for any other error."""
+    named = error.details.get("voters") if isinstance(error, LearnerError) else None
+    found = []
+    for node, text in named.items() if isinstance(named, Mapping) else ():
+        try:
+            found.append(parse_address(str(text), where=f"the address of {node}"))
+        except ConfigError:
+            continue  # a node on a free port of the system's choice says port 0
+    return found
+
+
+class Route:
+    """The list of nodes and the place in it.
+
+    Attributes:
+        redial_at: when the next link may be dialled.
+        unreachable_since: since when no node can be reached; None while one can, or nobody has tried.
+        error: why the last link could not be had, or was lost.
+    """
+
+    def __init__(self, target: Target, backoff: Backoff, draw: Callable[[], float]) -> None:
+        self._target, self._backoff, self._draw = target, backoff, draw
+        self._addresses = list(target.addresses)
+        self._turn = 0
+        self._failures = 0  # dials that failed since a link was last opened
+        self._avoid_until: dict[Address, float] = {}
+        self._denied: AuthenticationError | None = None
+        self.redial_at = -math.inf
+        self.unreachable_since: float | None = None
+        self.error: BedrockishError | None = None
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """All nodes that may be asked."""
+        return tuple(self._addresses)
+
+    def next(self, now: float) -> Address:
+        """Return the node to dial now."""
+        if self.unreachable_since is None:
+            self.unreachable_since = now
+        count = len(self._addresses)
+        turns = [(self._turn + step) % count for step in range(count)]
+        alive = [turn for turn in turns if self._avoid_until.get(self._addresses[turn], -math.inf) <= now]
+        self._turn = (alive or turns)[0]
+        return self._addresses[self._turn]
+
+    def opened(self, address: Address) -> None:
+        """A link to a node stands."""
+        self._failures = 0
+        self._denied = None
+        self._avoid_until.pop(address, None)
+        self.unreachable_since = None
+
+    def leave(self, towards: Sequence[Address] = (), now: float = -math.inf) -> None:
+        """The next link shall go to another node: to one of these, if any are given.
+
+        Args:
+            towards: nodes that the last one has named, best first; they belong to the list from now on.
+            now: seconds; of those, one that was just found dead comes last.
+        """
+        self._turn += 1
+        if towards:
+            new = [address for address in towards if address not in self._addresses]
+            self._addresses += new[: max(0, LEARNT_MAX - len(self._addresses))]
+            here = [address for address in towards if address in self._addresses]
+            here.sort(key=lambda address: self._avoid_until.get(address, -math.inf) > now)
+            self._turn = self._addresses.index(here[0]) if here else self._turn
+
+    def lost(self, error: BedrockishError) -> None:
+        """A link that stood is over."""
+        self.error = error
+
+    def failed(self, address: Address, error: BedrockishError, now: float) -> None:
+        """A link could not be had."""
+        self.error = error
+        if isinstance(error, AuthenticationError):
+            self._denied = error
+        self._failures += 1
+        self._avoid_until[address] = now + AVOID_S
+        rounds, rest = divmod(self._failures, len(self))
+        self.redial_at = now if rest else now + self._backoff.pause_s(rounds, self._draw)
+
+    def learn(self, found: Mapping[Address, bool], now: float) -> bool:
+        """Take the members of the cluster and whether others reach them; return whether one was new.
+
+        Those of the URL stay: they may be the names by which only clients know the nodes.
+        """
+        known = {*self._target.addresses, *found}
+        here = self._addresses[self._turn % len(self)]
+        kept = [address for address in self._addresses if address in known or address == here]
+        new = [address for address in found if address not in kept][: max(0, LEARNT_MAX - len(kept))]
+        self._addresses = [*kept, *new]
+        self._turn = self._addresses.index(here)
+        for address, is_up in found.items():
+            if is_up:
+                self._avoid_until.pop(address, None)
+            else:
+                self._avoid_until[address] = now + LEARNT_AVOID_S
+        return bool(new)
+
+    @property
+    def is_denied(self) -> bool:
+        """Whether every node was asked, and one of them does not let us in."""
+        return self._denied is not None and self._failures >= len(self)
+
+    def hopeless_at(self, started: float) -> float:
+        """Return when a call that began then may be given up because no node can be reached; infinity for never."""
+        if self.unreachable_since is None:
+            return math.inf
+        if self.is_denied:
+            return -math.inf
+        return max(self.unreachable_since, started) + self._target.connect_timeout_s
+
+    def unreachable(self) -> BedrockishError:
+        """Return the error for a call for which no node could be reached."""
+        if self._denied is not None:
+            return self._denied
+        if isinstance(self.error, ProtocolMismatchError):
+            return self.error
+        where = ", ".join(str(address) for address in self._addresses)
+        reason = f": {self.error.message}" if self.error is not None else ""
+        return UnavailableError(f"no node can be reached at {where}{reason}")

@@ -1,0 +1,333 @@
+"""What a client can be asked for, whatever moves its calls: a trio loop, or the thread that asks."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from bedrockish.api.parameters import check_timeout
+from bedrockish.api.requests import SERIALIZABLE, MemberChange, Params, Request, decode_token
+from bedrockish.api.rows import Rows, rows_of
+from bedrockish.api.url import Target
+from bedrockish.api.wire import PING, SETTLE, Answered, Ask, AskOutcome, Step, Told
+from bedrockish.client.admin_calls import ClockCalls
+from bedrockish.client.command_ids import new_command
+from bedrockish.client.cursor import RowStream, streaming
+from bedrockish.client.questions import QuestionCalls
+from bedrockish.client.request_builder import Statements, check_modes, command_rows, make_call, make_request
+from bedrockish.client.sansio.core import ClientCore
+from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.client.schemas import SchemaCalls
+from bedrockish.client.transaction import Farewell, Options, Transaction, run_transaction, shielded, transaction
+from bedrockish.errors import BedrockishError, ForgottenError, OutcomeUnknownError, UnavailableError, UsageError
+
+T = TypeVar("T")
+
+
+class Session(ClockCalls, QuestionCalls, SchemaCalls):
+    """What a session with a cluster can do; a driver beside it moves its calls."""
+
+    target: Target
+    _core: ClientCore
+
+    _farewell: Farewell = staticmethod(shielded)
+
+    def _now(self) -> float:
+        raise NotImplementedError
+
+    async def _call(self, what: What, timeout_s: float) -> Answered | Told:
+        raise NotImplementedError
+
+    def _begin(self, what: What, timeout_s: float) -> int:
+        raise NotImplementedError
+
+    async def _wait(self, number: int) -> Answered | Told:
+        raise NotImplementedError
+
+    def _cancel(self, number: int) -> None:
+        raise NotImplementedError
+
+    def _tell(self, what: What, timeout_s: float) -> None:
+        raise NotImplementedError
+
+    @property
+    def token(self) -> bytes:
+        """What this session has seen. Hand it to another client to let that one see it too."""
+        return self._core.token.encode()
+
+    @token.setter
+    def token(self, token: bytes) -> None:
+        self._core.see(decode_token(token))
+
+    async def execute(
+        self,
+        sql: str,
+        params: Params = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  the time is the command's, not only the waiting's
+        read: str | None = None,
+        isolation: str = SERIALIZABLE,
+        command: str | None = None,
+        resend: bool = False,
+    ) -> Rows:
+        """Run one statement as a transaction of its own.
+
+        Args:
+            sql: the statement.
+            params: values for its ``?`` (a sequence) or ``:name`` (a map).
+            timeout: how long to try, in seconds; by default what the URL says.
+            read: ``stale``, ``session`` or ``strict``; by default what the URL says.
+            isolation: ``serializable`` or ``snapshot``.
+            command: id of the command, to send one again whose outcome is unknown; by default a new one.
+            resend: the command was sent before under this id, and its outcome is unknown. What comes out then, an
+                answer or an error, speaks of all attempts, also of those in earlier calls.
+
+        Raises:
+            OutcomeUnknownError: the answer was lost; it may have happened.
+            BedrockishError: it did not happen; the type says why.
+        """
+        statements = [(sql, params)]
+        results = await self.transact(
+            statements, timeout=timeout, read=read, isolation=isolation, command=command, resend=resend
+        )
+        return results[0]
+
+    async def transact(
+        self,
+        statements: Statements,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        read: str | None = None,
+        isolation: str = SERIALIZABLE,
+        command: str | None = None,
+        resend: bool = False,
+    ) -> list[Rows]:
+        """Run statements as one transaction: all of them or none.
+
+        Args:
+            statements: SQL texts, or pairs of a text and its parameters.
+            timeout: see ``execute``, also for the rest.
+            read: see ``execute``.
+            isolation: see ``execute``.
+            command: see ``execute``.
+            resend: see ``execute``.
+
+        Raises:
+            OutcomeUnknownError: the answer was lost; it may have happened.
+            BedrockishError: it did not happen; the type says why.
+        """
+        timeout_s = self._seconds(timeout)
+        request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
+        return await self._command(request, timeout_s, resend=resend, named=command is not None)
+
+    async def call(
+        self,
+        name: str,
+        args: Sequence[Any] | Mapping[str, Any] = (),
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        read: str | None = None,
+        isolation: str = SERIALIZABLE,
+        command: str | None = None,
+        resend: bool = False,
+    ) -> Any:
+        """Call a command of the application by name, as one transaction, and return what it returns.
+
+        ``args`` are by position (a sequence) or by name (a map). For the rest see ``execute``.
+
+        Raises:
+            CommandError: the node has no such command, the arguments are wrong, or the command says no.
+            OutcomeUnknownError: the answer was lost; it may have happened.
+            BedrockishError: it did not happen; the type says why.
+        """
+        timeout_s = self._seconds(timeout)
+        request = make_call(command or new_command(), name, args, read or self.target.read, isolation, timeout_s)
+        return (await self._command(request, timeout_s, resend=resend, named=command is not None))[0].value()
+
+    async def _command(self, request: Request, timeout_s: float, *, resend: bool, named: bool) -> list[Rows]:
+        if resend and not named:
+            raise UsageError("to send a command again, name the command: its id is in the error of the first attempt")
+        deadline = self._now() + timeout_s
+        try:
+            reply = await self._call(request, timeout_s)
+        except OutcomeUnknownError:
+            raise
+        except BedrockishError as error:
+            if not resend:
+                raise
+            if error.retry:  # giving the id up for good would be too much: sent once more, it may yet succeed
+                raise OutcomeUnknownError(
+                    f"command {request.command} did not happen this time ({error.message}), but what became of it "
+                    "before cannot be told; send it again under the same id",
+                    command=request.command,
+                ) from error
+            reply = await self._settled(request.command, error, deadline)
+        assert isinstance(reply, Answered)
+        return command_rows(request.command, reply.answer, len(request.statements) or 1)
+
+    async def _settled(self, command: str, error: BedrockishError, deadline: float) -> Answered | Told:
+        """Find out what became of earlier attempts, after the last one has failed for sure.
+
+        Raises:
+            OutcomeUnknownError: no majority could be asked in time.
+            BedrockishError: the error that is given: it did not happen, and never will.
+        """
+        seconds = max(deadline - self._now(), 1.0)
+        try:
+            return await self._call(Step(0, Request(command, (), timeout_s=seconds), SETTLE), seconds)
+        except UnavailableError as never:
+            if never.details.get("command") == command:
+                raise error from None
+            raise
+
+    def stream(
+        self,
+        sql: str,
+        params: Params = None,
+        *,
+        timeout: float | None = None,
+        read: str | None = None,
+    ) -> AbstractAsyncContextManager[RowStream]:
+        """Open a result of any size for the block: ``async with client.stream(sql) as rows: async for row in rows``.
+
+        The rows are those of one moment, and come a batch at a time, at the pace of whoever reads them.
+
+        Args:
+            sql: one statement that reads.
+            params: see ``execute``.
+            timeout: seconds for opening it, and for each batch.
+            read: see ``execute``.
+
+        Raises:
+            ResultLostError: the node was lost, or nobody read for too long; ``details["rows"]`` had come by then.
+                Nothing was changed: reading all of it again is safe.
+            BedrockishError: it cannot be read; the type says why.
+        """
+        return streaming(self.new_stream(sql, params, timeout, read))
+
+    def new_stream(self, sql: str, params: Params, timeout_s: float | None, read: str | None) -> RowStream:
+        """Return what ``stream`` opens, for the caller to ``open`` and close."""
+        read, seconds = read or self.target.read, self._seconds(timeout_s)
+        return RowStream(self, make_request(new_command(), [(sql, params)], read, SERIALIZABLE, seconds))
+
+    async def change_members(
+        self,
+        change: MemberChange,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        command: str | None = None,
+    ) -> Rows:
+        """Change who belongs to the cluster, as one transaction; return the members after it.
+
+        Raises:
+            MembershipError: it is refused; the text names the way out.
+            OutcomeUnknownError: the answer was lost; it may have happened.
+            BedrockishError: it did not happen; the type says why.
+        """
+        timeout_s = self._seconds(timeout)
+        request = Request(command or new_command(), (), timeout_s=timeout_s, change=change)
+        reply = await self._call(request, timeout_s)
+        assert isinstance(reply, Answered)
+        return rows_of(reply.answer, 1)[0]
+
+    def transaction(
+        self,
+        *,
+        isolation: str = SERIALIZABLE,
+        read: str | None = None,
+        timeout: float | None = None,
+    ) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction for the block: committed at its end, rolled back if the block raises.
+
+        Args:
+            isolation: ``serializable`` or ``snapshot``.
+            read: see ``execute``; what a transaction that only reads must have seen.
+            timeout: seconds for BEGIN, for COMMIT, and for each statement that has no time of its own.
+
+        Raises:
+            OutcomeUnknownError: it cannot be told whether it happened; ``settle`` asks again.
+            BedrockishError: it did not happen; ``retry`` says whether running all of it again can help.
+        """
+        return transaction(self._call, self._options(isolation, read, timeout))
+
+    async def begin(
+        self,
+        *,
+        isolation: str = SERIALIZABLE,
+        read: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Transaction:
+        """Open a transaction that the caller commits or rolls back. See ``transaction`` for the rest.
+
+        Raises:
+            BedrockishError: no node has taken it.
+        """
+        opened = Transaction(self._call, self._options(isolation, read, timeout), self._farewell)
+        await opened.begin()
+        return opened
+
+    async def run_transaction(
+        self,
+        function: Callable[..., Awaitable[T]],
+        *args: Any,
+        isolation: str = SERIALIZABLE,
+        read: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> T:
+        """Run ``await function(transaction, *args)`` in a transaction, and again if it lost against another one.
+
+        Args:
+            function: must not do anything outside of the transaction that may not be done twice.
+            args: for the function.
+            isolation: see ``transaction``.
+            read: see ``transaction``.
+            timeout: seconds for all of it.
+
+        Raises:
+            OutcomeUnknownError: it cannot be told whether it happened.
+            BedrockishError: it did not happen.
+        """
+        return await run_transaction(self._call, self._options(isolation, read, timeout), function, args)
+
+    async def settle(self, command: str, *, timeout: float | None = None) -> bool:  # noqa: ASYNC109
+        """Make sure that a transaction, by the ``command`` of its COMMIT, has happened (True), or never will (False).
+
+        Raises:
+            OutcomeUnknownError: no majority could be asked; or, as a ForgottenError, it is too old to tell.
+            BedrockishError: no node could be asked.
+        """
+        seconds = self._seconds(timeout)
+        if self._core.has_only_read(command):
+            return True  # and nothing is left to be settled
+        try:
+            await self._call(Step(0, Request(command, (), timeout_s=seconds), SETTLE), seconds)
+        except UnavailableError as error:
+            if error.details.get("command") == command:
+                return False
+            raise
+        except ForgottenError as error:
+            if not error.details.get("happened"):
+                raise
+        return True
+
+    def _options(self, isolation: str, read: str | None, timeout_s: float | None) -> Options:
+        read = read or self.target.read
+        check_modes(read, isolation)
+        return Options(read, isolation, self._seconds(timeout_s))
+
+    async def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:  # noqa: ASYNC109
+        """Return the results of a command that happened; None if the node that was asked does not know of it (yet).
+
+        To be certain, send the command again under its id: it is applied once at most.
+
+        Raises:
+            BedrockishError: no node could be asked.
+        """
+        reply = await self._call(AskOutcome(0, command), self._seconds(timeout))
+        return rows_of(reply.answer) if isinstance(reply, Answered) else None
+
+    async def ping(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Make sure that some node answers; else raise a BedrockishError."""
+        await self._call(Ask(0, PING), self._seconds(timeout))
+
+    def _seconds(self, timeout_s: float | None) -> float:
+        return self.target.timeout_s if timeout_s is None else check_timeout(timeout_s)

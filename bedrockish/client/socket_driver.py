@@ -1,0 +1,430 @@
+"""What moves the client's core without an event loop: the thread that makes a call waits for the socket itself.
+
+Threads may share a client. One of those that wait reads for all, and gives the reading to another when it has its own
+answer. Nobody reads while nobody waits; so that a node hears from an idle client, one thread of the program looks at
+all of them once a second.
+
+The methods of the trio client are used as they are: here, what they await never waits for a loop, so a coroutine runs
+to its end when it is begun (``run``).
+"""
+
+import os
+import random
+import select
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar, assert_never, cast
+
+from bedrockish.api.requests import decode_token
+from bedrockish.api.url import Target
+from bedrockish.api.wire import NODES, Answered, Ask, Told
+from bedrockish.client.credentials import Entry
+from bedrockish.client.discovery import members_of
+from bedrockish.client.driver import LIMITS, explain_end
+from bedrockish.client.sansio.core import ClientCore
+from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
+from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.errors import BedrockishError, ClientClosedError
+from bedrockish_net.errors import NetError
+from bedrockish_net.events import Hello
+from bedrockish_net.socket_link import SocketLink
+
+T = TypeVar("T")
+LEARN_S = 30.0  # how often a client in use asks who belongs to the cluster
+TICK_S = 1.0
+LATE_S = 2.5  # the keeper was held up for so long that silence means nothing
+READ, WRITE = select.POLLIN | select.POLLERR | select.POLLHUP, select.POLLOUT
+
+
+def run(method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+    """Run a method of a client that waits for sockets, and for nothing else, to its end."""
+    coroutine: Any = method(*args, **kwargs)
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return cast(T, end.value)
+    coroutine.close()
+    raise AssertionError(f"{method} waits for an event loop, and there is none")
+
+
+class SocketDriver:
+    """All links and calls of one client, for any number of threads."""
+
+    def __init__(self, target: Target, token: bytes | None, entry: Entry) -> None:
+        self.target = target
+        self._entry = entry
+        self._core = ClientCore(target, random.random, decode_token(token))
+        self._lock = threading.RLock()  # of all that follows
+        self._links: dict[int, SocketLink] = {}
+        self._dials: deque[Dial] = deque()
+        self._hung_up: set[int] = set()  # links that are not wanted any more, while they are dialled
+        self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
+        self._waiting: dict[int, threading.Lock | None] = {}  # calls, and what wakes who waits for another's reading
+        self._learning: int | None = None  # the call that asks who belongs to the cluster
+        self._learn_at = 0.0
+        self._is_reading = False  # some thread is
+        self._is_closed = False
+        self._calls_made, self._calls_learnt = 0, -1
+        self._wake_read, self._wake_write = socket.socketpair()
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+        self._wake_file = self._wake_read.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        self._polled: dict[int, tuple[int, int]] = {}  # of a link: its socket, and what it is polled for
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can be used no longer."""
+        return self._is_closed
+
+    @property
+    def has_open_transactions(self) -> bool:
+        """Whether a transaction or a result is open at a node."""
+        return self._core.has_homes
+
+    # --- calls; the names are those of ``Driver``, whose methods the client shares ---
+
+    def _now(self) -> float:
+        return time.monotonic()
+
+    async def _call(self, what: What, timeout_s: float) -> Answered | Told:
+        return await self._wait(self._begin(what, timeout_s))
+
+    def _begin(self, what: What, timeout_s: float) -> int:
+        """Begin a call; ``_wait`` for the number that is returned, or ``_cancel`` it."""
+        with self._stepping():
+            if self._is_closed:
+                raise ClientClosedError("this client is closed; open another")
+            self._calls_made += not isinstance(what, Ask)
+            number, effects = self._core.call(what, timeout_s, time.monotonic())
+            self._waiting[number] = None
+            self._perform(effects)
+            if self._is_reading:
+                self._rouse()
+            return number
+
+    async def _wait(self, number: int) -> Answered | Told:
+        try:
+            outcome = self._await(number)
+        except BaseException:
+            with self._stepping():
+                self._cancel(number)
+            raise
+        if isinstance(outcome, BedrockishError):
+            raise outcome
+        return outcome
+
+    def _await(self, number: int) -> Answered | Told | BedrockishError:
+        """Return the outcome of a call: read for all until it is there, or let another thread read."""
+        while True:
+            with self._lock:
+                if number in self._outcomes:
+                    del self._waiting[number]
+                    return self._outcomes.pop(number)
+                if number not in self._waiting:
+                    raise ClientClosedError("the client was closed during the call")
+                bell = threading.Lock() if self._is_reading else None
+                if bell is None:
+                    self._is_reading = True
+                else:
+                    self._waiting[number] = bell
+                    bell.acquire()
+            if bell is not None:
+                bell.acquire()  # rung when the outcome is there, or when nobody reads any more
+                continue
+            try:
+                self._read_until(number)
+            finally:
+                self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        with self._lock:
+            self._is_reading = False
+            if self._is_closed:
+                self._free()
+            for number, bell in self._waiting.items():
+                if bell is not None and number not in self._outcomes:
+                    self._ring(number)
+                    return
+
+    def _ring(self, number: int) -> None:
+        bell = self._waiting.get(number)
+        if bell is not None:
+            self._waiting[number] = None
+            bell.release()
+
+    def _cancel(self, number: int) -> None:
+        """Forget a call."""
+        with self._stepping():
+            self._waiting.pop(number, None)
+            self._outcomes.pop(number, None)
+            self._perform(self._core.cancel(number, time.monotonic()))
+
+    def _tell(self, what: What, timeout_s: float) -> None:
+        """Make a call whose answer nobody wants."""
+        with self._stepping():
+            if not self._is_closed:
+                self._perform(self._core.call(what, timeout_s, time.monotonic())[1])
+
+    def leave_node(self) -> None:
+        """Go on at another node, if there is one: this one has nothing new to tell."""
+        with self._stepping():
+            if not self._is_closed:
+                self._perform(self._core.leave(time.monotonic()))
+
+    def interrupt(self) -> None:
+        """Have all calls that other threads wait for end now.
+
+        What a node already does is not taken back; whoever waited is told whether it can have happened.
+        """
+        with self._stepping():
+            if not self._is_closed:
+                self._perform(self._core.interrupt(time.monotonic()))
+                self._rouse()
+
+    # --- reading ---
+
+    def _read_until(self, number: int) -> None:
+        """Move messages until the outcome of a call is there. One thread does this at a time."""
+        while True:
+            with self._lock:
+                if number in self._outcomes or number not in self._waiting:
+                    return
+                dial = self._dials.popleft() if self._dials else None
+                wait_ms = 0.0 if dial is not None else 1_000 * max(0.0, self._wake_at() - time.monotonic())
+            if dial is not None:
+                self._dial(dial)
+            else:
+                self._move(wait_ms)
+
+    def _wake_at(self) -> float:
+        """Return when something is to be done though nothing is heard."""
+        times = [link.wake_at() for link in self._links.values()]
+        return min(self._core.deadline(), time.monotonic() + TICK_S, *times)
+
+    def _move(self, wait_ms: float) -> None:
+        """Wait for the sockets, and take what they have."""
+        found = self._poll.poll(wait_ms + 0.5 if wait_ms else 0)
+        with self._stepping():
+            for number, link in list(self._links.items()):
+                file, _ = self._polled.get(number, (-1, 0))
+                said = next((what for one, what in found if one == file), 0)
+                if said & WRITE:
+                    link.flush()
+                if said & READ:
+                    for payload in link.receive():
+                        self._perform(self._core.received(number, payload, time.monotonic()))
+                if not said:
+                    link.tend(time.monotonic())
+            if any(one == self._wake_file for one, _ in found):
+                with suppress(BlockingIOError):
+                    self._wake_read.recv(4096)
+            self._settle()
+            if not found:
+                self._perform(self._core.woken(time.monotonic()))
+
+    def _settle(self) -> None:
+        """Tell the core which links are over, and poll the others for what they need."""
+        for number, link in list(self._links.items()):
+            if link.over is not None:
+                self._drop(number)
+                self._perform(self._core.closed(number, explain_end(link.over), time.monotonic()))
+        for number, link in self._links.items():
+            wanted = select.POLLIN | (select.POLLOUT if link.has_unsent else 0)
+            if self._polled.get(number, (-1, 0))[1] != wanted:
+                self._poll.register(link, wanted)
+                self._polled[number] = link.fileno(), wanted
+
+    def _drop(self, number: int) -> None:
+        """Close a link."""
+        link = self._links.pop(number, None)
+        file, _ = self._polled.pop(number, (-1, 0))
+        if file >= 0:
+            self._poll.unregister(file)
+        if link is not None:
+            link.close()
+
+    def _dial(self, dial: Dial) -> None:
+        """Open a link, while other threads may make calls."""
+        hello = Hello(f"client-{os.getpid()}", self.target.cluster, "client")
+        link: SocketLink | None = None
+        try:
+            link = self._entry.dial_socket(dial.address, hello, dial.timeout_s, LIMITS)
+            error: BedrockishError | None = None
+        except (NetError, OSError) as why:
+            error = explain_end(why)
+        with self._stepping():
+            now = time.monotonic()
+            if dial.link in self._hung_up:
+                self._hung_up.discard(dial.link)
+                if link is not None:
+                    link.close()
+                return
+            if link is None:
+                assert error is not None
+                self._perform(self._core.closed(dial.link, error, now))
+                return
+            self._links[dial.link] = link
+            self._perform(self._core.opened(dial.link, now))
+            self._settle()
+
+    def _rouse(self) -> None:
+        """Let the thread that reads look again at what is to be done."""
+        with suppress(BlockingIOError, OSError):
+            self._wake_write.send(b"!")
+
+    # --- the driver ---
+
+    @contextmanager
+    def _stepping(self) -> Iterator[None]:
+        """Let nobody else in. What interrupts a step (Ctrl-C) may leave it half done: then all begins anew."""
+        with self._lock:
+            try:
+                yield
+            except BedrockishError:
+                raise
+            except BaseException:
+                self._begin_anew()
+                raise
+
+    def _begin_anew(self) -> None:
+        """Give up all links and calls, as if the links had been lost, and keep what the session has seen."""
+        token = self._core.token
+        for number in list(self._links):
+            self._drop(number)
+        self._dials.clear()
+        lost = ClientClosedError("the call was interrupted together with another one of this connection")
+        for number in list(self._waiting):
+            self._outcomes.setdefault(number, lost)
+            self._ring(number)
+        self._core = ClientCore(self.target, random.random, token)
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(link, payload):
+                    self._links[link].send(payload)
+                    if self._links[link].has_unsent or self._links[link].over is not None:
+                        self._settle_later(link)
+                case Finish(call, outcome):
+                    self._finish(call, outcome)
+                case Dial():
+                    self._dials.append(effect)
+                case HangUp(link):
+                    self._hang_up(link)
+                case _:
+                    assert_never(effect)
+
+    def _hang_up(self, number: int) -> None:
+        if number in self._links:
+            self._drop(number)
+        elif any(dial.link == number for dial in self._dials):
+            self._dials = deque(dial for dial in self._dials if dial.link != number)
+        else:
+            self._hung_up.add(number)  # it is just being dialled
+
+    def _settle_later(self, number: int) -> None:
+        """Have a link that needs the socket polled for it, by whoever reads; never from inside the core's own step."""
+        link = self._links[number]
+        if number in self._polled and link.over is None:
+            self._poll.register(link, select.POLLIN | select.POLLOUT)
+            self._polled[number] = link.fileno(), select.POLLIN | select.POLLOUT
+        self._rouse()
+
+    def _finish(self, call: int, outcome: Answered | Told | BedrockishError) -> None:
+        if call == self._learning:
+            self._learning = None
+            if isinstance(outcome, Told):
+                self._core.route.learn(members_of(outcome.value), time.monotonic())
+        elif call in self._waiting:
+            self._outcomes[call] = outcome
+            self._ring(call)
+
+    # --- while nobody waits ---
+
+    def _look_after(self, now: float, *, late: bool) -> None:
+        """Answer what the nodes ask while nobody waits here, and now and then ask who belongs to the cluster."""
+        with self._lock:
+            if self._is_reading or self._is_closed:
+                return
+            self._is_reading = True
+        try:
+            with self._stepping():
+                if late:
+                    for link in self._links.values():
+                        link.excuse(now)
+                self._learn(now)
+            self._move(0)
+        finally:
+            self._stop_reading()
+
+    def learn(self) -> None:
+        """Ask who belongs to the cluster; the answer is taken when it is there."""
+        with self._stepping():
+            self._learn(time.monotonic())
+
+    def _learn(self, now: float) -> None:
+        if self.target.discover and now >= self._learn_at and self._calls_made != self._calls_learnt:
+            self._learn_at, self._calls_learnt = now + LEARN_S, self._calls_made
+            if self._learning is None and self._links:
+                self._learning, effects = self._core.call(Ask(0, NODES), LEARN_S, now)
+                self._perform(effects)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._perform(self._core.close())
+            for number in list(self._links):
+                self._drop(number)
+            for number in list(self._waiting):
+                self._outcomes.setdefault(number, ClientClosedError("the client was closed during the call"))
+                self._ring(number)
+            self._rouse()
+            if not self._is_reading:
+                self._free()
+
+    def _free(self) -> None:
+        """Close what wakes the thread that reads: there will be none any more."""
+        self._wake_read.close()
+        self._wake_write.close()
+
+
+class Keeper:
+    """The thread that looks after the idle clients of this program. It is started with the first of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: weakref.WeakSet[SocketDriver] = weakref.WeakSet()
+        self._process = 0
+
+    def add(self, client: SocketDriver) -> None:
+        """Look after a client until it is closed or forgotten."""
+        with self._lock:
+            self._clients.add(client)
+            if self._process != os.getpid():  # a fork takes no threads along
+                self._process = os.getpid()
+                threading.Thread(target=self._run, name="bedrockish-keeper", daemon=True).start()
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(TICK_S)
+            now = time.monotonic()
+            with self._lock:
+                clients = [client for client in self._clients if not client.is_closed]
+            for client in clients:
+                with suppress(BedrockishError):
+                    client._look_after(now, late=now - last > LATE_S)
+            del clients
+            last = now
+
+
+KEEPER = Keeper()

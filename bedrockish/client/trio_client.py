@@ -1,0 +1,75 @@
+"""The trio client: the core on real links. One client may be used by many tasks at once; they share one link."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import trio
+
+from bedrockish.api.wire import NODES, Ask, Told
+from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.client.discovery import in_order, members_of
+from bedrockish.client.driver import Driver
+from bedrockish.client.request_builder import URL_VARIABLE as URL_VARIABLE
+from bedrockish.client.request_builder import Statements as Statements
+from bedrockish.client.request_builder import target_of as target_of
+from bedrockish.client.session import Session
+from bedrockish.errors import BedrockishError
+
+LEARN_S = 30.0  # how often a client in use asks who belongs to the cluster
+
+
+class Client(Driver, Session):
+    """A session with a cluster. Get one from ``open_client``."""
+
+    async def _keep_learning(self) -> None:
+        """Ask who belongs to the cluster, at once and then as long as this client is in use."""
+        calls = -1
+        while True:
+            if self._calls_made != calls:
+                with suppress(BedrockishError):
+                    reply = await self._call(Ask(0, NODES), LEARN_S)
+                    if isinstance(reply, Told):
+                        self._core.route.learn(members_of(reply.value), trio.current_time())
+                calls = self._calls_made
+            await trio.sleep(LEARN_S)
+
+
+@asynccontextmanager
+async def open_client(
+    url: str | None = None, *, token: bytes | None = None, entry: Entry | None = None
+) -> AsyncIterator[Client]:
+    """Open a session with a cluster and close it at the end of the block.
+
+    Args:
+        url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
+            variable BEDROCKISH_URL.
+        token: what another session has seen, from its ``token``.
+        entry: how to come in; by default with the password and the TLS that the URL says.
+
+    Raises:
+        ConfigError: the URL cannot be understood, or a file that it names cannot be used.
+        AuthenticationError: the nodes do not let us in.
+        UnavailableError: no node can be reached.
+        ProtocolMismatchError: what answers is no node, or of another version or cluster.
+    """
+    target = target_of(url)
+    entry = entry or entry_of(target)
+    target = replace(target, addresses=await in_order(target, entry))
+    body: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        client = Client(target, token, nursery, entry)
+        nursery.start_soon(client._alarm.run)
+        try:
+            await client.ping()
+            if target.discover:
+                nursery.start_soon(client._keep_learning)
+            yield client
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            body = error  # raised again below, outside of the nursery, so that it is not wrapped in a group
+        client._close()
+        nursery.cancel_scope.cancel()
+    if body is not None:
+        raise body

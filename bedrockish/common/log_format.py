@@ -1,0 +1,118 @@
+"""The printer of log lines: to standard error, one line each, for people or as JSON. Set up once, by a program."""
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+LINES_A_MINUTE = 100
+_NUMBER = re.compile(r"[0-9]+")
+MINUTE_S = 60.0
+KINDS_MAX = 1_000
+KIND_CHARACTERS_MAX = 60
+LINE = "%(asctime)s %(levelname)-7s %(node)s %(message)s"
+
+
+class _WithNode(logging.Filter):
+    """Adds the node's name to each line."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self._node = node
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.node = self._node
+        return True
+
+
+class Sums(logging.Filter):
+    """Lets so many lines of one kind through in a minute; of the others it says later how many there were.
+
+    A kind is how a line begins before values are put in, whatever the numbers in it. Whoever can make a node write a
+    line can make it write millions, and fill its disk.
+
+    Args:
+        lines: how many in a minute.
+        now: a clock that only goes forward, in seconds.
+    """
+
+    def __init__(self, lines: int = LINES_A_MINUTE, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._lines, self._now = lines, now
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # since when, and how many
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to write a line; one that follows on others that were not written says so."""
+        kind, now = (
+            (record.name, _NUMBER.sub("#", str(record.msg)[: 2 * KIND_CHARACTERS_MAX])[:KIND_CHARACTERS_MAX]),
+            self._now(),
+        )
+        since, count = self._kinds.get(kind, (now, 0))
+        if now - since >= MINUTE_S:
+            left_out = count - self._lines
+            self._kinds[kind] = now, 1
+            if left_out > 0:
+                record.msg = (
+                    f"{record.getMessage()} (and {left_out} more lines like this in the last {now - since:.0f} s)"
+                )
+                record.args = ()
+            return True
+        if len(self._kinds) >= KINDS_MAX and kind not in self._kinds:
+            self._kinds.clear()
+        self._kinds[kind] = since, count + 1
+        return count < self._lines
+
+
+class _Lines(logging.Formatter):
+    """A line for people; a newline in a text does not begin another line."""
+
+    converter = staticmethod(time.gmtime)
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def __init__(self) -> None:
+        super().__init__(LINE)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
+        record.message = record.message.replace("\r", "\\r").replace("\n", "\\n")
+        return super().formatMessage(record)
+
+
+class _JsonLines(_Lines):
+    """A JSON object for each line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "node": getattr(record, "node", ""),
+            "from": record.name,
+            "text": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["trace"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def set_up(level: str, node: str = "-", *, as_json: bool = False, stream: TextIO | None = None) -> None:
+    """Let all loggers of this process write to standard error.
+
+    Args:
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+        node: what to call this process in its lines.
+        as_json: write JSON lines.
+        stream: write elsewhere.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_JsonLines() if as_json else _Lines())
+    handler.addFilter(_WithNode(node))
+    if level != "debug":
+        handler.addFilter(Sums())
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())

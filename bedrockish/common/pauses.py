@@ -1,0 +1,21 @@
+"""How long to wait before a transaction that lost to another one is run again."""
+
+import random
+import time
+
+FIRST_S, LONGEST_S = 0.005, 0.5
+
+
+class Pauses:
+    """Pauses that grow, each drawn by chance so that two that met do not meet again, until a time is over."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._deadline, self._at_most_s = time.monotonic() + timeout_s, FIRST_S
+
+    def draw(self) -> float | None:
+        """Return the next pause, in seconds; None if there is no time left for another try."""
+        at_most_s = self._at_most_s
+        if time.monotonic() + at_most_s > self._deadline:
+            return None
+        self._at_most_s = min(LONGEST_S, 2 * at_most_s)
+        return at_most_s * random.random()

@@ -1,0 +1,1 @@
+"""A node's configuration: read, checked, and what it exposes to the network."""

@@ -1,0 +1,438 @@
+"""A node's configuration: a TOML file, the environment and flags become one frozen ``Config``, or a ``ConfigError``.
+
+Flags beat the environment, the environment beats the file. Pure: the caller reads the file and the environment. A new
+key is a new field of ``Settings`` (core), ``Bounds`` or ``Log``: name, type, default and section all follow from it.
+"""
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from bedrockish.api.url import DEFAULT_PORT, Address, parse_address, suggest
+from bedrockish.config.exposure import Security, Users, check_security, read_users
+from bedrockish.core.state.membership import NAME
+from bedrockish.core.state.settings import BELOW, Settings
+from bedrockish.errors import ConfigError
+
+LEVELS = ("debug", "info", "warning", "error")
+PREFIX = "BEDROCKISH_"
+OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY", "PASSWORD"})  # read elsewhere
+OFF_AT_0 = ("scrub_rows_per_second",)
+NUMBER_MAX = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a node takes on at most.
+
+    Attributes:
+        memory_max: what all requests, their results and the messages that wait may take together, in bytes; above it
+            the newest request is refused.
+        result_bytes_max: size of all results of one command together, in bytes.
+        changes_bytes_max: size of all rows that one command changes, before and after, in bytes.
+        statement_ms_max: how long one statement may run, in milliseconds.
+        connections_max: links of clients that are open at the same time.
+        connections_per_address_max: how many of them may come from one address.
+        in_flight_max: calls of one client that run at the same time; further ones are not read yet.
+        command_ms_max: how long the functions of one command that is called by name may run, in milliseconds.
+        loop_ms_max: how long a request may run in the node's loop before it is run again aside, in milliseconds.
+        asides_max: how many requests and commands run aside at the same time, each in a thread; others wait.
+        open_transactions_max: interactive transactions that are open at the same time.
+        idle_transaction_ms: how long one may be idle before it is rolled back, in milliseconds; at most the conflict
+            window.
+        streams_max: streamed results that are open at the same time.
+        idle_stream_ms: how long nobody may read from one before it is ended, in milliseconds.
+        stream_ms_max: how long one may be read, in milliseconds; the write-ahead log cannot begin anew meanwhile.
+    """
+
+    memory_max: int = 1 << 30
+    result_bytes_max: int = 32 << 20
+    changes_bytes_max: int = 32 << 20
+    statement_ms_max: int = 30_000
+    command_ms_max: int = 60_000
+    loop_ms_max: int = 10
+    asides_max: int = 4
+    connections_max: int = 2_000
+    connections_per_address_max: int = 1_000
+    in_flight_max: int = 128
+    open_transactions_max: int = 500
+    idle_transaction_ms: int = 60_000
+    streams_max: int = 64
+    idle_stream_ms: int = 60_000
+    stream_ms_max: int = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a node writes to its standard error.
+
+    Attributes:
+        level: the least important kind of line that is written: debug, info, warning or error.
+        json: write each line as a JSON object.
+    """
+
+    level: str = "info"
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The node's part of the cluster's clock.
+
+    Attributes:
+        enable_cluster_clock: it follows the wall clock; False is the safety valve: it only counts.
+        wall_offset_ms: added to the machine's wall clock, in milliseconds; to try out what clocks that are wrong do.
+    """
+
+    enable_cluster_clock: bool = True
+    wall_offset_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How long the journal is.
+
+    Attributes:
+        journal_prune: whether the node removes the beginning of its journal by itself, as far as nobody needs it.
+        journal_keep_minutes: how old an entry may become, in minutes by the cluster's clock.
+        journal_keep_mb: how large the journal may become, in millions of bytes, before its oldest entries go.
+    """
+
+    journal_prune: bool = False
+    journal_keep_minutes: int = 7 * 24 * 60
+    journal_keep_mb: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """How a node finds out that its tables are damaged, and what it does then.
+
+    Attributes:
+        scrub_rows_per_second: how fast it compares its tables with those of the other nodes in the background; 0: not.
+        scrub_minutes: how long after the beginning of one such comparison the next begins, in minutes.
+        repair_automatic: whether a node with damaged tables fills itself again as soon as the others say that it is
+            alone; if not, it waits for 'bedrockish member repair'.
+    """
+
+    scrub_rows_per_second: int = 500
+    scrub_minutes: int = 60
+    repair_automatic: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All that a node is told from outside.
+
+    Attributes:
+        node: name of this node: a letter, then up to 15 letters, digits or _.
+        database: path of the database file; it is created if it does not exist.
+        listen: where peers and clients connect, host:port. Port 0 takes a free one.
+        cluster: name of the cluster; nodes of different clusters refuse each other.
+        peers: the founding members and where they listen, this node included.
+        full_sync: let SQLite itself sync at each of its commits, in the node's loop, instead of once per batch in a
+            thread. Nothing is promised before it is on the disk either way; this is slower.
+        http: where HTTP is served and the dashboard is, host:port; None: nowhere.
+        http_token: what a caller must send as a bearer token; empty: nothing.
+        users: names of those who may use the database, and the hashes of their passwords; empty: everybody may.
+        plugins: Python modules with commands, and with functions and collations for SQLite; the same at all nodes.
+        timings: durations in milliseconds.
+        limits: what a node takes on at most.
+        log: what is logged.
+        security: who may come.
+        clock: its part of the cluster's clock.
+        journal: how long it is.
+        repair: what it does about damaged tables.
+    """
+
+    node: str
+    database: str
+    listen: Address
+    cluster: str = "bedrockish"
+    peers: Mapping[str, Address]
+    full_sync: bool = False
+    http: Address | None = None
+    http_token: str = field(default="", repr=False)
+    users: Users = field(default_factory=dict, repr=False)
+    plugins: tuple[str, ...] = ()
+    timings: Settings = field(default_factory=Settings)
+    limits: Bounds = field(default_factory=Bounds)
+    log: Log = field(default_factory=Log)
+    security: Security = field(default_factory=Security)
+    clock: Clock = field(default_factory=Clock)
+    journal: Keeping = field(default_factory=Keeping)
+    repair: Repair = field(default_factory=Repair)
+
+
+GONE = {
+    "cluster_secret": (
+        "there is no cluster secret since release 0.2.0: who had read its proof on the way could play it again. "
+        "Between machines there is TLS: 'bedrockish tls certs NODE=HOST ...' and 'bedrockish serve --set tls=certs'; "
+        'on one machine nothing is needed. See docs/operating.md, "From release 0.1.0"'
+    ),
+    "forwarding": "nothing is forwarded since release 0.2.0; leave it out",
+}
+"""Keys of earlier releases, and what to do instead."""
+
+_SECTIONS = (Settings, Bounds, Log, Security, Clock, Keeping, Repair)
+SECTIONS: Mapping[str, type] = dict(
+    zip(("timings", "limits", "log", "security", "clock", "journal", "repair"), _SECTIONS, strict=True)
+)
+TOP = ("node", "database", "listen", "cluster", "full_sync", "http", "http_token", "users", "plugins", "peers")
+
+
+def keys() -> dict[str, str]:
+    """Return every key with its section ("" for the top), in the order of the documentation."""
+    found = dict.fromkeys(TOP, "")
+    for section, cls in SECTIONS.items():
+        found.update({one.name: section for one in dataclasses.fields(cls)})
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value and where it was written."""
+
+    value: object
+    where: str  # ready to begin an error text with
+    is_text: bool  # from a flag or the environment: still to be read as a number or truth value
+
+
+def build(
+    *,
+    text: str | None = None,
+    file: str = "bedrockish.toml",
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> Config:
+    """Put a configuration together.
+
+    Args:
+        text: contents of the TOML file, None if there is none.
+        file: its name, for error texts.
+        environment: all environment variables; those that begin with BEDROCKISH_ are looked at.
+        flags: key -> text, as given on the command line.
+
+    Raises:
+        ConfigError: something in it is wrong, missing or unknown.
+    """
+    given: dict[str, _Given] = {}
+    if text is not None:
+        given.update(_from_file(text, file))
+    given.update(_from_environment(environment or {}))
+    for key, value in (flags or {}).items():
+        if key not in keys():
+            raise ConfigError(f"--set {key}: unknown key {key!r}; {_suggest(key)}")
+        given[key] = _Given(value, f"--{key.replace('_', '-')}" if key in TOP else f"--set {key}", True)
+    node = _name(_required(given, "node", "a name such as A"))
+    database = _required(given, "database", "the path of a file, such as data/A.db")
+    if not isinstance(database.value, str) or not database.value:
+        raise ConfigError(f"{database.where}: {database.value!r} is not a path; write one in quotes")
+    listen_given = given.get("listen", _Given(f"127.0.0.1:{DEFAULT_PORT}", "listen", True))
+    listen = _address(listen_given, any_port=True)
+    sections = {name: _section(name, cls, given) for name, cls in SECTIONS.items()}
+    _check_together(sections["timings"], sections["log"], given)
+    config = Config(
+        node=node,
+        database=database.value,
+        listen=listen,
+        cluster=_name(given["cluster"]) if "cluster" in given else "bedrockish",
+        peers=_peers(given.get("peers"), node, listen),
+        full_sync=_scalar(given["full_sync"], False) if "full_sync" in given else False,
+        http=_address(given["http"], any_port=True) if "http" in given else None,
+        http_token=_http_token(given["http_token"]) if "http_token" in given else "",
+        users=read_users(given["users"].value, given["users"].where) if "users" in given else {},
+        plugins=_plugins(given["plugins"]) if "plugins" in given else (),
+        timings=sections["timings"],
+        limits=sections["limits"],
+        log=sections["log"],
+        security=sections["security"],
+        clock=sections["clock"],
+        journal=sections["journal"],
+    )
+    check_security(config)
+    return config
+
+
+# --- where values come from ---
+
+
+def _from_file(text: str, file: str) -> dict[str, _Given]:
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: this is not TOML: {error}; a text value needs quotes", file=file) from error
+    found: dict[str, _Given] = {}
+    known = keys()
+    for name, value in tables.items():
+        if name in SECTIONS:
+            if not isinstance(value, dict):
+                raise ConfigError(f"{file}: {name} is a section; write [{name}] and its keys below it", file=file)
+            for key, inner in value.items():
+                where = f"{file}: {name}.{key}"
+                if known.get(key) != name:
+                    raise ConfigError(f"{where}: unknown key; {_suggest(key, name)}", file=file, key=key)
+                found[key] = _Given(inner, where, False)
+        elif known.get(name) == "":
+            found[name] = _Given(value, f"{file}: {name}", False)
+        else:
+            raise ConfigError(f"{file}: {name}: unknown key; {_suggest(name)}", file=file, key=name)
+    return found
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
+    found: dict[str, _Given] = {}
+    for variable, value in environment.items():
+        if not variable.startswith(PREFIX) or variable.removeprefix(PREFIX) in OTHER_VARIABLES:
+            continue
+        key = variable.removeprefix(PREFIX).lower()
+        if key in keys():
+            found[key] = _Given(value, f"environment variable {variable}", True)
+        elif key in GONE:
+            raise ConfigError(f"environment variable {variable}: {GONE[key]}", key=key)
+        elif close := get_close_matches(key, list(keys()), n=1, cutoff=0.85):
+            # Others may be somebody else's: a container platform makes up such names for services.
+            raise ConfigError(f"environment variable {variable}: did you mean {PREFIX}{close[0].upper()}?", key=key)
+    return found
+
+
+def _suggest(key: str, section: str | None = None) -> str:
+    known = keys()
+    if key in GONE:
+        return GONE[key]
+    here = [name for name, place in known.items() if section is None or place == section]
+    home = known.get(key)
+    if home is not None:
+        return f"it belongs into [{home}]" if home else "it belongs to the top of the file, before the first section"
+    return suggest(key, here)
+
+
+# --- how values are read ---
+
+
+def _required(given: Mapping[str, _Given], key: str, example: str) -> _Given:
+    if key not in given:
+        raise ConfigError(
+            f"{key} is missing; give {example} as {key} in the file, as --{key} or as {PREFIX}{key.upper()}", key=key
+        )
+    return given[key]
+
+
+def _name(given: _Given) -> str:
+    if not isinstance(given.value, str) or not NAME.fullmatch(given.value):
+        raise ConfigError(
+            f"{given.where}: {given.value!r} is not a name; write a letter and then up to 15 letters, digits or _"
+        )
+    return given.value
+
+
+def _address(given: _Given, *, any_port: bool = False) -> Address:
+    if not isinstance(given.value, str):
+        raise ConfigError(f'{given.where}: {given.value!r} is not an address; write "localhost:{DEFAULT_PORT}"')
+    return parse_address(given.value, where=given.where, any_port=any_port)
+
+
+def _http_token(given: _Given) -> str:
+    token = given.value
+    if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]{1,1000}", token):
+        raise ConfigError(f"{given.where}: this is no token; write up to 1000 visible ASCII characters, without spaces")
+    return token
+
+
+def _plugins(given: _Given) -> tuple[str, ...]:
+    names = given.value
+    if given.is_text:
+        names = [part.strip() for part in str(names).split(",") if part.strip()]
+    good = isinstance(names, list) and all(
+        isinstance(one, str) and all(word.isidentifier() for word in one.split(".")) for one in names
+    )
+    if not good or not isinstance(names, list):
+        raise ConfigError(f'{given.where}: {names!r} should be a list of modules, such as ["shop.commands"]')
+    return tuple(dict.fromkeys(names))
+
+
+def _scalar(given: _Given, default: Any) -> Any:
+    """Read a value of the type of its default."""
+    value = given.value
+    if isinstance(default, bool):
+        if given.is_text and isinstance(value, str) and value.lower() in ("true", "false", "1", "0", "yes", "no"):
+            return value.lower() in ("true", "1", "yes")
+        if not isinstance(value, bool):
+            raise ConfigError(f"{given.where}: {value!r} is neither true nor false; write one of the two")
+        return value
+    if isinstance(default, int):
+        # Only an offset is 0 by default, and only what is switched off by it may be 0 if it is not.
+        least = 0 if given.where.lower().endswith(OFF_AT_0) else 1 if default else -NUMBER_MAX
+        pattern = r"-?[0-9][0-9_]*" if least < 0 else r"[0-9][0-9_]*"
+        if given.is_text and isinstance(value, str) and re.fullmatch(pattern, value):
+            value = int(value)
+        if type(value) is not int or not least <= value < NUMBER_MAX:
+            kind = "positive whole number" if least > 0 else "whole number"
+            raise ConfigError(f"{given.where}: {value!r} is not a {kind}; write one, such as {default}")
+        return value
+    assert isinstance(default, str)
+    if not isinstance(value, str):
+        raise ConfigError(f'{given.where}: {value!r} is not a text; write it in quotes, such as "{default}"')
+    return value
+
+
+def _section(name: str, cls: type, given: Mapping[str, _Given]) -> Any:
+    values = {}
+    for one in dataclasses.fields(cls):
+        if one.name in given and keys()[one.name] == name:
+            values[one.name] = _scalar(given[one.name], one.default)
+    return cls(**values)
+
+
+def _peers(given: _Given | None, node: str, listen: Address) -> dict[str, Address]:
+    """Return the founding members, this node among them."""
+    found: dict[str, Address] = {}
+    pairs: dict[str, object] = {}
+    if given is not None and given.is_text:
+        for part in filter(None, (part.strip() for part in str(given.value).split(","))):
+            name, equals, written = part.partition("=")
+            if not equals or name.strip() in pairs:
+                raise ConfigError(
+                    f"{given.where}: {part!r} should be NODE=host:port, each node once, separated by commas"
+                )
+            pairs[name.strip()] = written
+    elif given is not None:
+        if not isinstance(given.value, dict):
+            raise ConfigError(f'{given.where}: write a section [peers] with a line such as B = "host:{DEFAULT_PORT}"')
+        pairs = given.value
+    for name, address in pairs.items():
+        assert given is not None
+        where = f"{given.where}.{name}"
+        found[_name(_Given(name, where, given.is_text))] = _address(_Given(address, where, given.is_text))
+    others = {name: address for name, address in found.items() if name != node}
+    if others and node not in found and (listen.host in ("0.0.0.0", "::") or listen.port == 0):
+        raise ConfigError(
+            f"peers: the others cannot reach {node} at {listen}; add {node} to peers with the address that they see"
+        )
+    found.setdefault(node, listen)
+    taken: dict[Address, str] = {}
+    for name, place in found.items():
+        if place in taken and place.port:
+            raise ConfigError(f"peers: {taken[place]} and {name} have the same address {place}; give each its own")
+        taken[place] = name
+    return dict(sorted(found.items()))
+
+
+def _check_together(timings: Settings, log: Log, given: Mapping[str, _Given]) -> None:
+    """Check what no key can know by itself."""
+
+    def where(key: str) -> str:
+        return given[key].where if key in given else key
+
+    if log.level not in LEVELS:
+        raise ConfigError(f"{where('level')}: {log.level!r} is no log level; {suggest(log.level, LEVELS)}")
+    for less, more in BELOW:
+        low, high = getattr(timings, less), getattr(timings, more)
+        if low > high or (less == "heartbeat_ms" and low == high):
+            first = where(less if less in given else more)
+            raise ConfigError(
+                f"{first}: {less} ({low}) must be below {more} ({high}); lower the one or raise the other"
+            )

@@ -1,0 +1,185 @@
+"""What a node's configuration says about who may come, and whether that is enough for where it listens. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bedrockish.api.url import Address
+from bedrockish.common.password_hash import USER, PasswordHash, read_hash
+from bedrockish.errors import ConfigError
+from bedrockish_net.loopback import is_loopback
+
+REVOKED = "revoked.txt"
+ANY = ("0.0.0.0", "::")  # addresses at which nobody can be reached
+Users = Mapping[str, PasswordHash]
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Who may come.
+
+    Attributes:
+        tls: folder with ca.pem, NODE.pem and NODE-key.pem, as 'bedrockish tls' makes it, and with revoked.txt if there
+            is a list of revoked certificates; empty: no TLS, or what the following keys name.
+        tls_ca: file with the certificates that sign those of the nodes and clients.
+        tls_certificate: file with the certificate of this node, in which its name is.
+        tls_key: file with the private key of that certificate.
+        tls_revoked: file with the serial numbers of certificates that count no more; empty: none.
+        insecure: serve HTTP beyond this machine although it asks nobody for a password.
+    """
+
+    tls: str = ""
+    tls_ca: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_revoked: str = ""
+    insecure: bool = False
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether links are encrypted."""
+        return bool(self.tls or self.tls_ca)
+
+    def files(self, node: str) -> "Files":
+        """Return the files of a node."""
+        folder = Path(self.tls)
+        return Files(
+            self.tls_ca or str(folder / "ca.pem"),
+            self.tls_certificate or str(folder / f"{node}.pem"),
+            self.tls_key or str(folder / f"{node}-key.pem"),
+            self.tls_revoked or (str(folder / REVOKED) if self.tls else ""),
+            bool(self.tls_revoked),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where TLS is read from, and read again on SIGHUP.
+
+    Attributes:
+        ca: the certificates that sign those of the nodes and clients.
+        certificate: that of this node.
+        key: its private key.
+        revoked: the list of revoked certificates; empty: none.
+        must_have_list: whether it is a mistake if that list is not there.
+    """
+
+    ca: str
+    certificate: str
+    key: str
+    revoked: str
+    must_have_list: bool
+
+
+def read_users(value: object, where: str) -> Users:
+    """Read the section of users: a map of names and hashes, or, from the environment, ``name=hash,name=hash``.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(value, str):
+        pairs = dict(part.strip().partition("=")[::2] for part in value.split(",") if part.strip())
+    elif isinstance(value, Mapping):
+        pairs = dict(value)
+    else:
+        raise ConfigError(f"{where}: write a section [users] with lines as 'bedrockish password NAME' prints them")
+    users: dict[str, PasswordHash] = {}
+    for name, text in pairs.items():
+        if not USER.fullmatch(name):
+            raise ConfigError(
+                f"{where}: {name!r} is no user's name; write a letter and then up to 63 letters, digits or one of _.-"
+            )
+        found = read_hash(text) if isinstance(text, str) else None
+        if found is None:  # what is written there may be a password, so it is not repeated
+            raise ConfigError(
+                f"{where}.{name}: this is not the hash of a password; have it made with 'bedrockish password {name}'"
+            )
+        users[name] = found
+    return users
+
+
+class Exposed(Protocol):
+    """What of a node's configuration says where others can reach it, and what it asks of them."""
+
+    @property
+    def node(self) -> str:
+        """Name of the node."""
+
+    @property
+    def listen(self) -> Address:
+        """Where peers and clients connect."""
+
+    @property
+    def peers(self) -> Mapping[str, Address]:
+        """The founding members, this node included."""
+
+    @property
+    def http(self) -> Address | None:
+        """Where HTTP is served."""
+
+    @property
+    def http_token(self) -> str:
+        """What a caller of HTTP must send."""
+
+    @property
+    def users(self) -> Users:
+        """Those who may use the database; empty: everybody."""
+
+    @property
+    def security(self) -> Security:
+        """Certificates and the like."""
+
+
+def check_security(config: Exposed) -> None:
+    """Check that a node which others can reach keeps strangers out.
+
+    A database that whoever finds its port may read and change is an accident; it should need a decision. What travels
+    between machines in clear can be read, and played again by whoever has read it: that is no decision, it is refused.
+
+    Raises:
+        ConfigError: it does not, or what is said contradicts itself.
+    """
+    security = config.security
+    files = {name: getattr(security, name) for name in ("tls_ca", "tls_certificate", "tls_key")}
+    if any(files.values()) and not all(files.values()) and not security.tls:
+        missing = " and ".join(name for name, path in files.items() if not path)
+        raise ConfigError(f"security: {missing} is missing; TLS needs all three, see 'bedrockish tls'")
+    if security.tls_revoked and not security.encrypts:
+        raise ConfigError("security: tls_revoked says whose certificates count no more, but there is no TLS; set tls")
+    if not security.encrypts:
+        _check_clear(config)
+    is_open = not config.users and not config.http_token
+    if config.http is not None and not is_loopback(config.http.host) and is_open and not security.insecure:
+        raise ConfigError(
+            f"http: {config.http} can be reached from other machines, but nothing keeps strangers out (add users or "
+            "http_token); see docs/security.md, or set insecure = true in [security] where only friends reach the port"
+        )
+
+
+def _check_clear(config: Exposed) -> None:
+    """Check a node without TLS: nothing of what it says or is told may leave the machine."""
+    outside = {"listen": config.listen, **{f"peers.{node}": address for node, address in config.peers.items()}}
+    found = next((where for where, address in outside.items() if not is_loopback(address.host)), "")
+    if found:
+        hosts = {node: address.host for node, address in sorted(config.peers.items())}
+        places = " ".join(f"{node}={'HOST' if host in ANY else host}" for node, host in hosts.items())
+        raise ConfigError(
+            f"{found}: {outside[found]} is reached from other machines, which takes TLS: run 'bedrockish tls certs "
+            f"{places}' once, bring certs/ca.pem, certs/{config.node}.pem and certs/{config.node}-key.pem to this "
+            "node, and start it with 'bedrockish serve --set tls=certs', or with tls = \"certs\" in [security]; see "
+            "docs/security.md"
+        )
+    if config.http is not None and not is_loopback(config.http.host) and (config.users or config.http_token):
+        raise ConfigError(
+            f"http: {config.http} can be reached from other machines, and without TLS passwords would travel in clear; "
+            "set tls in [security], see docs/security.md"
+        )
+
+
+def warnings(config: Exposed) -> list[str]:
+    """Return what an operator should know about a configuration that is allowed."""
+    is_open = not config.users and not config.http_token
+    if config.http is None or is_loopback(config.http.host) or not is_open:
+        return []
+    return ["insecure is set: whoever reaches the port of HTTP may be able to read and change everything"]

@@ -1,0 +1,65 @@
+"""Giving up our own transactions: ROLLBACK is accept(abort) at ballot 1, which belongs to their leader alone.
+
+It is over when a majority has accepted it; until then the transaction counts as pending here for other leaders'
+transactions, and our own later ones carry it in their ``rollbacks``.
+"""
+
+from bedrockish.core.protocol.messages import Accepted, Refused, Rollback
+from bedrockish.core.state.state import State
+from bedrockish_journal.model.transaction import Txid
+
+
+class Rollbacks:
+    """Our transactions that we have given up, and who has accepted that."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.rolling: dict[Txid, set[str]] = {}
+
+    def __contains__(self, txid: object) -> bool:
+        return txid in self.rolling
+
+    def restart(self) -> None:
+        """Give up everything that was in flight when this node stopped and is not in its journal."""
+        for txid, vote in list(self.state.votes.items()):
+            if txid.leader == self.state.me and txid not in self.state.outcomes and vote.promised < 2:
+                self.give_up(txid)
+
+    def give_up(self, txid: Txid) -> None:
+        """Give a transaction up; whoever counts its approvals must have stopped for good."""
+        state = self.state
+        vote = state.votes[txid]
+        assert vote.promised < 2, "who has promised to a recovery counts no more: nothing is left to give up"
+        # Still held, so pending, until a majority has accepted. Not kept: after a restart it is given up again.
+        vote.promised, vote.accepted = 1, (1, False)
+        self.rolling[txid] = {state.me} if state.is_voter(state.me) else set()
+        state.send_voters(Rollback(txid, state.clock.read(state.now.wall_ms)))
+        self._count(txid)
+
+    def on_accepted(self, peer: str, message: Accepted) -> None:
+        """Count who has accepted."""
+        accepted = self.rolling.get(message.txid)
+        if accepted is not None and message.ballot == 1 and self.state.is_voter(peer):
+            accepted.add(peer)
+            self._count(message.txid)
+
+    def _count(self, txid: Txid) -> None:
+        if len(self.rolling[txid]) >= self.state.majority:
+            self.state.end(txid, commit=False)
+
+    def on_refused(self, message: Refused) -> None:
+        """Somebody recovers it: leave it to them, and to our own suspicion if they fall silent."""
+        pending = self.state.pending
+        if message.promised > 1 and self.rolling.pop(message.txid, None) is not None and message.txid in pending:
+            pending.renew(message.txid, self.state.now.seconds)
+
+    def forget(self, txid: Txid) -> None:
+        """It is no longer ours to roll back."""
+        self.rolling.pop(txid, None)
+
+    def resend(self, peer: str) -> None:
+        """Say again to a peer what it may have missed."""
+        clock = self.state.clock.read(self.state.now.wall_ms)
+        for txid, accepted in self.rolling.items():
+            if peer not in accepted:
+                self.state.send(peer, Rollback(txid, clock))

@@ -1,0 +1,100 @@
+"""Transaction clocks: a clock that is later than everything acknowledged anywhere before it was asked for.
+
+Whatever was acknowledged was approved, or held, by a majority, whose clocks had then moved up to it. So the greatest
+clock of any majority is at least that of everything acknowledged, and the next value of our own clock, once that has
+moved up to theirs, is later. It becomes the transaction's own clock, and BEGIN carries it to a majority; for one that
+only reads, a second round does, so that whoever asks next, anywhere, gets a later one (Citus: "all nodes move to the
+new clock").
+"""
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from bedrockish.core.protocol.messages import AskClock, ToldClock
+from bedrockish.core.state.state import State
+
+
+@dataclass(slots=True)
+class Round:
+    """One question to everybody.
+
+    Attributes:
+        ticket: for whom.
+        clock: what everybody is asked to move up to.
+        heard: the voters whose clock we have moved up to, and that have moved up to ours.
+    """
+
+    ticket: int
+    clock: int
+    heard: set[str] = field(default_factory=set)
+
+
+class ClockQuorum:
+    """Asks a majority for its clock, and answers others that ask."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.rounds: dict[int, Round] = {}
+        self._count = 0
+
+    def ask(self, ticket: int, clock: int = 0) -> bool:
+        """Ask everybody, for a ticket; True if there is nobody to ask.
+
+        Args:
+            ticket: for whom.
+            clock: what all move up to; 0: a new value of our own clock.
+        """
+        state = self.state
+        self._count += 1
+        heard = {state.me} if state.certifies_reads else set()
+        found = Round(ticket, clock or state.tick(), heard)
+        if len(found.heard) >= state.majority:
+            return True
+        self.rounds[self._count] = found
+        state.send_voters(AskClock(self._count, found.clock))
+        return False
+
+    def on_ask(self, peer: str, message: AskClock) -> None:
+        """Move up to somebody's clock, unless that is too far ahead, and tell ours if that counts."""
+        state = self.state
+        if state.hear_clock(peer, message.clock) and state.certifies_reads:
+            state.closing_lag.expect()
+            state.send(peer, ToldClock(message.number, state.clock.value))
+
+    def on_told(self, peer: str, message: ToldClock) -> int | None:
+        """Move up to a voter's clock; the ticket for which a majority has told now, or None."""
+        state = self.state
+        found = self.rounds.get(message.number)
+        if not state.hear_clock(peer, message.clock) or found is None or not state.is_voter(peer):
+            return None
+        found.heard.add(peer)
+        if len(found.heard) < state.majority:
+            return None
+        del self.rounds[message.number]
+        return found.ticket
+
+    def repeat(self, tickets: Container[int]) -> None:
+        """Ask those again that have not told: a message may be lost, a node may have come back.
+
+        Args:
+            tickets: those that are still under way; the others need no clock any more.
+        """
+        self.rounds = {number: found for number, found in self.rounds.items() if found.ticket in tickets}
+        for number, found in self.rounds.items():
+            for node in self.state.voters:
+                if node not in found.heard and node != self.state.me:
+                    self.state.send(node, AskClock(number, found.clock))
+
+    def fits(self, clock: int, begun: int) -> bool:
+        """Whether a clock of ours that was told to a client can be that of its transaction.
+
+        It has to be later than all that is closed here, and than every end of a transaction of ours (clause V10: a
+        rollback is only counted on by those that began after it); and a name is given once. That it is later than all
+        that the transaction has seen was seen to by who executed it.
+
+        Args:
+            clock: what was told.
+            begun: the last clock with which this ticket has begun a transaction.
+        """
+        state = self.state
+        return clock > max(state.closed, state.cut, state.safe, state.floor, begun, state.own_ends.latest)

@@ -1,0 +1,331 @@
+"""A ticket: one client's request on its way through this node, and what it is told when it cannot be done."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from bedrockish.api.requests import Answer, Request, Token
+from bedrockish.common.hlc import milliseconds
+from bedrockish.core.protocol.messages import Reason, Reject
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.state.settings import Settings
+from bedrockish.core.state.state import State
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    DeadlineError,
+    LearnerError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from bedrockish_journal.model.changes import OVERTAKEN
+from bedrockish_journal.model.footprint import Footprint, is_clock, object_of
+from bedrockish_journal.model.transaction import Transaction, Txid
+from bedrockish_journal.model.vector import merge
+
+ENDING_MS = 1_500  # how long a ticket past its deadline waits for the end of its last attempt
+UNFIT_MAX = 5  # times; what is that slow will be so again
+READ_AGAIN_MS = 5  # pause before a strict read that met a writer is executed again
+
+
+class Stage(Enum):
+    """Where a ticket is."""
+
+    TOKEN = "waits until this node has seen what its session has"
+    EXECUTING = "is being executed"
+    CHECKING = "asks a majority whether its read is valid"
+    AHEAD = "waits until its transaction's pieces are at a quorum"
+    CLOCK = "asks a majority for a transaction clock"
+    WAITING = "waits for a transaction that it conflicts with"
+    PAUSED = "pauses before it is executed again"
+    IN_FLIGHT = "waits for approvals"
+    SCHEMA = "waits until a schema change is in force"
+    ACTIVATING = "is a schema change that was committed, and waits until it is in force"
+    ENDING = "is past its deadline and waits for the end of its last attempt"
+
+
+_ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # its time is over, or one of its attempts was committed
+_AGAIN = frozenset({Stage.EXECUTING, Stage.CLOCK, Stage.WAITING, Stage.SCHEMA}) | _ENDS  # what executing it begins with
+
+# The stages of a request as one automaton: from where it may go on to where. Answered, it is in none.
+MOVES: Mapping[Stage, frozenset[Stage]] = {
+    Stage.TOKEN: _AGAIN,
+    Stage.EXECUTING: _AGAIN | {Stage.CHECKING, Stage.AHEAD, Stage.IN_FLIGHT, Stage.PAUSED},
+    Stage.CLOCK: _ENDS | {Stage.EXECUTING, Stage.CHECKING},
+    Stage.CHECKING: _ENDS | {Stage.PAUSED, Stage.WAITING, Stage.SCHEMA},
+    Stage.AHEAD: _ENDS | {Stage.EXECUTING},
+    Stage.WAITING: _AGAIN | {Stage.IN_FLIGHT},  # in flight: it shares the transaction of the one that it waited behind
+    Stage.PAUSED: _AGAIN,
+    Stage.IN_FLIGHT: _ENDS | {Stage.PAUSED, Stage.WAITING},  # given up: the first pauses, those that shared it wait
+    Stage.SCHEMA: _AGAIN,
+    Stage.ENDING: frozenset({Stage.ACTIVATING}),  # its last attempt turned out to be a committed schema change
+    Stage.ACTIVATING: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One client's request.
+
+    Attributes:
+        number: the driver's name for it.
+        deadline: seconds at which the client stops waiting.
+        attempts: how often it was executed.
+        rejections: how often voters turned it down.
+        footprint: of its last execution.
+        read: what it read, while a majority is asked about it.
+        wants_clock: it calls transaction_clock().
+        begun: the last clock with which it has begun a transaction.
+        unfit: how often its clock was too old when it was done.
+        refusal: what to say if it did not happen, because somebody takes our clock for wrong.
+        late: the voter that last had closed its time when it arrived.
+        open: its transactions of which the end is not known yet.
+        behind: tickets that wait until this one, which goes first, is in flight or done.
+        last: the last reject that named another transaction.
+        once: it cannot be executed again: what it did rests on what its client has been told of its reads.
+        is_long: it was given more time, because it was being executed when its first time was over.
+        error: what to answer when the last of its attempts has ended without a commit.
+        refused: what its execution was refused with, while a majority is asked whether that rests on the newest data.
+        answer: what to answer when its schema change is in force.
+        ahead: what was executed, while its pieces are on their way to a quorum.
+    """
+
+    number: int
+    request: Request
+    deadline: float
+    stage: Stage = Stage.TOKEN
+    attempts: int = 0
+    rejections: int = 0
+    footprint: Footprint | None = None
+    read: Prepared | None = None
+    open: set[Txid] = field(default_factory=set)
+    behind: deque[int] = field(default_factory=deque)
+    last: Reject | None = None
+    wants_clock: bool = False
+    begun: int = 0
+    unfit: int = 0
+    refusal: str = ""
+    late: str = ""
+    once: bool = False
+    is_long: bool = False
+    error: BedrockishError | None = None
+    refused: BedrockishError | None = None
+    answer: Answer | None = None
+    ahead: Prepared | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has only statements, and has written: others can be executed after it in its transaction."""
+        request = self.request
+        return self.footprint is not None and not (
+            self.once or self.wants_clock or request.read_only or request.call or request.change
+        )
+
+    def move(self, stage: Stage) -> None:
+        """Go on to another stage, one that ``MOVES`` has for where it is."""
+        assert stage in MOVES[self.stage], f"a request that {self.stage.value} does not go on to: {stage.value}"
+        self.stage = stage
+
+    def extend(self, state: State) -> bool:
+        """Move the deadline once, if it is at work, or travels, and its client has more time.
+
+        Another node would begin anew.
+        """
+        more_s = self.request.longest_s - self.request.timeout_s
+        if self.stage not in (Stage.EXECUTING, Stage.AHEAD) or more_s <= 0 or self.is_long:
+            return False
+        self.is_long = True
+        self.deadline += more_s
+        state.timer(1000 * more_s, "ticket_deadline", self.number)
+        return True
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One transaction of ours in flight. ``counting`` ends when we give it up, or promise it to a recovery."""
+
+    transaction: Transaction
+    tickets: tuple[int, ...]  # whose: of the command, and of those that joined it
+    since: float
+    approvals: dict[str, int] = field(default_factory=dict)
+    rejects: dict[str, Reject] = field(default_factory=dict)
+    counting: bool = True
+
+    def lost_for(self) -> Reject | None:
+        """Return a reject that names another transaction, if there is one."""
+        return next((reject for reject in self.rejects.values() if reject.reason == Reason.FOR), None)
+
+
+def committed(state: State, ticket: Ticket, transaction: Transaction, place: tuple[str, int]) -> Answer:
+    """Return the answer of a ticket whose transaction was committed at a place."""
+    seen = ticket.request.token
+    vector = merge(transaction.base, {place[0]: place[1]}, seen.vector)
+    clock = max(transaction.txid.clock, transaction.activates, seen.clock)
+    result = transaction.result_of(ticket.request.command)
+    return Answer(result, Token(state.in_short(vector), clock), place, ticket.attempts)
+
+
+def make_transaction(
+    state: State, ticket: Ticket, prepared: Prepared, clock: int, activates: int, rollbacks: tuple[Txid, ...]
+) -> Transaction:
+    """Return what a ticket's BEGIN asks approval for; its footprint is the ticket's."""
+    assert ticket.footprint is not None
+    return Transaction(
+        Txid(clock, state.me),
+        dict(sorted(state.in_short(prepared.base).items())),
+        state.safe,
+        prepared.schema,
+        state.membership.version,
+        ticket.request.command,
+        ticket.request.isolation,
+        prepared.kind,
+        ticket.footprint,
+        prepared.changes,
+        prepared.result,
+        rollbacks,
+        activates,
+        prepared.joined,
+    )
+
+
+def schema_failed(failure: str) -> BedrockishError:
+    """Return the error for a schema change that was committed and that the data forbade when it was to be in force."""
+    if failure.startswith(OVERTAKEN):
+        return ConflictError(
+            f"rows that the schema change rests on were changed before it came into force: {failure}; it did not "
+            "happen, on any node: run it again",
+            table="schema",
+        )
+    return ConstraintError(
+        f"the schema change was decided, and the data forbade it when it was to come into force: {failure}; the schema "
+        "is what it was before, on every node: repair the data and change the schema again"
+    )
+
+
+def no_safe_time(state: State) -> str:
+    """Return what to say of a transaction that was not begun because safe time is too far behind our clock."""
+    behind = (
+        f"is {milliseconds(state.clock.value) - milliseconds(state.safe)} ms behind"
+        if state.safe
+        else "is not there yet"
+    )
+    return (
+        f"safe time {behind} at node {state.me}: no majority of the voters answers, or the clock of {state.me} is too "
+        "far ahead of theirs; 'bedrockish clock URL' shows both"
+    )
+
+
+def clock_refused(me: str, peer: str) -> str:
+    """Return what to say of a transaction that a voter refused because of our clock."""
+    return (
+        f"{peer} refuses it, because the clock of {me} is further ahead than most voters' clocks allow; set the "
+        f"machine's clock, or turn the following of it off ('bedrockish clock URL off')"
+    )
+
+
+def write_elsewhere(state: State) -> LearnerError:
+    """Return what a learner answers to a write: where the voters are."""
+    members = state.membership.members
+    reachable = sorted(state.voters, key=lambda node: not (node in state.peers and state.peers[node].up))
+    where = ", ".join(f"{node} at {members[node].address}" for node in reachable)
+    return LearnerError(
+        f"node {state.me} is a learner, which only reads; write at a voter: {where}",
+        voters={node: members[node].address for node in reachable},
+    )
+
+
+def came_too_late(peer: str) -> str:
+    """Return what to add for a transaction that a voter turned down for its way there."""
+    return (
+        f": it reached {peer} later than closing_lag_ms allows; see why the disk here or the network is slow, or raise "
+        "closing_lag_ms at every node"
+    )
+
+
+def retry_pause_ms(ticket: Ticket, settings: Settings, draw: float) -> float:
+    """Return how long a ticket pauses after a rejection: longer each time, with jitter.
+
+    If it was for a schema change that is not here yet, nothing can come of it before that is, and that ends the pause.
+    """
+    ceiling: float = min(settings.retry_ms_max, settings.retry_ms_min * 2 ** min(ticket.rejections, 10))
+    if ticket.last is not None and is_clock(ticket.last.key):
+        ceiling = max(ceiling, settings.schema_delay_ms)
+    return ceiling * (0.25 + 0.75 * draw)
+
+
+def unknown(ticket: Ticket) -> BedrockishError:
+    """Return the error for a ticket of which nobody can tell now whether it happened."""
+    command = ticket.request.command
+    if ticket.stage is Stage.ACTIVATING:
+        return OutcomeUnknownError(
+            f"command {command} is committed, and its schema change was not in force in time; send it again with the "
+            "same id to learn whether it is",
+            command=command,
+        )
+    return OutcomeUnknownError(
+        f"no majority could be asked what became of command {command}; send it again with the same id to learn it",
+        command=command,
+    )
+
+
+def is_lost(attempt: Attempt, state: State, *, patient: bool) -> bool:
+    """Whether approvals enough cannot come any more.
+
+    Once somebody has rejected, a voter that is out of reach, or that let our patience run out, counts as if it had:
+    else one reject and one dead voter would keep the transaction, and its keys, for ever.
+    """
+    if not attempt.rejects:
+        return False
+    lost = len(attempt.rejects)
+    for node in state.voters:
+        if node != state.me and node not in attempt.approvals and node not in attempt.rejects:
+            lost += not patient or not state.peers[node].up
+    return lost > len(state.voters) - state.quorum
+
+
+def lagging(error: BedrockishError) -> BedrockishError:
+    """Return a refusal as it is told by a node that knows that it does not have everything yet."""
+    return type(error)(error.message, **{**error.details, "lagging": True})
+
+
+def did_not_happen(ticket: Ticket, state: State) -> BedrockishError:
+    """Return the error for a ticket of which every attempt here is known to have ended without a commit."""
+    reject, request = ticket.last, ticket.request
+    if not ticket.attempts and not state.has_seen(request.token):
+        return UnavailableError(
+            f"node {state.me} has not caught up with this session in {request.timeout_s:g} s; try another node"
+        )
+    if ticket.error is not None:
+        return ticket.error
+    if ticket.refusal:
+        return UnavailableError(f"command {request.command} did not happen: {ticket.refusal}")
+    if ticket.ahead is not None:
+        size = len(ticket.ahead.changes) + len(ticket.ahead.result)
+        return DeadlineError(
+            f"the {size} bytes of command {request.command} were not at a quorum of {state.quorum} nodes in "
+            f"{request.timeout_s:g} s; it did not happen: give it more time, or split it into several"
+        )
+    if reject is None or reject.other is None:
+        return DeadlineError(
+            f"no quorum of {state.quorum} approvals in {request.timeout_s:g} s; command {request.command} did not "
+            f"happen{came_too_late(ticket.late) if ticket.late else ''}"
+        )
+    name = readable(object_of(reject.key))
+    return ConflictError(
+        f"command {request.command} met {reject.other} of {reject.other.leader} on {name} in {ticket.attempts} "
+        "attempts; it did not happen, and it is safe to run it again",
+        table=name,
+        key=reject.key.hex(),
+        other=str(reject.other),
+        leader=reject.other.leader,
+        attempts=ticket.attempts,
+    )
+
+
+def readable(name: str) -> str:
+    """Return an object's name as a person reads it: ``t:account`` is ``table account``."""
+    kind, _, rest = name.partition(":")
+    words = {"t": f"table {rest}", "i": f"index {rest}", "e": "the schema", "c": "its own earlier run"}
+    return words.get(kind, name)

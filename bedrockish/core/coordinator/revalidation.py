@@ -1,0 +1,74 @@
+"""Transactions that cannot be executed again: an interactive one, whose client has acted on what it was told.
+
+What it read may be older than what is committed now. As long as nothing that was committed since writes what it read
+or wrote, it would have read and done the same on what is there now, so its base moves up to that: a transaction that
+took a minute to make is as young as any other when it is led. As soon as something does, it is lost.
+"""
+
+from dataclasses import replace
+
+from bedrockish.core.coordinator.request import Ticket, readable
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.state.certifier import Conflict, claim
+from bedrockish.core.state.conflict_counts import note_conflict
+from bedrockish.core.state.state import State
+from bedrockish.errors import BedrockishError, ConflictError
+from bedrockish_journal.model.footprint import LAST_CLOCK, Footprint
+from bedrockish_journal.model.vector import Vector
+
+
+def overtaken(state: State, footprint: Footprint, base: Vector) -> ConflictError | None:
+    """Return the error for a transaction that a commit outside its base has overtaken; None if it can go on.
+
+    Args:
+        state: of the node that executed it.
+        footprint: what it has read and written.
+        base: the commits that it has seen.
+    """
+    if any(base.get(leader, 0) < tick for leader, tick in state.commit_window.floor.items()):
+        window_s = state.settings.conflict_window_ms / 1000
+        return ConflictError(
+            f"the transaction's snapshot is older than {window_s:g} s, and what it read may have changed since; "
+            "it did not happen: run it again"
+        )
+    found = next(state.commit_window.conflicts(footprint, base), None)
+    if found is None:
+        return None
+    note_conflict(state.counts, footprint, found.key)
+    state.note_rival(found.key, found.other)
+    return lost_to(found)
+
+
+def lost_to(found: Conflict) -> ConflictError:
+    """Return the error for a transaction that lost against another one."""
+    name = readable(found.object)
+    return ConflictError(
+        f"{found.other} of {found.other.leader} has changed {name} since the transaction began; it did not happen: "
+        "run it again",
+        table=name,
+        key=found.key.hex(),
+        other=str(found.other),
+        leader=found.other.leader,
+    )
+
+
+def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None:
+    """Return why what was executed a while ago would do something else now; None if it would not."""
+    if prepared.schema != state.schema:
+        return ConflictError(
+            "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
+        )
+    footprint = prepared.footprint
+    if not prepared.readonly:
+        now = state.clock.read(state.now.wall_ms)
+        footprint = claim(footprint, (command,), prepared.kind, now, LAST_CLOCK)
+    return overtaken(state, footprint, prepared.base)
+
+
+def move(state: State, ticket: Ticket, prepared: Prepared) -> Prepared | BedrockishError:
+    """Return what was prepared as if it had been executed now, or why it would have done something else."""
+    error = lost(state, ticket.request.command, prepared)
+    if error is not None:
+        return error
+    # One that was told its clock stays younger than all that it has seen; others move up.
+    return prepared if prepared.clock else replace(prepared, base=dict(state.applied))

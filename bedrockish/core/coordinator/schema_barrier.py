@@ -1,0 +1,81 @@
+"""When schema changes come into force, for those who wait for it here.
+
+A schema change D is committed like any transaction, and in force from its activation clock on. A transaction belongs on
+the schema in force at its own clock: with a smaller clock it runs on the old one whenever it comes, with a greater one
+it waits until D is in force at its leader. That takes as long as closing time does, not as long as D's way through the
+cluster; and nobody is turned down for it, unless D's delay was shorter than that way.
+"""
+
+from bedrockish.api.requests import Answer
+from bedrockish.common.hlc import moved
+from bedrockish.core.coordinator.request import Stage, Ticket
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.state.state import State
+from bedrockish_journal.model.transaction import SCHEMA, Txid
+
+DOUBLINGS_MAX = 6
+
+
+def activation_clock(state: State, ticket: Ticket, prepared: Prepared, clock: int) -> int:
+    """Return from which clock on a schema change of this clock is to be in force; 0 for any other transaction.
+
+    Alone, a voter has nobody to tell. A change that was turned down came into force too soon for somebody, so its next
+    attempt leaves more time.
+    """
+    if prepared.kind != SCHEMA:
+        return 0
+    if len(state.voters) == 1:
+        return clock + 1
+    delay_ms = state.settings.schema_delay_ms << min(ticket.rejections, DOUBLINGS_MAX)
+    return moved(clock, min(delay_ms, state.settings.clock_offset_ms)) + 1
+
+
+class SchemaBarrier:
+    """The tickets that wait for a schema change to be in force."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.waiting: list[Ticket] = []  # those that belong on the schema that it makes
+        self.decided: dict[Txid, list[Ticket]] = {}  # those that asked for it
+
+    def holds_up(self, ticket: Ticket, prepared: Prepared, clock: int) -> bool:
+        """Whether a ticket has to wait before it is led: there is one change at a time, and it comes first."""
+        scheduled = self.state.scheduled
+        if scheduled is None or (prepared.kind != SCHEMA and clock < scheduled.activates):
+            return False
+        self._wait(ticket)
+        return True
+
+    def will_hold_up(self, ticket: Ticket) -> bool:
+        """Whether a ticket that would be led now has to wait, whatever it does."""
+        if not self.state.awaits_schema(self.state.clock.read(self.state.now.wall_ms)):
+            return False
+        self._wait(ticket)
+        return True
+
+    def _wait(self, ticket: Ticket) -> None:
+        ticket.move(Stage.SCHEMA)
+        self.waiting.append(ticket)
+        self.state.counts["waited_for_schema"] += 1
+
+    def released(self) -> list[Ticket]:
+        """Take those that need not wait any longer."""
+        if not self.waiting or self.state.scheduled is not None:
+            return []
+        waiting, self.waiting = self.waiting, []
+        return [ticket for ticket in waiting if ticket.stage is Stage.SCHEMA]
+
+    def decide(self, ticket: Ticket, txid: Txid, answer: Answer) -> None:
+        """A ticket's schema change is committed: it is answered when that is in force here.
+
+        Its attempt's end may tell so, and the journal when it was executed again: it is noted once.
+        """
+        if ticket.stage is Stage.ACTIVATING:
+            return
+        ticket.move(Stage.ACTIVATING)
+        ticket.answer = answer
+        self.decided.setdefault(txid, []).append(ticket)
+
+    def activated(self, txid: Txid) -> list[Ticket]:
+        """Take the tickets that asked for what is in force now."""
+        return [ticket for ticket in self.decided.pop(txid, ()) if ticket.stage is Stage.ACTIVATING]

@@ -1,0 +1,103 @@
+"""What must be true of one node after each step, whatever it has heard.
+
+The laws of a cluster compare nodes (docs/testing.md has them); these compare the parts of one. The simulator and the
+model check assert them after every step of every node, so each world looks for them too; a serving node does not spend
+the time. Each is a function whose name says it, whose docstring says why it must be so.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from bedrockish.core.coordinator.coordinator import Coordinator
+from bedrockish.core.coordinator.request import Stage
+from bedrockish.core.replica.apply_queue import ApplyQueue
+from bedrockish.core.state.state import State
+
+
+def the_cut_is_closed(state: State) -> None:
+    """The cut says that nothing at or below it can still be approved here, which closed time alone makes true."""
+    assert state.cut <= state.closed, f"cut {state.cut} is above closed {state.closed}"
+
+
+def nothing_pending_is_below_the_cut(state: State) -> None:
+    """Others take what is at or below a majority's cut for past, so nothing there may still commit by our vote."""
+    lowest = state.pending.smallest_clock()
+    assert lowest is None or lowest > state.cut or not state.health.applies, f"{lowest} is pending below {state.cut}"
+
+
+def what_is_pending_is_held_and_open(state: State) -> None:
+    """Pending is what votes say is held: one that is not would turn others away for nothing, or for ever."""
+    for txid in state.pending.transactions:
+        vote = state.votes.get(txid)
+        assert vote is not None, f"{txid} is pending without a vote"
+        assert vote.held, f"{txid} is pending and not held"
+        assert txid not in state.outcomes, f"{txid} is pending and over"
+
+
+def what_is_held_is_pending(state: State) -> None:
+    """What a vote holds and pending lacks is not found by the next conflict test: two that conflict could be held."""
+    for txid, vote in state.votes.items():
+        assert not vote.held or txid in state.pending or state.outcomes.get(txid), f"{txid} is held and not pending"
+
+
+def a_clock_stays_below_its_ceiling(state: State) -> None:
+    """The ceiling is durable: a restarted node approves nothing below it, for it may have promised otherwise."""
+    assert state.clock.value <= state.ceiling, f"the clock {state.clock.value} is above its ceiling {state.ceiling}"
+
+
+def what_waits_is_taken_and_not_applied(state: State, queue: ApplyQueue) -> None:
+    """Each timeline is taken and applied tick by tick: what lies between the two waits, in order, and nothing else."""
+    for leader, taken in state.taken.items():
+        applied = state.applied.get(leader, 0)
+        ticks = [entry.tick for entry in queue.waiting.get(leader, ())]
+        assert ticks == list(range(applied + 1, taken + 1)), f"{leader}: {applied} applied, {taken} taken, {ticks} wait"
+
+
+def what_counts_is_promised_to_nobody(state: State, coordinator: Coordinator) -> None:
+    """Ballot 0 commits only while its leader has not moved on: to its rollback, or to a recovery that has its word."""
+    for txid, attempt in coordinator.attempts.items():
+        if attempt.counting:
+            vote = state.votes.get(txid)
+            assert vote is not None, f"{txid} is counted without a vote of our own"
+            assert vote.promised == 0, f"{txid} is counted at ballot {vote.promised}"
+            assert txid not in coordinator.rollbacks, f"{txid} is counted and given up"
+
+
+def who_waits_is_waited_for(coordinator: Coordinator) -> None:
+    """A request that waits stands in exactly one queue, of a transaction or of a request: in none, nobody wakes it."""
+    replies = coordinator.replies
+    queues = [*replies.wait_queue.waits.values(), *(ticket.behind for ticket in replies.tickets.values())]
+    places = Counter(number for queue in queues for number in queue)
+    for number, ticket in replies.tickets.items():
+        if ticket.stage is Stage.WAITING:
+            assert places[number] == 1, f"request {number} waits in {places[number]} queues"
+
+
+def who_is_in_flight_has_an_attempt(coordinator: Coordinator) -> None:
+    """A request waits for approvals of a transaction that is still open; without one its answer never comes."""
+    carried = {number for attempt in coordinator.attempts.values() for number in attempt.tickets}
+    for number, ticket in coordinator.replies.tickets.items():
+        assert ticket.stage is not Stage.IN_FLIGHT or number in carried, f"request {number} is in no attempt"
+
+
+OF_STATE: tuple[Callable[[State], None], ...] = (
+    the_cut_is_closed,
+    nothing_pending_is_below_the_cut,
+    what_is_pending_is_held_and_open,
+    what_is_held_is_pending,
+    a_clock_stays_below_its_ceiling,
+)
+
+
+def check(state: State, queue: ApplyQueue, coordinator: Coordinator) -> None:
+    """Assert all of them.
+
+    Raises:
+        AssertionError: one is broken; it names what.
+    """
+    for invariant in OF_STATE:
+        invariant(state)
+    what_waits_is_taken_and_not_applied(state, queue)
+    what_counts_is_promised_to_nobody(state, coordinator)
+    who_waits_is_waited_for(coordinator)
+    who_is_in_flight_has_an_attempt(coordinator)

@@ -1,0 +1,184 @@
+"""What can happen to a node. The driver makes these; the core never looks for them itself."""
+
+from typing import NamedTuple
+
+from bedrockish.api.requests import Answer, Request
+from bedrockish.core.protocol.messages import Message, Whole
+from bedrockish.core.protocol.pieces import Part
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.errors import BedrockishError
+from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.model.value import value
+from bedrockish_journal.model.vector import Vector
+
+
+class Now(NamedTuple):
+    """A reading of the driver's clocks: seconds that never go back, and Unix milliseconds that may."""
+
+    seconds: float
+    wall_ms: int
+
+
+@value
+class Submitted:
+    """A client asked for something. ``ticket`` is the driver's name for whom to answer.
+
+    ``once``: what the driver executes is the same each time; if it cannot be led as it is, it cannot be led.
+    """
+
+    ticket: int
+    request: Request
+    once: bool = False
+
+
+@value
+class Executed:
+    """A request was executed, as an Execute effect asked."""
+
+    ticket: int
+    prepared: Prepared
+
+
+@value
+class ClockWanted:
+    """Executing a request met ``transaction_clock()``, and there was none: ask for one, and Execute it again."""
+
+    ticket: int
+
+
+@value
+class ClockSet:
+    """The operator lets the clock follow the wall, or only count (``enable_cluster_clock``)."""
+
+    follows_wall: bool
+
+
+@value
+class Shortened:
+    """The beginning of the journal was removed: the last tick of each timeline that was."""
+
+    upto: Vector
+
+
+@value
+class Held:
+    """A reader needs the journal after a clock; None: it needs it no more."""
+
+    name: str
+    clock: int | None
+
+
+@value
+class Failed:
+    """A request cannot be executed: the error is its answer as soon as nothing can come of its earlier attempts.
+
+    ``error.rests_on`` is what it had read when it was refused, as a ``Prepared`` that only reads.
+    """
+
+    ticket: int
+    error: BedrockishError
+
+
+@value
+class Dropped:
+    """A request needs no more: it was answered from the journal, or nobody waits for it any longer."""
+
+    ticket: int
+
+
+@value
+class Decided:
+    """A request is a schema change that was committed before and is not activated here yet: ``answer`` is for then."""
+
+    ticket: int
+    txid: Txid
+    answer: Answer
+
+
+@value
+class Activated:
+    """A schema change was activated; ``failure`` says why the data forbade it, and is empty if nothing did."""
+
+    txid: Txid
+    failure: str
+
+
+@value
+class Assembled:
+    """The bytes of a message that a peer has sent in pieces, as an Assemble effect asked.
+
+    ``known``: what they were found to be, if the driver has read them already.
+    """
+
+    peer: str
+    parts: tuple[Part, ...]
+    data: bytes
+    known: Whole | None = None
+
+
+@value
+class Compared:
+    """What ``compare_rows`` was asked of a transaction, and put off, can be asked again."""
+
+    txid: Txid
+
+
+@value
+class Received:
+    """A peer said something."""
+
+    peer: str
+    message: Message
+
+
+@value
+class PeerUp:
+    """From now on, what is sent to this peer can arrive; what was sent before may be lost."""
+
+    peer: str
+
+
+@value
+class PeerDown:
+    """What is sent to this peer does not arrive."""
+
+    peer: str
+
+
+@value
+class Accused:
+    """A peer takes no links from us, because our file is not all that this node has voted with.
+
+    ``for_good``: it is an older state of it, which does not pass. That it is another file may be wrong: the peer may
+    have missed a change of the members; so this holds until it takes a link from us again.
+    """
+
+    peer: str
+    reason: str
+    for_good: bool = False
+
+
+@value
+class Woken:
+    """The deadline that the node gave has passed."""
+
+
+Event = (
+    Submitted
+    | Executed
+    | ClockWanted
+    | ClockSet
+    | Shortened
+    | Held
+    | Failed
+    | Dropped
+    | Decided
+    | Activated
+    | Assembled
+    | Compared
+    | Received
+    | PeerUp
+    | PeerDown
+    | Accused
+    | Woken
+)

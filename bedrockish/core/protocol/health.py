@@ -1,0 +1,134 @@
+"""What a node still does when something is wrong with it: serving, read-only, damaged, repairing.
+
+Whatever stops a node from doing all of its work raises an *alarm* here, under a name, and clears it when it is over;
+the worst alarm decides. There is no second mechanism: a full disk, an entry that fits nowhere and tables that differ
+from the journal are all alarms. Pure.
+
+| mode      | reads | leads | votes | applies | answers for its journal and its promises |
+|-----------|-------|-------|-------|---------|------------------------------------------|
+| serving   | yes   | yes   | yes   | yes     | yes                                      |
+| read-only | yes   | no    | no    | yes     | yes                                      |
+| damaged   | no    | no    | no    | no      | only what it has in its journal          |
+| repairing | no    | no    | no    | no      | only what it has in its journal          |
+
+A node that does not vote is as safe as one that is down: what it approved before is in its file and stays true,
+because an approval rests on what transactions read and wrote, never on the content of rows.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+import cbor2
+
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.value import value
+
+# The names of alarms.
+DISK_FULL = "disk_full"  # nothing can be written
+UNAPPLICABLE = "entry_unapplicable"  # a decided entry fits nowhere
+DAMAGED_TABLES = "damaged_tables"  # the tables are not what the journal makes of them
+
+
+class Mode(IntEnum):
+    """How much a node still does; a greater one is less."""
+
+    SERVING = 0
+    READ_ONLY = 1
+    DAMAGED = 2
+    REPAIRING = 3
+
+    @property
+    def label(self) -> str:
+        """The word for people and for status."""
+        return self.name.lower().replace("_", "-")
+
+
+@value
+class Alarm:
+    """Something that is wrong with a node.
+
+    Attributes:
+        mode: what the node still does because of it.
+        reason: for people: what is wrong, and what to do.
+        details: plain facts for programs, such as ``table`` and ``key``.
+    """
+
+    mode: Mode
+    reason: str
+    details: Mapping[str, str | int]
+
+
+class Health:
+    """The alarms of one node, by name; the worst of them decides what it does.
+
+    Args:
+        alarms: those that its file keeps from before the start.
+    """
+
+    def __init__(self, alarms: Mapping[str, Alarm] | None = None) -> None:
+        self.alarms: dict[str, Alarm] = dict(alarms or {})
+
+    def set_alarm(self, name: str, mode: Mode, reason: str, **details: str | int) -> Alarm:
+        """Raise an alarm, or replace an earlier one of that name; return it."""
+        assert mode is not Mode.SERVING, f"alarm {name} would change nothing"
+        alarm = self.alarms[name] = Alarm(mode, reason, details)
+        return alarm
+
+    def clear_alarm(self, name: str) -> None:
+        """Clear an alarm; nothing happens if it is not raised."""
+        self.alarms.pop(name, None)
+
+    @property
+    def worst(self) -> Alarm | None:
+        """The alarm that decides; None while all is well."""
+        return self.alarms.get(self.name)
+
+    @property
+    def name(self) -> str:
+        """The name of the alarm that decides; empty while all is well."""
+        return max(self.alarms, key=lambda name: self.alarms[name].mode, default="")
+
+    @property
+    def mode(self) -> Mode:
+        """What the node does."""
+        worst = self.worst
+        return Mode.SERVING if worst is None else worst.mode
+
+    @property
+    def reason(self) -> str:
+        """Why it does not do more, for people; empty if it does everything."""
+        worst = self.worst
+        return "" if worst is None else worst.reason
+
+    @property
+    def reads(self) -> bool:
+        """Whether its tables may answer anybody."""
+        return self.mode <= Mode.READ_ONLY
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may lead transactions and vote on those of others."""
+        return self.mode is Mode.SERVING
+
+    @property
+    def applies(self) -> bool:
+        """Whether it may put decided entries into its tables and its journal."""
+        return self.mode <= Mode.READ_ONLY
+
+
+def encode_alarm(alarm: Alarm) -> bytes:
+    """Return the bytes in which a node's file keeps an alarm."""
+    return cbor2.dumps([int(alarm.mode), alarm.reason, dict(alarm.details)])
+
+
+def decode_alarm(data: bytes) -> Alarm:
+    """Read what ``encode_alarm`` wrote.
+
+    Raises:
+        EntryMalformedError: the bytes are something else.
+    """
+    try:
+        mode, reason, details = cbor2.loads(data)
+        return Alarm(Mode(mode), str(reason), dict(details))
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise EntryMalformedError(f"these {len(data)} bytes are no alarm: {error}") from error

@@ -1,0 +1,540 @@
+"""What nodes say to each other: one frozen dataclass for each kind, and their form on the wire.
+
+On the wire a message is a CBOR array: the number of its kind, then its fields in order. An unknown kind is refused
+with a typed error.
+
+Nodes of two releases speak with each other while a cluster is upgraded. How to change what they say:
+
+* A field: append it at the end, with a default. An older program ignores it, and its messages, which lack it, are read
+  with the default. Never change, move or remove a field that an older level reads. What may only be done when everybody
+  reads the field asks ``state.level >= N`` first, where N is the level of the release that adds it.
+* A kind: take the next number in ``WIRE`` and enter the level in ``SINCE``. It must not be sent below that level:
+  ``State.send`` asserts it. Until then the node does what the older release did.
+* ``levels.LEVEL`` is one higher in a release than in the one before it; ``tests/core/test_levels.py`` holds what the
+  earlier levels read.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, field, fields
+from enum import IntEnum
+from typing import Any
+
+import cbor2
+
+from bedrockish.common.levels import LEVEL, OLDEST
+from bedrockish.core.protocol.health import Mode
+from bedrockish.core.protocol.records import ENDED
+from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import Transaction, Txid, check_txid, decode_transaction
+from bedrockish_journal.model.value import value
+from bedrockish_journal.model.vector import Vector, check
+
+DIGEST_BYTES = 32
+PIECE_BYTES_MAX = 1 << 20  # of what a peer may offer or send as one piece
+
+
+class Reason(IntEnum):
+    """Why a voter rejects a transaction."""
+
+    FOR = 1  # it conflicts with another one
+    TOO_LATE = 2  # its clock is at or below what the voter has closed
+    TOO_OLD = 3  # its snapshot is older than the conflict window
+    AHEAD = 4  # its clock is further ahead of the wall than allowed
+    PROMISED = 5  # somebody recovers it
+    BARRIER = 6  # a membership change goes first
+    MEMBERS = 7  # it was begun under another membership
+    DIFFERS = 9  # it was made of other rows than the voter has
+    FORGOTTEN = 8  # the id of its command is older than what the voter remembers
+
+
+class Standing(IntEnum):
+    """What a voter says of a transaction that it is asked to hold."""
+
+    HELD = 1
+    NEVER = 2
+    BLOCKED = 3
+
+
+@value
+class Begin:
+    """A leader asks for approval. ``body`` is the transaction."""
+
+    body: bytes
+
+
+@value
+class Approve:
+    """A voter approves; ``tick`` is its own, as it stands in the gist's vectors."""
+
+    txid: Txid
+    tick: int
+    clock: int
+
+
+@value
+class Reject:
+    """A voter rejects, ``FOR`` another transaction or for another reason. A reject leaves no trace at the voter.
+
+    ``key`` is the key on which the two meet, for the error that a person reads.
+    """
+
+    txid: Txid
+    reason: int
+    other: Txid | None
+    key: bytes
+    clock: int
+
+
+@value
+class Commit:
+    """A commit at its place. ``body`` is left out for those who have it; ``hash`` is that of the entry."""
+
+    label: bytes
+    body: bytes | None
+    hash: bytes
+    clock: int
+
+
+@value
+class Rollback:
+    """A leader gives its transaction up: accept(abort) at ballot 1."""
+
+    txid: Txid
+    clock: int
+
+
+@value
+class Recover:
+    """Somebody who cannot get the outcome asks everybody to promise ``ballot`` and to hold the transaction."""
+
+    body: bytes
+    ballot: int
+    clock: int
+
+
+@value
+class Promise:
+    """The answer to RECOVER.
+
+    ``accepted`` is the highest (ballot, commit?) accepted. ``blockers`` are the bodies of conflicting transactions
+    pending here; ``ended`` the conflicting ones whose outcome is known here or whose abort was accepted.
+    """
+
+    txid: Txid
+    ballot: int
+    standing: int
+    accepted: tuple[int, bool] | None
+    blockers: tuple[bytes, ...]
+    ended: tuple[Txid, ...]
+    clock: int
+
+
+@value
+class Accept:
+    """Accept a decision at a ballot of 2 or more."""
+
+    body: bytes
+    ballot: int
+    commit: bool
+    clock: int
+
+
+@value
+class Accepted:
+    """A ballot (1: the leader's rollback) was accepted, and durably."""
+
+    txid: Txid
+    ballot: int
+    clock: int
+
+
+@value
+class Refused:
+    """A ballot was refused: a higher one is promised."""
+
+    txid: Txid
+    promised: int
+    clock: int
+
+
+@value
+class Outcome:
+    """How a transaction ended. For a commit, the entry follows or is fetched: ``leader`` and ``tick`` say where."""
+
+    txid: Txid
+    commit: bool
+    leader: str
+    tick: int
+    clock: int
+
+
+@value
+class Ask:
+    """What became of this transaction?"""
+
+    txid: Txid
+    clock: int
+
+
+@value
+class Gossip:
+    """What a node has applied, closed and cut; also its sign of life. ``wall_ms`` is its wall clock, in Unix time.
+
+    ``holds`` are the readers that still need the journal from a clock on: name -> (how often it was taken, clock).
+    ``level`` is the release level of its program, see ``levels``. ``cluster_id`` is that of its membership.
+    ``mode`` is how much the node still does (``health.Mode``); a newer program may know of less than we do.
+    ``config`` is the version of the membership that it has applied. A timeline that is retired is left out of
+    ``applied`` where the receiver has told that it has applied the retirement.
+    """
+
+    applied: Vector
+    closed: int
+    cut: int
+    clock: int
+    store: str
+    batches: int
+    wall_ms: int
+    holds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    level: int = OLDEST
+    cluster_id: str = ""
+    mode: int = Mode.SERVING
+    config: int = 0
+
+
+@value
+class Fetch:
+    """Send me these timelines from these ticks on."""
+
+    wants: Vector
+    limit: int
+
+
+@value
+class Entries:
+    """Entries of timelines, in order: (prev, label, body) each."""
+
+    entries: tuple[tuple[bytes, bytes, bytes], ...]
+    clock: int
+
+
+@value
+class Check:
+    """Is anything committed or pending with you, outside ``vector``, that writes what I read? (a strict read)"""
+
+    read: int
+    vector: Vector
+    footprint: bytes
+    clock: int
+
+
+@value
+class Checked:
+    """The answer to CHECK: the transactions that are; none means the read is valid here."""
+
+    read: int
+    others: tuple[Txid, ...]
+    clock: int
+
+
+@value
+class Forward:
+    """Run this command for one of my clients. Only release 0.1.0 says it, and is told that nothing is forwarded."""
+
+    body: bytes
+    clock: int
+
+
+@value
+class Forwarded:
+    """What became of a forwarded command. ``body`` is the reply to the client."""
+
+    command: str
+    body: bytes
+    clock: int
+
+
+@value
+class AskClock:
+    """Move up to this clock, and tell me yours."""
+
+    number: int
+    clock: int
+
+
+@value
+class ToldClock:
+    """The answer to ASK CLOCK, from a node whose clock is at least what was asked."""
+
+    number: int
+    clock: int
+
+
+@value
+class Removed:
+    """The answer to FETCH when what is wanted was removed from the journal: the last tick removed of each timeline."""
+
+    upto: Vector
+    clock: int
+
+
+@value
+class Offer:
+    """A transaction that I shall BEGIN has these pieces: fetch those that you lack, and keep them. None: it is over.
+
+    ``number`` is the leader's name for it; each piece is (sha256, size). What is kept is kept for a bounded time.
+    """
+
+    number: int
+    pieces: tuple[tuple[bytes, int], ...]
+    clock: int
+
+
+@value
+class Stored:
+    """All pieces of an offer are durable here; or they are not taken, because there is no room."""
+
+    number: int
+    stored: bool
+    clock: int
+
+
+@value
+class Want:
+    """Send me these pieces, named by their sha256."""
+
+    pieces: tuple[bytes, ...]
+
+
+@value
+class Piece:
+    """A piece that was wanted; no ``data``: it is not here any more. It promises nothing, so it has no clock."""
+
+    digest: bytes
+    data: bytes | None
+
+
+@value
+class InPieces:
+    """A large message, as its encoding: bytes, and the (sha256, size) of pieces that the receiver may have or want."""
+
+    parts: tuple[bytes | tuple[bytes, int], ...]
+
+
+Message = (
+    Begin
+    | Approve
+    | Reject
+    | Commit
+    | Rollback
+    | Recover
+    | Promise
+    | Accept
+    | Accepted
+    | Refused
+    | Outcome
+    | Ask
+    | Gossip
+    | Fetch
+    | Entries
+    | Check
+    | Checked
+    | Forward
+    | Forwarded
+    | AskClock
+    | ToldClock
+    | Removed
+    | Offer
+    | Stored
+    | Want
+    | Piece
+    | InPieces
+)
+
+Reader = Callable[[Any], Any]
+
+
+class UnknownMessageError(EntryMalformedError):
+    """Raised for a message of a kind that a newer version may have: it is passed over."""
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:  # a file can keep it
+        raise EntryMalformedError(f"there should be a whole number below 2^63, not {value!r:.80}")
+    return value
+
+
+def _clock(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < CLOCK_READ_LIMIT:
+        raise EntryMalformedError(f"there should be a clock, not {value!r:.80}")
+    return value
+
+
+def _ballot(value: Any) -> int:
+    if _known_ballot(value) == ENDED:
+        raise EntryMalformedError("nobody recovers at the ballot of what is decided")
+    return int(value)
+
+
+def _known_ballot(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= ENDED:
+        raise EntryMalformedError(f"there should be a ballot, not {value!r:.80}")
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    if type(value) is not bytes:
+        raise EntryMalformedError(f"there should be bytes, not {value!r:.80}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise EntryMalformedError(f"there should be text, not {value!r:.80}")
+    return value
+
+
+def _reason(value: Any) -> int:
+    if value not in Reason.__members__.values():
+        raise EntryMalformedError(f"there should be a reason to reject, not {value!r:.80}")
+    return int(value)
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise EntryMalformedError(f"there should be true or false, not {value!r:.80}")
+    return value
+
+
+def _optional(reader: Reader) -> Reader:
+    return lambda value: None if value is None else reader(value)
+
+
+def _holds(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise EntryMalformedError(f"there should be a map of holds, not {value!r:.80}")
+    return {_text(name): _several(_whole, _whole)(hold) for name, hold in value.items()}
+
+
+def _many(reader: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise EntryMalformedError(f"there should be a list, not {value!r:.80}")
+        return tuple(reader(item) for item in value)
+
+    return read
+
+
+def _several(*readers: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, list) or len(value) != len(readers):
+            raise EntryMalformedError(f"there should be {len(readers)} values, not {value!r:.80}")
+        return tuple(reader(item) for reader, item in zip(readers, value, strict=True))
+
+    return read
+
+
+def _name(value: Any) -> tuple[bytes, int]:
+    digest, size = _several(_bytes, _whole)(value)
+    if len(digest) != DIGEST_BYTES or not 0 < size <= PIECE_BYTES_MAX:
+        raise EntryMalformedError(f"there should be a piece's sha256 and its size, not {value!r:.80}")
+    return digest, size
+
+
+def _part(value: Any) -> bytes | tuple[bytes, int]:
+    return value if type(value) is bytes else _name(value)
+
+
+_W, _B, _T, _X, _V, _C = _whole, _bytes, _text, check_txid, check, _clock
+
+WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
+    1: (Begin, (_B,)),
+    2: (Approve, (_X, _W, _C)),
+    3: (Reject, (_X, _reason, _optional(_X), _B, _C)),
+    4: (Commit, (_B, _optional(_B), _B, _C)),
+    5: (Rollback, (_X, _C)),
+    6: (Recover, (_B, _ballot, _C)),
+    7: (Promise, (_X, _ballot, _W, _optional(_several(_known_ballot, _flag)), _many(_B), _many(_X), _C)),
+    8: (Accept, (_B, _ballot, _flag, _C)),
+    9: (Accepted, (_X, _ballot, _C)),
+    10: (Refused, (_X, _known_ballot, _C)),
+    11: (Outcome, (_X, _flag, _T, _W, _C)),
+    12: (Ask, (_X, _C)),
+    13: (Gossip, (_V, _C, _C, _C, _T, _W, _W, _holds, _W, _T, _W, _W)),
+    14: (Fetch, (_V, _W)),
+    15: (Entries, (_many(_several(_B, _B, _B)), _C)),
+    16: (Check, (_W, _V, _B, _C)),
+    17: (Checked, (_W, _many(_X), _C)),
+    18: (Forward, (_B, _C)),
+    19: (Forwarded, (_T, _B, _C)),
+    20: (AskClock, (_W, _C)),
+    21: (ToldClock, (_W, _C)),
+    22: (Removed, (_V, _C)),
+    23: (Offer, (_W, _many(_name), _C)),
+    24: (Stored, (_W, _flag, _C)),
+    25: (Want, (_many(_B),)),
+    26: (Piece, (_B, _optional(_B))),
+    27: (InPieces, (_many(_part),)),
+}
+SINCE: dict[type[Message], int] = {Offer: 2, Stored: 2, Want: 2, Piece: 2, InPieces: 2}
+"""The level from which on a kind is read, of those that level 1 does not read."""
+
+NUMBERS = {cls: number for number, (cls, _) in WIRE.items()}
+_NAMES = {cls: tuple(field.name for field in fields(cls)) for cls in NUMBERS}
+_REQUIRED = {
+    cls: sum(each.default is MISSING and each.default_factory is MISSING for each in fields(cls)) for cls in NUMBERS
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as it travels."""
+    cls = type(message)
+    return cbor2.dumps([NUMBERS[cls], *(getattr(message, name) for name in _NAMES[cls])])
+
+
+@value
+class Whole:
+    """A message that was put together, and the transaction in it, if there is one that can be read."""
+
+    message: Message
+    transaction: Transaction | None
+
+
+def read_whole(data: bytes) -> Whole | None:
+    """Read a large message, and the transaction in it; None if it is none. For whoever can do it ahead, in a thread."""
+    try:
+        message = decode(data)
+    except EntryMalformedError:
+        return None
+    body = message.body if isinstance(message, Begin | Recover | Accept) else None
+    try:
+        return Whole(message, None if body is None else decode_transaction(body))
+    except EntryMalformedError:
+        return Whole(message, None)
+
+
+def decode(data: bytes) -> Message:
+    """Read a message. Trailing fields that it lacks, of an older release, have their defaults.
+
+    Raises:
+        UnknownMessageError: it is of a kind that this version does not know.
+        EntryMalformedError: the bytes are not a message.
+    """
+    try:
+        packed = cbor2.loads(data)
+    except Exception as error:  # a tag that it reads as a date, a number or a set raises what that raises
+        raise EntryMalformedError(f"these {len(data)} bytes are not a message: {error}") from error
+    if not isinstance(packed, list) or not packed or type(packed[0]) is not int:
+        raise EntryMalformedError(f"a message is a list that begins with a number, not {packed!r:.60}")
+    if packed[0] not in WIRE:
+        raise UnknownMessageError(f"level {LEVEL} knows no message of kind {packed[0]}")
+    cls, readers = WIRE[packed[0]]
+    if len(packed) <= _REQUIRED[cls]:
+        raise EntryMalformedError(f"a {cls.__name__} has {_REQUIRED[cls]} fields, this one {len(packed) - 1}")
+    found = []
+    for name, reader, item in zip(_NAMES[cls], readers, packed[1:], strict=False):
+        try:
+            found.append(reader(item))
+        except EntryMalformedError as error:
+            raise EntryMalformedError(f"{name} of a {cls.__name__}: {error}") from error
+    return cls(*found)

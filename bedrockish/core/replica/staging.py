@@ -1,0 +1,288 @@
+"""What others send in pieces: fetched from them, a few at a time, and kept until it can be used.
+
+The receiver asks, so it decides how much is on the way to it: as much as the link takes without that other messages
+have to wait long. Pieces of an offered transaction are saved, so that its BEGIN can be approved at once and the
+approval is durable; those of other messages are in memory until the message is complete.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import islice
+
+from bedrockish.core.protocol.effects import Assemble, DropPieces, SavePiece
+from bedrockish.core.protocol.messages import Begin, InPieces, Message, Offer, Piece, Stored, Want, Whole, decode
+from bedrockish.core.protocol.pieces import Name, Part
+from bedrockish.core.state.state import State
+from bedrockish_journal.model.errors import EntryMalformedError
+
+KEPT_S = 60.0  # how long an offer that nothing comes of, or an incomplete message, is kept
+FOUND_S = 10.0  # how long pieces that are found in the file at the start wait for an offer that names them
+OFFERED_BYTES_MAX = 256 << 20  # of one peer's offers together
+OFFERED_PIECES_MAX = 1 << 16
+MESSAGE_BYTES_MAX = 64 << 20
+MESSAGES_MAX = 4  # of one peer that are not complete; what is dropped beyond is sent again by its protocol
+WINDOW_MIN, WINDOW_MAX = 8, 64  # pieces that are on their way from one peer
+DELAY_S = 0.05  # how much longer than the least a piece may take before fewer are asked for at a time
+ASK_AGAIN_S = 2.0
+DROPPED_MAX = 32  # pieces at a heartbeat: a file needs time to take back what they took
+
+
+@dataclass(slots=True)
+class Offered:
+    """A transaction that a peer is going to begin.
+
+    Attributes:
+        names: of all its pieces.
+        missing: those that are not saved here.
+        touched: seconds at which it was last spoken of, or a piece of it came.
+    """
+
+    names: frozenset[bytes]
+    size: int
+    missing: set[bytes]
+    touched: float
+
+
+@dataclass(slots=True)
+class Incomplete:
+    """A message of which pieces are missing."""
+
+    peer: str
+    parts: tuple[Part, ...]
+    missing: set[bytes]
+    since: float
+
+
+@dataclass(slots=True)
+class Pull:
+    """What is asked of one peer.
+
+    Attributes:
+        queue: what to ask for next, and its size.
+        asked: what is on its way, since when, and its size.
+        window: how many pieces may be.
+        least: seconds that the quickest piece has taken; of late, since nothing was on its way.
+    """
+
+    queue: deque[Name] = field(default_factory=deque)
+    asked: dict[bytes, tuple[float, int]] = field(default_factory=dict)
+    window: float = WINDOW_MIN
+    least: float = 0.0
+
+    def came(self, digest: bytes, seconds: float) -> int | None:
+        """Take note that a piece came, and how long it took; its size, or None if it was not asked for."""
+        if digest not in self.asked:
+            return None
+        since, size = self.asked.pop(digest)
+        took = seconds - since
+        self.least = min(self.least, took) if self.least else took
+        more = 1.0 if took <= self.least + DELAY_S else -1.0
+        self.window = min(WINDOW_MAX, max(WINDOW_MIN, self.window + more))
+        return size
+
+
+class Staging:
+    """Fetches pieces, and puts messages together.
+
+    ``offers`` are by peer and its number.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.offers: dict[tuple[str, int], Offered] = {}
+        self.incomplete: list[Incomplete] = []
+        self.fetched: dict[bytes, bytes] = {}  # pieces of incomplete messages
+        self.pulls: dict[str, Pull] = {}
+        if state.pieces.saved:
+            found = frozenset(state.pieces.saved)
+            self.offers["", 0] = Offered(found, 0, set(), state.now.seconds - KEPT_S + FOUND_S)
+
+    # -- what is offered -------------------------------------------------------------------------------------------
+
+    def on_offer(self, peer: str, message: Offer) -> None:
+        """Fetch what is lacking of a transaction, and say so when all is durable; or forget it."""
+        state, key = self.state, (peer, message.number)
+        if not message.pieces:
+            self.offers.pop(key, None)
+            return
+        if not state.is_voter(state.me) or not state.is_voter(peer):
+            return
+        names = dict(message.pieces)
+        size = sum(names.values())
+        others = [offer for (of, number), offer in self.offers.items() if of == peer and number != message.number]
+        if (
+            size + sum(offer.size for offer in others) > OFFERED_BYTES_MAX
+            or len(names) + sum(len(offer.names) for offer in others) > OFFERED_PIECES_MAX
+        ):
+            state.counts["offers_refused"] += 1
+            self._tell_stored(peer, message.number, stored=False)
+            return
+        missing = {digest for digest in names if digest not in state.pieces.saved}
+        self.offers[key] = Offered(frozenset(names), size, missing, state.now.seconds)
+        if missing:
+            self._pull(peer, [name for name in names.items() if name[0] in missing])
+        else:
+            self._tell_stored(peer, message.number, stored=True)
+
+    def _tell_stored(self, peer: str, number: int, *, stored: bool) -> None:
+        self.state.send(peer, Stored(number, stored, self.state.clock.read(self.state.now.wall_ms)))
+
+    # -- messages in pieces ----------------------------------------------------------------------------------------
+
+    def on_message(self, peer: str, message: InPieces) -> None:
+        """Take a large message, now or when its pieces are here."""
+        state = self.state
+        names = dict(part for part in message.parts if type(part) is tuple)
+        waiting = [one for one in self.incomplete if one.peer == peer]
+        size = sum(len(part) if isinstance(part, bytes) else part[1] for part in message.parts)
+        if size > MESSAGE_BYTES_MAX or len(waiting) >= MESSAGES_MAX:
+            state.counts["messages_too_many"] += 1
+            return
+        missing = {digest for digest in names if digest not in state.pieces.saved and digest not in self.fetched}
+        one = Incomplete(peer, message.parts, missing, state.now.seconds)
+        if missing:
+            self.incomplete.append(one)
+            self._pull(peer, [name for name in names.items() if name[0] in missing])
+        else:
+            self._assemble(one)
+
+    def _assemble(self, one: Incomplete) -> None:
+        """Have a message put together from what is here."""
+        fetched, saved = self.fetched, self.state.pieces.saved
+        parts = (
+            fetched[part[0]] if type(part) is tuple and part[0] in fetched and part[0] not in saved else part
+            for part in one.parts
+        )
+        self.state.emit(Assemble(one.peer, tuple(parts)))
+
+    def on_assembled(self, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
+        """Return a message that was put together of parts; None if it is none."""
+        try:
+            message = decode(data) if known is None else known.message
+        except EntryMalformedError:
+            message = None
+        if message is None or isinstance(message, InPieces):
+            self.state.counts["malformed"] += 1
+            return None
+        if isinstance(message, Begin):
+            self.state.pieces.cutter.learn(message.body, data, parts)
+        return message
+
+    # -- pieces ----------------------------------------------------------------------------------------------------
+
+    def on_piece(self, peer: str, message: Piece) -> None:
+        """Take a piece that was asked for, if it is the one; or learn that it is not there any more."""
+        state, digest, data = self.state, message.digest, message.data
+        pull = self.pulls.get(peer)
+        size = None if pull is None else pull.came(digest, state.now.seconds)
+        if size is None:
+            return  # twice, or never asked for
+        if data is None or len(data) != size or sha256(data).digest() != digest:
+            self._not_there(peer, digest)
+        else:
+            self._came(digest, data)
+        self._ask(peer)
+
+    def _not_there(self, peer: str, digest: bytes) -> None:
+        """Forget what cannot be completed: its sender says it again if it still counts."""
+        self.incomplete = [one for one in self.incomplete if one.peer != peer or digest not in one.missing]
+        for key in [key for key, offer in self.offers.items() if key[0] == peer and digest in offer.missing]:
+            del self.offers[key]
+
+    def _came(self, digest: bytes, data: bytes) -> None:
+        state = self.state
+        offers = [(key, offer) for key, offer in self.offers.items() if digest in offer.missing]
+        messages = [one for one in self.incomplete if digest in one.missing]
+        if offers:
+            self.save(digest, data)
+        elif messages:
+            self.fetched[digest] = data
+        for (peer, number), offer in offers:
+            offer.missing.discard(digest)
+            offer.touched = state.now.seconds
+            if not offer.missing:
+                self._tell_stored(peer, number, stored=True)
+        for one in messages:
+            one.missing.discard(digest)
+            one.since = state.now.seconds
+            if not one.missing:
+                self.incomplete.remove(one)
+                self._assemble(one)
+
+    def save(self, digest: bytes, data: bytes) -> None:
+        """Keep a piece in the file."""
+        saved = self.state.pieces.saved
+        if digest not in saved:
+            saved[digest] = len(data)
+            self.state.emit(SavePiece(digest, data))
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def _pull(self, peer: str, names: Iterable[Name]) -> None:
+        pull = self.pulls.setdefault(peer, Pull())
+        known = {*pull.asked, *(digest for digest, _ in pull.queue)}
+        pull.queue.extend(name for name in names if name[0] not in known)
+        self._ask(peer)
+
+    def _ask(self, peer: str) -> None:
+        """Ask a peer for more, as far as the window goes."""
+        pull, now, wanted = self.pulls[peer], self.state.now.seconds, []
+        if not pull.asked:
+            pull.least = 0.0  # an idle link may be another one by now
+        while pull.queue and len(pull.asked) < int(pull.window):
+            digest, size = pull.queue.popleft()
+            if self._is_missing(digest):
+                pull.asked[digest] = now, size
+                wanted.append(digest)
+        if wanted:
+            self.state.send(peer, Want(tuple(wanted)))
+
+    def _is_missing(self, digest: bytes) -> bool:
+        return any(digest in offer.missing for offer in self.offers.values()) or any(
+            digest in one.missing for one in self.incomplete
+        )
+
+    def resume(self, peer: str) -> None:
+        """Ask a peer again for all that it owes: the question, or the answer, may be lost."""
+        pull = self.pulls.get(peer)
+        if pull is not None and pull.asked:
+            pull.queue.extendleft([(digest, size) for digest, (_, size) in pull.asked.items()])
+            pull.asked.clear()
+            pull.window = WINDOW_MIN
+            self._ask(peer)
+
+    def check(self) -> None:
+        """Ask again for what does not come, and drop what nobody needs any more."""
+        state, now = self.state, self.state.now.seconds
+        state.pieces.expire(now)
+        for peer, pull in list(self.pulls.items()):
+            if any(now - since > ASK_AGAIN_S for since, _ in pull.asked.values()):
+                self.resume(peer)
+            elif not pull.asked and not pull.queue:
+                del self.pulls[peer]
+        self.offers = {key: offer for key, offer in self.offers.items() if now - offer.touched < KEPT_S}
+        self.incomplete = [one for one in self.incomplete if now - one.since < KEPT_S]
+        if self.fetched:
+            needed = {part[0] for one in self.incomplete for part in one.parts if type(part) is tuple}
+            self.fetched = {digest: data for digest, data in self.fetched.items() if digest in needed}
+        if state.pieces.saved:
+            self._drop_unnamed()
+
+    def _drop_unnamed(self) -> None:
+        """Drop the saved pieces that no vote, no offer and no message names."""
+        state, pieces = self.state, self.state.pieces
+        pieces.forget_votes(state.votes)
+        named = set(pieces.offered)
+        for offer in self.offers.values():
+            named |= offer.names
+        for names in pieces.named.values():
+            named.update(names)
+        for one in self.incomplete:
+            named.update(part[0] for part in one.parts if type(part) is tuple)
+        gone = tuple(islice((digest for digest in pieces.saved if digest not in named), DROPPED_MAX))
+        if gone:
+            for digest in gone:
+                del pieces.saved[digest]
+            state.emit(DropPieces(gone))

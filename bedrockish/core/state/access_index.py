@@ -1,0 +1,170 @@
+"""Access sets, found by the keys in them: who else has read or written what a transaction reads or writes.
+
+Single keys are found in a dictionary, so that a test costs the same however many transactions are held. Ranges are
+compared with the keys in order, which are sorted as long as somebody asks for ranges, and with other ranges one by one.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from bedrockish_journal.model.footprint import Footprint, Range, clocks_from, conflict, is_clock
+
+Name = TypeVar("Name", bound=Hashable)
+
+UNUSED_MAX = 1_000  # changes after which keys that nobody has wanted in order are not kept in order any longer
+_CLOCKS, _CLOCKS_END = clocks_from(0)
+
+
+class _One(dict[Name, None]):
+    """The one holder of many keys: one object for all of them, and so never changed."""
+
+    __slots__ = ()
+
+
+class _Keys(Generic[Name]):
+    """Keys, and who has touched each."""
+
+    def __init__(self) -> None:
+        self.holders: dict[bytes, dict[Name, None]] = {}  # in the order in which they came, not that of a hash
+        self._order: list[bytes] | None = None
+        self._unused = 0
+
+    def add(self, points: Iterable[bytes], name: Name) -> None:
+        """Add a holder, who is new, to keys: a loop of its own, for there may be a hundred thousand."""
+        holders, one, new = self.holders, _One({name: None}), list[bytes]()
+        for key in points:
+            held = holders.get(key)
+            if held is None:
+                holders[key] = one
+                new.append(key)
+            elif type(held) is _One:
+                holders[key] = {**held, name: None}
+            else:
+                held[name] = None
+        if self._order is not None:
+            self._change(len(new))
+        if self._order is not None:
+            for key in new:
+                insort(self._order, key)
+
+    def remove(self, points: Iterable[bytes], name: Name) -> None:
+        """Take a holder from keys."""
+        holders, gone = self.holders, list[bytes]()
+        for key in points:
+            held = holders[key]
+            if type(held) is not _One:
+                held.pop(name, None)
+                if held:
+                    continue
+            del holders[key]
+            gone.append(key)
+        if self._order is not None:
+            self._change(len(gone))
+        if self._order is not None:
+            for key in gone:
+                del self._order[bisect_left(self._order, key)]
+
+    def _change(self, count: int) -> None:
+        self._unused += count
+        if self._unused > UNUSED_MAX:
+            self._order = None
+
+    def between(self, low: bytes, high: bytes) -> list[bytes]:
+        """Return the keys of a range, in order."""
+        if self._order is None:
+            self._order = sorted(self.holders)
+        self._unused = 0
+        return self._order[bisect_left(self._order, low) : bisect_left(self._order, high)]
+
+
+class AccessIndex(Generic[Name]):
+    """Access sets of transactions, or of whatever has a name."""
+
+    def __init__(self) -> None:
+        self.sets: dict[Name, Footprint] = {}
+        self._writers: _Keys[Name] = _Keys()
+        self._readers: _Keys[Name] = _Keys()
+        self._ranged: dict[Name, Footprint] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.sets
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+    def add(self, name: Name, footprint: Footprint) -> None:
+        """Hold an access set."""
+        assert name not in self.sets
+        self.sets[name] = footprint
+        self._writers.add(footprint.write_points, name)
+        self._readers.add(_without_clocks(footprint.read_points), name)
+        if footprint.has_ranges:
+            self._ranged[name] = footprint
+
+    def remove(self, name: Name) -> None:
+        """Let go of an access set, if it is here."""
+        footprint = self.sets.pop(name, None)
+        if footprint is None:
+            return
+        self._ranged.pop(name, None)
+        self._writers.remove(footprint.write_points, name)
+        self._readers.remove(_without_clocks(footprint.read_points), name)
+
+    def writers_of(self, key: bytes) -> list[Name]:
+        """Return who writes a key as such, in the order in which they came."""
+        return list(self._writers.holders.get(key, ()))
+
+    def is_writing(self, key: bytes) -> bool:
+        """Whether anybody writes a key as such."""
+        return key in self._writers.holders
+
+    def ranged(self) -> Iterator[Name]:
+        """Yield those that touch more than single keys."""
+        return iter(self._ranged)
+
+    def conflicts(self, footprint: Footprint, own: Name | None = None) -> Iterator[tuple[Name, bytes]]:
+        """Yield everybody whose access set conflicts with this one, once each, and a key; without ``own``."""
+        seen: set[Name | None] = {own}
+        for key, holders in self._touching(footprint):
+            for name in holders:
+                if name not in seen:
+                    seen.add(name)
+                    yield name, key
+        everybody = any(_has_clocks(each) for each in footprint.write_ranges)
+        for name, other in (self.sets if everybody else self._ranged).items():
+            if name not in seen:
+                found = conflict(footprint, other)
+                if found is not None:
+                    seen.add(name)
+                    yield name, found
+
+    def _touching(self, footprint: Footprint) -> Iterator[tuple[bytes, dict[Name, None]]]:
+        """Yield the keys that are held in a way that conflicts, with their holders."""
+        writers, readers = self._writers, self._readers
+        for points, keys in (
+            (footprint.write_points, writers),
+            (footprint.write_points, readers),
+            (footprint.read_points, writers),
+        ):
+            held = keys.holders
+            fewer, other = (held, points) if len(points) > len(held) else (points, held)
+            met = [key for key in fewer if key in other]
+            for key in sorted(met):
+                yield key, held[key]
+        for ranges, kinds in ((footprint.write_ranges, (writers, readers)), (footprint.read_ranges, (writers,))):
+            for low, high in ranges:
+                for keys in kinds:
+                    for key in keys.between(low, high):
+                        yield key, keys.holders[key]
+
+
+def _without_clocks(points: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the keys that are no clocks: those are only ever written as a range."""
+    return (key for key in points if not is_clock(key))
+
+
+def _has_clocks(written: Range) -> bool:
+    """Whether clocks are in a range that is written: those that are read are not among the keys."""
+    low, high = written
+    return low < _CLOCKS_END and high > _CLOCKS

@@ -1,0 +1,60 @@
+"""Counts of the conflicts that cost this node's transactions a run, by table or index and by how exact the key was.
+
+A conflict at a ``key`` is one of the data. One in a ``range`` may be, and one in the ``whole`` object tells of a
+statement that reads more than it needs: ``bedrockish explain`` says which, and why.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from bedrockish_journal.model.footprint import Footprint, object_of, object_range
+
+OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together
+_PREFIX = "conflict "
+_OTHERS = "others"
+
+
+class ConflictCount(NamedTuple):
+    """How many conflicts there were.
+
+    Attributes:
+        object: ``t:NAME``, ``i:NAME``, or ``others``.
+        exact: ``key``, ``range`` or ``whole``.
+    """
+
+    object: str
+    exact: str
+    times: int
+
+
+def exactness(footprint: Footprint, key: bytes) -> str:
+    """Return how a transaction named the key at which it met another one: as ``key``, in a ``range``, or ``whole``."""
+    if key in footprint.touched:
+        return "key"
+    low, high = object_range(object_of(key))
+    for first, last in (*footprint.read_ranges, *footprint.write_ranges):
+        if first <= key < last and first <= low and last >= high:
+            return "whole"
+    return "range"
+
+
+def note_conflict(counts: Counter[str], footprint: Footprint, key: bytes) -> None:
+    """Count a conflict of a transaction with this access set."""
+    name = f"{_PREFIX}{exactness(footprint, key)} {object_of(key)}"
+    if name not in counts and len(counts) > OBJECTS_MAX:
+        name = f"{_PREFIX}{exactness(footprint, key)} {_OTHERS}"
+    counts[name] += 1
+
+
+def conflict_counts(counts: Mapping[str, int]) -> Iterator[ConflictCount]:
+    """Yield the conflicts counted, the most frequent first."""
+    for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])):
+        if name.startswith(_PREFIX):
+            exact, _, found = name.removeprefix(_PREFIX).partition(" ")
+            yield ConflictCount(found, exact, count)
+
+
+def other_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of everything else."""
+    return {name: count for name, count in counts.items() if not name.startswith(_PREFIX)}

@@ -1,0 +1,188 @@
+"""Who belongs to the cluster: every change of the membership, as a function from the old one to the new one.
+
+Pure: what is known of the members at the moment (who is alive, who lags behind) is handed in. The rules keep a cluster
+from being talked into a state in which it can decide nothing any more; each refusal names the way out.
+"""
+
+import re
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from bedrockish.api.requests import ADD, MEMBER_ACTIONS, RAISE, MemberChange
+from bedrockish.common.levels import UNKNOWN
+from bedrockish.core.protocol.records import Member, Membership
+from bedrockish.core.state.settings import approvals_needed
+from bedrockish.errors import MembershipError
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,15}")
+BEHIND_MAX = 1_000  # commits that a learner may lack when it becomes a voter; it gets them while it is one
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the node that makes a change knows of the members.
+
+    Attributes:
+        alive: those heard of lately, itself included.
+        behind: how many commits each of them lacks, as far as is known.
+        timelines: every node that ever led a commit, members or not.
+        stores: ids of the members' files, as far as they are known.
+        levels: the release levels that the members have told, itself included.
+        cluster_id: random; for a cluster of release 0.1.0, which has no id yet.
+        whole: timelines of nodes that left, which every member has to the same tick (``State.whole_timelines``).
+    """
+
+    alive: AbstractSet[str] = frozenset()
+    behind: Mapping[str, int] = field(default_factory=dict)
+    timelines: AbstractSet[str] = frozenset()
+    stores: Mapping[str, str] = field(default_factory=dict)
+    levels: Mapping[str, int] = field(default_factory=dict)
+    cluster_id: str = ""
+    whole: AbstractSet[str] = frozenset()
+
+
+def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membership:
+    """Return the membership after a change.
+
+    Raises:
+        MembershipError: the change cannot be made; ``details["reason"]`` is a stable word for why.
+    """
+    if change.action not in MEMBER_ACTIONS:
+        raise _refused("action", f"there is no change {change.action!r}; there is {', '.join(MEMBER_ACTIONS)}")
+    members, new = dict(old.members), old
+    if change.action == RAISE:
+        new = _raise(old, facts)
+    elif change.action == ADD:
+        _check_level(old, change)
+        _add(members, change.node, change.address, change.store, facts)
+    else:
+        member = members.get(change.node)
+        if member is None:
+            raise _refused("unknown", f"{change.node!r} is not a member; there is {', '.join(old.nodes)}")
+        match change.action:
+            case "promote":
+                _promote(members, member, facts)
+            case "demote":
+                _demote(members, member)
+            case "remove":
+                del members[member.node]
+            case "address":
+                _check_address(members, member.node, change.address)
+                members[member.node] = replace(member, address=change.address)
+            case _:
+                _replace(members, member, change, facts)
+    known = {node: replace(one, store=one.store or facts.stores.get(node, "")) for node, one in members.items()}
+    retired = _retire(old, known, facts)
+    new = replace(new, version=old.version + 1, members=dict(sorted(known.items())), retired=retired)
+    _check_votes(old, new, change, facts)
+    return new
+
+
+def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Mapping[str, int]:
+    """Return what is retired from the new membership on: with every change, what every member has whole by then.
+
+    The change meets everything, so whatever counts by it, or by a later one, has these timelines in its past.
+    """
+    if old.level < 2:
+        return old.retired  # release 0.1.0 looks for them in vectors
+    gone = facts.whole - old.retired.keys() - old.members.keys() - members.keys()
+    return {**old.retired, **dict.fromkeys(sorted(gone), old.version + 1)}
+
+
+def _raise(old: Membership, facts: Facts) -> Membership:
+    """Raise the release level to what every member reads; a cluster of before there were ids gets one with it."""
+    silent = [node for node in old.nodes if facts.levels.get(node, UNKNOWN) == UNKNOWN]
+    if silent:
+        raise _refused("level", f"{', '.join(silent)} told no release level yet; start it, and it is raised then")
+    level = min(facts.levels[node] for node in old.nodes)
+    if level <= old.level:
+        oldest = ", ".join(node for node in old.nodes if facts.levels[node] == level)
+        raise _refused("level", f"the release level is {old.level}, and {oldest} cannot do more; upgrade it first")
+    return replace(old, level=level, cluster_id=old.cluster_id or facts.cluster_id)
+
+
+def _check_level(old: Membership, change: MemberChange) -> None:
+    if change.level < old.level:
+        raise _refused(
+            "level",
+            f"{change.node} is of release level {change.level}, and the cluster's members speak at level {old.level}; "
+            f"install the release of its members on {change.node}",
+        )
+
+
+def _add(members: dict[str, Member], node: str, address: str, store: str, facts: Facts) -> None:
+    """Let a node in as a learner; a learner that starts anew on another file may come again."""
+    if NAME.fullmatch(node) is None:
+        raise _refused("name", f"{node!r} is not a name; write a letter and then up to 15 letters, digits or _")
+    _check_address(members, node, address)
+    known = members.get(node)
+    if known is not None and known.voter:
+        raise _refused("duplicate", f"{node} is a voter already; see them with 'bedrockish member list'")
+    if node in facts.timelines and (known is None or known.store != store or not store):
+        raise _refused(
+            "used",
+            f"{node} has led commits before, and with another file it would lead others under the same names; "
+            "give the new node a new name",
+        )
+    members[node] = Member(node, address, voter=False, store=store)
+
+
+def _check_address(members: Mapping[str, Member], node: str, address: str) -> None:
+    if not address:
+        raise _refused("address", f"{node} needs an address; write host:port, as the other nodes see it")
+    other = next((one.node for one in members.values() if one.address == address and one.node != node), None)
+    if other is not None:
+        raise _refused("address", f"{other} has the address {address} already; give {node} its own")
+
+
+def _promote(members: dict[str, Member], member: Member, facts: Facts) -> None:
+    if member.voter:
+        raise _refused("duplicate", f"{member.node} is a voter already")
+    if member.node not in facts.alive:
+        raise _refused("silent", f"{member.node} has not been heard of lately; start it, and promote it then")
+    behind = facts.behind.get(member.node)
+    if behind is None or behind > BEHIND_MAX:
+        lacks = "" if behind is None else f": it lacks {behind} commits"
+        raise _refused("behind", f"{member.node} has not caught up yet{lacks}; wait, and promote it then")
+    members[member.node] = replace(member, voter=True)
+
+
+def _demote(members: dict[str, Member], member: Member) -> None:
+    if not member.voter:
+        raise _refused("duplicate", f"{member.node} is no voter; to let it go, use 'bedrockish member remove'")
+    members[member.node] = replace(member, voter=False)
+
+
+def _replace(members: dict[str, Member], member: Member, change: MemberChange, facts: Facts) -> None:
+    if change.successor in members or change.successor == member.node:
+        raise _refused(
+            "duplicate",
+            f"{change.successor} is a member already; give the new node a new name: {member.node}'s timeline ends "
+            "with its file",
+        )
+    del members[member.node]
+    _add(members, change.successor, change.address or member.address, change.store, facts)
+
+
+def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: Facts) -> None:
+    """Whoever is left must be able to decide: force lets an operator overrule that, but never the last voter."""
+    if new.voters == old.voters:
+        return
+    if not new.voters:
+        raise _refused(
+            "last", f"{change.node} is the last voter; promote another node before: a cluster without voters is over"
+        )
+    needed = approvals_needed(len(new.voters))
+    alive = [node for node in new.voters if node in facts.alive]
+    if len(alive) < needed and not change.force:
+        silent = ", ".join(node for node in new.voters if node not in facts.alive)
+        raise _refused(
+            "quorum",
+            f"the voters would be {', '.join(new.voters)}, of which {needed} must agree, but {silent} cannot be "
+            "reached: nothing could be written; start those nodes or remove them first, or use --force",
+        )
+
+
+def _refused(reason: str, text: str) -> MembershipError:
+    return MembershipError(text, reason=reason)

@@ -1,0 +1,147 @@
+"""The pieces of large messages that this node has: saved in its file, or in what it is sending just now.
+
+What is saved is known by its hash, so a body that is sent again, or executed again with the same effect, is not
+fetched again. A piece stays as long as a vote, an offer or a message that is not complete yet names it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bedrockish.core.protocol.messages import (
+    Accept,
+    Begin,
+    Check,
+    Commit,
+    Entries,
+    InPieces,
+    Message,
+    Promise,
+    Recover,
+    Whole,
+)
+from bedrockish.core.protocol.pieces import Cut, Cutter, Part, Slice
+from bedrockish.core.protocol.records import Vote
+from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
+
+MAY_BE_LARGE = frozenset({Begin, Commit, Recover, Promise, Accept, Entries, Check})
+SENT_S = 60.0  # how long a peer may take to ask for the pieces of a message
+SENT_BYTES_MAX = 256 << 20  # that wait for one peer to ask for them
+REMEMBERED_S = 5.0  # how long what was cut is remembered
+
+
+@dataclass(slots=True)
+class Sent:
+    """The pieces of one message that a peer has not asked for yet."""
+
+    pieces: dict[bytes, Slice]
+    size: int
+    since: float
+
+
+@dataclass(slots=True)
+class Pieces:
+    """What this node has of large transactions.
+
+    Attributes:
+        saved: the pieces in its file: sha256 -> size.
+        named: the saved pieces that a vote names.
+        offered: those of our own transactions that are not decided, by their hash.
+        sent: to each peer, the pieces of messages that it was sent and has not asked for.
+    """
+
+    settings: Settings
+    saved: dict[bytes, int]
+    named: dict[Txid, tuple[bytes, ...]] = field(default_factory=dict)
+    offered: dict[bytes, Slice] = field(default_factory=dict)
+    sent: dict[str, list[Sent]] = field(default_factory=dict)
+    cutter: Cutter = field(init=False)
+    _forget_at: float = 0.0
+    _known: Transaction | None = None
+
+    def __post_init__(self) -> None:
+        self.cutter = Cutter(self.settings.piece_bytes, self.settings.inline_bytes)
+
+    def learn(self, known: Whole) -> None:
+        """Remember the transaction of a message that is about to be heard: its body need not be read again."""
+        self._known = known.transaction
+
+    def read(self, body: bytes) -> Transaction:
+        """Return the transaction that a body is.
+
+        Raises:
+            EntryMalformedError: it is none.
+        """
+        known = self._known
+        return known if known is not None and known.body == body else decode_transaction(body)
+
+    def refer(self, vote: Vote) -> tuple[Part, ...] | None:
+        """Return the parts in which a vote's transaction is kept; None if that is small, or not all of it is saved."""
+        transaction = vote.transaction
+        if transaction is None or len(transaction.body) <= self.settings.inline_bytes:
+            return None
+        cut = self.cutter.cut_body(transaction.body, transaction)
+        if not cut.pieces or not cut.pieces.keys() <= self.saved.keys():
+            self.named.pop(vote.txid, None)
+            return None
+        self.named[vote.txid] = tuple(cut.pieces)
+        return cut.parts
+
+    def forget_votes(self, votes: Iterable[Txid]) -> None:
+        """Votes other than these are gone."""
+        kept = set(votes)
+        self.named = {txid: names for txid, names in self.named.items() if txid in kept}
+
+    def to_send(self, peer: str, message: Message, seconds: float) -> Message:
+        """Return what to send for a message: itself, or its parts if it is large."""
+        if _size(message) <= self.settings.inline_bytes:
+            return message
+        cut = self.cutter.cut_message(message)
+        self._remember(peer, cut, seconds)
+        return InPieces(cut.parts)
+
+    def _remember(self, peer: str, cut: Cut, seconds: float) -> None:
+        """Have the pieces at hand when the peer asks for them."""
+        pieces = {digest: piece for digest, piece in cut.pieces.items() if digest not in self.offered}
+        if not pieces:
+            return
+        waiting = self.sent.setdefault(peer, [])
+        waiting.append(Sent(pieces, sum(piece.stop - piece.start for piece in pieces.values()), seconds))
+        while len(waiting) > 1 and sum(one.size for one in waiting) > SENT_BYTES_MAX:
+            del waiting[0]  # it will be told that they are not here any more, and whoever needs them asks anew
+
+    def take(self, peer: str, digest: bytes) -> bytes | None:
+        """Return a piece that a peer wants, which asks for it once; None if it is not here any more."""
+        if digest in self.offered:
+            return self.offered[digest].read()
+        waiting = self.sent.get(peer, [])
+        found = None
+        for one in waiting:
+            found = one.pieces.pop(digest, None) or found
+        self.sent[peer] = [one for one in waiting if one.pieces]
+        return None if found is None else found.read()
+
+    def expire(self, seconds: float) -> None:
+        """Forget what nobody has asked for in a while."""
+        for peer, waiting in list(self.sent.items()):
+            self.sent[peer] = [one for one in waiting if seconds - one.since < SENT_S]
+            if not self.sent[peer]:
+                del self.sent[peer]
+        if seconds >= self._forget_at:
+            self._forget_at, self._known = seconds + REMEMBERED_S, None
+            self.cutter.forget()
+
+
+def _size(message: Message) -> int:
+    """Return about how long a message is; small ones need no better answer."""
+    match message:
+        case Commit(body=None):
+            return 0
+        case Promise():
+            return sum(map(len, message.blockers))
+        case Entries():
+            return sum(len(label) + len(body) + 48 for _, label, body in message.entries)
+        case Check():
+            return len(message.footprint)
+        case _:
+            return len(getattr(message, "body", b"") or b"")

@@ -1,0 +1,69 @@
+"""The numbers that an operator may turn. All durations are milliseconds."""
+
+from dataclasses import dataclass
+
+SCHEMA_GRACE_MS = 20  # for what was begun before a schema change is due, and is still on its way
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Timings and bounds of one node.
+
+    Attributes:
+        heartbeat_ms: how often a node tells the others what it has applied and closed.
+        suspicion_ms: how long a leader may be silent before others finish its transactions.
+        closing_lag_ms: how far behind its clock a node closes time at most; transactions slower than this are told
+            TOO LATE.
+        closing_lag_ms_min: how far at least; between the two it follows how late transactions arrive.
+        conflict_window_ms: how old a snapshot may be at BEGIN, and how long footprints are kept (twice that at most).
+        clock_offset_ms: a BEGIN whose clock is further than this ahead of our wall clock is refused.
+        clock_block_ms: how far ahead the clock's ceiling is made durable at a time.
+        fetch_after_ms: how long a gap in a timeline may last before it is fetched.
+        fetch_bytes: how much of a timeline is asked for at a time.
+        inline_bytes: a transaction or a message that is larger than this travels in pieces.
+        piece_bytes: size of one piece.
+        retry_ms_min: first pause before a rejected command is run again; doubled each time, with jitter.
+        retry_ms_max: longest such pause.
+        barrier_ms: how long new transactions wait so that a membership change can get through.
+        schema_delay_ms: how long after its decision a schema change comes into force, where there is more than one
+            voter; twice as long at each further attempt.
+    """
+
+    heartbeat_ms: int = 100
+    suspicion_ms: int = 1_000
+    closing_lag_ms: int = 500
+    closing_lag_ms_min: int = 100
+    conflict_window_ms: int = 60_000
+    clock_offset_ms: int = 5_000
+    clock_block_ms: int = 1_000
+    fetch_after_ms: int = 50
+    fetch_bytes: int = 4_000_000
+    inline_bytes: int = 256 << 10
+    piece_bytes: int = 64 << 10
+    retry_ms_min: int = 2
+    retry_ms_max: int = 200
+    barrier_ms: int = 300
+    schema_delay_ms: int = 50
+
+
+BELOW = (  # of each pair the first must be below the second
+    ("retry_ms_min", "retry_ms_max"),
+    ("heartbeat_ms", "suspicion_ms"),
+    ("closing_lag_ms_min", "closing_lag_ms"),
+    ("closing_lag_ms", "conflict_window_ms"),
+)
+
+
+def approvals_needed(voters: int) -> int:
+    """Return the approval quorum q(n) = max(n//2+1, (n+f)//2): a plain majority up to 6 voters, and more from 7 on.
+
+    With a plain majority two orphaned, conflicting transactions could each have been committed as far as the survivors
+    can tell, and neither could ever be decided (``docs/protocol.md``, the trace at seven voters).
+    """
+    failures = (voters - 1) // 2
+    return max(majority(voters), (voters + failures) // 2)
+
+
+def majority(voters: int) -> int:
+    """Return the smallest number of voters of which any two sets share a node."""
+    return voters // 2 + 1

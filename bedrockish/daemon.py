@@ -1,0 +1,312 @@
+"""Runs a node: opens its file, connects it with its peers and its clients, and closes it in order."""
+
+import ctypes
+import gc
+import logging
+import random
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from bedrockish.common.levels import LEVEL
+from bedrockish.config.config import Config
+from bedrockish.config.exposure import warnings
+from bedrockish.core.protocol.records import Member, Membership
+from bedrockish.engine.engine import Engine, Founding, Limits
+from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.storage import refill
+from bedrockish.engine.storage.database_file import is_node_file, others_may_read
+from bedrockish.errors import BedrockishError, ConfigError, DamagedError, NoRoomError
+from bedrockish.node.admin.watching import files_max, wait_for_room
+from bedrockish.node.client_session import serve_client
+from bedrockish.node.cluster.authentication import Credentials, Gate
+from bedrockish.node.cluster.donor import Donor
+from bedrockish.node.cluster.identity import find_cluster, only_asks
+from bedrockish.node.cluster.membership import addresses
+from bedrockish.node.event_loop import Runtime
+from bedrockish.node.plugins import Plugins
+from bedrockish.node.repair.healer import Healer, RestartError, note_damage
+from bedrockish.node.repair.scrubber import Scrubber
+from bedrockish_net import mesh as net
+from bedrockish_net.doors import Doors
+from bedrockish_net.errors import NetError
+from bedrockish_net.events import Hello
+from bedrockish_net.stream import Link
+
+logger = logging.getLogger(__name__)
+
+
+MMAP_THRESHOLD, ARENA_MAX = -3, -8  # names of the GNU C library's
+LARGE_BLOCK_BYTES, ARENAS = 512 << 10, 2
+PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # before a node whose program failed begins again
+
+
+async def serve(config: Config) -> None:
+    """Run a node until cancelled.
+
+    A fault of its own program, once it was up, does not end the process: the node gives up what is in its memory and
+    begins again from its file, as after a crash, for which the file has all that was promised.
+
+    Raises:
+        ConfigError: the file, the address or the configuration cannot be used.
+        DamagedError: the file or the machine failed, and the node had to stop.
+    """
+    credentials, plugins = Credentials(config), Plugins(config.plugins)
+    for warning in warnings(config):
+        logger.warning("%s", warning)
+    pause_s, restarts = PAUSE_S_MIN, 0
+    damage: DamagedError | None = None
+    was_up = False
+    while True:
+        up = trio.Event()
+        began = trio.current_time()
+        try:
+            await _run(config, credentials, plugins, restarts, up, damage)
+            return
+        except Exception as error:
+            again = what_to_begin_again_for(error)
+            damage = again if isinstance(again, DamagedError) else None
+            if again is not None:
+                logger.warning("beginning again: %s", again)
+                if isinstance(again, RestartError) and again.copy is not None:
+                    await _install(config, again.copy)
+                continue
+            if _lacks_room(error):
+                logger.error(
+                    "%s is not served until its disk has room, and it can be opened and written", config.database
+                )
+                await wait_for_room(config.database)
+                continue
+            was_up = was_up or up.is_set()
+            if not was_up or not (_is_fault(error) or isinstance(error, ConfigError)):
+                raise
+            if trio.current_time() - began > PAUSE_S_MAX:
+                pause_s = PAUSE_S_MIN
+            restarts += 1
+            if isinstance(error, ConfigError):
+                logger.error("the node cannot begin again yet: %s", error.message)
+                await trio.sleep(PAUSE_S_MAX)
+                continue
+            logger.critical(
+                "the node's program failed and gives up what is in its memory; it begins again from its file in %g s: "
+                "please report this",
+                pause_s,
+                exc_info=error,
+            )
+        await trio.sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+def _lacks_room(error: Exception) -> bool:
+    """Whether a node ended because its disk is full or may only be read."""
+    if isinstance(error, ExceptionGroup):
+        return error.subgroup(NoRoomError) is not None
+    return isinstance(error, NoRoomError)
+
+
+def _is_fault(error: Exception) -> bool:
+    """Whether it is a bug, or the machine's trouble: nothing that was raised on purpose."""
+    if isinstance(error, ExceptionGroup):
+        return error.subgroup((BedrockishError, NetError)) is None
+    return not isinstance(error, BedrockishError | NetError)
+
+
+async def _run(
+    config: Config,
+    credentials: Credentials,
+    plugins: Plugins,
+    restarts: int,
+    up: trio.Event,
+    damage: DamagedError | None,
+) -> None:
+    """Run a node from its file until cancelled; ``up`` is set when it serves, ``damage`` is what it ended with."""
+    founding = await _founding(config, credentials)
+    limits = Limits(
+        result_bytes=config.limits.result_bytes_max,
+        changes_bytes=config.limits.changes_bytes_max,
+        statement_s=config.limits.statement_ms_max / 1000,
+        budget_s=config.limits.loop_ms_max / 1000,
+        memory=Memory(config.limits.memory_max, now=time.monotonic),
+    )
+    engine = Engine.open(
+        config.database, founding=founding, full_sync=config.full_sync, limits=limits, prepare=plugins.prepare
+    )
+    if others_may_read(Path(config.database)):
+        logger.warning("%s can be read by other users of the machine: chmod 600 it, its -wal and -shm", config.database)
+    try:
+        if damage is not None:
+            note_damage(engine, damage)
+        runtime = Runtime(engine, config, plugins)
+        runtime.counts["restarts"] = restarts
+        calm_collector()
+        give_back_memory()
+        await _serve(runtime, config, credentials, plugins, up)
+    finally:
+        engine.close()
+
+
+def what_to_begin_again_for(error: BaseException) -> RestartError | DamagedError | None:
+    """Return why a node begins again in the same process; None if it has to end.
+
+    Damaged tables do not end a node: it begins again as after a crash, with what was durable, and says so. A process
+    that ended would be started again upon the same entry, and end, for ever.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        found = [what_to_begin_again_for(one) for one in error.exceptions if not isinstance(one, trio.Cancelled)]
+        known = [one for one in found if one is not None]
+        return known[0] if known and len(known) == len(found) else None
+    if isinstance(error, RestartError) or (isinstance(error, DamagedError) and "table" in error.details):
+        return error
+    return None
+
+
+async def _install(config: Config, copy: Path) -> None:
+    """Put a finished copy in the place of the node's file; if that cannot be, the node goes on as it is."""
+    try:
+        await trio.to_thread.run_sync(refill.install, config.database, copy)
+        logger.warning("the node's tables were filled again")
+    except ConfigError as error:
+        logger.error("%s", error.message)
+
+
+async def _founding(config: Config, credentials: Credentials) -> Founding:
+    """Return what a new file begins with, and of which an old one must have the node's name."""
+    cluster_id, level = "", LEVEL
+    if not is_node_file(Path(config.database)):
+        cluster_id, level = await find_cluster(config, credentials.entry())
+    members = {node: Member(node, str(address)) for node, address in config.peers.items()}
+    return Founding(config.node, Membership(0, members, cluster_id, level), secrets.token_hex(8))
+
+
+def give_back_memory() -> None:
+    """Let large blocks go back to the system when they are freed.
+
+    The C library learns from the first large block that is freed to keep those of the next ones, in a heap for each
+    thread, up to 32 MiB each: then a node keeps several times what it needs.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):  # another C library
+        return
+    mallopt(MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+    mallopt(ARENA_MAX, ARENAS)
+
+
+def calm_collector() -> None:
+    """What is here now stays; looking through it for garbage again and again would cost a node a tenth."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plugins: Plugins, up: trio.Event) -> None:
+    gate = Gate(config, credentials)
+    state = runtime.core.state
+    hello = Hello(config.node, config.cluster, info=runtime.info)  # which is read again for each link
+    donor = Donor(runtime.core, runtime.engine, config.database, runtime.durable)
+
+    async def on_client(link: Link) -> None:
+        if only_asks(link.remote):
+            return
+        await serve_client(
+            link,
+            runtime,
+            in_flight_max=config.limits.in_flight_max,
+            donor=donor,
+            begin=runtime.begin,
+            transactions=runtime.transactions,
+            upkeep=runtime.upkeep,
+            caught=runtime.faults.caught,
+            memory=runtime.engine.memory,
+        )
+
+    mesh = net.Mesh(
+        hello,
+        addresses(state.links()),
+        on_event=runtime.on_net,
+        draw=random.random,
+        on_client=on_client,
+        judge=runtime.judge,
+        recognise=runtime.recognise,
+        host=config.listen.host,
+        port=config.listen.port,
+        on_log=logger.warning,
+        on_fault=runtime.faults.caught,
+        doors=Doors(
+            clients_max=config.limits.connections_max,
+            clients_per_address_max=config.limits.connections_per_address_max,
+            files_max=files_max(),
+        ),
+        dial_context=credentials.dial_context,
+        listen_context=credentials.listen_context,
+        trust=credentials.trust,
+        admit=gate.admit,
+    )
+    async with trio.open_nursery() as nursery:
+        bound = await nursery.start(mesh.run)
+        runtime.mesh, runtime.credentials = mesh, credentials
+        if config.security.encrypts and threading.current_thread() is threading.main_thread():
+            nursery.start_soon(_reread_on_hangup, credentials, mesh)
+        where = ", ".join(f"{host}:{port}" for host, port in bound)
+        members = " ".join(state.membership.nodes)
+        logger.info("node %s of %s (%s) serves %s on %s", config.node, config.cluster, members, config.database, where)
+        if config.http is not None:
+            await nursery.start(load_http(), runtime, config, gate, credentials)
+        up.set()
+        scrubber, healer = _repairs(runtime, config, credentials, plugins)
+        nursery.start_soon(scrubber.watch)
+        nursery.start_soon(healer.watch)
+        try:
+            await runtime.run()
+        finally:
+            runtime.leave()
+
+
+def _repairs(runtime: Runtime, config: Config, credentials: Credentials, plugins: Plugins) -> tuple[Scrubber, Healer]:
+    """Return what finds and repairs damaged tables, which takes orders from now on."""
+    core, engine, entry = runtime.core, runtime.engine, credentials.entry
+    scrubber = Scrubber(core, engine, config, entry, plugins.prepare, runtime.stop)
+    healer = Healer(core, engine, config, entry, scrubber, plugins.prepare, runtime.durable, runtime.stop)
+    runtime.upkeep.orders |= {
+        "digest": scrubber.digest,
+        "scrub": scrubber.hurry,
+        "entry": healer.entry,
+        "repair": healer.repair,
+        "resolve": healer.resolve,
+    }
+    runtime.upkeep.reports.append(scrubber.status)
+    return scrubber, healer
+
+
+async def _reread_on_hangup(credentials: Credentials, mesh: net.Mesh) -> None:
+    """Read certificates, key and revocations again at each SIGHUP; what cannot be used changes nothing."""
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        async for _ in signals:
+            try:
+                credentials.reload()
+            except ConfigError as error:
+                logger.error("SIGHUP: %s; the certificates stay as they were", error)
+                continue
+            assert credentials.dial_context is not None
+            assert credentials.listen_context is not None
+            mesh.use_certificates(credentials.dial_context, credentials.listen_context)
+            logger.info("SIGHUP: certificates and revocations were read again")
+
+
+def load_http() -> Callable[..., Awaitable[None]]:
+    """Return what serves HTTP: a part that a node does without unless it is configured.
+
+    Raises:
+        ConfigError: what it needs is not installed.
+    """
+    try:
+        from bedrockish.http.serving import serve_http
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"http: the package {error.name} is missing; pip install 'bedrockish[http]', or leave out the key http"
+        ) from error
+    return serve_http

@@ -1,0 +1,205 @@
+"""What reads more than a result: one value as a file, a database as a script, a database into a sqlite3 connection."""
+
+import io
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from bedrockish.dbapi.errors import NotSupportedError, OperationalError, ProgrammingError
+
+OURS = "name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
+ORDER = "type = 'table' DESC, CASE type WHEN 'table' THEN name END, rowid"  # as sqlite3's iterdump has it
+OBJECTS = f"SELECT name, type, sql FROM sqlite_schema WHERE sql IS NOT NULL AND {OURS} ORDER BY {ORDER}"
+Run = Callable[..., Iterable[tuple[Any, ...]]]
+
+
+OFFSET_MAX = (1 << 31) - 1  # SQLite's
+PAGE = 1_000  # rows that are asked for at a time
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL writes it.
+
+    >>> quoted('a"b')
+    '"a""b"'
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
+class Blob:
+    """One value of a row, read as a file. It is what the value was when it was opened; writing is an UPDATE's work."""
+
+    def __init__(self, value: bytes, check: Callable[[], None]) -> None:
+        self._file: io.BytesIO | None = io.BytesIO(value)
+        self._size, self._check = len(value), check
+
+    def _open(self) -> io.BytesIO:
+        self._check()  # the connection is open
+        if self._file is None:
+            raise ProgrammingError(
+                "Cannot operate on a closed blob: this blob is closed; open another with connection.blobopen()"
+            )
+        return self._file
+
+    def read(self, length: int = -1, /) -> bytes:
+        """Return the next bytes, all by default."""
+        return self._open().read(length)
+
+    def seek(self, offset: int, origin: int = io.SEEK_SET, /) -> None:
+        """Go to a place.
+
+        Raises:
+            ValueError: it is outside of the value.
+            OverflowError: it is outside of any value.
+        """
+        file = self._open()
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: file.tell(), io.SEEK_END: self._size}.get(origin)
+        if start is None:
+            raise ValueError("'origin' should be os.SEEK_SET, os.SEEK_CUR, or os.SEEK_END")
+        if start + offset > OFFSET_MAX:
+            raise OverflowError("seek offset results in overflow")
+        if not 0 <= start + offset <= self._size:
+            raise ValueError("offset out of blob range")
+        file.seek(start + offset)
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self._open().tell()
+
+    def write(self, data: Any, /) -> None:
+        """Refuse.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        self._open()
+        raise NotSupportedError("a blob is read only here: an UPDATE of the column replicates what it writes")
+
+    def close(self) -> None:
+        """Close it. Closing twice is fine."""
+        self._file = None
+
+    def __len__(self) -> int:
+        self._open()
+        return self._size
+
+    def __getitem__(self, place: Any) -> Any:
+        value = self._open().getvalue()
+        if not isinstance(place, slice) and not hasattr(place, "__index__"):
+            raise TypeError(f"Blob indices must be integers, not {type(place).__name__}")
+        try:
+            return value[place]
+        except IndexError as error:
+            cannot = str(error) if "cannot fit" in str(error) else "Blob index out of range"
+            raise IndexError(cannot) from None
+        except TypeError:
+            raise TypeError("Blob indices must be integers") from None
+
+    def __setitem__(self, place: Any, data: Any) -> None:
+        if not isinstance(place, slice) and not hasattr(place, "__index__"):
+            raise TypeError(f"Blob indices must be integers, not {type(place).__name__}")
+        self.write(data)
+
+    def __contains__(self, data: object) -> bool:
+        raise TypeError(f"argument of type {type(self).__name__!r} is not iterable")
+
+    def __enter__(self) -> Self:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        self._open()
+        self.close()
+        return False
+
+
+def rows_of(run: Run, table: str, wanted: str) -> Iterator[tuple[Any, ...]]:
+    """Yield expressions of all rows of a table, in pieces where it has rowids."""
+    names = {row[1].lower() for row in run(f"PRAGMA table_xinfo({quoted(table)})")}
+    rowid = next((name for name in ("rowid", "_rowid_", "oid") if name not in names), None)
+    without = any(row[4] for row in run(f"PRAGMA table_list({quoted(table)})") if row[0] == "main")
+    if rowid is None or without:
+        yield from run(f"SELECT {wanted} FROM {quoted(table)}")
+        return
+    last, page = None, list[tuple[Any, ...]]()
+    while last is None or len(page) == PAGE:
+        after = "" if last is None else f"WHERE {rowid} > {last}"
+        page = list(run(f"SELECT {rowid}, {wanted} FROM {quoted(table)} {after} ORDER BY {rowid} LIMIT {PAGE}"))
+        yield from (row[1:] for row in page)
+        last = page[-1][0] if page else 0
+
+
+def read_blob(run: Run, table: str, column: str, row: int, check: Callable[[], None]) -> Blob:
+    """Open the value of a column in the row with a rowid; ``check`` raises once its connection is closed.
+
+    Raises:
+        OperationalError: there is no such row, or the value is neither text nor a blob.
+    """
+    # With the table's name before it: a quoted name alone that no column has would be a string to SQLite.
+    found = list(run(f"SELECT {quoted(table)}.{quoted(column)} FROM {quoted(table)} WHERE rowid = ?", (row,)))
+    if not found:
+        raise OperationalError(f"no such rowid: {row}")
+    value = found[0][0]
+    if isinstance(value, str):
+        value = value.encode()
+    if not isinstance(value, bytes):
+        kind = {type(None): "null", int: "integer"}.get(type(value), "real")
+        raise OperationalError(f"cannot open value of type {kind}")
+    return Blob(value, check)
+
+
+def dump(run: Run) -> Iterator[str]:
+    """Yield the statements that make the database again, as sqlite3's ``iterdump`` does.
+
+    Args:
+        run: runs a statement in one transaction, so that all of it is of one moment.
+    """
+    yield "BEGIN TRANSACTION;"
+    later = []
+    for name, kind, sql in list(run(OBJECTS)):
+        if kind != "table":
+            later.append(f"{sql};")
+            continue
+        yield f"{sql};"
+        columns = [row[1] for row in run(f"PRAGMA table_info({quoted(name)})")]  # without generated ones
+        values = "||','||".join(f"quote({quoted(column)})" for column in columns)
+        every = len(list(run(f"PRAGMA table_xinfo({quoted(name)})"))) == len(columns)
+        listed = "" if every else f"({','.join(map(quoted, columns))})"
+        prefix = f"INSERT INTO {quoted(name)}{listed} VALUES("
+        for (line,) in rows_of(run, name, values):
+            yield f"{prefix}{line});"
+    yield from later
+    yield "COMMIT;"
+
+
+def copy(run: Run, target: sqlite3.Connection) -> None:
+    """Copy the database of one moment into an empty database of ``sqlite3``.
+
+    Raises:
+        TypeError: the target is no sqlite3 connection.
+        ProgrammingError: it has tables.
+    """
+    if not isinstance(target, sqlite3.Connection):
+        raise TypeError("backup() copies into a connection of sqlite3; 'bedrockish backup' makes a file")
+    if target.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        raise ProgrammingError("the target of backup() has tables already; give an empty database")
+    keys = target.execute("PRAGMA foreign_keys").fetchone()[0]
+    target.execute("PRAGMA foreign_keys = OFF")
+    later = []
+    with target:
+        for name, kind, sql in list(run(OBJECTS)):
+            if kind != "table":
+                later.append(sql)
+                continue
+            target.execute(sql)
+            # Generated columns make themselves; PRAGMA table_info leaves them out.
+            names = [quoted(row[1]) for row in run(f"PRAGMA table_info({quoted(name)})")]
+            columns, marks = ", ".join(names), ", ".join("?" for _ in names)
+            insert = f"INSERT INTO {quoted(name)}({columns}) VALUES ({marks})"
+            target.executemany(insert, rows_of(run, name, columns))
+        for sql in later:
+            target.execute(sql)
+    target.execute(f"PRAGMA foreign_keys = {keys}")

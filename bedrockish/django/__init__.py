@@ -1,0 +1,39 @@
+"""Django on a cluster: ``ENGINE = "bedrockish.django"``, ``NAME`` the URL.
+
+``base`` is the database backend, made of Django's own for SQLite and our DB-API. ``functions`` is a plugin for the
+nodes: the SQL functions that Django brings. ``run_transaction`` runs a block again when it has lost to another one.
+"""
+
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from bedrockish.common.pauses import Pauses
+
+P = ParamSpec("P")
+T = TypeVar("T")
+TIMEOUT_S = 30.0
+
+
+def run_transaction(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a function in ``transaction.atomic()``, and the whole again if it lost to another transaction.
+
+    The function may be run several times, so it should change nothing but the database. It is run on the database
+    ``default``, for at most 30 seconds.
+
+    Raises:
+        OperationalError: it could not be committed in time, or it cannot be told whether it was: then its cause, an
+            error of ``bedrockish.dbapi``, has the code ``unknown``.
+    """
+    from django.db import OperationalError, transaction
+
+    pauses = Pauses(TIMEOUT_S)
+    while True:
+        try:
+            with transaction.atomic(durable=True):
+                return function(*args, **kwargs)
+        except OperationalError as error:
+            pause_s = pauses.draw() if getattr(error.__cause__, "retry", False) else None
+            if pause_s is None:
+                raise
+        time.sleep(pause_s)

@@ -1,0 +1,174 @@
+"""The database backend: Django's own for SQLite, on the DB-API of a cluster.
+
+What is different is what a cluster is: the connection is a session with it, the functions are the nodes', a database
+for tests is another cluster's, and the shell is ``bedrockish sql``.
+"""
+
+import decimal
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db.backends.base.client import BaseDatabaseClient
+from django.db.backends.base.creation import BaseDatabaseCreation
+from django.db.backends.sqlite3 import base, features, introspection, operations
+
+import bedrockish.dbapi as db
+
+db.register_adapter(decimal.Decimal, str)
+
+
+class Cursor(db.Cursor):
+    """A cursor that takes parameters as Django writes them: ``%s`` and ``%(name)s``."""
+
+    def execute(self, sql: str, parameters: Any = None, /) -> Any:
+        """Run a statement; without parameters, its text is SQLite's."""
+        if parameters is None:
+            return super().execute(sql)
+        return super().execute(*_converted(sql, parameters))
+
+    def executemany(self, sql: str, seq_of_parameters: Iterable[Any], /) -> Any:
+        """Run a statement with each of many parameters."""
+        every = list(seq_of_parameters)
+        if not every:
+            return self
+        return super().executemany(_converted(sql, every[0])[0], every)
+
+
+def _converted(sql: str, parameters: Any) -> tuple[str, Any]:
+    if isinstance(parameters, dict):
+        return sql % {name: f":{name}" for name in parameters}, parameters
+    return sql % (("?",) * len(parameters)), tuple(parameters)
+
+
+class DatabaseFeatures(features.DatabaseFeatures):
+    """What a cluster can do."""
+
+    test_db_allows_multiple_connections = True
+    can_clone_databases = False
+    has_select_for_update = False  # a transaction that loses is told so when it commits
+    supports_sequence_reset = False  # ids that nodes give only rise
+
+
+class DatabaseOperations(operations.DatabaseOperations):
+    """What SQL is written."""
+
+    def sequence_reset_by_name_sql(self, style: Any, sequences: Any) -> list[str]:
+        """Return nothing: ids that nodes give only rise."""
+        return []
+
+
+class DatabaseIntrospection(introspection.DatabaseIntrospection):
+    """What tables there are: the user's. Those in which a node keeps its journal are none of them."""
+
+    def get_table_list(self, cursor: Any) -> list[Any]:
+        """Return tables and views."""
+        return [one for one in super().get_table_list(cursor) if not one.name.startswith("bedrockish_")]
+
+
+class DatabaseClient(BaseDatabaseClient):
+    """``manage.py dbshell`` opens the shell of the cluster."""
+
+    executable_name = "bedrockish"
+
+    @classmethod
+    def settings_to_cmd_args_env(
+        cls, settings_dict: dict[str, Any], parameters: Sequence[str]
+    ) -> tuple[list[str], dict[str, str] | None]:
+        """Return the command."""
+        return [cls.executable_name, "sql", settings_dict["NAME"], *parameters], None
+
+
+class DatabaseCreation(BaseDatabaseCreation):
+    """A database for tests is another cluster, which ``TEST["NAME"]`` names; one node on this machine will do.
+
+    All its tables are dropped when the tests begin: it must not be the cluster that the program uses.
+    """
+
+    def _get_test_db_name(self) -> str:
+        settings = self.connection.settings_dict
+        name = settings["TEST"]["NAME"]
+        if not name or name == settings["NAME"]:
+            raise ImproperlyConfigured(
+                "a cluster has one database, so tests need a cluster of their own: give its URL in TEST['NAME'], such "
+                "as that of one node on this machine; its tables are dropped when the tests begin"
+            )
+        return str(name)
+
+    def _create_test_db(self, verbosity: int, autoclobber: bool, keepdb: bool = False) -> str:
+        name = self._get_test_db_name()
+        if not keepdb:
+            with db.connect(name, isolation_level=None) as connection:
+                tables = connection.execute(
+                    "SELECT type, name FROM sqlite_schema WHERE type IN ('table', 'view') "
+                    "AND name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
+                ).fetchall()
+                connection.execute("PRAGMA foreign_keys = OFF")
+                connection.execute("BEGIN")
+                for kind, table in tables:
+                    quoted = '"' + table.replace('"', '""') + '"'
+                    connection.execute(f"DROP {kind} {quoted}")
+                connection.execute("COMMIT")
+        return name
+
+    def _destroy_test_db(self, test_database_name: str, verbosity: int) -> None:
+        """Leave it: the next run drops what is there."""
+
+    def _clone_test_db(self, suffix: str, verbosity: int, keepdb: bool = False) -> None:
+        raise ImproperlyConfigured("tests of a cluster run in one process; leave out --parallel")
+
+
+class DatabaseWrapper(base.DatabaseWrapper):
+    """What ``ENGINE`` names; ``NAME`` is the URL of the cluster, ``OPTIONS`` are arguments of ``dbapi.connect``."""
+
+    vendor = "sqlite"  # what Django's own parts ask for when they choose SQL
+    display_name = "bedrockish"
+    Database = db
+    client_class = DatabaseClient
+    creation_class = DatabaseCreation
+    features_class = DatabaseFeatures
+    introspection_class = DatabaseIntrospection
+    ops_class = DatabaseOperations
+
+    def get_connection_params(self) -> dict[str, Any]:
+        """Return the arguments of ``connect``."""
+        name = self.settings_dict["NAME"]
+        if not str(name).startswith("bedrockish://"):
+            raise ImproperlyConfigured(
+                f"NAME should be the URL of a cluster, such as bedrockish://host1:7373,host2:7373/, not {name!r}"
+            )
+        params = super().get_connection_params()  # takes out what Django does itself, and says what is wrong
+        if "detect_types" not in self.settings_dict["OPTIONS"]:
+            del params["detect_types"]  # Django converts values by their fields, and types would have to be asked for
+        return {**params, "isolation_level": None}
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> db.Connection:
+        """Open a session with the cluster, and run what ``init_command`` says."""
+        connection = db.connect(**conn_params)
+        try:
+            for command in filter(None, map(str.strip, self.init_commands)):
+                connection.execute(command)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def create_cursor(self, name: str | None = None) -> Cursor:
+        """Return a cursor."""
+        return self.connection.cursor(Cursor)
+
+    def close(self) -> None:
+        """Close the session; what is not committed is rolled back."""
+        base.BaseDatabaseWrapper.close(self)
+
+    def is_in_memory_db(self) -> bool:
+        """Say that closing loses nothing."""
+        return False
+
+    def is_usable(self) -> bool:
+        """Whether some node answers on this session."""
+        try:
+            self.connection.ping()
+        except db.Error:
+            return False
+        return True

@@ -1,0 +1,74 @@
+"""Django's SQL functions, for the nodes: ``plugins = ["bedrockish.django.functions"]`` in their configuration.
+
+Django writes them in Python and gives them to each connection of ``sqlite3``. Here SQL runs on the nodes, so Django is
+installed there, too, and in the same version as in the programs.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import apsw
+from django.db.backends.sqlite3._functions import register as register_all
+
+
+@contextmanager
+def _as_in_sqlite3(what: str) -> Iterator[None]:
+    """Let an exception of a function be an error of the statement, as ``sqlite3`` has it."""
+    try:
+        yield
+    except (apsw.Error, MemoryError):
+        raise
+    except Exception as error:
+        raise apsw.SQLError(f"user-defined {what} raised exception: {type(error).__name__}: {error}") from error
+
+
+class _Aggregate:
+    """One use of an aggregate. As in ``sqlite3``, it is made by its first row: of no rows, the result is NULL."""
+
+    def __init__(self, kind: Callable[[], Any]) -> None:
+        self._kind = kind
+        self._made: Any = None
+
+    def step(self, *values: Any) -> None:
+        with _as_in_sqlite3("aggregate's 'step' method"):
+            if self._made is None:
+                self._made = self._kind()
+            self._made.step(*values)
+
+    def finalize(self) -> Any:
+        with _as_in_sqlite3("aggregate's 'finalize' method"):
+            return None if self._made is None else self._made.finalize()
+
+
+class _Registering:
+    """What Django takes for a connection of ``sqlite3`` to put its functions into."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def create_function(
+        self, name: str, narg: int, function: Callable[..., Any], *, deterministic: bool = False
+    ) -> None:
+        @wraps(function)
+        def called(*values: Any) -> Any:
+            with _as_in_sqlite3("function"):
+                return function(*values)
+
+        self._connection.create_scalar_function(name, called, narg, deterministic=deterministic)
+
+    def execute(self, sql: str) -> apsw.Cursor:
+        """Ask SQLite what it was built with."""
+        return self._connection.execute(sql)
+
+    def create_aggregate(self, name: str, n_arg: int, kind: Callable[[], Any]) -> None:
+        def begin() -> tuple[_Aggregate, Callable[..., None], Callable[[_Aggregate], Any]]:
+            return _Aggregate(kind), _Aggregate.step, _Aggregate.finalize
+
+        self._connection.create_aggregate_function(name, begin, n_arg)
+
+
+def register(connection: apsw.Connection) -> None:
+    """Add the functions to a connection of the node."""
+    register_all(_Registering(connection))

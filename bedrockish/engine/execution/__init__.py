@@ -1,0 +1,1 @@
+"""Running transactions: whole requests, groups, open transactions, schema changes, snapshots and cursors."""

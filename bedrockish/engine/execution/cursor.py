@@ -1,0 +1,125 @@
+"""Results that are too long for one answer: read on a snapshot, a bounded batch at a time, in helper threads.
+
+Nothing of such a result is kept but the statement's own state in SQLite, so it may be larger than the memory.
+"""
+
+from typing import Any
+
+import apsw
+
+from bedrockish.api.requests import Result, Statement, encode_results
+from bedrockish.engine.execution.interfaces import Parts
+from bedrockish.engine.execution.snapshot import Snapshot
+from bedrockish.engine.readwrite.access_sets import AccessSetBuilder
+from bedrockish.engine.readwrite.change_capture import row_bytes
+from bedrockish.engine.sqlite.call_costs import Lengths, too_long
+from bedrockish.engine.sqlite.errors import translate
+from bedrockish.engine.statements.classify import READ, Piece
+from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnavailableError, UnsupportedError
+from bedrockish_journal.model.footprint import Footprint
+
+BATCH_BYTES = 256 << 10  # of rows, after which a batch is sent
+BATCH_S = 0.1  # seconds, after which it is sent if it has a row
+
+
+def compile_read(parts: Parts, statement: Statement) -> tuple[Piece, tuple[Any, ...]]:
+    """Return the one statement of a text, which must read, and its parameters; nothing is run.
+
+    Raises:
+        SqlError: SQLite does not understand it, or its parameters.
+        UnsupportedError: it writes, or there are several.
+    """
+    found = None
+    for piece, params in parts.executor.pieces(statement):
+        if piece.kind != READ or piece.setting:
+            raise UnsupportedError("only a statement that reads can be streamed; use execute for this one")
+        if found is not None:
+            raise UnsupportedError("a stream is the result of one statement; leave out what follows it")
+        found = piece, params
+    assert found is not None  # a text without a statement has been refused
+    return found
+
+
+def footprint_of(parts: Parts, piece: Piece, params: tuple[Any, ...], snapshot: Snapshot) -> Footprint:
+    """Return what a statement reads on a snapshot."""
+    gatherer = AccessSetBuilder(parts.executor.analysis, serializable=True)
+    gatherer.read(piece, params, snapshot.query)
+    return gatherer.rows([], [])
+
+
+class Batches:
+    """The rows of one statement. Each call may be made in another thread, but one at a time.
+
+    Args:
+        snapshot: to read on; whoever made it gives it back, after ``close``.
+        piece: the statement.
+        params: its parameters.
+        lengths: how long its values may be.
+    """
+
+    def __init__(self, snapshot: Snapshot, piece: Piece, params: tuple[Any, ...], lengths: Lengths) -> None:
+        self._snapshot, self._piece, self._params, self._lengths = snapshot, piece, params, lengths
+        self._cursor: apsw.Cursor | None = None
+        self._is_stopped = False
+
+    def take(self) -> tuple[bytes, int, bool]:
+        """Return the next rows as an encoded result, how many they are, and whether there may be more.
+
+        Raises:
+            SqlError: SQLite does not accept a value, or cannot compute a row.
+            TooLargeError: there was no row for as long as a statement may run.
+            UnavailableError: it was stopped.
+        """
+        snapshot, limits = self._snapshot, self._snapshot.limits
+        snapshot.until = limits.seconds() + limits.statement_s
+        try:
+            with snapshot.statement(self._lengths):
+                if self._is_stopped:
+                    raise apsw.InterruptError
+                rows, more = self._rows(limits.seconds() + BATCH_S)
+            columns = self._piece.columns
+            return encode_results([Result(columns, rows)]), len(rows), more
+        except apsw.InterruptError:
+            if snapshot.is_refused:
+                raise limits.memory.refusal("the reading was ended") from None
+            raise self._interrupted() from None
+        except apsw.Error as error:
+            raise too_long(error, self._lengths, self._piece.sql) or translate(error, self._piece.sql) from error
+        except UnicodeDecodeError:
+            raise SqlError(
+                "the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=self._piece.sql
+            ) from None
+
+    def _rows(self, until: float) -> tuple[list[tuple[Any, ...]], bool]:
+        seconds = self._snapshot.limits.seconds
+        if self._cursor is None:
+            self._cursor = self._snapshot.cursor()
+            self._cursor.execute(self._piece.sql, self._params, can_cache=self._piece.can_cache)
+        rows: list[tuple[Any, ...]] = []
+        size = 0
+        for row in self._cursor:
+            rows.append(row)
+            size += row_bytes(row)
+            if size >= BATCH_BYTES or seconds() >= until:
+                return rows, True
+        return rows, False
+
+    def _interrupted(self) -> BedrockishError:
+        if self._is_stopped:
+            return UnavailableError("the reading was stopped")
+        seconds = self._snapshot.limits.statement_s
+        return TooLargeError(
+            f"there was no further row within {seconds:g} s; add an index, or ask for less", sql=self._piece.sql
+        )
+
+    def stop(self) -> None:
+        """Let a ``take`` that runs in another thread end soon."""
+        self._is_stopped = True  # in this order: ``take`` sets the time, and then looks at this
+        self._snapshot.until = float("-inf")
+        self._snapshot.interrupt()
+
+    def close(self) -> None:
+        """Let go of the statement, so that the snapshot can be given back."""
+        if self._cursor is not None:
+            self._cursor.close(True)
+            self._cursor = None

@@ -1,0 +1,428 @@
+"""Statements of a schema change that holds rows as well, run now to learn their answers, and noted to be run later.
+
+The change comes into force at a cut of transactions at which every node has the same tables, and each runs what is
+noted here (``bedrockish_journal.storage.schema_steps``). So a statement that would not give the same everywhere is
+refused: one that draws a number, reads the time of day or what is a node's own, or that could roll back more
+than itself.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import apsw
+
+from bedrockish.api.requests import Request, Result, Statement, encode_results
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.executor import Executor, MixesError, refused_on
+from bedrockish.engine.readwrite.readset import EVERYTHING
+from bedrockish.engine.sqlite.bind import Binder
+from bedrockish.engine.sqlite.call_costs import Lengths, lengths
+from bedrockish.engine.sqlite.errors import translate
+from bedrockish.engine.sqlite.limits import TakesLongError
+from bedrockish.engine.sqlite.opcodes import Op
+from bedrockish.engine.sqlite.system_names import check_references
+from bedrockish.engine.sqlite.table_layout import Tables, quote
+from bedrockish.engine.statements import pragmas
+from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Piece, first_word
+from bedrockish.engine.statements.insert_rewriter import FUNCTION
+from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnsupportedError, UsageError
+from bedrockish.sqltext.tokenizer import NotTokensError, Token, parameter_numbers, tokens
+from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
+from bedrockish_journal.model.changes import DO, FAIL, SEE, Step, encode_changes, encode_steps
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS
+from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
+from bedrockish_journal.storage.drawn_ids import WHY, DrawnIds
+from bedrockish_journal.storage.schema_steps import (
+    DEFER_OFF,
+    DEFER_ON,
+    KEYS_OFF,
+    KEYS_ON,
+    MARK,
+    answer_digest,
+    deferred_broken,
+    failure_digest,
+    set_option,
+    violations,
+)
+from bedrockish_journal.storage.table_layout import value_as_sql
+
+_DATES = frozenset({"date", "time", "datetime", "julianday", "strftime", "unixepoch", "timediff"})
+_DETERMINISTIC = 0x800  # SQLITE_DETERMINISTIC, as PRAGMA function_list shows it
+_ROLLBACK, _FAIL = 1, 3  # conflict clauses, as bytecode has them
+_DATA = (  # they count as the catalogue, and what they show is data
+    ("sqlite_sequence", "sqlite_sequence is each node's own: use max() of the ids"),
+    ("pragma_foreign_key_check", "use PRAGMA foreign_key_check"),
+)
+_SAME_EVERYWHERE = frozenset({"json_each", "json_tree"})
+_WAY_OUT = "in a transaction that changes the schema and rows, every node runs each statement; {}"
+
+
+def execute(
+    executor: Executor, request: Request, base: dict[str, int], version: int, budget_s: float = float("inf")
+) -> Prepared:
+    """Run a request inside the open transaction, after the savepoint ``request``, as ``Executor.execute``.
+
+    Raises:
+        TakesLongError: as there.
+        BedrockishError: as there.
+    """
+    try:
+        return executor.execute(request, base, version, budget_s)
+    except MixesError:
+        executor.capture.deafen()
+    executor._db.execute("ROLLBACK TO request")
+    mixed, room = Mixed(executor), executor._limits.result_bytes
+    results: list[Result] = []
+    executor.allow(budget_s)
+    try:
+        for statement in request.statements:
+            found, size = mixed.run(statement, room)
+            results += found
+            room -= size
+        if not mixed.changes_schema:
+            raise UnsupportedError(pragmas.KEYS_OFF)
+        return mixed.prepared(base, version, results)
+    except UsageError as error:
+        error.rests_on = refused_on(base, version, Footprint(read_ranges=EVERYTHING))
+        raise
+    finally:
+        executor.allow(float("inf"))
+        mixed.close()
+
+
+class Mixed:
+    """The statements of one such change, on a connection inside a savepoint that its owner rolls back.
+
+    Attributes:
+        steps: what was noted.
+        lastrowid: of the row inserted last.
+        changes_schema: whether any of them changes the schema.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor, self._db, self._limits = executor, executor._db, executor._limits
+        executor.reader = None  # it would not show what is done here
+        self.steps: list[Step] = []
+        self.lastrowid = 0
+        self.changes_schema = False
+        self._writes = False
+        self._size = 0
+        self._marks: list[str] = []
+        self._options = False
+        self._drawn: DrawnIds | None = None
+        self._before: Counter[Any] | None = None  # broken foreign keys, if they are not enforced meanwhile
+        self._numbers = pragmas.numbers(self._db)
+        self._unstable = _unstable_functions(self._db)
+        modules = self._db.execute("SELECT lower(name) FROM pragma_module_list")
+        self._modules = frozenset(str(name) for (name,) in modules) - _SAME_EVERYWHERE
+
+    # -- statements ------------------------------------------------------------------------------------------------
+
+    def run(
+        self, statement: Statement, room: int, *, told: Result | None = None, again: bool = False
+    ) -> tuple[list[Result], int]:
+        """Run the statements of a text; return their results and about how many bytes these take.
+
+        Args:
+            statement: the text and its parameters.
+            room: how many bytes the results may take.
+            again: it ran before, as an ordinary one; ``told`` is what it gave then.
+
+        Raises:
+            BedrockishError: as for a request. It can go on after an error of the statement's own.
+        """
+        binder = Binder(statement.params)
+        results: list[Result] = []
+        rest, taken = statement.sql, 0
+        while rest:
+            piece = self._executor.compiled(rest)
+            rest = piece.rest
+            if piece.kind == EMPTY:
+                continue
+            params = binder.take(piece.names)
+            if not rest:
+                binder.finish()
+            if piece.setting:
+                results.append(self._set(piece))
+                continue
+            self._check(piece)
+            text = self._bound(piece, params, told) if again and piece.kind == WRITE else literal(piece.sql, params)
+            result, size = self._one(piece, text, room - taken)
+            results.append(result)
+            taken += size
+        if not results:
+            raise SqlError("the text holds no statement, only blanks or comments")
+        return results, taken
+
+    def control(self, control: Control) -> None:
+        """Do SAVEPOINT, RELEASE or ROLLBACK TO.
+
+        Raises:
+            SqlError: there is no such savepoint.
+            UnsupportedError: its name is one of ours.
+        """
+        name, place = control.name.lower(), 0
+        if control.kind == SAVEPOINT:
+            if name == MARK:
+                raise UnsupportedError(f"the savepoint {MARK} belongs to the database itself; choose another name")
+            self._marks.append(name)
+        elif control.kind in (RELEASE, ROLLBACK_TO):
+            if name not in self._marks:
+                raise SqlError(f"no such savepoint: {control.name}")
+            place = len(self._marks) - 1 - self._marks[::-1].index(name)
+            del self._marks[place + (control.kind == ROLLBACK_TO) :]
+        else:
+            raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
+        text = f"{control.kind} {quote(control.name)}"
+        try:
+            self._db.execute(text)
+        except apsw.Error as error:
+            raise translate(error, text) from error
+        self._schema_changed()
+        self._note(Step(text))
+
+    def prepared(self, base: dict[str, int], version: int, results: list[Result]) -> Prepared:
+        """Return what the change is, to be led.
+
+        Raises:
+            ConstraintError: a foreign key is broken.
+            UnsupportedError: it leaves a table behind that cannot be replicated, or does not change the schema.
+        """
+        if self._writes and not self.changes_schema:  # one in which all has failed may end as it likes
+            raise UnsupportedError(pragmas.KEYS_OFF)
+        if deferred_broken(self._db) or (self._before is not None and self._violations() - self._before):
+            raise ConstraintError("FOREIGN KEY constraint failed: one is broken at the end of the transaction")
+        with self._executor.judging(self.steps[-1].sql if self.steps else ""):
+            tables = Tables(self._db)
+            tables.check_supported(self._db, self._executor._tables)
+            check_references(self._db)
+        if tables.system != self._executor._tables.system:
+            raise UnsupportedError(
+                "names that begin with bedrockish_ belong to the database itself; choose another name"
+            )
+        does = self._writes or self._numbers != pragmas.numbers(self._db)
+        kind = SCHEMA_KIND if does else ROWS
+        changes = encode_steps(self.steps) if does else encode_changes([])
+        return Prepared(base, version, False, kind, Footprint(), changes, encode_results(results))
+
+    def close(self) -> None:
+        """Take back what was set on the connection. Its savepoint must have been rolled back."""
+        if self._options:
+            for option in (KEYS_ON, DEFER_OFF):
+                set_option(self._db, option)
+
+    # -- one of them -----------------------------------------------------------------------------------------------
+
+    def _one(self, piece: Piece, text: str, room: int) -> tuple[Result, int]:
+        db = self._db
+        allowed = None
+        if piece.kind != SCHEMA and first_word(text) != "EXPLAIN":
+            allowed = self._check_stable(text)
+        db.set_last_insert_rowid(0)
+        try:
+            rows, size = self._watched(replace(piece, sql=text, auto=None), room, allowed)
+        except TakesLongError:
+            raise TakesLongError(piece.sql) from None  # the client's own text is what is remembered
+        except (ConstraintError, SqlError) as error:
+            if isinstance(error.__cause__, apsw.Error) and db.in_transaction:
+                self._note(Step(text, FAIL, failure_digest(str(error.__cause__))))
+            raise
+        changed = db.changes() if piece.kind == WRITE else 0
+        rowid = db.last_insert_rowid() if piece.kind == WRITE else 0
+        self.lastrowid = rowid or self.lastrowid
+        if piece.kind == SCHEMA:
+            self._schema_changed()
+            self.changes_schema = True
+            self._note(Step(text))
+        elif piece.kind == WRITE:
+            self._writes = True
+            self._note(Step(text, DO, answer_digest(text, rows, changed, rowid)))
+        elif not piece.whole_schema or piece.checks_keys:  # what it says of the schema cannot be otherwise then
+            self._note(Step(text, SEE, answer_digest(text, rows)))
+        rowcount = changed if piece.kind == WRITE else -1
+        return Result(piece.columns, rows, rowcount, self.lastrowid or None), size
+
+    def _schema_changed(self) -> None:
+        if self._drawn is not None:
+            self._drawn.schema_changed()
+
+    def _watched(self, piece: Piece, room: int, allowed: Lengths | None) -> tuple[list[tuple[Any, ...]], int]:
+        """Run a statement; take it back if SQLite may have drawn ids for it.
+
+        Raises:
+            UnsupportedError: it may.
+        """
+        if piece.kind != WRITE:
+            return self._executor.run_piece(piece, (), room, allowed)
+        db = self._db
+        self._drawn = self._drawn or DrawnIds(db)
+        db.execute(f"SAVEPOINT {MARK}")
+        try:
+            with self._drawn:
+                found = self._executor.run_piece(piece, (), room, allowed)
+            if self._drawn.table:
+                db.execute(f"ROLLBACK TO {MARK}")
+                way = f"this one {WHY.format(self._drawn.table)}; use two transactions, or remove that row first"
+                raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+            return found
+        finally:
+            if db.in_transaction:
+                db.execute(f"RELEASE {MARK}")
+
+    def _note(self, step: Step) -> None:
+        self._size += len(step.sql) + len(step.told) + 16
+        if self._size > self._limits.changes_bytes:
+            raise TooLargeError(
+                f"a transaction that changes the schema and rows may have {self._limits.changes_bytes} bytes of "
+                "statements with their values, and this one has more; write the rows in transactions of their own",
+                limit=self._limits.changes_bytes,
+            )
+        self.steps.append(step)
+
+    def _set(self, piece: Piece) -> Result:
+        name, on = piece.setting, pragmas.turns_on(piece.sql)
+        if name == pragmas.DEFER:
+            option = DEFER_ON if on else DEFER_OFF
+        else:
+            option = KEYS_ON if on else KEYS_OFF
+        if option == KEYS_OFF and self._before is None:
+            self._before = self._violations()
+        self._options = True
+        set_option(self._db, option)
+        self._note(Step(option))
+        return Result((), [], -1, None)
+
+    def _check(self, piece: Piece) -> None:
+        """Refuse what gives something else at each node.
+
+        Raises:
+            UnsupportedError: it does.
+        """
+        if any(table.lower().startswith("bedrockish_") for table in piece.tables):
+            way = "the tables bedrockish_… are each node's own: read them in another transaction"
+            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+        if not self._modules.isdisjoint(table.lower() for table in piece.tables):
+            way = "virtual tables show what is a node's own: read them in another transaction"
+            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+        if piece.kind != SCHEMA and piece.whole_schema and (piece.kind == WRITE or piece.tables):
+            way = "the catalogue is each node's own: read it in a statement of its own"
+            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+        for name, way in _DATA if piece.kind == READ and piece.whole_schema else ():
+            if _names(piece.sql, name):
+                raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+
+    def _check_stable(self, text: str) -> Lengths:
+        """Refuse what would not give the same at each node, and clauses that roll back more than a statement.
+
+        SQLite's own bytecode says what a statement calls, in triggers, defaults and views, too, and so how long its
+        values may be, which is returned.
+
+        Raises:
+            UnsupportedError: it would not, or has such a clause.
+        """
+        program = self._explained(text)
+        for _, opcode, first, second, _, fourth, *_ in program:
+            if opcode in ("Halt", "HaltIfNull") and first and second in (_ROLLBACK, _FAIL):
+                way = "the conflict clauses ROLLBACK and FAIL leave parts of it: use ABORT"
+                raise UnsupportedError(_WAY_OUT.format(way), sql=text)
+            if opcode != "Function" and not str(opcode).startswith("Agg"):
+                continue
+            name = str(fourth).rpartition("(")[0].lower()
+            if name in self._unstable:
+                way = f"{name}() would give each something else: send the value as a parameter, or use two transactions"
+                raise UnsupportedError(_WAY_OUT.format(way), sql=text)
+        return lengths([[Op(*row[:7]) for row in program]])
+
+    def _violations(self) -> Counter[Any]:
+        try:
+            return violations(self._db)
+        except apsw.Error as error:  # a foreign key whose parent's columns are not unique, for example
+            raise translate(error, "PRAGMA foreign_key_check") from error
+
+    def _explained(self, text: str) -> list[Any]:
+        """Return a statement's instructions, but for blobs that SQLite prints as text and that are none."""
+        found: list[Any] = []
+        try:
+            cursor = self._db.execute("EXPLAIN " + text.lstrip("; \t\r\n"), can_cache=False)
+            while True:
+                try:
+                    row = next(cursor, None)
+                except UnicodeDecodeError:
+                    continue
+                if row is None:
+                    return found
+                found.append(row)
+        except apsw.Error as error:
+            raise translate(error, text) from error
+
+    def _bound(self, piece: Piece, params: tuple[Any, ...], told: Result | None) -> str:
+        """Return the text of a statement that ran before, with the id that the node gave to its row.
+
+        Raises:
+            UnsupportedError: it gave ids to several.
+        """
+        piece.auto = self._executor._rewritten(piece)
+        text = piece.text(params)
+        if text == piece.sql or (told is not None and told.rowcount == 0):
+            return literal(piece.sql, params)
+        if told is not None and told.rowcount == 1 and told.lastrowid is not None:
+            bound = _with_id(literal(text, params), told.lastrowid)
+            if bound:
+                return bound
+        raise UnsupportedError(
+            "the transaction has inserted rows to which the node gave ids, several with one statement, before it "
+            "changes the schema; change the schema first, or give the ids yourself",
+            sql=piece.sql,
+        )
+
+
+def literal(sql: str, params: tuple[Any, ...]) -> str:
+    """Return a statement with the values of its parameters written into it.
+
+    Raises:
+        UnsupportedError: it is not understood where its parameters are.
+    """
+    if not params:
+        return sql
+    found = _tokens(sql)
+    numbers = parameter_numbers(found)
+    if set(numbers.values()) - set(range(1, len(params) + 1)):
+        raise UnsupportedError("the statement's parameters cannot be told from its text", sql=sql)
+    for place, number in reversed(numbers.items()):
+        token, value = found[place], value_as_sql(params[number - 1])
+        sql = f"{sql[: token.start]}({value}){sql[token.end :]}"
+    return sql
+
+
+def _with_id(sql: str, rowid: int) -> str:
+    """Return a statement with the one call that gives an id replaced by the id; empty if there is not just one."""
+    found = _tokens(sql)
+    calls = [place for place, token in enumerate(found) if token.is_word(FUNCTION.upper())]
+    if len(calls) != 1:
+        return ""
+    depth, end = 0, calls[0] + 1
+    while end < len(found):
+        depth += (found[end].text == "(") - (found[end].text == ")")
+        if not depth:
+            break
+        end += 1
+    return f"{sql[: found[calls[0]].start]}({rowid}){sql[found[end].end :]}"
+
+
+def _tokens(sql: str) -> list[Token]:
+    try:
+        return tokens(sql)
+    except NotTokensError as error:
+        raise UnsupportedError(f"the statement's parameters cannot be told from its text: {error}", sql=sql) from None
+
+
+def _names(sql: str, name: str) -> bool:
+    return any(token.kind in ("word", "quoted") and (token.name or "").lower() == name for token in _tokens(sql))
+
+
+def _unstable_functions(db: apsw.Connection) -> frozenset[str]:
+    """Return the names of functions that may give something else each time, as their registration says."""
+    listed = db.execute("SELECT lower(name), type = 's' OR NOT builtin, flags FROM pragma_function_list")
+    return _DATES | {str(name) for name, counts, flags in listed if counts and not int(flags) & _DETERMINISTIC}

@@ -1,0 +1,164 @@
+"""An open transaction that changes the schema: its statements run on a private copy that is thrown away.
+
+The copy is an overlay on a snapshot (``engine.aside``), and is kept until COMMIT, so that nobody waits for its
+statements, however long they take. What they did and were told is noted; at COMMIT that is submitted, and done again
+at the activation (``engine.mixed``). What the transaction did before its first schema statement is done again here.
+
+``begin``, ``stop`` and ``close`` belong to the loop; the rest to one thread at a time.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import apsw
+
+from bedrockish.api.requests import Result, Statement
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.ddl_execution import Mixed
+from bedrockish.engine.execution.interfaces import Beside
+from bedrockish.engine.execution.open_transaction import Logged
+from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.engine.statements.classify import first_word
+from bedrockish.engine.storage.overlay_vfs import Moment
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    DamagedError,
+    SqlError,
+    TooLargeError,
+    UnavailableError,
+)
+from bedrockish.sqltext.transaction_control import Control
+from bedrockish_journal.storage.schema_steps import answer_digest
+
+MEMORY_BYTES = 512 << 20
+
+
+class Draft:
+    """One of them.
+
+    Attributes:
+        version: of the schema that it began on.
+        is_over: SQLite itself has ended it.
+    """
+
+    def __init__(self, beside: Beside) -> None:
+        self._aside = Workspace(beside)
+        self._mixed: Mixed | None = None
+        self.version = 0
+        self._base: dict[str, int] = {}
+        self.is_over = False
+
+    # -- in the loop -----------------------------------------------------------------------------------------------
+
+    def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
+        """Take a snapshot of what the file has now, which must be all that was applied.
+
+        Raises:
+            UnavailableError: it cannot be taken.
+        """
+        self._base, self.version = dict(base), schema_version
+        self._aside.begin(base, schema_version, moment, applied_clock)
+
+    def stop(self, error: BedrockishError) -> None:
+        """Let what runs end soon."""
+        self._aside.stop(error)
+
+    def close(self) -> None:
+        """Throw the copy away. Nothing of it may be at work."""
+        self._mixed = None
+        self._aside.close()
+
+    # -- in a thread -----------------------------------------------------------------------------------------------
+
+    def open(self, log: Sequence[Logged], room: int) -> None:
+        """Do again what the transaction did as an ordinary one.
+
+        Raises:
+            ConflictError: it would be told something else now.
+            BedrockishError: a statement cannot be in such a transaction.
+        """
+        writer = self._aside.hold(MEMORY_BYTES)
+        self._writer = writer
+        try:
+            self._mixed = Mixed(writer.executor)
+        except apsw.Error as error:  # it was ended meanwhile
+            raise UnavailableError(f"the private copy of the database failed: {error}; run it again") from error
+        for one in log:
+            if isinstance(one.what, Control):
+                self.control(one.what)
+                continue
+            try:
+                found, _ = self._run(one.what, room, told=one.told, again=True)
+            except (ConstraintError, SqlError) as error:
+                if one.failure != str(error.message):
+                    raise _changed(one.what) from error
+                continue
+            if one.told is None or not _same(one.what.sql, found[-1], one.told):
+                raise _changed(one.what)
+
+    def run(self, statement: Statement, room: int) -> tuple[Result, int]:
+        """Run a text; return the result of its last statement, and about how many bytes the results take.
+
+        Raises:
+            BedrockishError: as for a request; the transaction can go on after a usage error, unless it ``is_over``.
+        """
+        results, size = self._run(statement, room)
+        return results[-1], size
+
+    def _run(
+        self, statement: Statement, room: int, *, told: Result | None = None, again: bool = False
+    ) -> tuple[list[Result], int]:
+        assert self._mixed is not None
+        try:
+            return self._mixed.run(statement, room, told=told, again=again)
+        except (DamagedError, UnavailableError) as error:
+            full = self._writer.file.was_full
+            if isinstance(error, UnavailableError) and not full:
+                raise
+            self.is_over = True
+            if full:
+                raise TooLargeError(
+                    f"the transaction changes more than {MEMORY_BYTES >> 20} MiB of pages before its COMMIT; send its "
+                    "statements together as one request, or change the schema and the rows in several transactions"
+                ) from error
+            raise UnavailableError(f"the private copy of the database failed: {error.message}; run it again") from error
+        finally:
+            self.is_over = self.is_over or not self._writer.db.in_transaction
+
+    def control(self, control: Control) -> None:
+        """Do SAVEPOINT, RELEASE or ROLLBACK TO.
+
+        Raises:
+            SqlError: there is no such savepoint.
+            UnsupportedError: it has one of our names.
+        """
+        assert self._mixed is not None
+        self._mixed.control(control)
+
+    def finish(self) -> Prepared:
+        """Return what the transaction is, to be led.
+
+        Raises:
+            ConstraintError: a foreign key is broken; it can be mended.
+            UnsupportedError: it leaves something behind that cannot be replicated.
+        """
+        mixed = self._mixed
+        assert mixed is not None
+        return mixed.prepared(self._base, self.version, [Result((), [], -1, mixed.lastrowid or None)])
+
+
+def _same(sql: str, found: Result, told: Result) -> bool:
+    if min(found.rowcount, 2) != min(told.rowcount, 2):
+        return False
+    if told.rowcount == 1 and first_word(sql) in ("INSERT", "REPLACE") and found.lastrowid != told.lastrowid:
+        return False
+    return answer_digest(sql, found.rows) == answer_digest(sql, told.rows)
+
+
+def _changed(statement: Statement) -> ConflictError:
+    return ConflictError(
+        f"what the transaction was told before it changed the schema is no longer so: {statement.sql.strip()[:200]!r} "
+        "gives another answer; it did not happen: run it again",
+        table="schema",
+    )

@@ -1,0 +1,438 @@
+"""Runs a client's request on the writer connection and takes it back: what it would do, and nothing of it done.
+
+The request runs in a savepoint inside the batch's open transaction, so it sees everything that is decided, and is
+always rolled back. Some failures make SQLite roll back the whole transaction instead (ROLLBACK conflict clauses, a
+write that was interrupted, a full disk); the engine notices that and puts the batch back (see ``Engine``).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import apsw
+
+from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.snapshot import WAY_OUT
+from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, Analysis
+from bedrockish.engine.readwrite.change_capture import Capture, row_bytes
+from bedrockish.engine.readwrite.dependent_reads import connection_query
+from bedrockish.engine.readwrite.key_values import Params
+from bedrockish.engine.readwrite.range_merge import footprint
+from bedrockish.engine.readwrite.readset import EVERYTHING, schema_lengths
+from bedrockish.engine.sqlite.bind import Binder
+from bedrockish.engine.sqlite.call_costs import OF_SCHEMA, Lengths, is_too_long, restore, shorten, too_long
+from bedrockish.engine.sqlite.catalog import Prepare
+from bedrockish.engine.sqlite.errors import is_in_the_text, translate
+from bedrockish.engine.sqlite.limits import Budget, Limits, Rows, TakesLongError, out_of_time
+from bedrockish.engine.sqlite.system_names import check_references
+from bedrockish.engine.sqlite.table_layout import Tables
+from bedrockish.engine.sqlite.watchdog import Interrupter
+from bedrockish.engine.statements import pragmas
+from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Guard, Piece
+from bedrockish.engine.statements.clock_functions import Scope
+from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
+from bedrockish.engine.statements.rowid_allocator import AutoIds
+from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnsupportedError, UsageError
+from bedrockish_journal.model.changes import encode_changes, encode_statements
+from bedrockish_journal.model.footprint import Footprint, Range
+from bedrockish_journal.model.transaction import ROWS
+from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
+from bedrockish_journal.storage.schema_steps import deferred_broken
+
+PROGRESS_STEPS = 4_000  # SQLite's own steps between two looks at the clock: usually a tenth of a millisecond
+TEXTS_MAX = 2_000  # compiled texts that are remembered
+_FOREVER = float("inf")
+
+
+class MixesError(Exception):
+    """Raised when a request turns out to change the schema and to read or write rows."""
+
+
+class Executor:
+    """Executes requests, one at a time.
+
+    Attributes:
+        reader: another connection that shows the same rows, as long as the request has changed none; it is faster.
+        stopped: why everything that runs is to end at once.
+        scope: what the functions give that statements call.
+    """
+
+    def __init__(
+        self, db: apsw.Connection, guard: Guard, capture: Capture, limits: Limits, ids: AutoIds, prepare: Prepare
+    ) -> None:
+        self._db, self._guard, self._limits, self._ids, self._prepare = db, guard, limits, ids, prepare
+        self.capture = capture
+        self._texts: dict[str, tuple[Piece, ...]] = {}
+        self._tables = Tables(db)
+        self.analysis = Analysis(db, prepare)
+        self._until = _FOREVER
+        self._budget = Budget(limits)
+        self._number, self._is_refused = 0, False  # of the statement that runs; whether it has taken too much memory
+        self._unlimited_query = connection_query(db)
+        self._interrupter = Interrupter(self._is_late)
+        self.reader: apsw.Connection | None = None
+        self.stopped: BedrockishError | None = None
+        self.scope = Scope()
+        db.set_progress_handler(self.progress, PROGRESS_STEPS)
+
+    def use(self, tables: Tables) -> None:
+        """Learn the tables of a new schema; forget the statements compiled for the old one."""
+        self._tables = tables
+        self.analysis = Analysis(self._db, self._prepare)
+        self._texts.clear()
+
+    def progress(self) -> bool:
+        """Whether the statement that runs is to be interrupted; SQLite asks now and then."""
+        return (
+            self.capture.failure is not None
+            or self._limits.seconds() > self._until
+            or self._budget.is_over
+            or self.stopped is not None
+            or self._takes_too_much()
+        )
+
+    def _is_late(self) -> bool:
+        """Whether the statement that runs is to be interrupted; the watchdog asks, in its own thread."""
+        return self._limits.seconds() > self._until or self._budget.seems_over()
+
+    def _takes_too_much(self) -> bool:
+        self._is_refused = self._is_refused or (self._number > 0 and self._limits.memory.is_too_much(self._number))
+        return self._is_refused
+
+    def allow(self, budget_s: float) -> None:
+        """Let what runs from now on have the processor for so many seconds."""
+        self._budget.allow(budget_s)
+
+    def execute(
+        self, request: Request, base: dict[str, int], schema_version: int, budget_s: float = _FOREVER
+    ) -> Prepared:
+        """Run a request inside the open transaction; the caller takes it back, whatever comes out.
+
+        Raises:
+            MixesError: it changes the schema and has other statements, too: ``mixed.execute`` is for that.
+            TakesLongError: it has run for ``budget_s`` and is not done.
+            SqlError: SQLite does not accept a statement or a value.
+            ConstraintError: the data forbids it.
+            UnsupportedError: it cannot be replicated.
+            TooLargeError: it is over a limit.
+        """
+        if not request.statements:
+            raise SqlError("the request has no statements; send at least one")
+        gatherer = AccessSetBuilder(self.analysis, serializable=request.isolation == SERIALIZABLE)
+        run = self.begin(gatherer)
+        self.allow(budget_s)
+        try:
+            return self._execute(run, request, base, schema_version)
+        except UsageError as error:
+            if not is_in_the_text(error):
+                error.rests_on = refused_on(base, schema_version, run.looked_at())
+            raise
+        finally:
+            self.allow(_FOREVER)
+            if run.settings:
+                pragmas.settle(self._db)
+
+    def _execute(self, run: "Run", request: Request, base: dict[str, int], schema_version: int) -> Prepared:
+        self.capture.start()
+        cookie = None
+        for statement in request.statements:
+            for piece, params in self.pieces(statement):
+                if piece.setting:
+                    if pragmas.is_keys_off(piece.sql):
+                        raise MixesError
+                    run.set(piece)
+                    continue
+                if piece.kind == SCHEMA:
+                    if cookie is None:
+                        cookie = pragmas.numbers(self._db)
+                    run.schema.append(piece.sql)
+                elif piece.kind == WRITE:
+                    run.writes = True
+                if run.schema and (run.writes or piece.kind == READ):
+                    raise MixesError
+                run.one(piece, params)
+        if run.schema:
+            assert cookie is not None
+            with self.judging(run.schema[-1]):
+                return self._schema_prepared(run, base, schema_version, changed=cookie != pragmas.numbers(self._db))
+        if run.writes and self.breaks_foreign_keys:
+            raise ConstraintError(
+                "FOREIGN KEY constraint failed: a deferred one is still broken at the end of the request"
+            )
+        return self.prepare_rows(run.gatherer, encode_results(run.results), base, schema_version, writes=run.writes)
+
+    def compiled(self, sql: str) -> Piece:
+        """Return the first statement of a text, compiled and not run. Raises what ``Guard.compile`` says."""
+        return self._compiled(sql)
+
+    def pieces(self, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
+        """Yield the compiled statements of a text with their parameters; each is to be run before the next is asked."""
+        binder = Binder(statement.params)
+        known = self._texts.get(statement.sql)
+        if known is not None:
+            for piece in known:
+                yield piece, binder.take(piece.names)
+            binder.finish()
+            return
+        found: list[Piece] = []
+        rest, until_schema = statement.sql, True
+        while rest:
+            piece = self._compiled(rest)
+            rest = piece.rest
+            if piece.kind == EMPTY:
+                continue
+            if piece.kind == WRITE:
+                piece.auto = self._rewritten(piece)
+            found.append(piece)
+            until_schema = until_schema and piece.kind != SCHEMA
+            yield piece, binder.take(piece.names)
+        if not found:
+            raise SqlError("the text holds no statement, only blanks or comments")
+        binder.finish()
+        if until_schema:  # what follows a schema statement was compiled for a schema that is taken back
+            if len(self._texts) >= TEXTS_MAX:
+                self._texts.clear()
+                self.analysis.forget()
+            self._texts[statement.sql] = tuple(found)
+
+    def _compiled(self, sql: str, *, ours: bool = False) -> Piece:
+        with self.judging(sql):
+            return self._guard.compile(sql, ours=ours)
+
+    def _rewritten(self, piece: Piece) -> Rewritten | None:
+        """Return what to run instead so that ids are given, if SQLite agrees that it does the same otherwise."""
+        auto = rewrite(piece.sql, self._tables.by_name)
+        if auto is None:
+            return None
+        try:
+            other = self._compiled(auto.sql, ours=True)
+        except BedrockishError:
+            return None  # too many columns, for example
+        same = (other.kind, other.names, other.columns, other.tables, other.rest) == (
+            (piece.kind, piece.names, piece.columns, piece.tables, "")
+        )
+        # A trigger that gives ids in the same table itself would meet ids that were given before it ran.
+        own = {(auto.table, ""), (auto.table, "ROWID"), (auto.table, self._tables.by_name[auto.table].id_column)}
+        return auto if same and not own & other.inner else None
+
+    def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
+        """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all.
+
+        It may take as long as a statement: where a loop has ended is found by going the same way again.
+
+        Raises:
+            TakesLongError: it has run for the time allowed and is not done.
+            apsw.Error: it runs longer than a statement may, or SQLite failed otherwise.
+        """
+        if self._budget.is_over:
+            raise TakesLongError(sql)
+        self._until = self._limits.seconds() + self._limits.statement_s
+        self._interrupter.begin(self._db)
+        try:
+            yield from self._unlimited_query(sql, many)
+        except apsw.InterruptError:
+            failure = self.stopped or self.capture.failure
+            if failure is not None:
+                raise failure from None
+            if self._budget.is_over:
+                raise TakesLongError(sql) from None
+            raise
+        finally:
+            self._interrupter.end()
+            self._until = _FOREVER
+
+    def run_piece(
+        self, piece: Piece, params: tuple[Any, ...], room: int, lengths: Lengths | None = None
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        """Run one statement; return its rows and about how many bytes they take.
+
+        Args:
+            piece: the statement.
+            params: its parameters.
+            room: bytes that its rows may take.
+            lengths: how long its values may be; by default what its program says.
+
+        Raises:
+            TakesLongError: it is over the loop's budget, or has values for which it would be.
+            TooLargeError: the rows take more than ``room`` bytes, or it changes too much, or it runs too long.
+        """
+        if self._budget.is_over:
+            raise TakesLongError(piece.sql)
+        self._until = self._limits.seconds() + self._limits.statement_s
+        memory, in_loop = self._limits.memory, self._budget.is_brief
+        if lengths is None:
+            lengths = self.lengths(piece)
+        self._number, self._is_refused = memory.begin(), False
+        self._ids.begin()
+        text = piece.text(params)
+        db, most = self._db, self._limits.length_bytes
+        if self.reader is not None and piece.kind == READ and not self.capture.wrote:
+            db = self.reader
+        shorten(db, lengths, in_loop=in_loop, most=most)
+        self._interrupter.begin(db)
+        try:
+            if not piece.columns:
+                db.execute(text, params)
+                rows: list[tuple[Any, ...]] = []
+                size = 0
+            else:
+                rows, size = self._fetch(db, text, params, room, can_cache=piece.can_cache)
+        except apsw.InterruptError as error:
+            if self._is_refused:
+                raise memory.refusal("the statement was ended") from None
+            if self._budget.is_over and self.capture.failure is None and self.stopped is None:
+                raise TakesLongError(piece.sql) from None
+            raise self.stopped or self.capture.failure or out_of_time(self._limits, piece.sql) from error
+        except apsw.FullError as error:
+            raise self._ids.used_up(self._db) or translate(error, piece.sql) from error
+        except apsw.Error as error:
+            if in_loop and is_too_long(error):
+                raise TakesLongError(piece.sql) from None
+            raise too_long(error, lengths, piece.sql) or translate(error, piece.sql) from error
+        except UnicodeDecodeError:
+            raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
+        finally:
+            self._interrupter.end()
+            restore(db, lengths, in_loop=in_loop, most=most)
+            memory.end(self._number)
+            self._number = 0
+            self._until = _FOREVER
+        if self.capture.failure is not None:
+            raise self.capture.failure
+        return rows, size
+
+    def lengths(self, piece: Piece) -> Lengths:
+        """Return how long the values of a statement may be."""
+        if piece.setting:
+            return OF_SCHEMA
+        if piece.kind == SCHEMA:
+            return schema_lengths(self._db, piece.sql)
+        return self.analysis.plan(piece).lengths
+
+    def _fetch(
+        self, db: apsw.Connection, text: str, params: tuple[Any, ...], room: int, *, can_cache: bool
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        rows: list[tuple[Any, ...]] = []
+        counted = Rows(self._limits, self._number, room, WAY_OUT)
+        cursor = db.execute(text, params, can_cache=can_cache)
+        try:
+            for row in cursor:
+                rows.append(row)
+                counted.add(row_bytes(row))
+        finally:
+            cursor.close(True)
+        return rows, counted.size
+
+    @contextmanager
+    def judging(self, sql: str) -> Iterator[None]:
+        """Let what looks at the whole schema take as long as a statement, the last of which was ``sql``.
+
+        Raises:
+            TakesLongError: it has run for the time allowed and is not done.
+            StatementTimeoutError: it runs longer than a statement may.
+        """
+        self._until = self._limits.seconds() + self._limits.statement_s
+        try:
+            yield
+        except apsw.InterruptError as error:
+            if self._budget.is_over and self.capture.failure is None and self.stopped is None:
+                raise TakesLongError(sql) from None
+            raise self.stopped or self.capture.failure or out_of_time(self._limits, sql) from error
+        finally:
+            self._until = _FOREVER
+
+    def _schema_prepared(self, run: "Run", base: dict[str, int], version: int, *, changed: bool) -> Prepared:
+        self.capture.deafen()
+        tables = Tables(self._db)
+        tables.check_supported(self._db, self._tables)
+        check_references(self._db)
+        if tables.system != self._tables.system:
+            raise UnsupportedError(
+                "names that begin with bedrockish_ belong to the database itself; choose another name"
+            )
+        footprint = Footprint()  # it reads nothing now: its statements run for good at its activation
+        changes = encode_statements(run.schema) if changed else encode_changes([])
+        kind = SCHEMA_KIND if changed else ROWS
+        return Prepared(base, version, False, kind, footprint, changes, encode_results(run.results))
+
+    @property
+    def breaks_foreign_keys(self) -> bool:
+        """Whether a deferred constraint is broken now."""
+        return self._tables.foreign_keys and deferred_broken(self._db)
+
+    def begin(self, gatherer: AccessSetBuilder) -> "Run":
+        """Begin another request, on top of what was executed before."""
+        self._db.set_last_insert_rowid(0)
+        return Run(self, gatherer, self._limits.result_bytes)
+
+    def prepare_rows(
+        self, gatherer: AccessSetBuilder, result: bytes, base: dict[str, int], version: int, *, writes: bool
+    ) -> Prepared:
+        """Return what was executed since the capture began, and take it back."""
+        capture, db = self.capture, self._db
+        changes, touched = capture.stop()
+        blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
+        if touched:
+            after = capture.read_rows(touched)
+            db.execute("ROLLBACK TO request")
+            before = capture.read_rows(touched)
+            changes += capture.net_changes(before, after)
+        # A write that met no row is led like any other: it claims its command's id, or, sent again after a lost answer,
+        # it could say "nothing" here while its first attempt commits elsewhere.
+        packed = encode_changes(changes) if writes else b""
+        footprint = gatherer.rows(changes, blurred)
+        return Prepared(base, version, not writes, ROWS, footprint, packed, result)
+
+
+def refused_on(base: dict[str, int], version: int, footprint: Footprint) -> Prepared:
+    """Return what a refusal rests on, as something that only reads."""
+    return Prepared(base, version, True, ROWS, footprint, b"", NOTHING)
+
+
+class Run:
+    """One request on its way."""
+
+    def __init__(self, executor: Executor, gatherer: AccessSetBuilder, room: int) -> None:
+        self._executor, self._room = executor, room
+        self.gatherer = gatherer
+        self.results: list[Result] = []
+        self.schema: list[str] = []
+        self.writes = False
+        self.settings = False
+        self._begun: list[tuple[Piece, tuple[Any, ...]]] = []
+
+    def set(self, piece: Piece) -> None:
+        """Set something for the rest of the request."""
+        self.settings = True
+        pragmas.apply(self._executor._db, piece.sql)
+        self.results.append(Result((), [], -1, None))
+
+    def one(self, piece: Piece, params: tuple[Any, ...]) -> None:
+        """Run a statement and keep its result and what it read."""
+        executor = self._executor
+        resolved = self.gatherer.read(piece, params, executor.query) if piece.kind != SCHEMA else None
+        self._begun.append((piece, params))
+        if resolved is None:
+            rows, size = executor.run_piece(piece, params, self._room)
+        else:
+            before = executor.capture.count
+            rows, size = executor.run_piece(piece, params, self._room)
+            self.gatherer.complete(resolved, executor.capture.since(before), executor.capture.blind)
+        if executor.scope.locked:
+            self.gatherer.lock(executor.scope.take_locked())
+        self._room -= size
+        db = executor._db
+        rowcount = db.changes() if piece.kind == WRITE else -1
+        self.results.append(Result(piece.columns, rows, rowcount, db.last_insert_rowid() or None))
+
+    def looked_at(self) -> Footprint:
+        """Return what decided that the request goes as far as it went: all that was read, and that constraints read."""
+        if self.schema:
+            return Footprint(read_ranges=EVERYTHING)  # a schema statement says nothing of the rows that it reads
+        points, ranges = set[bytes](), set[Range]()
+        for piece, params in self._begun:
+            more_points, more_ranges = self._executor.analysis.plan(piece).bind_failed(params)
+            points.update(more_points)
+            ranges.update(more_ranges)
+        return footprint(points, ranges, set(), set())

@@ -1,0 +1,145 @@
+"""What a statement would read and write, in words: why it would conflict, and what would make it conflict less."""
+
+from typing import Any
+
+from bedrockish.api.requests import Statement
+from bedrockish.engine.execution.advice import advice
+from bedrockish.engine.execution.executor import Executor
+from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, Analysis
+from bedrockish.engine.readwrite.readset import program_of
+from bedrockish.engine.sqlite.catalog import Index, Schema
+from bedrockish.engine.sqlite.limits import TakesLongError, out_of_time
+from bedrockish.engine.statements.classify import READ, SCHEMA, Piece
+from bedrockish.errors import BedrockishError, DamagedError, StatementTimeoutError
+from bedrockish_journal.model.footprint import HIGH, Footprint, Range
+from bedrockish_journal.model.key_text import key_text
+
+ITEMS_MAX = 100
+_ALL = {b"t:": "every table", b"i:": "every index"}
+
+
+def explain(executor: Executor, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+    """Run a text inside the open transaction and tell what each of its statements did; the caller takes it back.
+
+    Returns:
+        a map for each statement: its ``sql``; its ``kind``, ``read``, ``write`` or ``schema``; ``ids``, whether the
+        node gives ids to its rows; the ``reads`` and ``writes``; ``wider``, pairs of what was taken for more than it
+        may be and why; ``advice``, texts that say what to do about it; ``error``, what it failed with, or empty. With
+        ``columns``, one map with them alone, as pairs of name and declared type; nothing is run then.
+
+    Raises:
+        SqlError: SQLite does not accept it, or its parameters.
+        UnsupportedError: it cannot be replicated.
+        StatementTimeoutError: all of it takes longer than one statement may.
+    """
+    if columns:
+        return [{"columns": [list(pair) for pair in executor.compiled(statement.sql).declared]}]
+    found = []
+    executor.allow(executor._limits.statement_s)
+    try:
+        for piece, params in executor.pieces(statement):
+            found.append(_explain(executor, piece, params))
+            if found[-1]["error"]:
+                break
+    except TakesLongError as error:
+        raise out_of_time(executor._limits, error.sql) from None
+    finally:
+        executor.allow(float("inf"))
+    return found
+
+
+def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[str, Any]:
+    analysis, error = executor.analysis, ""
+    told: dict[str, Any] = {"sql": piece.sql.strip(), "kind": piece.kind, "ids": piece.text(params) != piece.sql}
+    if piece.setting:
+        return {**told, "reads": [], "writes": [], "wider": [], "advice": [], "error": ""}
+    if piece.kind == SCHEMA:
+        nothing: dict[str, Any] = {"reads": [], "wider": [], "advice": []}
+        return {**told, **nothing, "writes": ["the schema"], "error": _try(executor, piece, params)}
+    executor.capture.start()
+    gatherer = AccessSetBuilder(analysis, serializable=True)
+    resolved = analysis.plan(piece).resolve(params, executor.query)
+    try:
+        executor.run_piece(piece, params, executor._limits.result_bytes)
+    except (DamagedError, StatementTimeoutError):
+        raise
+    except BedrockishError as failure:
+        error = failure.message
+    changes, touched = executor.capture.stop()
+    if error:
+        gatherer.read(piece, params)
+    else:
+        gatherer.complete(resolved, changes, touched)
+    footprint = gatherer.rows([] if error else changes, [] if error else list(touched))
+    reasons = () if piece.kind == READ and piece.whole_schema else resolved.fallbacks
+    wider = [[_object(analysis.schema, name), reason] for reason, name in reasons]
+    ops = program_of(executor._db, piece.sql, len(piece.names)) if reasons else []
+    texts = [advice(analysis.schema, ops, reason, name) for reason, name in reasons]
+    told["advice"] = list(dict.fromkeys(filter(None, texts)))
+    return {**told, **_words(analysis, footprint), "wider": wider, "error": error}
+
+
+def _try(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> str:
+    """Run a statement that changes the schema; return what it fails with, or an empty text."""
+    executor.capture.deafen()
+    try:
+        executor.run_piece(piece, params, executor._limits.result_bytes)
+    except (DamagedError, StatementTimeoutError):
+        raise
+    except BedrockishError as failure:
+        return failure.message
+    return ""
+
+
+def _words(analysis: Analysis, footprint: Footprint) -> dict[str, list[str]]:
+    schema = analysis.schema
+    reads = [_range(schema, one) for one in footprint.read_ranges]
+    reads += [_point(schema, key) for key in sorted(footprint.read_points)]
+    writes = [_range(schema, one) for one in footprint.write_ranges]
+    writes += [_point(schema, key) for key in sorted(footprint.write_points)]
+    return {"reads": _short(reads), "writes": _short(writes)}
+
+
+def _short(texts: list[str]) -> list[str]:
+    """Return the first of many."""
+    unique = list(dict.fromkeys(texts))
+    if len(unique) <= ITEMS_MAX:
+        return unique
+    return [*unique[:ITEMS_MAX], f"and {len(unique) - ITEMS_MAX} more"]
+
+
+def _object(schema: Schema, name: str) -> str:
+    if name == "everything":
+        return name
+    kind, _, rest = name.partition(":")
+    if kind == "t":
+        return f"table {rest}"
+    index = next((one for one in schema.roots.values() if isinstance(one, Index) and one.object == name), None)
+    return f"index {rest} of {index.table}" if index else f"key of table {rest}"
+
+
+def _named(schema: Schema, key: bytes) -> str:
+    name = key.partition(b"\0")[0].decode()
+    return _object(schema, name)
+
+
+def _point(schema: Schema, key: bytes) -> str:
+    text = key_text(key)
+    return f"{_named(schema, key)}: {text}" if text else _named(schema, key)
+
+
+def _range(schema: Schema, ends: Range) -> str:
+    low, high = ends
+    if low[:2] in _ALL and len(low) == 2:
+        return _ALL[low[:2]]
+    name = _named(schema, low)
+    after, upto = low.endswith(HIGH), high.endswith(HIGH)
+    first = key_text(low.removesuffix(HIGH))
+    last = key_text(high.removesuffix(HIGH)) if high.partition(b"\0")[0] == low.partition(b"\0")[0] else ""
+    if not first and not last:
+        return f"{name}: all"
+    if first == last and not after and upto:
+        return f"{name}: {first}"
+    begin = f"{'after' if after else 'from'} {first}" if first else ""
+    end = f"{'to' if upto else 'before'} {last}" if last else ""
+    return f"{name}: {' '.join(part for part in (begin, end) if part)}"

@@ -1,0 +1,109 @@
+"""Several requests in one transaction: each is executed on top of what those before it did.
+
+Commands that wait for the same key would only meet each other. Led together, they cost one round of votes instead of
+one each. A request is in it whole or not at all: at the first one that fails, is slow or needs more than rows, those
+before it are executed again without it, so nothing of it is left in what was captured.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bedrockish.api.requests import SERIALIZABLE, Request, encode_results
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.readwrite.access_sets import AccessSetBuilder
+from bedrockish.engine.readwrite.range_merge import check_size
+from bedrockish.engine.sqlite.limits import TakesLongError
+from bedrockish.engine.statements.classify import READ, SCHEMA
+from bedrockish.engine.statements.clock_functions import Scope
+from bedrockish.errors import BedrockishError, DamagedError
+
+if TYPE_CHECKING:
+    from bedrockish.engine.execution.executor import Executor
+
+
+class _AloneError(Exception):
+    """Raised when a request has to have a transaction of its own."""
+
+
+class ApartError(Exception):
+    """Raised when not all requests can be in one transaction; the first ``count`` of them may."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
+
+
+def as_many_as_can_be(requests: Sequence[Request], run: Callable[[Sequence[Request]], Prepared]) -> Prepared | None:
+    """Run as many requests together as can be, from the first on; None if the first has to stand alone.
+
+    ``run`` raises ApartError if not all can be.
+    """
+    count = len(requests)
+    while count > 1:
+        try:
+            return run(requests[:count])
+        except ApartError as error:
+            count = min(error.count, count - 1)
+    return None
+
+
+def execute(
+    executor: "Executor",
+    base: dict[str, int],
+    version: int,
+    budget_s: float,
+    scope: Scope,
+    requests: Sequence[Request],
+) -> Prepared:
+    """Run requests, at least two, inside the open transaction; the caller takes them back, whatever comes out.
+
+    Args:
+        executor: of the writing connection.
+        base: the commits that they see.
+        version: of the schema.
+        budget_s: how long all of them may take, in seconds.
+        scope: what the clock's functions give.
+        requests: all of the same isolation.
+
+    Raises:
+        ApartError: one of them cannot be in it.
+        DamagedError: the file failed; the node must stop.
+    """
+    gatherer = AccessSetBuilder(executor.analysis, serializable=requests[0].isolation == SERIALIZABLE)
+    executor.allow(budget_s)
+    executor.capture.start()
+    results: list[bytes] = []
+    try:
+        for request in requests:
+            scope.begin(request.command, 0, base)
+            result = _one(executor, request, gatherer)
+            if scope.named:  # what the journal says of the transaction is looked up by the id of its first command
+                raise _AloneError
+            results.append(result)
+        prepared = executor.prepare_rows(gatherer, results[0], base, version, writes=True)
+        joined = tuple((one.command, result) for one, result in zip(requests[1:], results[1:], strict=True))
+        prepared = replace(prepared, joined=joined)
+        check_size(prepared)
+    except DamagedError:
+        raise
+    except (TakesLongError, BedrockishError, _AloneError) as error:
+        # All of them may be too much where each is not; else the one that was at work has failed.
+        whole = len(results) == len(requests) or isinstance(error, TakesLongError)
+        raise ApartError(len(results) // 2 if whole else len(results)) from None
+    finally:
+        executor.allow(float("inf"))
+    return prepared
+
+
+def _one(executor: "Executor", request: Request, gatherer: AccessSetBuilder) -> bytes:
+    """Run one request; return its results, encoded."""
+    run = executor.begin(gatherer)
+    for piece, params in (one for statement in request.statements for one in executor.pieces(statement)):
+        if piece.setting or piece.kind == SCHEMA:
+            raise _AloneError
+        run.writes = run.writes or piece.kind != READ
+        run.one(piece, params)
+    if not run.writes or executor.breaks_foreign_keys:
+        raise _AloneError
+    return encode_results(run.results)

@@ -1,0 +1,397 @@
+"""Transactions that stay open while their client thinks. Nothing of them is in the database between two statements.
+
+SQLite lets one connection write, and everybody's decided changes go through it. So an open transaction is a list of row
+changes and a footprint in memory. For each statement it is *swapped in*: its rows are done again in a savepoint of the
+writer's transaction, the statement runs, its new rows join the list, and all of it is taken back when somebody else
+needs the writer, not before. As long as it has only read, it has a snapshot of its own instead.
+
+Doing its rows again on what others have committed since gives the same as at first, because nothing of what it has read
+or written has changed: that is checked each time, and if it has, the transaction is lost at once.
+
+*Serializable*: what it read counts like what it wrote, so the transaction is always as if it had run just now.
+*Snapshot*: its snapshot stays the first one. Tables that it has not written are read there. A statement on the writer
+must not meet anything newer than that, or it would see a mixture; what earlier statements read may change.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from bedrockish.api.requests import Result, Statement, encode_results
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.interfaces import Lends
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.snapshot import Readers
+from bedrockish.engine.readwrite import partial_failure as kept
+from bedrockish.engine.readwrite.change_capture import Touched
+from bedrockish.engine.readwrite.growing import Growing
+from bedrockish.engine.sqlite.deferred_keys import children, violations
+from bedrockish.engine.sqlite.limits import TakesLongError
+from bedrockish.engine.statements import pragmas
+from bedrockish.engine.statements.classify import READ, SCHEMA, WRITE, Piece, first_word
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    UnavailableError,
+    UnsupportedError,
+    told_too_early,
+)
+from bedrockish_journal.model.changes import Change, encode_changes
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS
+
+Overtaken = Callable[[Footprint, Mapping[str, int]], BedrockishError | None]
+"""Tells whether a commit outside a base meets a footprint: the error for the client, or None."""
+
+
+class Interactive:
+    """Runs the statements of all open transactions of a node."""
+
+    def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
+        self.engine, self._overtaken = engine, overtaken
+        self._inside: Session | None = None
+        parts = self.parts = engine.lend(self.leave)
+        self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture
+        self.readers = Readers(parts.reader, parts.limits)
+
+    # -- what a session does ---------------------------------------------------------------------------------------
+
+    def pieces(self, session: Session, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
+        """Yield the statements of a text with their parameters, each to be run before the next is asked for.
+
+        Raises:
+            ConflictError: the schema has changed since the transaction began.
+            SqlError: SQLite does not understand it.
+            UnsupportedError: it cannot be replicated, or not in a transaction.
+        """
+        self.check_schema(session)
+        found = self._executor.pieces(statement)
+        while True:
+            self.engine.come_back()
+            self.parts.applier.loud()  # what a statement is, SQLite says with triggers on
+            piece, params = next(found, (None, ()))
+            if piece is None:
+                return
+            if piece.setting == pragmas.DEFER:
+                pragmas.settle(self._db)
+                raise UnsupportedError(
+                    "in an open transaction, foreign keys are put off by declaring them DEFERRABLE INITIALLY DEFERRED; "
+                    f"PRAGMA {pragmas.DEFER} works in a request only",
+                    sql=piece.sql,
+                )
+            if piece.setting and pragmas.is_keys_off(piece.sql):
+                raise UnsupportedError(pragmas.KEYS_OFF, sql=piece.sql)
+            if piece.kind == SCHEMA:
+                raise UnsupportedError("a schema statement in a transaction must be a text of its own", sql=piece.sql)
+            yield piece, params
+
+    def is_schema(self, statement: Statement) -> bool:
+        """Whether a text makes its transaction one that changes the schema."""
+        first = statement.sql.lstrip()[:1]
+        if first.isalpha() and first not in "CcAaDdPp":  # nearly all, and cheaper than to read it
+            return False
+        return (
+            first_word(statement.sql) in ("CREATE", "ALTER", "DROP")
+            or pragmas.is_replicated(statement.sql)
+            or pragmas.is_keys_off(statement.sql)
+        )
+
+    def needs_snapshot(self, session: Session, piece: Piece) -> bool:
+        """Whether ``take_snapshot`` is to be called before this statement: right after a flush."""
+        return session.base is None and (piece.kind == READ or not session.serializable)
+
+    def take_snapshot(self, session: Session) -> None:
+        """Let a transaction begin with what the file has now. The batch must be empty.
+
+        Raises:
+            UnavailableError: the machine has no room for another connection.
+        """
+        assert not self.engine.dirty
+        if session.base is None:
+            session.snapshot = self.readers.take()
+            self.start(session)
+
+    def run(
+        self, session: Session, piece: Piece, params: tuple[Any, ...], room: int, budget_s: float = float("inf")
+    ) -> tuple[Result, int]:
+        """Run one statement; return its result and about how many bytes it takes. The transaction can go on after a
+        usage error (a constraint, a syntax error, a limit), unless it is ``over``; not after any other.
+
+        Raises:
+            TakesLongError: it has run for ``budget_s`` and is not done; nothing of it has happened.
+            ConflictError: what the transaction rests on has changed.
+            BedrockishError: as for a request.
+        """
+        self.engine.come_back()
+        self.check_schema(session)
+        self.start(session)
+        assert session.sets is not None
+        self.engine.scope.begin(session.command, session.clock, session.base)
+        if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
+            lengths = self._executor.lengths(piece)
+            rows, size = session.snapshot.run(piece, params, room, lengths, self.engine.scope, budget_s)
+            session.saw(piece, params, rows, session.snapshot.query)
+            if self.engine.scope.locked:
+                session.sets.lock(self.engine.scope.take_locked())
+            return Result(piece.columns, rows, -1, session.lastrowid or None), size
+        self._enter(session)
+        if not session.serializable:
+            error = self._overtaken(session.sets.alone(piece, params), session.base or {})
+            if error is not None:
+                raise error
+        self._executor.allow(budget_s)
+        try:
+            if piece.kind == READ:
+                rows, size = self._read(session, piece, params, room)
+                return Result(piece.columns, rows, -1, session.lastrowid or None), size
+            return self._write(session, piece, params, room)
+        except TakesLongError:
+            if not self._restore() and piece.kind == WRITE:
+                self._capture.deafen()
+                self._db.execute("ROLLBACK TO statement")
+                self._db.execute("RELEASE statement")
+            raise
+        finally:
+            self._executor.allow(float("inf"))
+
+    def rollback_to(self, session: Session, name: str) -> None:
+        """ROLLBACK TO name. What was read in between stays read.
+
+        Raises:
+            SqlError: there is no such savepoint.
+        """
+        place = session.find(name)
+        mark = session.marks[place]
+        del session.marks[place + 1 :]
+        if len(session.changes) == mark.changes:
+            return
+        if self._inside is session:
+            self.leave()
+        del session.changes[mark.changes :], session.blurred[mark.blurred :]
+        session.size = mark.size
+        assert session.sets is not None
+        session.sets.cut(session.changes, session.blurred)
+
+    def finish(self, session: Session) -> Prepared:
+        """Return what the transaction is, to be led. It stays open if this raises.
+
+        Raises:
+            ConstraintError: a deferred foreign key is broken.
+            ConflictError: what the transaction rests on has changed, or it took its clock before what it has seen.
+        """
+        assert session.draft is None
+        self.engine.come_back()
+        if session.clock and session.base_clock >= session.clock:
+            raise told_too_early(session.command)
+        self.start(session)
+        assert session.base is not None
+        assert session.sets is not None
+        if session.wrote:
+            self._check_foreign_keys(session)
+        footprint = session.sets.footprint(reads=True if not session.wrote else None)
+        changes = encode_changes(session.changes) if session.wrote else b""
+        result = encode_results([Result((), [], -1, session.lastrowid or None)])
+        base, reads, clock = dict(session.base), not session.wrote, session.clock
+        return Prepared(base, session.schema, reads, ROWS, footprint, changes, result, clock)
+
+    def end(self, session: Session) -> None:
+        """Forget the transaction. Ending it twice is fine."""
+        if self._inside is session:
+            self.leave()
+        session.ended = True
+        locks = self.engine.scope.locks
+        if locks is not None:
+            locks.release(session.command)
+        draft = session.draft
+        if draft is not None and session.lent:
+            draft.stop(UnavailableError("the transaction was ended; it did not happen"))
+            return
+        if draft is not None:
+            draft.close()
+            session.draft = None
+        if session.snapshot is not None and session.lent:
+            session.snapshot.interrupt()
+        elif session.snapshot is not None:
+            self.readers.give_back(session.snapshot)
+            session.snapshot = None
+
+    def forget(self, session: Session) -> None:
+        """Let go of what a transaction has here: it goes on elsewhere."""
+        if self._inside is session:
+            self.leave()
+        if session.snapshot is not None:
+            self.readers.give_back(session.snapshot)
+            session.snapshot = None
+
+    def leave(self) -> None:
+        """Swap out who is in: somebody else needs the writer."""
+        session, self._inside = self._inside, None
+        if session is None:
+            return
+        if self._broken_keys():
+            session.unsure = True
+        self._db.execute("ROLLBACK TO interactive")
+        self._db.execute("RELEASE interactive")
+
+    def close(self) -> None:
+        """Close what is open. Every session must have ended."""
+        self.leave()
+        self.readers.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def start(self, session: Session) -> None:
+        """Let a transaction begin with what is applied now, if it has not begun."""
+        if session.base is None:
+            session.base, session.schema = dict(self.engine.applied), self.engine.schema_version
+            session.base_clock = self.engine.applied_clock
+            session.sets = Growing(self._executor.analysis, serializable=session.serializable)
+
+    def check_schema(self, session: Session) -> None:
+        """Raise a ConflictError if the schema is no longer the one that the transaction runs on."""
+        if session.base is not None and session.schema != self.engine.schema_version:
+            raise ConflictError(
+                "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
+            )
+
+    def _enter(self, session: Session) -> None:
+        """Swap the transaction in, on what is committed now.
+
+        Raises:
+            ConflictError: something that it rests on has changed.
+        """
+        if self._inside is session:
+            return
+        assert session.sets is not None
+        assert session.base is not None
+        engine = self.engine
+        if session.base != engine.applied:
+            error = self._overtaken(session.sets.footprint(), session.base)
+            if error is not None:
+                raise error
+            if session.serializable:
+                session.base, session.base_clock = dict(engine.applied), engine.applied_clock
+        if session.serializable and session.snapshot is not None:
+            self.readers.give_back(session.snapshot)
+            session.snapshot = None
+        self.leave()
+        self._db.execute("SAVEPOINT interactive")
+        self._inside = session
+        failure = self.parts.applier.redo(session.changes)
+        if failure:
+            self.leave()
+            raise ConflictError(f"the transaction's rows do not fit any more: {failure}; run it again")
+        self.parts.applier.loud()
+        self._db.set_last_insert_rowid(session.lastrowid)
+
+    def _read(
+        self, session: Session, piece: Piece, params: tuple[Any, ...], room: int
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        assert session.sets is not None
+        try:
+            rows, size = self._executor.run_piece(piece, params, room)
+        except BedrockishError:
+            self._restore()
+            session.sets.read(piece, params, failed=True)
+            raise
+        session.saw(piece, params, rows, self._executor.query)
+        if self.engine.scope.locked:
+            session.sets.lock(self.engine.scope.take_locked())
+        return rows, size
+
+    def _write(self, session: Session, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
+        assert piece.kind == WRITE
+        assert session.sets is not None
+        db, capture = self._db, self._capture
+        db.execute("SAVEPOINT statement")
+        capture.start(session.size)
+        try:
+            resolved = session.sets.resolve(piece, params, self._executor.query)
+            rows, size = self._executor.run_piece(piece, params, room)
+        except BedrockishError as error:
+            self._failed(session, piece, params, error)
+            raise
+        rowcount, session.lastrowid = db.changes(), db.last_insert_rowid()
+        changes, touched = capture.stop()
+        session.sets.complete(resolved, changes, touched)
+        if self.engine.scope.locked:
+            session.sets.lock(self.engine.scope.take_locked())
+        self._keep(session, changes, touched)
+        session.wrote = True
+        return Result(piece.columns, rows, rowcount, session.lastrowid or None), size
+
+    def _keep(self, session: Session, changes: list[Change], touched: dict[str, Touched]) -> None:
+        """Add the changes of the statement that has just run to those of the transaction."""
+        assert session.sets is not None
+        db, capture, size = self._db, self._capture, self._capture.size
+        blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
+        if touched:
+            after = capture.read_rows(touched)
+            session.unsure = session.unsure or self._broken_keys()
+            db.execute("ROLLBACK TO statement")
+            changes += capture.net_changes(capture.read_rows(touched), after)
+            failure = self.parts.applier.redo(changes)
+            assert not failure, failure
+            self.parts.applier.loud()
+            db.set_last_insert_rowid(session.lastrowid)
+            size = capture.size
+        db.execute("RELEASE statement")
+        session.size = size
+        session.changes += changes
+        session.blurred += blurred
+        session.sets.changed(changes, blurred)
+
+    def _failed(self, session: Session, piece: Piece, params: tuple[Any, ...], error: BedrockishError) -> None:
+        """Take back what a failed statement has left, and keep what SQLite keeps of it."""
+        db, capture = self._db, self._capture
+        assert session.sets is not None
+        if self._restore():
+            session.over = isinstance(error, ConstraintError)  # ROLLBACK as conflict clause ends the transaction
+            return
+        session.sets.read(piece, params, failed=True)
+        lastrowid = db.last_insert_rowid()
+        changes, touched = capture.stop()
+        if isinstance(error, ConstraintError):
+            # FAIL as conflict clause: what was done before the row that failed stays.
+            there = kept.are_there(db, self._executor._tables.by_name, changes)
+            if there or (there is None and touched):  # a net change that cannot be told here is found by ``_keep``
+                session.lastrowid = lastrowid
+                self._keep(session, changes, touched)
+                session.wrote = True
+                return
+        db.execute("ROLLBACK TO statement")
+        db.execute("RELEASE statement")
+
+    def _restore(self) -> bool:
+        """If SQLite has rolled back the whole batch because of a statement, do it again; whether it has."""
+        if self._db.in_transaction:
+            return False
+        self._capture.deafen()
+        self._inside = None
+        self._executor.allow(float("inf"))  # what is done again was never the statement's to pay for
+        self.parts.redo()
+        return True
+
+    # -- deferred foreign keys -------------------------------------------------------------------------------------
+
+    def _broken_keys(self) -> bool:
+        """Whether SQLite counts a deferred foreign key as broken now."""
+        return self._executor.breaks_foreign_keys
+
+    def _check_foreign_keys(self, session: Session) -> None:
+        """Check what was deferred. SQLite's own count does not survive swapping out; then the tables are looked at.
+
+        Raises:
+            ConstraintError: a foreign key is broken.
+            ConflictError: something that the transaction rests on has changed.
+        """
+        if not session.unsure:
+            broken = self._inside is session and self._broken_keys()
+        else:
+            tables = children(self._executor.analysis.schema, session.changes)
+            self.leave()
+            before = violations(self._db, tables)
+            self._enter(session)
+            broken = bool(violations(self._db, tables) - before)
+        if broken:
+            raise ConstraintError("FOREIGN KEY constraint failed: a deferred one is still broken at COMMIT")

@@ -1,0 +1,83 @@
+"""What the engine lends to the transactions that are open between its own uses of the writing connection."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import apsw
+
+from bedrockish.api.requests import Request
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.executor import Executor
+from bedrockish.engine.readwrite.change_capture import Capture
+from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.statements.clock_functions import Scope
+from bedrockish.engine.statements.row_locks import RowLocks
+from bedrockish.engine.statements.rowid_allocator import AutoIds
+from bedrockish.engine.storage.row_applier import RowApplier
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The engine's parts.
+
+    Attributes:
+        reader: opens another connection that only reads.
+        redo: writes the open batch again, when SQLite has rolled it back because of one statement.
+    """
+
+    db: apsw.Connection
+    executor: Executor
+    capture: Capture
+    applier: RowApplier
+    limits: Limits
+    reader: Callable[[], apsw.Connection]
+    redo: Callable[[], None]
+
+
+class Lends(Protocol):
+    """What open transactions need of an engine."""
+
+    applied: dict[str, int]
+    scope: Scope
+
+    @property
+    def schema_version(self) -> int:
+        """Of the schema in force."""
+
+    @property
+    def applied_clock(self) -> int:
+        """A clock that is not before that of anything applied."""
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something was applied that another connection does not see yet."""
+
+    def come_back(self) -> None:
+        """Return when no other thread has the writer."""
+
+    def lend(self, leave: Callable[[], None]) -> Parts:
+        """Let them use the writer; ``leave`` is called when it is needed for something else."""
+
+    def execute(self, request: Request) -> Prepared:
+        """Run a request and take it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What somebody needs who opens connections beside the writer's, to run things in other threads.
+
+    Attributes:
+        reader: opens another connection that only reads.
+        prepare: gives a connection the functions and collations that were added to SQLite's own.
+        wal: descriptor of the WAL; to be copied.
+        ids: gives ids on the writer's connection.
+        locks: the rows that transactions have locked.
+    """
+
+    reader: Callable[[], apsw.Connection]
+    prepare: Callable[[apsw.Connection], None]
+    wal: int
+    ids: AutoIds
+    limits: Limits
+    locks: RowLocks

@@ -1,0 +1,144 @@
+"""What is kept of an open transaction between two of its statements."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bedrockish.api.requests import Result, Statement
+from bedrockish.engine.execution.snapshot import Snapshot
+from bedrockish.engine.readwrite.dependent_reads import Query
+from bedrockish.engine.readwrite.growing import Growing
+from bedrockish.engine.statements.classify import Piece
+from bedrockish.errors import BedrockishError, SqlError
+from bedrockish.sqltext.transaction_control import Control
+from bedrockish_journal.model.changes import Change
+
+LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements and bytes of results that a transaction may have before its first DDL
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A savepoint: how much there was when it was set."""
+
+    name: str
+    changes: int
+    blurred: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A statement that was run: what was told of it, or what it failed with."""
+
+    what: Statement | Control
+    told: Result | None = None
+    failure: str = ""
+
+
+class SchemaCopy(Protocol):
+    """The private copy of the database on which a transaction changes the schema, as far as its end goes."""
+
+    version: int
+    is_over: bool
+
+    def stop(self, error: BedrockishError) -> None:
+        """Let what runs end soon."""
+
+    def close(self) -> None:
+        """Throw the copy away."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One open transaction.
+
+    Attributes:
+        command: its id.
+        base: the commits that it has seen; None until its first statement.
+        base_clock: a clock that is not before that of any of them.
+        clock: what ``transaction_clock()`` gives in it; 0 until it is called.
+        schema: version of the schema that it runs on.
+        sets: what it has read and written.
+        snapshot: where it reads as long as it has not written.
+        changes: the rows that it has changed, in order.
+        blurred: tables of whose changes only the net effect is known.
+        size: of the changes, in bytes, roughly.
+        wrote: whether a statement that writes has succeeded, be it that it met no row.
+        log: what was run, should it come to change the schema; None: too much for that.
+        logged: how many bytes of results are kept there, roughly.
+        draft: where it runs since its first schema statement.
+        unsure: a deferred foreign key was broken when it was swapped out.
+        over: SQLite itself has ended it.
+        lent: another thread reads on its snapshot; whoever lent it ends the session if it is ``ended`` then.
+        ended: nobody needs it any more.
+    """
+
+    serializable: bool
+    command: str = ""
+    base_clock: int = 0
+    clock: int = 0
+    base: dict[str, int] | None = None
+    schema: int = 0
+    sets: Growing | None = None
+    snapshot: Snapshot | None = None
+    changes: list[Change] = field(default_factory=list)
+    blurred: list[str] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    size: int = 0
+    lastrowid: int = 0
+    wrote: bool = False
+    log: list[Logged] | None = field(default_factory=list)
+    logged: int = 0
+    draft: SchemaCopy | None = None
+    unsure: bool = False
+    over: bool = False
+    lent: bool = False
+    ended: bool = False
+
+    def note(self, one: Logged, size: int = 0) -> None:
+        """Keep what was run; ``size`` is about that of its results, in bytes."""
+        if self.log is None:
+            return
+        self.log.append(one)
+        self.logged += size
+        if len(self.log) > LOG_MAX or self.logged > LOG_BYTES:
+            self.log = None
+
+    def saw(self, piece: Piece, params: tuple[Any, ...], rows: Sequence[Any], query: Query) -> None:
+        """Note what a statement has read that changed nothing; ``query`` sees what it has seen.
+
+        That all foreign keys are right is nothing that others could change.
+        """
+        assert self.sets is not None
+        if rows or not piece.checks_keys:
+            self.sets.complete(self.sets.resolve(piece, params, query))
+
+    def mark(self, name: str) -> None:
+        """SAVEPOINT name."""
+        self.marks.append(Mark(name.lower(), len(self.changes), len(self.blurred), self.size))
+
+    def release(self, name: str) -> None:
+        """RELEASE name.
+
+        Raises:
+            SqlError: there is no such savepoint.
+        """
+        del self.marks[self.find(name) :]
+
+    def find(self, name: str) -> int:
+        """Return the place of the latest savepoint of a name.
+
+        Raises:
+            SqlError: there is none.
+        """
+        for place in range(len(self.marks) - 1, -1, -1):
+            if self.marks[place].name == name.lower():
+                return place
+        raise SqlError(f"no such savepoint: {name}")
+
+    def owns(self, piece: Piece) -> bool:
+        """Whether a statement that reads could meet rows that the transaction itself has changed."""
+        if self.serializable:
+            return self.wrote
+        written = {change.table.lower() for change in self.changes}
+        return piece.whole_schema or any(table.lower() in written for table in piece.tables)

@@ -1,0 +1,235 @@
+"""Connections that read the file as it was at some moment, for as long as somebody needs it.
+
+SQLite's write-ahead log gives each of them a true snapshot. It is taken when the writer has just committed a batch, so
+that what it shows is exactly what was applied then.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.readwrite.change_capture import row_bytes
+from bedrockish.engine.readwrite.dependent_reads import connection_query
+from bedrockish.engine.readwrite.key_values import Params
+from bedrockish.engine.sqlite.call_costs import Lengths, is_too_long, restore, shorten, too_long
+from bedrockish.engine.sqlite.errors import broken, translate
+from bedrockish.engine.sqlite.limits import Budget, Limits, Rows, TakesLongError, out_of_time
+from bedrockish.engine.sqlite.table_layout import Tables
+from bedrockish.engine.sqlite.watchdog import Interrupter
+from bedrockish.engine.statements.changes_vtab import give_functions
+from bedrockish.engine.statements.classify import Piece
+from bedrockish.engine.statements.clock_functions import Holder, Scope
+from bedrockish.engine.storage.row_applier import RowApplier
+from bedrockish.errors import SqlError, UnavailableError
+from bedrockish_journal.model.changes import decode_changes_in_pieces
+from bedrockish_journal.model.errors import EntryMalformedError
+
+IDLE_MAX = 64  # connections that are kept for the next one
+CACHE_KIB = 1 << 10
+STEPS = 4_000  # SQLite's own steps between two looks at the clock
+WAY_OUT = "stream them, select less, or use LIMIT"
+
+
+class Snapshot:
+    """One reading connection; open until ``Readers.give_back``. To be used by one thread at a time.
+
+    Attributes:
+        limits: what a statement may cost.
+        until: when the statement that runs is interrupted, on the clock of the limits.
+        number: of the statement that runs, in the account of memory; 0: none does.
+        is_refused: it has taken too much memory.
+    """
+
+    def __init__(self, db: apsw.Connection, limits: Limits) -> None:
+        self._db, self.limits = db, limits
+        self.until = float("inf")
+        self._budget = Budget(limits)
+        self.number, self.is_refused = 0, False
+        self._unlimited_query = connection_query(db)
+        self._interrupter = Interrupter(self._is_late)
+        self._holder = Holder()
+        give_functions(db, self._holder)
+        db.set_progress_handler(self._progress, STEPS)
+
+    def _progress(self) -> bool:
+        """Whether the statement that runs is to be interrupted."""
+        self.is_refused = self.is_refused or (self.number > 0 and self.limits.memory.is_too_much(self.number))
+        return self.limits.seconds() > self.until or self._budget.is_over or self.is_refused
+
+    def _is_late(self) -> bool:
+        """Whether the statement that runs is to be interrupted; the watchdog asks, in its own thread."""
+        return self.limits.seconds() > self.until or self._budget.seems_over()
+
+    @contextmanager
+    def statement(self, lengths: Lengths, *, in_loop: bool = False) -> Iterator[None]:
+        """Let a statement run in time and in memory, with values of these lengths; ``until`` says how long.
+
+        Args:
+            lengths: what its program says.
+            in_loop: it runs in the node's loop.
+        """
+        db, memory, most = self._db, self.limits.memory, self.limits.length_bytes
+        self.number, self.is_refused = memory.begin(), False
+        shorten(db, lengths, in_loop=in_loop, most=most)
+        self._interrupter.begin(db)
+        try:
+            yield
+        finally:
+            self._interrupter.end()
+            restore(db, lengths, in_loop=in_loop, most=most)
+            memory.end(self.number)
+            self.number = 0
+            self.until = float("inf")
+
+    def begin(self) -> None:
+        """Take the snapshot."""
+        self._db.execute("BEGIN")
+        self._db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()  # a transaction begins with its first read
+
+    def end(self) -> None:
+        """Let go of the snapshot."""
+        self._db.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._db.close()
+
+    def cursor(self) -> apsw.Cursor:
+        """Return a cursor; it must be closed before the snapshot is given back."""
+        return self._db.cursor()
+
+    def interrupt(self) -> None:
+        """Interrupt what runs in another thread."""
+        self._db.interrupt()
+
+    def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
+        """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all.
+
+        It runs in the loop's thread, also after a statement that took long in another one, so it may take no longer
+        than anything there.
+
+        Raises:
+            apsw.Error: it takes longer, or SQLite failed otherwise.
+        """
+        self._budget.allow(self.limits.budget_s)
+        self._interrupter.begin(self._db)
+        try:
+            yield from self._unlimited_query(sql, many)
+        finally:
+            self._interrupter.end()
+            self._budget.allow(float("inf"))
+
+    def compare(self, changes: bytes) -> str:
+        """Return why encoded changes were not made of the rows that are here, in words; empty if they were.
+
+        Raises:
+            DamagedError: the file cannot be read.
+        """
+        try:
+            applier = RowApplier(self._db)
+            applier.use(Tables(self._db))
+            return applier.compare(decode_changes_in_pieces(changes))
+        except EntryMalformedError as error:
+            return f"its changes cannot be read: {error}"
+        except apsw.Error as error:
+            raise broken(error) from error
+
+    def run(
+        self,
+        piece: Piece,
+        params: tuple[Any, ...],
+        room: int,
+        lengths: Lengths,
+        scope: Scope | None = None,
+        budget_s: float = float("inf"),
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        """Run a statement that reads; return its rows and about how many bytes they take.
+
+        Args:
+            piece: the statement.
+            params: its parameters.
+            room: bytes that its rows may take.
+            lengths: how long its values may be.
+            scope: what the clock's functions give in it.
+            budget_s: how long it may take, in seconds.
+
+        Raises:
+            ClockNeededError: it calls ``transaction_clock()``, and there is none.
+            TakesLongError: it has run for ``budget_s`` and is not done.
+            SqlError: SQLite does not accept a value.
+            TooLargeError: the rows take more than ``room`` bytes, or it runs too long.
+        """
+        limits = self.limits
+        self.until = limits.seconds() + limits.statement_s
+        self._budget.allow(budget_s)
+        in_loop = self._budget.is_brief
+        self._holder.scope = scope
+        rows: list[tuple[Any, ...]] = []
+        cursor = self._db.cursor()
+        try:
+            with self.statement(lengths, in_loop=in_loop):
+                counted = Rows(limits, self.number, room, WAY_OUT)
+                for row in cursor.execute(piece.sql, params, can_cache=piece.can_cache):
+                    rows.append(row)
+                    counted.add(row_bytes(row))
+        except apsw.InterruptError:
+            if self.is_refused:
+                raise limits.memory.refusal("the statement was ended") from None
+            if self._budget.is_over:
+                raise TakesLongError(piece.sql) from None
+            raise out_of_time(limits, piece.sql) from None
+        except apsw.Error as error:
+            if in_loop and is_too_long(error):
+                raise TakesLongError(piece.sql) from None
+            raise too_long(error, lengths, piece.sql) or translate(error, piece.sql) from error
+        except UnicodeDecodeError:
+            raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
+        finally:
+            self._budget.allow(float("inf"))
+            self._holder.scope = None
+            cursor.close(True)
+        return rows, counted.size
+
+
+class Readers:
+    """Reading connections on one file; a few are kept open for the next who needs one."""
+
+    def __init__(self, connect: Callable[[], apsw.Connection], limits: Limits) -> None:
+        self._connect, self._limits = connect, limits
+        self._idle: list[Snapshot] = []
+
+    def take(self) -> Snapshot:
+        """Return a snapshot of what the file has now.
+
+        Raises:
+            UnavailableError: the machine has no room for another connection.
+        """
+        try:
+            if self._idle:
+                snapshot = self._idle.pop()
+            else:
+                db = self._connect()
+                db.pragma("cache_size", -CACHE_KIB)
+                snapshot = Snapshot(db, self._limits)
+            snapshot.begin()
+        except (apsw.CantOpenError, apsw.NoMemError) as error:
+            raise UnavailableError(
+                f"the node cannot open its file once more ({error}); end some transactions, or raise its limit of "
+                "open files"
+            ) from error
+        return snapshot
+
+    def give_back(self, snapshot: Snapshot) -> None:
+        """End a snapshot."""
+        snapshot.end()
+        if len(self._idle) < IDLE_MAX:
+            self._idle.append(snapshot)
+        else:
+            snapshot.close()
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        while self._idle:
+            self._idle.pop().close()

@@ -1,0 +1,403 @@
+"""A place where something long runs without being in anybody's way: in a thread, on a private snapshot.
+
+Two connections show the same moment. One only reads; what has not changed anything yet runs there, at full speed. The
+other one writes, on an *overlay* whose changes nobody else ever sees; it is rolled back at the end. What comes out is
+the same as of a request that the loop executes: results, row changes, and a footprint, on a base that is a little old.
+
+``begin``, ``stop``, ``end`` and ``close`` belong to the loop; what is between ``begin`` and ``end`` to one thread.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import apsw
+
+from bedrockish.api.requests import Request, Result, Statement
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.ddl_execution import execute
+from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, refused_on
+from bedrockish.engine.execution.explain import explain
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.interfaces import Beside, Parts
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.readwrite.change_capture import Capture
+from bedrockish.engine.readwrite.growing import Growing
+from bedrockish.engine.sqlite.call_costs import bound
+from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.sqlite.table_layout import Tables
+from bedrockish.engine.statements.changes_vtab import give_functions
+from bedrockish.engine.statements.classify import READ, Guard, Piece
+from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder, Scope
+from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
+from bedrockish.engine.storage.row_applier import RowApplier
+from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
+from bedrockish_journal.model.changes import Change
+from bedrockish_journal.model.footprint import Footprint
+
+T = TypeVar("T")
+READER_KIB = WRITER_KIB = 8 << 10  # page caches
+
+
+class Workspace:
+    """One such place. Its connections, and what they have cached, are kept from one use to the next.
+
+    Attributes:
+        is_broken: it must not be used again.
+        scope: what the clock's functions give here.
+    """
+
+    def __init__(self, beside: Beside) -> None:
+        self._beside = beside
+        self._stopped: BedrockishError | None = None
+        self._writer: _Writer | None = None
+        self._moment = Moment(0, b"", 0)
+        self._base: dict[str, int] = {}
+        self._version = 0
+        self.is_broken = False
+        self.scope = Scope(locks=beside.locks)
+        self._applied_clock = 0
+        self._wal = os.dup(beside.wal)
+        try:
+            self._reader = beside.reader()
+            give_functions(self._reader, Holder(self.scope))
+            self._reader.pragma("cache_size", -READER_KIB)
+        except apsw.Error as error:
+            os.close(self._wal)
+            raise UnavailableError(
+                f"the node cannot open its file once more ({error}); try again, or raise its limit of open files"
+            ) from error
+
+    # -- in the loop -----------------------------------------------------------------------------------------------
+
+    def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
+        """Take a snapshot of what the file has now, which must be all that was applied, with no later clock.
+
+        Raises:
+            UnavailableError: it cannot be taken.
+        """
+        self._base, self._version, self._moment = dict(base), schema_version, moment
+        self._stopped, self._applied_clock = None, applied_clock
+        if self._writer is not None:
+            self._writer.executor.stopped = None
+        try:
+            self._reader.execute("BEGIN")
+            self._reader.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+        except apsw.Error as error:
+            self.is_broken = True
+            raise UnavailableError(f"the node cannot read its file once more ({error}); try again") from error
+
+    def stop(self, error: BedrockishError) -> None:
+        """Let what runs in the thread end soon, with this error."""
+        self._stopped = error
+        self._reader.interrupt()
+        writer = self._writer
+        if writer is not None:
+            writer.executor.stopped = error
+            writer.db.interrupt()
+
+    def end(self) -> None:
+        """Let go of the snapshot: the thread is done."""
+        try:
+            if self._reader.in_transaction:
+                self._reader.execute("ROLLBACK")
+        except apsw.Error:
+            self.is_broken = True
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._writer is not None:
+            self._writer.db.close(True)
+            self._writer = None
+        self._reader.close(True)
+        if self._wal >= 0:
+            os.close(self._wal)
+            self._wal = -1
+
+    # -- in the thread ---------------------------------------------------------------------------------------------
+
+    def execute(self, request: Request) -> Prepared:
+        """Run a request, as ``Executor.execute`` does.
+
+        Raises:
+            BedrockishError: as there, or what ``stop`` was given.
+        """
+        try:
+            prepared = self._inside(lambda writer: execute(writer.executor, request, dict(self._base), self._version))
+        finally:
+            self._unlock()
+        return replace(prepared, clock=self.scope.clock) if self.scope.used else prepared
+
+    def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+        """Tell what each statement of a text would read and write, as ``engine.explain.explain`` does."""
+        try:
+            return self._inside(lambda writer: explain(writer.executor, statement, columns=columns))
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        self._beside.locks.release(self.scope.command)
+
+    def work(self, action: Callable[["Work"], T], *, serializable: bool = True, stays_open: bool = False) -> T:
+        """Let somebody run statements one after the other, and return what comes of them.
+
+        Snapshot isolation, if it is not to be serializable. If its transaction stays open, it keeps the rows that it
+        has locked.
+
+        Raises:
+            BedrockishError: what ``stop`` was given. All else is what the action raises.
+        """
+
+        def run(writer: _Writer) -> T:
+            session = Session(serializable, self.scope.command, clock=self.scope.clock)
+            work = Work(writer, self._base, self._version, session, self.scope, self._applied_clock)
+            try:
+                done = action(work)
+            except UsageError as error:
+                error.rests_on = work.looked_at()
+                raise
+            if self.scope.is_missing:
+                raise ClockNeededError("transaction_clock() was called, and what was thrown was caught")
+            return done
+
+        try:
+            return self._inside(run)
+        finally:
+            if not stays_open:
+                self._unlock()
+
+    def _inside(self, action: Callable[["_Writer"], T]) -> T:
+        writer = self._open()
+        try:
+            if self._stopped is not None:
+                raise self._stopped
+            writer.begin()
+            return action(writer)
+        finally:
+            self._leave(writer)
+
+    def hold(self, limit_bytes: int) -> "_Writer":
+        """Return the connection that writes, inside its transaction until ``leave``; with memory for so many bytes.
+
+        Raises:
+            BedrockishError: what ``stop`` was given, or the file cannot be read.
+        """
+        writer = self._open()
+        if self._stopped is not None:
+            raise self._stopped
+        writer.file.limit_bytes = limit_bytes
+        writer.begin()
+        return writer
+
+    def _leave(self, writer: "_Writer") -> None:
+        writer.capture.deafen()
+        writer.executor.reader = None
+        try:
+            if writer.db.in_transaction:
+                writer.db.execute("ROLLBACK")
+        except apsw.Error:
+            self.is_broken = True
+
+    def _open(self) -> "_Writer":
+        """Return the connection that writes, at the moment of the snapshot."""
+        pages = self._reader.pragma("page_count")
+        try:
+            if self._writer is None:
+                self._writer = _Writer(self._beside, self._wal, self._reader, self._moment, pages)
+                give_functions(self._writer.db, Holder(self.scope))
+                self._writer.executor.scope = self.scope
+            else:
+                self._writer.move(self._moment, pages)
+            self._writer.learn(self._version)
+        except apsw.Error as error:
+            self.is_broken = True
+            raise self._stopped or UnavailableError(f"the node cannot read its file ({error}); try again") from error
+        if self._stopped is not None:
+            self._writer.executor.stopped = self._stopped
+        self._writer.executor.reader = self._reader
+        return self._writer
+
+
+class _Writer:
+    """The connection that writes on an overlay, and what the engine has around its own."""
+
+    def __init__(self, beside: Beside, wal: int, reader: apsw.Connection, moment: Moment, pages: int) -> None:
+        limits: Limits = beside.limits
+        overlay = Overlay(reader.filename, wal, reader.pragma("page_size"))
+        self.db = db = overlay.connect(lambda file: file.move(moment, pages))
+        try:
+            assert overlay.file is not None
+            self.file: OverlayFile = overlay.file
+            self._overlay = overlay  # lives as long as its connection
+            db.pragma("cache_size", -WRITER_KIB)
+            db.pragma("foreign_keys", 1)
+            db.pragma("recursive_triggers", 0)
+            db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+            db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
+            bound(db, limits.length_bytes)
+            beside.prepare(db)
+            self.capture = Capture(db, limits.changes_bytes)
+            self.ids = beside.ids.twin()
+            self.ids.register(db)
+            self.executor = Executor(db, Guard(db), self.capture, limits, self.ids, beside.prepare)
+            self.applier = RowApplier(db)
+            self.limits = limits
+            self._version = -1
+            reader.set_progress_handler(self.executor.progress, PROGRESS_STEPS)
+        except BaseException:
+            db.close()
+            raise
+
+    def begin(self) -> None:
+        """Begin, also again after SQLite has rolled everything back because of one statement."""
+        self.db.execute("BEGIN")
+        self.db.execute("SAVEPOINT request")
+
+    def move(self, moment: Moment, pages: int) -> None:
+        """Move to another moment."""
+        self.file.move(moment, pages)
+
+    def learn(self, version: int) -> None:
+        """Learn the schema, if it is not that of the last time."""
+        if version == self._version:
+            return
+        tables = Tables(self.db)
+        self.capture.use(tables)
+        self.applier.use(tables)
+        self.executor.use(tables)
+        self.ids.use(self.db, tables)
+        self._version = version
+
+
+class Work:
+    """What an action does between ``begin`` and ``end``: statements of one transaction, which sees its own writes.
+
+    Attributes:
+        applied: the commits that it has seen.
+        schema_version: of the schema that it runs on.
+    """
+
+    dirty = False
+
+    def __init__(
+        self,
+        writer: _Writer,
+        base: Mapping[str, int],
+        version: int,
+        session: Session,
+        scope: Scope,
+        applied_clock: int,
+    ) -> None:
+        self._writer, self.scope, self.applied_clock = writer, scope, applied_clock
+        self.applied, self.schema_version = dict(base), version
+        self._room = writer.limits.result_bytes  # of each statement: its rows are kept by whoever asked only
+        self._interactive = Interactive(self, lambda _footprint, _base: None)
+        self.session = session
+        self._end: BedrockishError | None = None
+
+    def come_back(self) -> None:
+        """Its writer is nobody else's."""
+
+    def lend(self, _leave: Callable[[], None]) -> Parts:
+        """Return what statements are run with."""
+        writer = self._writer
+        return Parts(
+            writer.db, writer.executor, writer.capture, writer.applier, writer.limits, _no_reader, writer.begin
+        )
+
+    def run(self, statement: Statement, *, read_only: bool = False) -> Result:
+        """Run a text; return the result of its last statement.
+
+        Raises:
+            BedrockishError: as ``Interactive.run``; the transaction can go on after a usage error, unless
+                ``session.over``.
+        """
+        session, interactive, executor = self.session, self._interactive, self._writer.executor
+        error = executor.stopped or self._end
+        if error is not None:
+            raise error
+        if interactive.is_schema(statement):
+            raise UnsupportedError("a command cannot change the schema; do so with ordinary statements, once")
+        last: Result | None = None
+        for piece, params in interactive.pieces(session, statement):
+            if read_only and piece.kind != READ:
+                raise UnsupportedError("this part of a command may only read; write in its process", sql=piece.sql)
+            if session.wrote:
+                executor.reader = None  # the other connection does not see what this one has written
+            try:
+                last, _ = interactive.run(session, piece, params, self._room)
+            except BedrockishError as failure:
+                if session.over or not isinstance(failure, UsageError):
+                    self._end = failure
+                raise
+        assert last is not None
+        return last
+
+    def looked_at(self) -> Prepared:
+        """Return what a refusal rests on: all that was read, looked up or written."""
+        sets = self.session.sets
+        footprint = sets.looked_at() if sets is not None else Footprint()
+        return refused_on(self.applied, self.schema_version, footprint)
+
+    def finish(self) -> Prepared:
+        """Return what was read and written.
+
+        Raises:
+            ConstraintError: a deferred foreign key is broken.
+            BedrockishError: what ended the transaction before.
+        """
+        if self._end is not None:
+            raise self._end
+        return self._interactive.finish(self.session)
+
+    def resume(self, begun: "Begun", piece: Piece, params: tuple[Any, ...]) -> "Resumed":
+        """Run a statement of a transaction that is open in the loop, after doing its changes again."""
+        session, executor = self.session, self._writer.executor
+        executor.reader = None
+        session.base, session.schema = dict(self.applied), self.schema_version
+        session.sets = Growing(executor.analysis, serializable=session.serializable)
+        session.changes, session.lastrowid, session.clock = list(begun.changes), begun.lastrowid, begun.clock
+        session.wrote = bool(begun.changes)
+        result: Result | None = None
+        error: BedrockishError | None = None
+        try:
+            result, _ = self._interactive.run(session, piece, params, self._room)
+        except BedrockishError as caught:
+            error = caught
+        self._interactive.leave()
+        return Resumed(session, result, error)
+
+    def mark(self, name: str) -> None:
+        """Set a savepoint."""
+        self.session.mark(name)
+
+    def rollback_to(self, name: str) -> None:
+        """Take back what was written since a savepoint."""
+        self._interactive.rollback_to(self.session, name)
+
+    def execute(self, request: Request) -> Prepared:  # noqa: ARG002
+        """Schema statements are not for here."""
+        raise UnsupportedError("a command cannot change the schema; do so with ordinary statements, once")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An open transaction so far: its changes, the rowid inserted last, and its clock, or 0."""
+
+    changes: list[Change]
+    lastrowid: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What came of a statement: the transaction with the changes added, and its result, or the error."""
+
+    session: Session
+    result: Result | None
+    error: BedrockishError | None
+
+
+def _no_reader() -> Any:
+    raise AssertionError("there are no further snapshots here")

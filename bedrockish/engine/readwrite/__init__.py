@@ -1,0 +1,1 @@
+"""What a transaction read and wrote, as keys and ranges that mean the same on every node."""

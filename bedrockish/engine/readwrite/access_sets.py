@@ -1,0 +1,105 @@
+"""What a request read and wrote, gathered statement by statement and row by row."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import apsw
+
+from bedrockish.engine.readwrite.dependent_reads import Query
+from bedrockish.engine.readwrite.range_merge import footprint, tables_in_bulk
+from bedrockish.engine.readwrite.readset import ReadPlan, ResolvedReads, analyse
+from bedrockish.engine.readwrite.writeset import WriteKeys
+from bedrockish.engine.sqlite.catalog import Prepare, read_schema
+from bedrockish.engine.statements.classify import Piece
+from bedrockish_journal.model.changes import Change
+from bedrockish_journal.model.footprint import Footprint, Range
+
+
+class Analysis:
+    """What is known of statements and keys under one schema; made anew when the schema changes.
+
+    ``prepare`` gives a connection the functions and collations that SQLite does not have.
+    """
+
+    def __init__(self, db: apsw.Connection, prepare: Prepare) -> None:
+        self._db = db
+        self._plans: dict[str, ReadPlan] = {}
+        self.schema = read_schema(db)
+        self.keys = WriteKeys(self.schema, prepare)
+
+    def plan(self, piece: Piece) -> ReadPlan:
+        """Return the plan of what a statement reads."""
+        known = self._plans.get(piece.sql)
+        if known is None:
+            plan = analyse(self._db, self.schema, piece.sql, len(piece.names), is_what_runs=piece.auto is None)
+            known = self._plans[piece.sql] = plan
+        return known
+
+    def forget(self) -> None:
+        """Forget the plans: too many texts were seen."""
+        self._plans.clear()
+
+
+class AccessSetBuilder:
+    """Collects the footprint of one request."""
+
+    def __init__(self, analysis: Analysis, *, serializable: bool) -> None:
+        self._analysis, self._serializable = analysis, serializable
+        self._points: set[bytes] = set()
+        self._ranges: set[Range] = set()
+
+    def read(self, piece: Piece, params: tuple[object, ...], query: Query | None = None) -> ResolvedReads | None:
+        """Add what a statement with these parameters reads that is about to run.
+
+        Args:
+            piece: the statement.
+            params: its parameters.
+            query: runs a query on what the statement will see. Without it, what depends on rows is a whole object.
+
+        Returns:
+            reads to be given to ``complete`` once the statement has run, because they may depend on what it writes;
+            None: there is nothing to complete.
+        """
+        plan = self._analysis.plan(piece)
+        if plan.dependents is None or query is None:
+            points, ranges = plan.bind(params)
+            self._points.update(points)
+            if ranges:
+                self._ranges.update(ranges)
+            return None
+        resolved = plan.resolve(params, query)
+        if not plan.readonly:
+            return resolved
+        self._add(*resolved.keys())
+        return None
+
+    def complete(self, resolved: ResolvedReads, changes: Sequence[Change], blind: Iterable[str]) -> None:
+        """Add what a statement has read that has made these changes, with ``blind`` as for ``Resolution.wrote``."""
+        self._add(*resolved.complete(changes, blind))
+
+    def lock(self, keys: Iterable[bytes]) -> None:
+        """Add the keys of rows that a statement has locked."""
+        self._points.update(keys)
+
+    def _add(self, points: Collection[bytes], ranges: Collection[Range]) -> None:
+        self._points.update(points)
+        if ranges:
+            self._ranges.update(ranges)
+
+    def rows(self, changes: list[Change], blurred: list[str]) -> Footprint:
+        """Return the footprint of a request that made these changes.
+
+        Args:
+            changes: every row change.
+            blurred: tables of whose changes only the net effect is known; all of them counts as written.
+        """
+        keys = self._analysis.keys
+        writes: set[bytes] = set()
+        write_ranges: set[Range] = set()
+        if changes and not self._serializable:
+            # Snapshot isolation: what was only read is not certified, but what constraints looked up is.
+            self._points, self._ranges = set(), set()
+        bulk = tables_in_bulk(changes)
+        keys.gather(changes, bulk, (self._points, self._ranges), (writes, write_ranges))
+        for table in (*blurred, *sorted(bulk)):
+            write_ranges.update(keys.whole(table))
+        return footprint(self._points, self._ranges, writes, write_ranges)

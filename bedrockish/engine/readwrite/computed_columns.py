@@ -1,0 +1,143 @@
+"""What an index holds of a row where it holds no column: the values of expressions and of VIRTUAL generated columns.
+
+Only SQLite can tell them, so a copy of the table that never has more than one row is asked, in memory. Nothing in such
+an expression may depend on anything but the row: SQLite sees to that when the index is created.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import apsw
+
+from bedrockish.engine.sqlite.catalog import ROWID, Index, Prepare, Table
+from bedrockish.engine.sqlite.key_encoding import KNOWN_COLLATIONS
+from bedrockish.engine.sqlite.table_layout import quote
+from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
+from bedrockish_journal.model.changes import Row, Value
+from bedrockish_journal.storage.schema_steps import enforce_checks
+
+
+class Scratch:
+    """A private database in memory that holds copies of tables, made when the first is wanted."""
+
+    def __init__(self, encoding: str, prepare: Prepare) -> None:
+        self._encoding, self._prepare = encoding, prepare
+        self._db: apsw.Connection | None = None
+
+    def columns(self, table: Table, sources: Sequence[str]) -> "ComputedColumns | None":
+        """Return what computes these expressions of a table's rows; None if SQLite cannot do so apart from the file."""
+        try:
+            if self._db is None:
+                self._db = apsw.Connection(":memory:")
+                self._db.execute(f"PRAGMA encoding = '{self._encoding}'")  # a text cast to a blob depends on it
+                self._prepare(self._db)
+                enforce_checks(self._db, on=False)
+                self._db.execute("BEGIN")
+            return ComputedColumns(self._db, table, sources)
+        except apsw.Error:
+            return None
+
+
+class ComputedColumns:
+    """Expressions on the rows of one table."""
+
+    def __init__(self, db: apsw.Connection, table: Table, sources: Sequence[str]) -> None:
+        self._db = db
+        name = quote(table.name)
+        db.execute(table.sql)
+        stored = [(column, number) for number, column in enumerate(table.columns) if column.place is not None]
+        self._places = [
+            column.place for column, number in stored if not column.generated and number != table.rowid_column
+        ]
+        names = [
+            quote(column.name) for column, number in stored if not column.generated and number != table.rowid_column
+        ]
+        self._has_rowid = table.key is None
+        if self._has_rowid:
+            taken = {column.name.lower() for column in table.columns}
+            free = [word for word in ("rowid", "_rowid_", "oid") if word not in taken]
+            names.append(free[0] if free else quote(table.columns[table.rowid_column or 0].name))
+        self._insert = f"INSERT OR ABORT INTO {name}({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        self._select = f"SELECT {', '.join(f'({source})' for source in sources)} FROM {name}"
+        self._delete = f"DELETE FROM {name}"
+        db.execute(self._select)  # now it is known whether all functions are there
+
+    def values(self, row: Row, rowid: int | None) -> Row | None:
+        """Return the values for a captured row; None if SQLite fails to compute one, as it may for a row that a partial
+        index leaves out.
+        """
+        values: list[Value] = [row[place] for place in self._places if place is not None]
+        if self._has_rowid:
+            values.append(rowid)
+        try:
+            self._db.execute(self._insert, values)
+            found: Row | None = self._db.execute(self._select).fetchone()
+        except (apsw.Error, UnicodeDecodeError):
+            return None
+        finally:
+            self._db.execute(self._delete)
+        assert found is not None
+        return found
+
+
+def sources(index: Index, table: Table) -> dict[int, str] | None:
+    """Return the SQL text of what an index computes, by place in its columns; None if it cannot be told."""
+    found: dict[int, str] = {}
+    pieces: list[str] | None = None
+    for place, number in enumerate(index.columns):
+        if number == ROWID:
+            continue
+        if number >= 0:
+            if table.columns[number].place is None:
+                found[place] = quote(table.columns[number].name)
+            continue
+        pieces = pieces or indexed_expressions(index.sql)
+        if pieces is None or len(pieces) != index.declared:
+            return None
+        found[place] = pieces[place]
+    return found
+
+
+@lru_cache(maxsize=10_000)
+def told_columns(index: Index, table: Table) -> int:
+    """Return how many of the first columns of an index can be told by their bytes.
+
+    Not from one on that is compared by a collation of the application's, or whose expression is not found.
+    """
+    if not index.opaque:
+        return len(index.columns)
+    texts = sources(index, table) or {}
+    for place, (number, spec) in enumerate(zip(index.columns, index.specs, strict=True)):
+        is_stored = number == ROWID or (number >= 0 and table.columns[number].place is not None)
+        if spec.collation not in KNOWN_COLLATIONS or not (is_stored or place in texts):
+            return place
+    return len(index.columns)
+
+
+def indexed_expressions(sql: str) -> list[str] | None:
+    """Return what stands between the commas of a CREATE INDEX, without ASC and DESC; None if it is not understood."""
+    try:
+        found = tokens(sql)
+    except NotTokensError:
+        return None
+    pieces: list[list[Token]] = [[]]
+    depth = 0
+    for token in found:
+        if token.text == ")":
+            depth -= 1
+            if depth == 0:
+                break
+        if depth == 1 and token.text == ",":
+            pieces.append([])
+        elif depth:
+            pieces[-1].append(token)
+        if token.text == "(":
+            depth += 1
+    texts = []
+    for piece in pieces:
+        while piece and piece[-1].is_word("ASC", "DESC"):
+            piece.pop()
+        if not piece:
+            return None
+        texts.append(sql[piece[0].start : piece[-1].end])
+    return texts

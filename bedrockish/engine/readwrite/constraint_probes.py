@@ -1,0 +1,78 @@
+"""Which probes of a program only enforce constraints, and so are told by the rows it changes.
+
+A row that was inserted shows by itself that its UNIQUE values were free and that its foreign keys had parents; the keys
+of changed rows say so exactly, where the bytecode often only says that something was looked up. Such probes count as
+reads only of a statement that failed, whose changes nobody sees.
+
+What is recognised here is the exact shape that SQLite generates; anything else stays an ordinary read.
+"""
+
+from bedrockish.engine.sqlite.opcodes import CHANGES, FOREIGN_KEY_HALT, OPENS, POSITIONS, STEPS, UNIQUE_HALTS, Op
+
+_SELF_TESTS = frozenset({"IdxRowid", "Eq", "Rowid", "Column"})  # "is the row in the way the one being updated?"
+
+
+def constraint_probes(program: list[Op], *, main: bool) -> set[int]:
+    """Return the addresses of all positioning instructions that only enforce a constraint.
+
+    ``main`` tells the statement's own program from those of triggers and foreign-key actions.
+    """
+    writes = {op.p1 for op in program if op.name == "OpenWrite"}
+    found: set[int] = set()
+    if not main and _is_foreign_key_action(program):
+        return {op.address for op in program if op.name in POSITIONS}
+    for op in program:
+        if op.name == "FkCounter":
+            found |= _child_scan(program, op.address)
+            continue
+        unique = op.name in ("NoConflict", "NotExists") and op.p1 in writes
+        parent = op.name in ("Found", "NotExists")
+        if (unique and _ends_in_unique_halt(program, op.address)) or (
+            parent and _is_parent_lookup(program, op.address)
+        ):
+            found.add(op.address)
+    return found
+
+
+def _ends_in_unique_halt(program: list[Op], address: int) -> bool:
+    """The probe falls through, when it found a row, to nothing but the end of the statement with an error."""
+    for op in program[address + 1 : address + 4]:
+        if op.name == "Halt":
+            return op.p1 in UNIQUE_HALTS
+        if op.name not in _SELF_TESTS:
+            return False
+    return False
+
+
+def _is_parent_lookup(program: list[Op], address: int) -> bool:
+    """``Found`` in the parent's index, or ``NotExists`` in its table, and else a violated foreign key."""
+    following = program[address + 1 : address + 3]
+    if program[address].name == "NotExists":
+        if len(following) < 2 or following[0].name != "Goto" or program[address].p2 != address + 2:
+            return False
+        following = following[1:]
+    return bool(following) and (
+        following[0].name == "FkCounter" or (following[0].name == "Halt" and following[0].p1 == FOREIGN_KEY_HALT)
+    )
+
+
+def _child_scan(program: list[Op], counter: int) -> set[int]:
+    """A loop over children that does nothing but count the ones found."""
+    end = next((op for op in program[counter:] if op.name in STEPS and op.p2 <= counter), None)
+    if end is None or any(op.name in CHANGES for op in program[end.p2 : end.address]):
+        return set()
+    start = end.p2
+    while start > 0 and not (program[start].name in OPENS and program[start].p1 == end.p1):
+        start -= 1
+    while start > 0 and program[start - 1].name in OPENS:
+        start -= 1
+    inside = program[start : end.address + 1]
+    cursors = {op.p1 for op in inside if op.name in OPENS}
+    if any(op.name in CHANGES for op in inside) or not cursors:
+        return set()
+    return {op.address for op in inside if op.name in POSITIONS and op.p1 in cursors}
+
+
+def _is_foreign_key_action(program: list[Op]) -> bool:
+    """Programs of triggers say their name first; those that SQLite makes for CASCADE and the like have none."""
+    return bool(program) and program[0].name == "Init" and program[0].p4 is None and program[-1].name == "Halt"

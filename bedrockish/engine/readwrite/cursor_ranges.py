@@ -1,0 +1,529 @@
+"""Where the cursors of a bytecode program go: each move of a cursor as an interval of the keys of a table or index.
+
+A seek gives one end of the interval. The other is given by the check that ends its loop, if every row passes it before
+anything else sees the row. What cannot be shown to be bounded is the whole object.
+
+Where a cursor goes by a column of another cursor's rows, as in a join, the interval is told twice: as far as the text
+and the parameters say (``Dependent.coarse``), and as it is once those rows are known (``Dependent.fine``).
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+
+from bedrockish.engine.readwrite.computed_columns import told_columns
+from bedrockish.engine.readwrite.constraint_probes import constraint_probes
+from bedrockish.engine.readwrite.loop_stops import LoopReader, Stop
+from bedrockish.engine.readwrite.register_values import Atom, Cell, Program, Registers
+from bedrockish.engine.sqlite.catalog import ROWID, Index, Schema, Table
+from bedrockish.engine.sqlite.key_encoding import ROWID_SPEC, Spec
+from bedrockish.engine.sqlite.opcodes import (
+    BY_ROWID,
+    EXACT,
+    INDEX_STOPS,
+    KNOWN,
+    LOADS,
+    OPENS,
+    OPENS_PRIVATE,
+    POSITIONS,
+    SEEKS,
+    STEPS,
+    WHOLE,
+    Op,
+    jump_targets,
+)
+from bedrockish_journal.storage.table_layout import SKIP_LOCKED
+
+_NOT_TOLD = "index on a collation of the application, or on an expression that is not understood"
+_BEFORE_SEEK = frozenset({"IsNull", "Affinity", "Column", "Rowid", "IdxRowid", "SCopy", "Copy", "Variable", "Integer"})
+_REGISTER_ROOT = 0x10  # P5 of OpenRead and OpenWrite: the root page is in a register
+
+_SKIP_LOCKED = f"{SKIP_LOCKED}("  # as P4 of a call shows it
+
+# How every AUTOINCREMENT insert begins and ends.
+_SEQUENCE_READ = ("String8", "Null", "Rewind", "Column", "Ne", "Rowid", "Column", "AddImm", "Copy", "Goto", "Next")
+_SEQUENCE_WRITE = ("NotNull", "NewRowid", "MakeRecord", "Insert", "Close")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValues:
+    """One column of a key: all values it can have, and how it is compared.
+
+    Attributes:
+        not_null: with NULL the program does not come to look for it.
+    """
+
+    atoms: frozenset[Atom]
+    spec: Spec
+    not_null: bool = False
+
+
+Fields = tuple[FieldValues, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One interval of the keys of an object.
+
+    Attributes:
+        object: ``t:NAME`` or ``i:NAME``.
+        low: columns of its low end; none is the beginning of the object.
+        low_after: it begins after all keys that begin with ``low``.
+        high: columns of its high end; none is the end of the object.
+        high_after: it includes all keys that begin with ``high``.
+        exact: only keys that begin with one combination of the values of ``low`` are looked at, not those between.
+        equal: so many first columns have the same value at both ends, whichever of their values it is.
+        stop: where the loop may end before its range does.
+    """
+
+    object: str
+    low: Fields = ()
+    low_after: bool = False
+    high: Fields = ()
+    high_after: bool = True
+    exact: bool = False
+    equal: int = 0
+    stop: Stop | None = None
+
+    @property
+    def cells(self) -> frozenset[Cell]:
+        """The columns of other rows by which it goes."""
+        return frozenset(atom.payload for one in (*self.low, *self.high) for atom in one.atoms if atom.kind == "column")
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The tables by whose rows' new, automatic ids it goes."""
+        return frozenset(atom.payload for one in (*self.low, *self.high) for atom in one.atoms if atom.kind == "new")
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether it goes by rows."""
+        return any(atom.kind in ("column", "new") for one in (*self.low, *self.high) for atom in one.atoms)
+
+
+@dataclass(frozen=True, slots=True)
+class Dependent:
+    """A read that depends on rows read before.
+
+    Attributes:
+        coarse: what it reads at most, whatever those rows are.
+        fine: the same by columns of those rows.
+        reasons: why ``coarse`` is more than it may be, each with the object.
+    """
+
+    coarse: Access
+    fine: Access
+    reasons: tuple[tuple[str, str], ...]
+
+
+CursorId = tuple[int, int]
+"""The number of a program and that of a cursor in it."""
+
+
+@dataclass
+class ProgramReads:
+    """What one program reads.
+
+    Attributes:
+        dependents: reads by columns of rows that other cursors, or the same one, come to.
+        rows: cursor -> where its rows come from: its own accesses, and cursors on the same rows.
+        on: cursor -> the one table or index that it is on.
+        probes: reads that count only if the statement failed.
+        tables: names of the tables touched.
+        fallbacks: why something became a read of a whole object, and which.
+        everything: something is not understood well enough to say even which objects are read.
+        locking: names of the tables of which it asks ``skip_locked()``.
+    """
+
+    reads: list[Access] = field(default_factory=list)
+    dependents: list[Dependent] = field(default_factory=list)
+    rows: dict[CursorId, list[Access | CursorId]] = field(default_factory=dict)
+    on: dict[CursorId, Table | Index] = field(default_factory=dict)
+    probes: list[Access] = field(default_factory=list)
+    tables: set[str] = field(default_factory=set)
+    fallbacks: list[tuple[str, str]] = field(default_factory=list)
+    everything: bool = False
+    locking: set[str] = field(default_factory=set)
+
+    def relaxed(self, schema: Schema) -> "ProgramReads":
+        """Return this without what it reads of the tables of whose rows it locks some: those rows are what counts."""
+        names = {name.lower() for name in self.locking}
+        tables = [table for table in schema.tables.values() if table.name.lower() in names]
+        objects = {table.object for table in tables} | {index.object for table in tables for index in table.indexes}
+        return replace(
+            self,
+            reads=[access for access in self.reads if access.object not in objects],
+            dependents=[one for one in self.dependents if one.coarse.object not in objects],
+            probes=[access for access in self.probes if access.object not in objects],
+            fallbacks=[(reason, name) for reason, name in self.fallbacks if name not in objects],
+        )
+
+
+def statement_reads(programs: list[list[Op]], schema: Schema, *, with_stops: bool = True) -> list[ProgramReads]:
+    """Find what a statement's programs read: its own, which is the first, and those of triggers and key actions.
+
+    Args:
+        programs: as EXPLAIN shows them.
+        schema: the schema that they were compiled for.
+        with_stops: whether to look where loops end before their range does; only if just this program is going to run.
+    """
+    readers = [_Reader(program, schema, number, with_stops=with_stops) for number, program in enumerate(programs)]
+    registers = Registers([reader.program for reader in readers], schema)
+    return [reader.run(registers) for reader in readers]
+
+
+class _Reader:
+    def __init__(self, ops: list[Op], schema: Schema, number: int, *, with_stops: bool) -> None:
+        self._program, self._schema, self._number = ops, schema, number
+        self._with_stops = with_stops and number == 0  # a trigger may run any number of times, between changes
+        self._out = ProgramReads()
+        self._cursors: dict[int, set[int]] = {}
+        self._private: set[int] = set()
+        self._unknown: str | None = None
+        self._sequences: set[int] = set()
+        self._survey()
+        self.program = Program(ops, self._cursors, self._private)
+        self._constraints = constraint_probes(ops, main=number == 0)
+        self._targets = jump_targets(ops)
+        self._registers: Registers
+
+    def _survey(self) -> None:
+        for op in self._program:
+            if op.name in OPENS:
+                if self._keeps_sequence(op):
+                    continue
+                if op.p3 != 0 or op.p5 & _REGISTER_ROOT or op.p2 not in self._schema.roots:
+                    self._give_up(f"{op.name} of an unknown table")
+                    continue
+                self._cursors.setdefault(op.p1, set()).add(op.p2)
+                found = self._schema.roots[op.p2]
+                self._out.tables.add(found.name if isinstance(found, Table) else found.table)
+            elif op.name in OPENS_PRIVATE:
+                self._private.add(op.p1)
+            elif op.name == "VOpen" and self._schema.virtual:
+                self._give_up("virtual table")
+            elif op.name == "Clear" and op.p2 == 0 and op.p1 in self._schema.roots:
+                read = _whole(self._schema.roots[op.p1], "Clear")
+                self._out.reads.append(read.coarse)
+                self._out.fallbacks += read.reasons
+            elif op.name not in KNOWN:
+                self._give_up(f"opcode {op.name}")
+
+    def _keeps_sequence(self, op: Op) -> bool:
+        """Whether an AUTOINCREMENT insert opens sqlite_sequence here, to look up its table's row or to write it back.
+
+        It only chooses an id by it, and any id that is free is right. The cursor is the one of the table itself.
+        """
+        found = self._schema.roots.get(op.p2)
+        if not isinstance(found, Table) or found.name != "sqlite_sequence":
+            return False
+        shape = _SEQUENCE_READ if op.name == "OpenRead" else _SEQUENCE_WRITE
+        following = self._program[op.address + 1 : op.address + 1 + len(shape)]
+        if tuple(one.name for one in following) != shape:
+            return False
+        self._sequences |= {one.address for one in following if one.name == "Rewind"}
+        return True
+
+    def _give_up(self, reason: str) -> None:
+        self._unknown = reason
+        self._out.everything = True
+        self._out.fallbacks.append((reason, "everything"))
+
+    def run(self, registers: Registers) -> ProgramReads:
+        self._registers = registers
+        for cursor, roots in self._cursors.items():
+            if len(roots) == 1 and cursor not in self._private:
+                self._out.on[self._number, cursor] = self._schema.roots[next(iter(roots))]
+        for op in self._program:
+            if op.name == "Function" and (op.p4 or "").startswith(_SKIP_LOCKED):
+                self._out.locking |= self._names_of(op.p2)
+            if op.name == "DeferredSeek":
+                self._comes_to(op.p3, (self._number, op.p1))
+            if (op.name not in POSITIONS and op.name not in WHOLE) or op.address in self._sequences:
+                continue
+            if op.p1 in self._private and op.p1 not in self._cursors:
+                continue
+            if op.name == "IfEmpty" and self._is_looked_into(op.p1):
+                continue
+            self._position(op, is_probe=op.address in self._constraints)
+        return self._out
+
+    def _names_of(self, register: int) -> set[str]:
+        """Return the texts that a register may hold, if it holds nothing else."""
+        atoms = self._registers.values(self._number, register) or ()
+        values = [atom.payload[1] if atom.kind == "const" else None for atom in atoms]
+        return {value for value in values if isinstance(value, str)} if len(values) == 1 else set()
+
+    def _is_looked_into(self, cursor: int) -> bool:
+        """Whether a join goes on to look for rows there.
+
+        That the table is empty only spares it the way: each of its lookups, which are recorded, would find nothing.
+        """
+        return any(
+            (op.name in POSITIONS and op.p1 == cursor) or (op.name == "DeferredSeek" and op.p3 == cursor)
+            for op in self._program
+        )
+
+    def _comes_to(self, cursor: int, rows: Access | CursorId) -> None:
+        self._out.rows.setdefault((self._number, cursor), []).append(rows)
+
+    def _position(self, op: Op, *, is_probe: bool) -> None:
+        found = [self._schema.roots[root] for root in sorted(self._cursors.get(op.p1, ()))]
+        if not found and not self._out.everything:
+            self._give_up(f"{op.name} of a cursor opened elsewhere")
+        reason = None
+        if op.name in WHOLE:
+            reason = op.name
+        elif len(found) != 1 or op.p1 in self._private:
+            reason = f"{op.name} of a cursor with several uses"
+        elif not self._specs(found[0]):
+            reason = _NOT_TOLD
+        reads: list[Dependent]
+        if reason is not None:
+            reads = [_whole(one, reason) for one in found]
+        elif op.name in EXACT:
+            reads = self._exact(op, found[0])
+        else:
+            reads = self._range(op, found[0])
+        if is_probe:  # nothing but the error that it may end in depends on the row that it finds
+            self._out.probes += [read.coarse for read in reads]
+            if self._number:  # but in a key action, which goes on to change that row and may fire triggers with it
+                for read in reads:
+                    self._comes_to(op.p1, read.fine)
+            return
+        for read in reads:
+            self._comes_to(op.p1, read.fine)
+            if read.fine != read.coarse:
+                self._out.dependents.append(read)
+            else:
+                self._out.reads.append(read.coarse)
+                self._out.fallbacks += read.reasons
+
+    # ------------------------------------------------------------------ one row, or all rows with equal columns
+
+    def _exact(self, op: Op, found: Table | Index) -> list[Dependent]:
+        registers = self._probe_registers(op)
+        name = found.object
+        fields = self._fields(registers, found)
+        more = self._fields(registers, found, by_rows=True, not_null=self._not_null(op))
+        if not fields:
+            if isinstance(found, Table) and registers:
+                known = self._only_known_rows(op.p1, registers[0], found)
+                if known is not None:
+                    return known
+            read = _whole(found, f"{op.name} by a value from another row")
+        elif len(registers) == 1 and len(more) == 1 and self._registers.from_list(self._number, registers[0]):
+            return [_plain(access) for access in _each(name, fields)]
+        else:
+            partly = [(f"{op.name} partly by values from another row", name)] if len(fields) < len(registers) else []
+            access = Access(name, fields, False, fields, True, exact=True, equal=len(fields))
+            read = Dependent(access, access, tuple(partly))
+        if len(more) > len(fields):
+            fine = Access(name, more, False, more, True, exact=True, equal=len(more))
+            read = Dependent(read.coarse, fine, read.reasons)
+        return [read]
+
+    def _specs(self, found: Table | Index) -> tuple[Spec, ...]:
+        """Return how the columns of a key are compared, as far as their values tell its bytes."""
+        if isinstance(found, Table):
+            return (ROWID_SPEC,)
+        return found.specs[: told_columns(found, self._schema.tables[found.table])]
+
+    def _probe_registers(self, op: Op) -> list[int]:
+        if op.name in BY_ROWID:
+            return [op.p3]
+        count = int(op.p4 or 0)
+        if count:
+            return list(range(op.p3, op.p3 + count))
+        made = [other for other in self._program if other.name == "MakeRecord" and other.p3 == op.p3]
+        return list(range(made[0].p1, made[0].p1 + made[0].p2)) if len(made) == 1 else []
+
+    def _only_known_rows(self, cursor: int, register: int, table: Table) -> list[Dependent] | None:
+        """Rowids of rows of this very table were found by reads already noted; whatever changes them meets those."""
+        atoms = self._registers.values(self._number, register)
+        if atoms is None:
+            return None
+        others: list[CursorId] = []
+        reads: list[Dependent] = []
+        for atom in atoms:
+            if atom.kind == "new" and atom.payload == table.name:
+                continue
+            if atom.kind == "column" and self._is_rowid_of(atom.payload, table):
+                others.append((atom.payload.program, atom.payload.cursor))
+            elif atom.kind in ("const", "param"):
+                one = (FieldValues(frozenset({_as_rowid(atom)}), ROWID_SPEC),)
+                reads.append(_plain(Access(table.object, one, False, one, True, exact=True, equal=1)))
+            else:
+                return None
+        for other in others:
+            self._comes_to(cursor, other)
+        return reads
+
+    def _is_rowid_of(self, cell: Cell, table: Table) -> bool:
+        if cell.column != ROWID or cell.program != self._number:
+            return False
+        found = self._out.on.get((cell.program, cell.cursor))
+        return found is table or (isinstance(found, Index) and found.table == table.name)
+
+    def _fields(
+        self, registers: list[int], found: Table | Index, *, by_rows: bool = False, not_null: Set[int] = frozenset()
+    ) -> Fields:
+        """Return the leading columns whose values are known, or, ``by_rows``, will be with the rows read before."""
+        specs = self._specs(found)
+        known = ("const", "param", "column", "new") if by_rows else ("const", "param")
+        fields: list[FieldValues] = []
+        for register, spec in zip(registers, specs, strict=False):
+            atoms = self._registers.values(self._number, register) if self._unknown is None else None
+            if atoms is None or any(atom.kind not in known for atom in atoms):
+                break
+            if isinstance(found, Table):
+                atoms = frozenset(_as_rowid(atom) for atom in atoms)
+            fields.append(FieldValues(atoms, spec, register in not_null))
+        return tuple(fields)
+
+    def _not_null(self, seek: Op) -> Set[int]:
+        """Return the registers that are checked right before a seek, which NULL does not pass."""
+        found: set[int] = set()
+        written: set[int] = set()
+        for op in reversed(self._program[: seek.address]):
+            if op.address + 1 in self._targets or op.name not in _BEFORE_SEEK:
+                break  # the seek can be come to another way
+            if op.name == "IsNull" and op.p1 not in written:
+                found.add(op.p1)
+            written |= {op.p2, op.p3} if op.name not in ("IsNull", "Affinity") else set()
+        return found
+
+    # ------------------------------------------------------------------ ranges
+
+    def _range(self, op: Op, found: Table | Index) -> list[Dependent]:
+        coarse, same = self._interval(op, found, by_rows=False)
+        fine, _ = self._interval(op, found, by_rows=True)
+        if same and not fine.is_dynamic and self._registers.from_list(self._number, same[-1]):
+            return [_plain(access) for access in _each(found.object, coarse.low)]
+        reasons = []
+        if not coarse.low and not coarse.high:
+            reasons.append((f"{op.name} with no bound", found.object))
+        elif not coarse.low or not coarse.high:
+            reasons.append((f"{op.name} with one bound", found.object))
+        if self._with_stops and not fine.is_dynamic and not (isinstance(found, Index) and found.opaque):
+            fine = replace(fine, stop=self._loop_stop(op, found))
+        return [Dependent(coarse, fine if fine.is_dynamic or fine.stop else coarse, tuple(reasons))]
+
+    def _loop_stop(self, op: Op, found: Table | Index) -> Stop | None:
+        guard = self._stop_check(op, found)
+        loops = LoopReader(
+            self._program,
+            self._schema,
+            lambda register: self._registers.values(self._number, register),
+            lambda register: self._registers.changed_at(self._number, register),
+            lambda cursor: cursor in self._private and cursor not in self._cursors,
+            self._rowid_table,
+        )
+        return loops.stop(op, found, op.address if guard is None else guard[2])
+
+    def _rowid_table(self, cursor: int) -> Table | None:
+        found = self._out.on.get((self._number, cursor))
+        return found if isinstance(found, Table) and found.key is None else None
+
+    def _interval(self, op: Op, found: Table | Index, *, by_rows: bool) -> tuple[Access, list[int]]:
+        """Return where a loop goes; and, if it comes to the rows with one value in some columns, their registers."""
+        low: Fields = ()
+        high: Fields = ()
+        low_after, high_after = False, True
+        registers: list[int] = []
+        same: list[int] = []
+        equal = 0
+        not_null = self._not_null(op) if by_rows else frozenset()
+        if op.name in SEEKS:
+            registers = [op.p3] if isinstance(found, Table) else list(range(op.p3, op.p3 + int(op.p4 or 0)))
+            fields = self._fields(registers, found, by_rows=by_rows, not_null=not_null)
+            complete = len(fields) == len(registers)
+            if op.name in ("SeekGE", "SeekGT"):
+                low, low_after = fields, op.name == "SeekGT" and complete
+            else:
+                high, high_after = fields, not (op.name == "SeekLT" and complete)
+        stop = self._stop(op, found)
+        if stop is not None:
+            at, kind = stop
+            fields = self._fields(at, found, by_rows=by_rows, not_null=not_null)
+            complete = len(fields) == len(at)
+            if kind in ("IdxGT", "IdxGE", "Gt", "Ge"):
+                high, high_after = fields, kind in ("IdxGT", "Gt") or not complete
+            else:
+                low, low_after = fields, kind in ("IdxLE", "Le") and complete
+            equal = min(self._equal(op, registers, at), len(low), len(high))
+            if op.name == "SeekGE" and kind == "IdxGT" and registers == at and complete:
+                same = registers
+        return Access(found.object, low, low_after, high, high_after, equal=equal), same
+
+    def _equal(self, op: Op, registers: list[int], stop: list[int]) -> int:
+        """Return how many first columns are held to the values that they had at the seek, until the loop ends."""
+        last = max((one.address for one in self._program if one.name in STEPS and one.p1 == op.p1), default=0)
+        last = max(last, len(self._program) if last < op.address else last)
+        count = 0
+        for register, other in zip(registers, stop, strict=False):
+            if register != other or not self._registers.steady(self._number, register, op.address, last):
+                break
+            count += 1
+        return count
+
+    def _stop(self, op: Op, found: Table | Index) -> tuple[list[int], str] | None:
+        """Find the check that ends the loop which begins here: the registers it compares with, and its opcode."""
+        check = self._stop_check(op, found)
+        return None if check is None else check[:2]
+
+    def _stop_check(self, op: Op, found: Table | Index) -> tuple[list[int], str, int] | None:
+        """Return the same with the address of the check."""
+        program = self._program
+        first = op.address + 1
+        while first < len(program) and (
+            program[first].name in LOADS or (program[first].name == "Column" and program[first].p1 != op.p1)
+        ):
+            first += 1
+        at = first
+        if at >= len(program):
+            return None
+        check = program[at]
+        if check.name in INDEX_STOPS and check.p1 == op.p1:
+            registers = list(range(check.p3, check.p3 + int(check.p4 or 0)))
+        elif check.name == "Rowid" and check.p1 == op.p1 and isinstance(found, Table) and at + 1 < len(program):
+            rowid, at = check.p2, at + 1
+            check = program[at]
+            if check.name not in ("Gt", "Ge", "Lt", "Le") or check.p3 != rowid:
+                return None
+            registers = [check.p1]
+        else:
+            return None
+        return (registers, check.name, at) if self._guards(op, first, at, check.p2) else None
+
+    def _guards(self, seek: Op, first: int, stop: int, target: int) -> bool:
+        """Tell whether every row that this loop comes to passes the check before anything else."""
+        program = self._program
+        end = next(
+            (op.address for op in program[stop + 1 :] if op.name in POSITIONS and op.p1 == seek.p1), len(program)
+        )
+        steps = [op for op in program if op.name in STEPS and op.p1 == seek.p1]
+        if any(first < op.p2 <= end for op in steps):
+            return False  # a step that goes on after the check
+        return not any(stop < target <= op.address for op in steps if seek.address < op.p2 <= first)
+
+
+def _plain(access: Access) -> Dependent:
+    return Dependent(access, access, ())
+
+
+def _whole(found: Table | Index, reason: str) -> Dependent:
+    access = Access(found.object)
+    return Dependent(access, access, ((reason, found.object),))
+
+
+def _each(name: str, fields: Fields) -> list[Access]:
+    """One access for each value of the IN list that the last column runs through."""
+    found = []
+    for atom in sorted(fields[-1].atoms, key=repr):
+        one = (*fields[:-1], FieldValues(frozenset({atom}), fields[-1].spec))
+        found.append(Access(name, one, False, one, True, exact=True, equal=len(one)))
+    return found
+
+
+def _as_rowid(atom: Atom) -> Atom:
+    return atom._replace(affinities=atom.affinities | {"C"})

@@ -1,0 +1,750 @@
+"""Reads that depend on rows read before, found out when the statement runs: the inner side of a join, and its like.
+
+The bytecode tells from which column of which cursor the key of a seek comes. The rows of that cursor are a range that
+is known, so an *auxiliary query* reads just that column in just that range, and its values are the keys of the seek.
+It leaves out the statement's other conditions, so it finds every row that the statement came to, and perhaps more.
+Levels follow each other; a cursor that depends on itself, as in a recursive query, is asked until nothing new comes.
+
+Auxiliary queries must see what the statement sees: they run on the same connection, right before it. A statement that
+writes may come to rows that it has changed itself, or that a trigger has changed and changed back. ``Resolution.wrote``
+takes the rows as the statement and its triggers had them, each before and after each of its changes: a row that it came
+to at any moment is one of those, or it is as it was before.
+
+Where there are more than ``KEYS_MAX`` keys, or more than ``ROWS_MAX`` rows to look at, the whole object counts as read.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import replace
+from itertools import islice, product
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.readwrite.cursor_ranges import Access, CursorId, Dependent, FieldValues, ProgramReads
+from bedrockish.engine.readwrite.key_values import UNENCODABLE, Params, closure, static_maker, untouched_types
+from bedrockish.engine.readwrite.loop_stops import Partner, Stop, skeleton
+from bedrockish.engine.readwrite.query_names import column_name, condition_of, key_names, quoted, rowid_name
+from bedrockish.engine.readwrite.register_values import Atom
+from bedrockish.engine.sqlite.catalog import ROWID, Index, Schema, Table, stored_column
+from bedrockish.engine.sqlite.key_encoding import AFFINITY_INTEGER, ROWID_SPEC, encoder, object_prefix
+from bedrockish.engine.sqlite.opcodes import Op
+from bedrockish_journal.model.changes import Change
+from bedrockish_journal.model.footprint import HIGH, Range
+
+TEXTS_MAX = 100  # auxiliary queries of one loop, which differ by LIMIT, that are remembered
+KEYS_MAX = 1_000
+ROWS_MAX = 5_000
+
+Query = Callable[[str, Sequence[Params]], Iterable[tuple[Any, ...]]]
+"""Runs a query once for each tuple of parameters, on what the statement sees, and gives all their rows."""
+
+TOO_MANY = f"more than {KEYS_MAX} keys by values from other rows"
+_OWN_TABLE = "rows that the statement itself changes, in a table with VIRTUAL columns"
+
+_Source = tuple[int, int]
+_GIVEN = -1  # instead of the number of a program
+_Need = tuple[int, int]  # place of a source, and of one of its columns
+
+
+class _TooManyError(Exception):
+    """Raised when the keys are not worth being told one by one."""
+
+
+def connection_query(db: apsw.Connection) -> Query:
+    """Return a query on a connection."""
+
+    def query(sql: str, many: Sequence[Params]) -> Iterable[tuple[Any, ...]]:
+        if len(many) == 1:
+            return db.execute(sql, many[0], can_cache=not sql.startswith("EXPLAIN"))
+        return db.cursor().executemany(sql, many)
+
+    return query
+
+
+class DependentReads:
+    """The reads of one statement that depend on rows, for any parameters.
+
+    Args:
+        programs: what its programs read.
+        schema: the schema that they were compiled for.
+        sql: the statement.
+        ops: all its programs, one after the other.
+
+    Attributes:
+        sources: cursors on whose rows others depend.
+        columns: of each source, the numbers of the columns that others need.
+        typed: of each source, whether 1 and 1.0 are two values in it: as texts they differ.
+        jobs: the accesses, in the order in which they are to be made.
+        is_cyclic: some depend on themselves.
+        unresolved: those whose rows cannot be asked for; they count as what they are at most.
+        resolved: the others.
+    """
+
+    def __init__(self, programs: Sequence[ProgramReads], schema: Schema, sql: str = "", ops: Sequence[Op] = ()) -> None:
+        self._schema = schema
+        self.sql = sql
+        stops = [one.fine.stop for program in programs for one in program.dependents if one.fine.stop is not None]
+        self.skeleton = skeleton(ops) if any(not stop.is_fixed for stop in stops) else []
+        self._given: dict[_Source, str] = {}  # sources that stand for the rows which the statement inserts -> table
+        self._rows: dict[CursorId, list[Access | CursorId]] = {}
+        self._on: dict[CursorId, Table | Index] = {}
+        for program in programs:
+            self._rows.update(program.rows)
+            self._on.update(program.on)
+        whole = {access.object for program in programs for access in program.reads if _is_whole(access)}
+        self.unresolved: list[Dependent] = []
+        self.resolved: list[Dependent] = []
+        self._feeders: dict[_Source, list[Access]] = {}
+        for read in dict.fromkeys(one for program in programs for one in program.dependents):
+            good = self._can_ask(read.fine, set()) and read.coarse.object not in whole
+            good = good and (read.fine.stop is None or self._can_fetch(replace(read.fine, equal=1)))
+            (self.resolved if good else self.unresolved).append(read)
+        self.sources: list[_Source] = []
+        self.columns: list[list[int]] = []
+        self.jobs: list[_Job] = []
+        self.is_cyclic = False
+        self.typed: list[bool] = []
+        self._plan()
+
+    # -- which rows can be asked for ---------------------------------------------------------------------------------
+
+    def source(self, cursor: CursorId) -> _Source:
+        """Return the cursor that leads: one that only follows another is on the same rows."""
+        seen = {cursor}
+        while True:
+            feeders = self._rows.get(cursor, [])
+            if len(feeders) != 1 or isinstance(feeders[0], Access) or feeders[0] in seen:
+                return cursor
+            cursor = feeders[0]
+            seen.add(cursor)
+
+    def feeders(self, source: _Source) -> list[Access]:
+        """Return every access by which a cursor, or one that it follows, comes to rows."""
+        found: dict[Access, None] = {}
+        seen: set[CursorId] = set()
+        ahead = [source]
+        while ahead:
+            cursor = ahead.pop()
+            if cursor in seen:
+                continue
+            seen.add(cursor)
+            for one in self._rows.get(cursor, ()):
+                if isinstance(one, Access):
+                    found[one] = None
+                else:
+                    ahead.append(one)
+        return list(found)
+
+    def table(self, cursor: CursorId) -> Table:
+        """Return the table that a cursor is on, or the one of its index."""
+        if cursor in self._given:
+            return self._schema.tables[self._given[cursor]]
+        on = self._on[cursor]
+        return on if isinstance(on, Table) else self._schema.tables[on.table]
+
+    def column(self, cursor: CursorId, column: int) -> int | None:
+        """Return the number in its table of a column of what a cursor is on; None if it is no column of the table."""
+        on = self._on.get(cursor)
+        return None if on is None else stored_column(on, column)
+
+    def _can_ask(self, access: Access, asked: set[_Source]) -> bool:
+        if any(name.startswith("sqlite_") for name in access.given):
+            return False
+        for cell in access.cells:
+            cursor = (cell.program, cell.cursor)
+            number = self.column(cursor, cell.column)
+            if number is None or self.table(cursor).name.startswith("sqlite_"):
+                return False  # SQLite writes tables of its own without telling
+            if number == ROWID and rowid_name(self.table(cursor)) is None:
+                return False
+            source = self.source(cursor)
+            if source in asked:
+                continue
+            asked.add(source)
+            for feeder in self.feeders(source):
+                if not self._can_fetch(feeder) or not self._can_ask(feeder, asked):
+                    return False
+        return True
+
+    def _can_fetch(self, access: Access) -> bool:
+        index = self.index(access.object)
+        if index is None:
+            table = self._schema.tables.get(access.object[2:])
+            return table is not None and (_is_whole(access) or rowid_name(table) is not None)
+        if _is_whole(access) and access.stop is None:
+            return True
+        # Without the text of its WHERE, an index that has one cannot be named in a query.
+        return not index.partial or condition_of(index) is not None
+
+    # -- in which order ----------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        order: dict[Access, None] = {}
+        active: set[Access] = set()
+        for read in self.resolved:
+            self._visit(read.fine, order, active)
+        recorded = {read.fine for read in self.resolved}
+        for access in order:
+            feeds = [place for place, source in enumerate(self.sources) if access in self._feeders[source]]
+            kind = _Job if access.stop is None else _StoppingJob
+            self.jobs.append(kind(self, access, feeds, records=access in recorded))
+
+    def _visit(self, access: Access, order: dict[Access, None], active: set[Access]) -> None:
+        if access in order:
+            return
+        if access in active:
+            self.is_cyclic = True
+            return
+        active.add(access)
+        for cell in sorted(access.cells):
+            cursor = (cell.program, cell.cursor)
+            place, _ = self.need(cursor, cell.column)
+            for feeder in self._feeders[self.sources[place]]:
+                self._visit(feeder, order, active)
+        active.discard(access)
+        order[access] = None
+
+    def need(self, cursor: CursorId, column: int) -> _Need:
+        """Return where the values of a column are found, asking for it from now on."""
+        source = self.source(cursor)
+        if source not in self._feeders:
+            self._feeders[source] = self.feeders(source)
+            self.sources.append(source)
+            self.columns.append([])
+            self.typed.append(False)
+        place = self.sources.index(source)
+        number = self.column(cursor, column)
+        assert number is not None, "only what can be asked for is resolved"
+        columns = self.columns[place]
+        if number not in columns:
+            columns.append(number)
+        return place, columns.index(number)
+
+    def need_given(self, table: str) -> _Need:
+        """Return where the automatic ids of new rows of a table are found: ``Resolution.wrote`` learns them."""
+        source = (_GIVEN, next((at for (_, at), name in self._given.items() if name == table), len(self._given)))
+        if source not in self._given:
+            self._given[source] = table
+            self._feeders[source] = []
+            self.sources.append(source)
+            self.columns.append([ROWID])
+            self.typed.append(False)
+        return self.sources.index(source), 0
+
+    def is_given(self, source: _Source) -> bool:
+        """Whether a source stands for the rows that the statement inserts."""
+        return source in self._given
+
+    def index(self, name: str) -> Index | None:
+        """Return the index with an object's name; None for a rowid table."""
+        return next((one for one in self._schema.roots.values() if isinstance(one, Index) and one.object == name), None)
+
+    @property
+    def schema(self) -> Schema:
+        """The schema that it is for."""
+        return self._schema
+
+
+def _is_whole(access: Access) -> bool:
+    return not access.low and not access.high
+
+
+class _Field:
+    """One column of a key: which values it takes from where."""
+
+    def __init__(self, plan: DependentReads, field: FieldValues) -> None:
+        self.field = field
+        self.encode = encoder(field.spec)
+        self.cells: list[tuple[_Need, tuple[str, ...]]] = []
+        self.is_fixed = any(atom.kind not in ("column", "new") for atom in field.atoms)
+        self._static = static_maker(field)
+        for atom in sorted(field.atoms, key=repr):
+            if atom.kind in ("column", "new"):
+                cell = atom.payload
+                if atom.kind == "new":
+                    need = plan.need_given(cell)
+                else:
+                    need = plan.need((cell.program, cell.cursor), cell.column)
+                self.cells.append((need, tuple(sorted(atom.affinities))))
+                plan.typed[need[0]] = plan.typed[need[0]] or "B" in atom.affinities
+
+    def values(self, state: "Resolution") -> list[Any]:
+        """Return all its values that are known so far."""
+        found = self._static(state.params) if self.is_fixed else []
+        for (place, column), affinities in self.cells:
+            for row in state.rows[place].values():
+                found += closure(row[column], affinities)
+        return found
+
+
+class _Job:
+    """One access: the keys that it reads, and the rows that it finds for others."""
+
+    def __init__(self, plan: DependentReads, access: Access, feeds: list[int], *, records: bool) -> None:
+        self.access, self.feeds, self.records = access, feeds, records
+        equal = access.equal
+        self._equal = [_Field(plan, field) for field in access.low[:equal]]
+        self._low = [_Field(plan, field) for field in access.low[equal:]]
+        self._high = [_Field(plan, field) for field in access.high[equal:]]
+        self._prefix = object_prefix(access.object)
+        index = plan.index(access.object)
+        table = plan.schema.tables[access.object[2:] if index is None else index.table]
+        width = 0 if not access.object.startswith("t:") else 1 if table.key is None else len(table.key.columns)
+        self._is_point = equal == width > 0 and not self._low and not self._high
+        self._is_rowid = index is None
+        self._paired = self._pair()
+        self._plan, self._table, self._index = plan, table, index
+        self._texts: dict[tuple[bool, bool], str] = {}
+        self._only_column = self._single()
+
+    def _pair(self) -> int | None:
+        """Return the source, if all columns of rows come from one, so that their values belong together."""
+        places = {need[0] for field in self._equal for need, _ in field.cells}
+        if len(self._equal) < 2 or len(places) != 1:
+            return None
+        if any(field.cells and (field.is_fixed or len(field.cells) > 1) for field in self._equal):
+            return None
+        return places.pop()
+
+    def run(self, state: "Resolution", done: set[bytes]) -> bool:
+        """Read for all values that are new; tell whether new rows were found."""
+        if self._only_column is not None:
+            return self._run_single(state, done, *self._only_column)
+        ends = self._ends(state)
+        if ends is None:
+            return False
+        (low, low_value), (high, high_value) = ends
+        new: list[tuple[Any, ...]] = []
+        for key, values in self._keys(state):
+            whole = key + low + high
+            if whole in done:
+                continue
+            done.add(whole)
+            state.count(len(done))
+            if self.records:
+                self._record(state, key, low, high)
+            if self.feeds:
+                new.append(values)
+        return bool(new) and self._fetch(state, new, low_value, high_value)
+
+    def _single(self) -> tuple[int, int, tuple[str, ...], frozenset[type]] | None:
+        """Tell of an equality with one column of one source what ``_run_single`` needs; None for any other access."""
+        access = self.access
+        if len(self._equal) != 1 or self._low or self._high or access.low_after or not access.high_after:
+            return None
+        (field,) = self._equal
+        if field.is_fixed or len(field.cells) != 1:
+            return None
+        ((place, column), affinities) = field.cells[0]
+        return place, column, affinities, untouched_types(affinities)
+
+    def _run_single(
+        self,
+        state: "Resolution",
+        done: set[bytes],
+        place: int,
+        column: int,
+        affinities: Sequence[str],
+        as_is: Set[type],
+    ) -> bool:
+        """Do what ``run`` does for the most frequent kind of access, a join by one column: it is worth being quick."""
+        (field,) = self._equal
+        prefix, encode = self._prefix, field.encode
+        no_nulls = self._is_rowid or field.field.not_null
+        new: dict[bytes, Any] = {}
+        for row in state.rows[place].values():
+            value = row[column]
+            if type(value) in as_is:
+                new[prefix + encode(value)] = value
+            elif value is not None or not no_nulls:
+                for form in closure(value, affinities):
+                    new[prefix + encode(form)] = form
+        for key in done.intersection(new) if done else ():
+            del new[key]
+        done.update(new)
+        state.count(len(done))
+        if self.records and self._is_point:
+            state.points.update(new)
+        elif self.records:
+            state.ranges.update([(key, key + HIGH) for key in new])
+        return bool(new and self.feeds) and self._fetch(state, [(value,) for value in new.values()], None, None)
+
+    def _record(self, state: "Resolution", key: bytes, low: bytes, high: bytes) -> None:
+        if self._is_point:
+            state.points.add(key)
+        else:
+            state.ranges.update(self._range(key, low, high))
+
+    def _range(self, key: bytes, low: bytes, high: bytes) -> list[Range]:
+        """Return the range from a key with its two ends, or nothing if it is empty."""
+        first = key + low + (HIGH if self.access.low_after else b"")
+        last = key + high + (HIGH if self.access.high_after or not self.access.high else b"")
+        return [(first, last)] if first < last else []
+
+    def _keys(self, state: "Resolution") -> Iterator[tuple[bytes, tuple[Any, ...]]]:
+        prefix, fields = self._prefix, self._equal
+        if len(fields) == 1:
+            (field,) = fields
+            encode = field.encode
+            for value in field.values(state):
+                if value is not None or not (self._is_rowid or field.field.not_null):  # no row has NULL as its rowid
+                    yield prefix + encode(value), (value,)
+            return
+        if self._paired is None:
+            for values in product(*(field.values(state) for field in fields)):
+                if self._meets(values):
+                    yield prefix + b"".join(map(_encoded, fields, values)), values
+            return
+        fixed = [None if field.cells else field.values(state) for field in fields]
+        for row in state.rows[self._paired].values():
+            columns = [
+                closure(row[field.cells[0][0][1]], field.cells[0][1]) if given is None else given
+                for field, given in zip(fields, fixed, strict=True)
+            ]
+            for values in product(*columns):
+                if self._meets(values):
+                    yield prefix + b"".join(map(_encoded, fields, values)), values
+
+    def _meets(self, values: Sequence[Any]) -> bool:
+        """Whether the statement comes to look for these values."""
+        return not any(value is None and field.field.not_null for field, value in zip(self._equal, values, strict=True))
+
+    def _ends(self, state: "Resolution") -> tuple[tuple[bytes, Any], tuple[bytes, Any]] | None:
+        """Return what the two ends add to a key, and the value of their first column; None if there is no row yet."""
+        found = []
+        for fields, pick in ((self._low, min), (self._high, max)):
+            suffix, first = b"", None
+            for number, field in enumerate(fields):
+                values = field.values(state)
+                if not values:
+                    return None
+                coded, value = pick(((field.encode(one), one) for one in values), key=_first)
+                suffix += coded
+                first = first if number else value
+            found.append((suffix, first))
+        return found[0], found[1]
+
+    # -- the auxiliary query -----------------------------------------------------------------------------------------
+
+    def _fetch(self, state: "Resolution", many: list[tuple[Any, ...]], low: Any, high: Any) -> bool:
+        has_low = has_high = False
+        if self._low or self._high:
+            # A comparison leaves NULLs out; they stand at the one end of an index, so that end must be bounded, too.
+            descending = (self._low or self._high)[0].field.spec.descending
+            has_low = bool(self._low) and self._is_end(low) and (not descending or bool(self._high))
+            has_high = bool(self._high) and self._is_end(high) and (descending or bool(self._low))
+        sql = self._texts.get((has_low, has_high)) or self._text(has_low, has_high)
+        if has_low:
+            many = [(*values, low) for values in many]
+        if has_high:
+            many = [(*values, high) for values in many]
+        found = list(islice(state.query(sql, many), ROWS_MAX + 1))
+        state.looked_at(len(found))
+        if len(self.feeds) == 1 and not self._plan.typed[self.feeds[0]]:
+            rows = state.rows[self.feeds[0]]
+            before = len(rows)
+            rows.update(zip(found, found, strict=True))
+            return len(rows) > before
+        grown = False
+        for row in found:
+            grown = self._give(state, row) or grown
+        return grown
+
+    def _give(self, state: "Resolution", row: tuple[Any, ...]) -> bool:
+        """Give a row to all that need columns of it; tell whether it is new to any."""
+        found = False
+        first = 0
+        for place in self.feeds:
+            last = first + len(self._plan.columns[place])
+            part, rows = row[first:last], state.rows[place]
+            key = _typed(part) if self._plan.typed[place] else part
+            if key not in rows:
+                rows[key] = part
+                found = True
+            first = last
+        return found
+
+    def _is_end(self, value: Any) -> bool:
+        """Whether a query compares with an end of a range as the statement does, which may not have converted it."""
+        affinity = self._affinity(len(self._equal))
+        return value is not None and len(closure(value, affinity)) == 1
+
+    def _affinity(self, place: int) -> str:
+        """Return the affinities that comparing with a column of the key may apply."""
+        number = ROWID if self._index is None else self._index.columns[place]
+        if number in (ROWID, self._table.rowid_column):
+            return AFFINITY_INTEGER
+        return self._table.columns[number].affinity if number >= 0 else "BC"
+
+    def _text(self, has_low: bool, has_high: bool) -> str:
+        table, index = self._table, self._index
+        columns = [column_name(table, number) for place in self.feeds for number in self._plan.columns[place]]
+        names = [rowid_name(table) or ""] if index is None else key_names(table, index)
+        conditions = [f"{self._compared(names, place)} IS ?" for place in range(len(self._equal))]
+        equal = len(self._equal)
+        if has_low or has_high:
+            descending = (self._low or self._high)[0].field.spec.descending
+            first, last = ("<=", ">=") if descending else (">=", "<=")
+            name = self._compared(names, equal)
+            conditions += ([f"{name} {first} ?"] if has_low else []) + ([f"{name} {last} ?"] if has_high else [])
+        source = quoted(table.name)
+        if conditions:
+            source += " NOT INDEXED" if index is None else f" INDEXED BY {quoted(index.name)}"
+        if self._index is not None and self._index.partial and conditions:
+            conditions.append(f"({condition_of(self._index)}\n)")
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        text = f"SELECT {', '.join(columns)} FROM main.{source}{where} LIMIT {ROWS_MAX + 1}"
+        self._texts[has_low, has_high] = text
+        return text
+
+    def _compared(self, names: list[str], place: int) -> str:
+        if self._index is None:
+            return names[place]
+        return f"{names[place]} COLLATE {self._index.specs[place].collation}"
+
+
+class _StoppingJob(_Job):
+    """The access of a loop that may end before its range does (see ``loop_stops``)."""
+
+    def __init__(self, plan: DependentReads, access: Access, feeds: list[int], *, records: bool) -> None:
+        super().__init__(plan, access, feeds, records=records)
+        assert access.stop is not None
+        self._stop: Stop = access.stop
+        self._counting: dict[tuple[Any, ...], str] = {}
+        equal = len(self._equal)
+        descending = bool(self._low or self._high) and (self._low or self._high)[0].field.spec.descending
+        ends = [(field, place, "IS") for place, field in enumerate(self._equal)]
+        for fields, after, less in (
+            (self._low, access.low_after, descending),
+            (self._high, not access.high_after, not descending),
+        ):
+            ends += [(field, equal, ("<" if less else ">") + ("" if after else "=")) for field in fields[:1]]
+        names = self._key_names()
+        self._conditions = [
+            (field, self._compared(names, place), self._affinity(place), operator) for field, place, operator in ends
+        ]
+        specs = (ROWID_SPEC,) if self._index is None else self._index.specs
+        self._encoders = [encoder(spec) for spec in specs]
+
+    def run(self, state: "Resolution", done: set[bytes]) -> bool:
+        """Read up to the row with which the loop ends."""
+        if done:
+            return False
+        stop = self._last_key(state)
+        if stop is None:
+            return super().run(state, done)
+        done.add(stop)
+        (low, _), (high, _) = self._ends(state) or ((b"", None), (b"", None))
+        for key, _ in self._keys(state):
+            for first, last in self._range(key, low, high):
+                ends = (max(first, stop), last) if self._stop.backward else (first, min(last, stop + HIGH))
+                if self.records and ends[0] < ends[1]:
+                    state.ranges.add(ends)
+                return bool(self.feeds) and self._take_rows(state, ends)
+        return False
+
+    def _last_key(self, state: "Resolution") -> bytes | None:
+        """Return the key of the row with which the loop ends; None if it may go to the end of its range."""
+        query = self._bounds(state)
+        limit, offset = _value(self._stop.limit, state.params), _value(self._stop.offset, state.params)
+        if query is None or type(limit) is not int or type(offset) is not int:
+            return None
+        limit += offset
+        if not 0 <= offset < limit <= KEYS_MAX or not (self._stop.is_fixed or state.is_as_planned()):
+            return None
+        conditions, params = query
+        params += [_value(one.value, state.params) for one in self._stop.filters if one.value is not None]
+        kind = (*conditions, limit)
+        sql = self._counting.get(kind)
+        if sql is None:
+            filters = [
+                f"{'+' if one.as_stored else ''}{column_name(self._table, one.column)} COLLATE {one.collation} "
+                f"{one.operator} {'NULL' if one.value is None else '?'}"
+                for one in self._stop.filters
+            ]
+            filters += [self._partner(one) for one in self._stop.partners]
+            sql = self._ordered(self._key_names(), [*conditions, *filters], f" LIMIT {limit}")
+            if len(self._counting) < TEXTS_MAX:
+                self._counting[kind] = sql
+        rows = list(state.query(sql, [tuple(params)]))
+        return self._key(rows[-1]) if len(rows) == limit else None
+
+    def _partner(self, partner: Partner) -> str:
+        other = self._plan.schema.tables[partner.table]
+        column = column_name(self._table, partner.column)
+        return f"{column} IN (SELECT {rowid_name(other)} FROM main.{quoted(other.name)})"
+
+    def _bounds(self, state: "Resolution") -> tuple[list[str], list[Any]] | None:
+        """Return the range as conditions with their parameters; None if they would not say just the same.
+
+        At the beginning of the loop, a row more than it comes to would be one too many that counts.
+        """
+        conditions: list[str] = []
+        params: list[Any] = []
+        if len(self._low) > 1 or len(self._high) > 1:
+            return None
+        for field, name, affinity, operator in self._conditions:
+            values = field.values(state)
+            if len(values) != 1 or len(closure(values[0], affinity)) != 1:
+                return None  # the column's affinity would make another value of it
+            if values[0] is not None or operator == "IS":
+                conditions.append(f"{name} {operator} ?")
+                params.append(values[0])
+            elif operator.endswith("="):
+                return None
+            else:
+                conditions.append(f"{name} IS NOT NULL")
+        return conditions, params
+
+    def _key_names(self) -> list[str]:
+        if self._index is None:
+            return [rowid_name(self._table) or ""]
+        return [column_name(self._table, number) for number in self._index.columns]
+
+    def _key(self, row: Sequence[Any]) -> bytes:
+        return self._prefix + b"".join([encode(value) for encode, value in zip(self._encoders, row, strict=False)])
+
+    def _ordered(self, names: list[str], conditions: list[str], limit: str) -> str:
+        specs = (ROWID_SPEC,) if self._index is None else self._index.specs
+        order = [
+            f"{name} COLLATE {spec.collation}{' DESC' if spec.descending != self._stop.backward else ''}"
+            for name, spec in zip(self._key_names(), specs, strict=True)
+        ]
+        index = "NOT INDEXED" if self._index is None else f"INDEXED BY {quoted(self._index.name)}"
+        if self._index is not None and self._index.partial:
+            conditions = [*conditions, f"({condition_of(self._index)}\n)"]
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        source = f"main.{quoted(self._table.name)} {index}{where}"
+        return f"SELECT {', '.join(names)} FROM {source} ORDER BY {', '.join(order)}{limit}"
+
+    def _take_rows(self, state: "Resolution", ends: Range) -> bool:
+        """Give those rows to the sources which the loop comes to."""
+        conditions, params = self._bounds(state) or ([], [])
+        names = self._key_names()
+        columns = [column_name(self._table, number) for place in self.feeds for number in self._plan.columns[place]]
+        width = len(names)
+        found = False
+        for row in state.query(
+            self._ordered([*names, *columns], conditions, f" LIMIT {ROWS_MAX + 1}"), [tuple(params)]
+        ):
+            if not ends[0] <= self._key(row[:width]) < ends[1]:
+                break
+            state.looked_at(1)
+            found = self._give(state, row[width:]) or found
+        return found
+
+
+def _value(atom: Atom, params: Params) -> Any:
+    return atom.payload[1] if atom.kind == "const" else params[atom.payload - 1]
+
+
+def _typed(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what tells rows apart whose values differ as texts."""
+    return (row, *map(type, row))
+
+
+def _encoded(field: _Field, value: Any) -> bytes:
+    return field.encode(value)
+
+
+def _first(pair: tuple[bytes, Any]) -> bytes:
+    return pair[0]
+
+
+class Resolution:
+    """What one execution of a statement reads, beyond what follows from its text and parameters.
+
+    Attributes:
+        points: single keys.
+        ranges: ranges of keys.
+        failure: why it could not be found out; then all of each object counts. Empty: it was.
+        rows: of each source, the rows that it comes to, by the columns that others need.
+    """
+
+    def __init__(self, plan: DependentReads, params: Params, query: Query) -> None:
+        self._plan, self.params, self.query = plan, params, query
+        self.points: set[bytes] = set()
+        self.ranges: set[Range] = set()
+        self.failure = ""
+        self.rows: list[dict[tuple[Any, ...], tuple[Any, ...]]] = [{} for _ in plan.sources]
+        self._done: list[set[bytes]] = [set() for _ in plan.jobs]
+        self._looked_at = 0
+        self._is_as_planned: bool | None = None
+        self._resolve()
+
+    def _resolve(self) -> None:
+        try:
+            while True:
+                grown = False
+                for job, done in zip(self._plan.jobs, self._done, strict=True):
+                    grown = job.run(self, done) or grown
+                if not grown or not self._plan.is_cyclic:
+                    return
+        except _TooManyError:
+            self.failure = TOO_MANY
+        except (apsw.Error, UnicodeDecodeError, *UNENCODABLE) as error:
+            self.failure = f"values from other rows cannot be read: {error}"
+
+    def is_as_planned(self) -> bool:
+        """Whether SQLite chooses the plan with these parameters that it has chosen without."""
+        if self._is_as_planned is None:
+            rows = self.query("EXPLAIN " + self._plan.sql, [self.params])
+            self._is_as_planned = skeleton([Op(*row[:7]) for row in rows]) == self._plan.skeleton
+        return self._is_as_planned
+
+    def count(self, keys: int) -> None:
+        """Stop when there are too many keys."""
+        if keys > KEYS_MAX:
+            raise _TooManyError
+
+    def looked_at(self, rows: int) -> None:
+        """Stop when auxiliary queries have looked at too many rows."""
+        self._looked_at += rows
+        if self._looked_at > ROWS_MAX:
+            raise _TooManyError
+
+    def wrote(self, changes: Sequence[Change], blind: Iterable[str] = ()) -> None:
+        """Take into account that the statement has changed rows which it, or a trigger, may have come to afterwards.
+
+        Args:
+            changes: each change that it made, in order; those taken back by an error may be among them.
+            blind: tables of whose rows the changes are not known.
+        """
+        plan = self._plan
+        blind = set(blind)
+        tables = [plan.table(source) for source in plan.sources]
+        if self.failure or not (changes or blind):
+            return
+        if any(table.name in blind for table in tables):
+            self.failure = _OWN_TABLE
+            return
+        written = {change.table for change in changes}
+        grown = False
+        for place, table in enumerate(tables):
+            if table.name in written:
+                grown = self._add_images(place, table, changes) or grown
+        if grown:
+            self._resolve()
+
+    def _add_images(self, place: int, table: Table, changes: Sequence[Change]) -> bool:
+        rows, typed = self.rows[place], self._plan.typed[place]
+        is_given = self._plan.is_given(self._plan.sources[place])
+        before = len(rows)
+        columns: list[int] = []
+        for number in self._plan.columns[place]:
+            at = _ROWID_PLACE if number in (ROWID, table.rowid_column) else table.columns[number].place
+            if at is None:
+                self.failure = _OWN_TABLE
+                return False
+            columns.append(at)
+        for change in changes:
+            if change.table != table.name or (is_given and change.before is not None):
+                continue
+            for row, rowid in ((change.before, change.rowid), (change.after, change.rowid_after)):
+                if row is not None:
+                    part = tuple([rowid if at == _ROWID_PLACE else row[at] for at in columns])
+                    rows.setdefault(_typed(part) if typed else part, part)
+        return len(rows) > before
+
+
+_ROWID_PLACE = -1

@@ -1,0 +1,111 @@
+"""The footprint of a transaction that is still going on, statement by statement.
+
+It only grows, except that rows taken back by ROLLBACK TO are no longer written. Having been there for a while, they
+have told something all the same: that their unique values were free and their parents there. So they turn into reads.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from bedrockish.engine.readwrite.access_sets import Analysis
+from bedrockish.engine.readwrite.dependent_reads import Query
+from bedrockish.engine.readwrite.range_merge import footprint, tables_in_bulk
+from bedrockish.engine.readwrite.readset import ResolvedReads
+from bedrockish.engine.statements.classify import Piece
+from bedrockish_journal.model.changes import Change
+from bedrockish_journal.model.footprint import Footprint, Range
+
+
+class Growing:
+    """What a transaction has read and written so far.
+
+    Args:
+        analysis: of the schema that it runs on.
+        serializable: what it reads must still be so when it commits; else only what it writes and what constraints
+            looked up.
+    """
+
+    def __init__(self, analysis: Analysis, *, serializable: bool) -> None:
+        self._analysis, self._serializable = analysis, serializable
+        self._reads: set[bytes] = set()
+        self._read_ranges: set[Range] = set()
+        self._probes: set[bytes] = set()
+        self._probe_ranges: set[Range] = set()
+        self._writes: set[bytes] = set()
+        self._write_ranges: set[Range] = set()
+
+    def read(self, piece: Piece, params: tuple[object, ...], *, failed: bool = False) -> None:
+        """Add what a statement with these parameters reads, or looked up before it failed.
+
+        That decides what it failed with. Rows that it made before, and that SQLite took back, decide nothing else.
+        """
+        plan = self._analysis.plan(piece)
+        points, ranges = plan.bind_failed(params) if failed else plan.bind(params)
+        self._reads.update(points)
+        self._read_ranges.update(ranges)
+
+    def resolve(self, piece: Piece, params: tuple[object, ...], query: Query) -> ResolvedReads:
+        """Find out what a statement reads that is about to run; ``query`` sees what it will see."""
+        return self._analysis.plan(piece).resolve(params, query)
+
+    def complete(self, resolved: ResolvedReads, changes: Sequence[Change] = (), blind: Iterable[str] = ()) -> None:
+        """Add what a statement has read that has made these changes, with ``blind`` as for ``Resolution.wrote``."""
+        points, ranges = resolved.complete(changes, blind)
+        self._reads.update(points)
+        self._read_ranges.update(ranges)
+
+    def lock(self, keys: Iterable[bytes]) -> None:
+        """Add the keys of rows that a statement has locked."""
+        self._reads.update(keys)
+
+    def alone(self, piece: Piece, params: tuple[object, ...]) -> Footprint:
+        """Return what one statement reads, for itself."""
+        points, ranges = self._analysis.plan(piece).bind(params)
+        return Footprint(frozenset(points), tuple(ranges))
+
+    def changed(self, changes: Sequence[Change], blurred: Iterable[str] = ()) -> None:
+        """Add changes of rows.
+
+        Args:
+            changes: every one that was made.
+            blurred: tables of whose changes only the net effect is known; all of them counts as written.
+        """
+        keys = self._analysis.keys
+        bulk = tables_in_bulk(changes)
+        keys.gather(changes, bulk, (self._probes, self._probe_ranges), (self._writes, self._write_ranges))
+        for name in (*blurred, *sorted(bulk)):
+            self._write_ranges.update(keys.whole(name))
+
+    def cut(self, kept: Sequence[Change], blurred: Iterable[str]) -> None:
+        """Some changes were taken back: these are left. What was written, and is no longer, was read."""
+        self._reads |= self._writes
+        self._read_ranges |= self._write_ranges
+        self._writes, self._write_ranges = set(), set()
+        self.changed(kept, blurred)
+
+    def merge(self, other: "Growing") -> None:
+        """Add what another one has gathered."""
+        self._reads |= other._reads
+        self._read_ranges |= other._read_ranges
+        self._probes |= other._probes
+        self._probe_ranges |= other._probe_ranges
+        self._writes |= other._writes
+        self._write_ranges |= other._write_ranges
+
+    def looked_at(self) -> Footprint:
+        """Return all that was read, looked up or written as something that was read."""
+        points, ranges = self._reads | self._probes | self._writes, {*self._read_ranges, *self._probe_ranges}
+        return footprint(points, ranges | self._write_ranges, set(), set())
+
+    def footprint(self, *, reads: bool | None = None) -> Footprint:
+        """Return what is to be certified.
+
+        Args:
+            reads: whether what was read is; by default as the isolation says.
+        """
+        with_reads = self._serializable if reads is None else reads
+        points = set(self._probes)
+        ranges = set(self._probe_ranges)
+        if with_reads:
+            points |= self._reads
+            ranges |= self._read_ranges
+        return footprint(points, ranges, self._writes, self._write_ranges)

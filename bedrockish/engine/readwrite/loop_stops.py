@@ -1,0 +1,377 @@
+"""Where a loop ends before its range does: LIMIT, max(), EXISTS.
+
+A loop that counts the rows which pass its conditions, and goes on elsewhere after some number of them, has read nothing
+beyond the last of these. Which row that was an auxiliary query tells, made of the same range, order, conditions and
+number. So every condition must be understood: one that let more rows pass than the statement's own would stop too
+early. Whatever is not understood ends nothing, and the whole range counts as read.
+
+That holds for the plan which SQLite runs, and no other: with another one "the first three rows" are other rows. Where
+the plan may depend on the values of parameters, it is looked at again with them (``Stop.is_fixed``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from bedrockish.engine.readwrite.register_values import Atom
+from bedrockish.engine.sqlite.catalog import ROWID, Index, Schema, Table, stored_column
+from bedrockish.engine.sqlite.key_encoding import AFFINITY_INTEGER, BINARY, KNOWN_COLLATIONS
+from bedrockish.engine.sqlite.opcodes import (
+    BY_ROWID,
+    CHANGES,
+    COMPARISONS,
+    INDEX_STOPS,
+    LOADS,
+    OPENS,
+    OPENS_PRIVATE,
+    POSITIONS,
+    STEPS,
+    Op,
+    may_jump,
+)
+
+_NULL_EQUAL = 0x80  # P5 of a comparison: NULL is equal to NULL, as for IS
+_AFFINITY = 0x47  # P5 of a comparison: the affinity that it applies
+_NO_AFFINITY, _NUMERIC = "\0@A", "CDEF"
+
+# A row passes unless the comparison jumps: what the column then is to the value, with the column at P3, and at P1.
+_PASSES = {
+    "Eq": ("<>", "<>"), "Ne": ("=", "="), "Lt": (">=", "<="), "Le": (">", "<"), "Gt": ("<=", ">="), "Ge": ("<", ">"),
+}  # fmt: skip
+_RESULTS = frozenset({"ResultRow", "AggStep", "IdxInsert", "Insert", "MakeRecord"})
+_HARMLESS = LOADS | _RESULTS | {"RealAffinity", "Blob", "String", "DeferredSeek", "Column", "Rowid", "IdxRowid"}
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A condition that a row must meet to be counted.
+
+    Attributes:
+        column: number of the column in its table; ``ROWID`` for the rowid.
+        operator: ``=``, ``<``, ``IS NOT`` and the like.
+        value: what it is compared with; None is NULL.
+        collation: by which texts are compared.
+        as_stored: the column's affinity is not applied to the value.
+    """
+
+    column: int
+    operator: str
+    value: Atom | None
+    collation: str = BINARY
+    as_stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """A condition that a row must meet to be counted: another table has a row with its column as rowid (a join).
+
+    Attributes:
+        column: number of the column in the loop's table; ``ROWID`` for the rowid.
+        table: name of the other table.
+    """
+
+    column: int
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A loop ends with the row that makes it so many.
+
+    Attributes:
+        filters: which rows are counted: those that meet all of them.
+        limit: how many.
+        offset: so many more are passed over before.
+        is_fixed: the plan does not depend on parameters.
+        backward: the loop goes from the end of its range to the beginning.
+        partners: rows of other tables that must be there.
+    """
+
+    filters: tuple[Filter, ...]
+    limit: Atom
+    offset: Atom
+    backward: bool
+    is_fixed: bool
+    partners: tuple[Partner, ...] = ()
+
+
+_PLAN = OPENS | OPENS_PRIVATE | POSITIONS | STEPS | INDEX_STOPS | {"DeferredSeek", "DecrJumpZero", "SorterSort", "Sort"}
+
+
+def skeleton(ops: Sequence[Op]) -> list[tuple[object, ...]]:
+    """Return what makes up a plan: which loops there are, on what, in which order, by how many columns."""
+    return [
+        (op.name, op.p1 if op.name != "DecrJumpZero" else 0, op.p2 if op.name in OPENS else 0, op.p4)
+        for op in ops
+        if op.name in _PLAN
+    ]
+
+
+Values = Callable[[int], frozenset[Atom] | None]
+ChangedAt = Callable[[int], Set[int]]
+
+
+class LoopReader:
+    """Looks for the ends of loops in one program.
+
+    Args:
+        ops: the program.
+        schema: what its tables are.
+        values: gives what a register may hold.
+        changed_at: gives the addresses at which a register may change.
+        is_private: whether a cursor is on a table that only the statement can see.
+        table_of: gives the one rowid table that a cursor is on, if it is on one.
+    """
+
+    def __init__(
+        self,
+        ops: list[Op],
+        schema: Schema,
+        values: Values,
+        changed_at: ChangedAt,
+        is_private: Callable[[int], bool],
+        table_of: Callable[[int], Table | None] = lambda _: None,
+    ) -> None:
+        self._ops, self._schema, self._values = ops, schema, values
+        self.rowid_table = table_of
+        self._changed_at, self._is_private = changed_at, is_private
+
+    def stop(self, seek: Op, on: Table | Index, guard: int) -> Stop | None:
+        """Find where the loop ends that begins with a seek.
+
+        Args:
+            seek: the instruction.
+            on: what its cursor is on.
+            guard: address of the check that ends its range, or that of the seek.
+        """
+        steps = [op for op in self._ops if op.name in STEPS and op.p1 == seek.p1]
+        if len(steps) != 1 or not seek.address < steps[0].p2 <= guard + 1 or steps[0].address <= guard:
+            return None
+        last = steps[0].address
+        if any(
+            not seek.address <= op.address <= last and self._jumps_into(op, seek.address + 1, last) for op in self._ops
+        ):
+            return None
+        end, misses = self._outer_joins(guard, last)
+        body = _Body(self, seek, on, last, misses)
+        for op in self._ops[guard + 1 : end]:
+            if not body.add(op):
+                return None
+        if body.limit is None or not self._is_unchanged(seek.address):
+            return None
+        # Where LIMIT is a parameter, SQLite may choose another plan for its value.
+        is_fixed = self._plan_is_fixed(on) and body.limit.kind == body.offset.kind == "const"
+        backward = steps[0].name == "Prev"
+        return Stop(tuple(body.filters), body.limit, body.offset, backward, is_fixed, tuple(body.partners))
+
+    def _outer_joins(self, guard: int, last: int) -> tuple[int, dict[int, int]]:
+        """Return where the part of a loop ends that makes rows of NULLs for outer joins, and its addresses by cursor.
+
+        For each join, innermost first, it checks whether a row was found, and if not goes through the loop with NULLs.
+        """
+        found: dict[int, int] = {}
+        end = last
+        while end - 3 > guard:
+            check, null, back = self._ops[end - 3 : end]
+            names = (check.name, null.name, back.name)
+            if names != ("IfPos", "NullRow", "Goto") or check.p2 != end or not guard < back.p2 < check.address:
+                break
+            seek = self._ops[back.p2 - 1]
+            if seek.name not in BY_ROWID or seek.p1 != null.p1 or seek.p2 != check.address or null.p1 in found:
+                break
+            end = check.address
+            found[null.p1] = end
+        return end, found
+
+    def _plan_is_fixed(self, on: Table | Index) -> bool:
+        """Tell whether SQLite chooses the same plan for a loop on a table whatever the parameters are."""
+        if any(name.startswith("sqlite_stat") for name in self._schema.tables):
+            return False
+        has_parameters = any(op.name == "Variable" for op in self._ops)
+        return not has_parameters or not any(index.partial for index in self.table(on).indexes)
+
+    def _jumps_into(self, op: Op, first: int, last: int) -> bool:
+        return may_jump(op) and any(first <= target <= last for target in (op.p2, *_more_targets(op)))
+
+    def table(self, on: Table | Index) -> Table:
+        """Return the table that a cursor is on, or the one of its index."""
+        return on if isinstance(on, Table) else self._schema.tables[on.table]
+
+    def value(self, register: int) -> Atom | None:
+        """Return the one value of a register that does not depend on rows, or None."""
+        atoms = self._values(register)
+        if atoms is None or len(atoms) != 1:
+            return None
+        (atom,) = atoms
+        return atom if atom.kind in ("const", "param") else None
+
+    def limit(self, register: int, first: int, counts_at: int) -> Atom | None:
+        """Return what a counter begins with, right before each run of the loop."""
+        changes = self._changed_at(register) - {counts_at}
+        starts = [op for op in self._ops if op.address in changes and op.name in ("Integer", "Variable")]
+        if len(starts) != 1 or any(op.address in changes and op.name not in _SETS_LIMIT for op in self._ops):
+            return None
+        start = starts[0]
+        # From the one to the other there is no way in from elsewhere, so that the counter is new each time.
+        if start.address > first or any(
+            not start.address <= op.address <= first and self._jumps_into(op, start.address + 1, first)
+            for op in self._ops
+        ):
+            return None
+        return Atom("const", ("int", start.p1)) if start.name == "Integer" else Atom("param", start.p1)
+
+    def _is_unchanged(self, first: int) -> bool:
+        """Whether nothing that the statement itself writes can have been written when the loop begins."""
+        ahead = [
+            op.address
+            for op in self._ops
+            if op.name in CHANGES and op.name != "ResultRow" and not self._private_write(op)
+        ]
+        if not ahead:
+            return True
+        if any(op.name in ("Yield", "InitCoroutine", "EndCoroutine") for op in self._ops):
+            return False
+        returns = [op.address + 1 for op in self._ops if op.name == "Gosub"]
+        seen: set[int] = set()
+        while ahead:
+            address = ahead.pop()
+            if address in seen or address >= len(self._ops):
+                continue
+            if address == first:
+                return False
+            seen.add(address)
+            op = self._ops[address]
+            if may_jump(op):
+                ahead += [op.p2, *_more_targets(op)]
+            if op.name == "Return":
+                ahead += returns
+            if op.name not in ("Goto", "Halt"):
+                ahead.append(address + 1)
+        return True
+
+    def _private_write(self, op: Op) -> bool:
+        return op.name not in ("Program", "Clear") and self._is_private(op.p1)
+
+
+_SETS_LIMIT = ("Integer", "Variable", "MustBeInt")
+
+
+def _more_targets(op: Op) -> tuple[int, ...]:
+    return (op.p1, op.p3) if op.name == "Jump" else ()
+
+
+_ZERO = Atom("const", ("int", 0))
+
+
+class _Body:
+    """The instructions between the check of a range and the step to the next row."""
+
+    def __init__(
+        self,
+        reader: LoopReader,
+        seek: Op,
+        on: Table | Index,
+        last: int,
+        misses: Mapping[int, int],
+    ) -> None:
+        self._reader, self._seek, self._last, self._misses = reader, seek, last, misses
+        self._joined: set[int] = set()
+        self.partners: list[Partner] = []
+        self._on: dict[int, Table | Index] = {seek.p1: on}
+        self._table = reader.table(on)
+        self._columns: dict[int, int | None] = {}  # register -> the column of the row that it holds
+        self._has_result = False
+        self.filters: list[Filter] = []
+        self.limit: Atom | None = None
+        self.offset = _ZERO
+
+    def add(self, op: Op) -> bool:
+        """Take in an instruction; False if it is not understood."""
+        if self.limit is not None:
+            return False  # something follows the end of the loop, still in it
+        if op.name in COMPARISONS:
+            return self._compares(op)
+        if op.name in BY_ROWID:
+            return self._joins(op)
+        if op.name == "Yield":  # a subquery gives its row to the rest of the statement, and goes on when it wants more
+            self._has_result = True
+            return op.p2 == 0
+        if op.name in ("IsNull", "NotNull"):
+            column = self._columns.get(op.p1)
+            if op.p2 != self._last or self._has_result or column is None:
+                return False
+            self.filters.append(Filter(column, "IS NOT" if op.name == "IsNull" else "IS", None))
+            return True
+        if op.name == "DecrJumpZero":
+            self.limit = self._reader.limit(op.p1, self._seek.address, op.address) if op.p2 > self._last else None
+            return self.limit is not None
+        if op.name == "IfPos":
+            offset = self._reader.limit(op.p1, self._seek.address, op.address)
+            if op.p2 != self._last or op.p3 != 1 or self._has_result or self.offset != _ZERO or offset is None:
+                return False
+            self.offset, self._has_result = offset, True  # a condition behind it would not count for it
+            return True
+        if op.name == "Goto":
+            self.limit = Atom("const", ("int", 1)) if op.p2 > self._last else None
+            return self.limit is not None
+        if op.name not in _HARMLESS or (may_jump(op) and op.name not in _RESULTS):
+            return False
+        self._loads(op)
+        return True
+
+    def _joins(self, op: Op) -> bool:
+        """Take in the lookup of a row by its rowid in another table: there is one, or none."""
+        table = self._reader.rowid_table(op.p1)
+        if table is None or op.p1 in self._on or op.p1 in self._joined or self._has_result:
+            return False
+        self._joined.add(op.p1)
+        if op.p1 in self._misses:  # an outer join: one row comes of it, be it of NULLs
+            return op.p2 == self._misses[op.p1]
+        column = self._columns.get(op.p3)
+        if column is None or op.p2 != self._last:
+            return False
+        self.partners.append(Partner(column, table.name))
+        return True
+
+    def _loads(self, op: Op) -> None:
+        self._has_result = self._has_result or op.name in _RESULTS
+        if op.name == "DeferredSeek" and op.p1 == self._seek.p1:
+            self._on[op.p3] = self._table
+        elif op.name == "Column":
+            on = self._on.get(op.p1)
+            self._columns[op.p3] = None if on is None else stored_column(on, op.p2)
+        elif op.name in ("Rowid", "IdxRowid"):
+            self._columns[op.p2] = ROWID if op.p1 in self._on else None
+        elif op.name != "RealAffinity":
+            for register in range(op.p2, max(op.p2, op.p2 + op.p3) + 1):
+                self._columns.pop(register, None)
+            if op.name == "Affinity":
+                for register in range(op.p1, op.p1 + op.p2):
+                    self._columns.pop(register, None)
+
+    def _compares(self, op: Op) -> bool:
+        if op.p2 != self._last or self._has_result:
+            return False
+        is_third = self._columns.get(op.p3) is not None
+        column = self._columns.get(op.p3 if is_third else op.p1)
+        other = op.p1 if is_third else op.p3
+        value = None if other in self._columns else self._reader.value(other)
+        collation = (op.p4 or BINARY).rpartition("-")[0] or BINARY
+        if column is None or value is None or collation not in KNOWN_COLLATIONS:
+            return False
+        if column == ROWID or column == self._table.rowid_column:
+            own = AFFINITY_INTEGER
+        else:
+            own = self._table.columns[column].affinity
+        applied = chr(op.p5 & _AFFINITY)
+        as_stored = applied in _NO_AFFINITY
+        if as_stored and value.affinities:
+            return False  # the value has been converted before
+        if not as_stored and applied != own and not (applied in _NUMERIC and own in _NUMERIC):
+            return False
+        operator = _PASSES[op.name][0 if is_third else 1]
+        if op.p5 & _NULL_EQUAL:
+            operator = {"=": "IS", "<>": "IS NOT"}.get(operator, "")
+        if not operator:
+            return False
+        self.filters.append(Filter(column, operator, value, collation, as_stored and own not in _NO_AFFINITY))
+        return True

@@ -1,0 +1,55 @@
+"""Whether SQLite has kept what a failed statement did before it failed: so it is with FAIL as conflict clause.
+
+Nothing says so but the tables. SQLite's own count of changed rows leaves out those that triggers changed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.sqlite.table_layout import Table, quote
+from bedrockish_journal.model.changes import Change, Row, same_row
+
+_Key = tuple[str, tuple[Any, ...]]
+
+
+def are_there(db: apsw.Connection, tables: Mapping[str, Table], changes: Sequence[Change]) -> bool | None:
+    """Whether changes that a statement began with are in the tables now; None if they come to nothing."""
+    first: dict[_Key, Row | None] = {}
+    last: dict[_Key, Row | None] = {}
+    for change in changes:
+        table = tables[change.table]
+        for row, address, rows in (
+            (change.before, change.rowid, (change.before, None)),
+            (change.after, change.rowid_after, (None, change.after)),
+        ):
+            if row is not None:
+                key = (change.table, (address,) if table.rowid else tuple(row[place] for place in table.key))
+                first.setdefault(key, rows[0])
+                last[key] = rows[1]
+    for key, after in last.items():
+        before = first[key]
+        if _alike(before, after):
+            continue
+        now = _read(db, tables[key[0]], key[1])
+        # Another row of the same key, as a collation sees it, tells nothing here, but under its own key.
+        if _alike(now, after):
+            return True
+        if _alike(now, before):
+            return False
+    return None
+
+
+def _read(db: apsw.Connection, table: Table, address: tuple[Any, ...]) -> Row | None:
+    columns = ", ".join(map(quote, table.columns))
+    names = [table.rowid] if table.rowid else [quote(table.columns[place]) for place in table.key]
+    where = " AND ".join(f"{name} = ?" for name in names)
+    found: Row | None = db.execute(f"SELECT {columns} FROM {quote(table.name)} WHERE {where}", address).fetchone()
+    return found
+
+
+def _alike(left: Row | None, right: Row | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return same_row(left, right)

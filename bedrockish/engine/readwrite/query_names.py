@@ -1,0 +1,52 @@
+"""What stands in a query of ours for the columns, keys and conditions of a user's tables and indexes."""
+
+from bedrockish.engine.readwrite.computed_columns import sources, told_columns
+from bedrockish.engine.sqlite.catalog import ROWID, Index, Table
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+
+
+def rowid_name(table: Table) -> str | None:
+    """Return a name for the rowid of a table, quoted if need be; None if columns have all its names, or it has none."""
+    if table.key is not None:
+        return None
+    if table.rowid_column is not None:
+        return quoted(table.columns[table.rowid_column].name)
+    names = {column.name.lower() for column in table.columns}
+    return next((name for name in ("rowid", "_rowid_", "oid") if name not in names), None)
+
+
+def condition_of(index: Index) -> str | None:
+    """Return the text of an index's WHERE; None if it is not found."""
+    try:
+        found = tokens(index.sql)
+    except NotTokensError:
+        return None
+    depth = 0
+    for token in found:
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        if depth == 0 and token.is_word("WHERE"):
+            return index.sql[token.end :].strip() or None
+    return None
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def column_name(table: Table, number: int) -> str:
+    """Return what stands in a query for a column of a table, or for its rowid."""
+    if number == ROWID:
+        name = rowid_name(table)
+        assert name is not None
+        return name
+    return quoted(table.columns[number].name)
+
+
+def key_names(table: Table, index: Index) -> list[str]:
+    """Return what stands in a query for the columns of an index, as far as they are compared by value."""
+    computed = (sources(index, table) if index.opaque else None) or {}
+    return [
+        f"({computed[place]})" if place in computed else column_name(table, index.columns[place])
+        for place in range(told_columns(index, table))
+    ]

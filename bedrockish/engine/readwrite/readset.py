@@ -1,0 +1,379 @@
+"""What a statement reads, as points and ranges of keys, worked out from SQLite's bytecode before it runs.
+
+``analyse`` looks at EXPLAIN once for a text and a schema version; ``ReadPlan.bind`` fills in the parameters of one
+execution, which takes microseconds. What the bytecode does not say plainly becomes a read of a whole table or index,
+and what it does not say at all a read of everything: a plan may name too much and never too little.
+
+Reads that depend on rows read before, as in a join, ``bind`` takes as whole objects. ``ReadPlan.resolve`` looks those
+rows up and says which keys are read (see ``dependent_reads``).
+
+A statement that calls ``skip_locked('t', …)`` does not read what it goes through of that table: who runs it adds the
+keys of the rows that it has locked. Its triggers read as ever.
+
+Any plan that SQLite may choose reads a set of rows that decides the statement's result, so it does not matter that the
+plan explained without parameters may differ from the one that runs.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.readwrite.cursor_ranges import Access, Fields, FieldValues, statement_reads
+from bedrockish.engine.readwrite.dependent_reads import DependentReads, Query, Resolution
+from bedrockish.engine.readwrite.key_values import UNENCODABLE, Params, closure
+from bedrockish.engine.readwrite.register_values import Atom
+from bedrockish.engine.sqlite.call_costs import OF_SCHEMA, Lengths, lengths
+from bedrockish.engine.sqlite.catalog import Schema, Table
+from bedrockish.engine.sqlite.key_encoding import Spec, encoder, object_prefix
+from bedrockish.engine.sqlite.opcodes import Op
+from bedrockish_journal.model.changes import Change
+from bedrockish_journal.model.footprint import HIGH, Range, object_range
+
+Reads = tuple[list[bytes], list[Range]]
+ReadKeys = tuple[Collection[bytes], Collection[Range]]
+
+EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"t:", b"t;"))
+
+_Encode = Callable[[Params], bytes]
+_Pick = Callable[..., bytes]  # min or max
+
+# Table functions that show the schema or the file, which no key stands for.
+_LOOKS_BEHIND = re.compile(r"\b(pragma_\w+|dbstat|sqlite_dbpage|bytecode|tables_used|sqlite_stmt)\b", re.IGNORECASE)
+_BLOB = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|(?<![\w$])[xX]'([0-9a-fA-F]*)'""", re.DOTALL
+)
+_EXPLAIN = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*explain\b", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What one statement reads, for any parameters.
+
+    Attributes:
+        readonly: it changes nothing in the file.
+        tables: names of the tables touched, also by its triggers; their definitions are read too.
+        fallbacks: pairs of a reason and an object: what was taken for more than it may be, and why.
+        dependents: the reads that ``resolve`` tells exactly; None if there are none.
+        dependent_fallbacks: what those are taken for where it cannot, and why, as in ``fallbacks``.
+        lengths: how long its values may be.
+    """
+
+    readonly: bool
+    tables: frozenset[str]
+    fallbacks: tuple[tuple[str, str], ...]
+    dependents: DependentReads | None
+    dependent_fallbacks: tuple[tuple[str, str], ...]
+    lengths: Lengths
+    _reads: "_Binder"
+    _coarse: "_Binder"
+    _probes: "_Binder"
+
+    def bind(self, params: Params) -> Reads:
+        """Return the points and ranges that an execution with these parameters reads, whatever is in the tables.
+
+        Lookups that only enforced a constraint are left to the keys of the rows that the statement changed.
+        """
+        points, ranges = self._reads(params)
+        if self.dependents is None:
+            return points, ranges
+        more_points, more_ranges = self._coarse(params)
+        return points + more_points, ranges + more_ranges
+
+    def resolve(self, params: Params, query: Query) -> "ResolvedReads":
+        """Find out what the execution reads that is about to begin.
+
+        Args:
+            params: its parameters.
+            query: runs a query on what the statement will see.
+        """
+        found = None if self.dependents is None else Resolution(self.dependents, params, query)
+        return ResolvedReads(self, params, found)
+
+    def bind_failed(self, params: Params) -> Reads:
+        """Return the same for an execution that ended in an error, with all that it may have looked up."""
+        points, ranges = self.bind(params)
+        more_points, more_ranges = self._probes(params)
+        return points + more_points, ranges + more_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedReads:
+    """What one execution of a statement reads.
+
+    Attributes:
+        resolution: of the reads that depend on rows; None if there are none. A statement that writes must be told
+            what it wrote (``Resolution.wrote``) before ``keys`` is asked for.
+    """
+
+    plan: ReadPlan
+    params: Params
+    resolution: Resolution | None
+
+    def complete(self, changes: Sequence[Change], blind: Iterable[str]) -> ReadKeys:
+        """Return the points and ranges, when the statement has run; the arguments are those of ``Resolution.wrote``."""
+        if self.resolution is not None:
+            self.resolution.wrote(changes, blind)
+        return self.keys()
+
+    def keys(self) -> ReadKeys:
+        """Return the points and ranges."""
+        if self.resolution is None:
+            return self.plan.bind(self.params)
+        if self.resolution.failure:
+            return self.plan.bind(self.params)
+        points, ranges = self.plan._reads(self.params)
+        more_points, more_ranges = self.resolution.points, self.resolution.ranges
+        return [*points, *more_points] if points else more_points, [*ranges, *more_ranges] if ranges else more_ranges
+
+    @property
+    def fallbacks(self) -> tuple[tuple[str, str], ...]:
+        """What was taken for more than it may be, and why: pairs of a reason and an object."""
+        if self.resolution is None or not self.resolution.failure:
+            return self.plan.fallbacks
+        failure = self.resolution.failure
+        return self.plan.fallbacks + tuple((failure, name) for _, name in self.plan.dependent_fallbacks)
+
+
+def analyse(db: apsw.Connection, schema: Schema, sql: str, nparams: int, *, is_what_runs: bool = True) -> ReadPlan:
+    """Work out what a statement reads; ``schema`` must be that of ``db`` now.
+
+    ``nparams`` is the number of parameters as SQLite numbers them; ``bind`` takes them in that order. Where another
+    text may run instead that does the same (``is_what_runs``), its loops may end elsewhere.
+
+    Raises:
+        apsw.Error: SQLite cannot prepare it; the caller's own attempt to run it would say the same.
+    """
+    if _EXPLAIN.match(sql):
+        nothing = _Binder([], schema)
+        whole = _Binder([], schema, True)
+        return ReadPlan(True, frozenset(), (("EXPLAIN", "everything"),), None, (), lengths(()), whole, nothing, nothing)
+    programs, is_whole = _explain(db, sql, nparams)
+    if not is_whole:
+        programs, is_whole = _explain(db, _BLOB.sub(_readable, sql), nparams)
+    fallbacks: dict[tuple[str, str], None] = {}
+    everything = not is_whole
+    if everything:
+        fallbacks["blob in a definition", "everything"] = None
+    found = statement_reads(programs, schema, with_stops=is_what_runs)
+    if found and found[0].locking:
+        found[0] = found[0].relaxed(schema)
+    for program, reads in zip(programs, found, strict=True):
+        fallbacks.update(dict.fromkeys(reads.fallbacks))
+        everything = everything or reads.everything
+        if any(op.name == "VOpen" for op in program) and _LOOKS_BEHIND.search(sql):
+            everything = True
+            fallbacks["table function that shows the schema or the file", "everything"] = None
+    dependents = DependentReads([] if everything else found, schema, sql, [op for ops in programs for op in ops])
+    unresolved = [one for reads in found for one in reads.dependents] if everything else dependents.unresolved
+    for one in unresolved:
+        fallbacks.update(dict.fromkeys(one.reasons))
+    fixed = [access for reads in found for access in reads.reads] + [one.coarse for one in unresolved]
+    return ReadPlan(
+        readonly=not any(op.name == "Transaction" and op.p2 for program in programs for op in program),
+        tables=frozenset(name for reads in found for name in reads.tables),
+        fallbacks=tuple(fallbacks),
+        dependents=dependents if dependents.resolved else None,
+        dependent_fallbacks=tuple(dict.fromkeys(reason for one in dependents.resolved for reason in one.reasons)),
+        lengths=lengths(programs),
+        _reads=_Binder(fixed, schema, everything),
+        _coarse=_Binder([one.coarse for one in dependents.resolved], schema),
+        _probes=_Binder([access for reads in found for access in reads.probes], schema),
+    )
+
+
+def program_of(db: apsw.Connection, sql: str, nparams: int) -> list[Op]:
+    """Return the programs of a statement and its triggers, one after the other, as far as they can be printed."""
+    return [op for ops in _explain(db, sql, nparams)[0] for op in ops]
+
+
+def schema_lengths(db: apsw.Connection, sql: str) -> Lengths:
+    """Return how long the values may be of a statement that changes the schema, and so perhaps looks at all rows."""
+    try:
+        found = lengths(_explain(db, sql, 0)[0])
+    except apsw.Error:  # which its own run is going to say
+        return OF_SCHEMA
+    return replace(found, loop=min(found.loop, OF_SCHEMA.loop), has_patterns=True)
+
+
+def _explain(db: apsw.Connection, sql: str, nparams: int) -> tuple[list[list[Op]], bool]:
+    """Return the statement's program, then those of its triggers and foreign-key actions; and whether that is all.
+
+    SQLite prints a blob as if it were text, and when it is none, its instruction cannot be read. The others can.
+    """
+    cursor = db.cursor()
+    cursor.row_trace = None
+    cursor.exec_trace = None
+    programs: list[list[Op]] = []
+    is_whole = True
+    # Not from the cache: EXPLAIN never looks whether the schema has changed since it was compiled, and on a connection
+    # that learns of changes from others it would print from memory that is no longer there.
+    cursor.execute("EXPLAIN " + sql, (None,) * nparams, can_cache=False)
+    while True:
+        try:
+            row = next(cursor, None)
+        except UnicodeDecodeError:
+            is_whole = False
+            continue
+        if row is None:
+            return programs, is_whole
+        if row[0] == 0:
+            programs.append([])
+        programs[-1].append(Op(*row[:7]))
+
+
+def _readable(literal: re.Match[str]) -> str:
+    """Return a blob that can be printed instead of one in a statement: equal ones stay equal, and others different.
+
+    Its value does not matter: what comes out of a blob's instruction is never taken for known.
+    """
+    if literal[1] is None:
+        return literal[0]
+    return f"x'{sha256(literal[1].lower().encode()).hexdigest().encode().hex()}'"
+
+
+class _Binder:
+    """Accesses compiled to functions of the parameters."""
+
+    def __init__(self, accesses: list[Access], schema: Schema, everything: bool = False) -> None:
+        self._points: list[tuple[Callable[[Params], list[bytes]], str]] = []
+        self._ranges: list[tuple[_Encode, _Encode, bool, str]] = []
+        fixed: dict[Range, None] = dict.fromkeys(EVERYTHING if everything else ())
+        whole = {access.object for access in accesses if not access.low and not access.high}
+        fixed.update(dict.fromkeys(object_range(name) for name in sorted(whole)))
+        self._fixed = list(fixed)
+        if everything:
+            return
+        for access in dict.fromkeys(accesses):
+            if access.object not in whole:
+                self._compile(access, schema)
+
+    def _compile(self, access: Access, schema: Schema) -> None:
+        table = schema.tables[access.object[2:]] if access.object.startswith("t:") else None
+        width = 0 if table is None else len(table.key.columns) if table.key else 1
+        complete = table is not None and len(access.low) == len(access.high) == width
+        if complete and access.exact:
+            assert table is not None
+            self._points.append((_point(access, table), access.object))
+            return
+        low = _end(access.object, access.low, access.low_after, min)
+        high = _end(access.object, access.high, access.high_after, max)
+        self._ranges.append((low, high, complete, access.object))
+
+    def __call__(self, params: Params) -> Reads:
+        points: list[bytes] = []
+        ranges = self._fixed.copy()
+        for find, name in self._points:
+            try:
+                points += find(params)
+            except UNENCODABLE:
+                ranges.append(object_range(name))
+        for low_of, high_of, complete, name in self._ranges:
+            try:
+                low, high = low_of(params), high_of(params)
+            except UNENCODABLE:
+                ranges.append(object_range(name))
+                continue
+            if complete and high == low + HIGH:
+                points.append(low)  # no other key can begin with a whole key
+            elif low < high:
+                ranges.append((low, high))
+        return points, ranges
+
+
+def _point(access: Access, table: Table) -> Callable[[Params], list[bytes]]:
+    """Return the function that gives the key of the one row whose key columns have these values."""
+    prefix = object_prefix(access.object)
+    if table.key is None:
+        return _rowid_points(prefix, access.low[0])
+    makers = [_candidates(one) for one in access.low]
+
+    def points(params: Params) -> list[bytes]:
+        keys = [prefix]
+        for make in makers:
+            keys = [key + part for key in keys for part in make(params)]
+        return keys
+
+    return points
+
+
+def _rowid_points(prefix: bytes, values: FieldValues) -> Callable[[Params], list[bytes]]:
+    make = _candidates(values)
+    encode = encoder(values.spec)
+    if len(values.atoms) == 1:
+        (atom,) = values.atoms
+        if atom.kind == "param" and atom.affinities <= {"C", "D"}:
+            number = atom.payload - 1
+
+            def point(params: Params) -> list[bytes]:
+                value = params[number]
+                if type(value) is int:
+                    return [prefix + encode(value)]
+                return [prefix + part for part in make(params)]
+
+            return point
+    return lambda params: [prefix + part for part in make(params)]
+
+
+def _end(name: str, fields: Fields, after: bool, pick: _Pick) -> _Encode:
+    """Return the function that gives one end of a range."""
+    prefix = object_prefix(name)
+    suffix = HIGH if after else b""
+    if not fields:
+        edge = prefix if pick is min else prefix + HIGH
+        return lambda _: edge
+    makers = [(_candidates(one), _single(one)) for one in fields]
+    if len(makers) == 1:
+        only, encode_one = makers[0]
+        if encode_one is not None:
+            number, affinity, encode = encode_one
+
+            def quick(params: Params) -> bytes:
+                value = params[number]
+                if type(value) is affinity:
+                    return prefix + encode(value) + suffix
+                return prefix + pick(only(params)) + suffix
+
+            return quick
+        return lambda params: prefix + pick(only(params)) + suffix
+    return lambda params: prefix + b"".join([pick(make(params)) for make, _ in makers]) + suffix
+
+
+_UNCHANGED = {"": None, "B": str, "C": int, "D": int}
+
+
+def _single(values: FieldValues) -> tuple[int, type, Callable[[Any], bytes]] | None:
+    """For one parameter: its place, and the type that its affinities leave alone, with the encoder."""
+    if len(values.atoms) != 1:
+        return None
+    (atom,) = values.atoms
+    kinds = {_UNCHANGED.get(affinity) for affinity in atom.affinities}
+    if atom.kind != "param" or len(kinds) != 1 or None in kinds:
+        return None
+    kind = kinds.pop()
+    assert kind is not None
+    return atom.payload - 1, kind, encoder(values.spec)
+
+
+def _candidates(values: FieldValues) -> Callable[[Params], list[bytes]]:
+    """Return the function that gives the bytes of every value that a column may have."""
+    makers = [_atom_candidates(atom, values.spec) for atom in sorted(values.atoms, key=repr)]
+    if len(makers) == 1:
+        return makers[0]
+    return lambda params: [part for make in makers for part in make(params)]
+
+
+def _atom_candidates(atom: Atom, spec: Spec) -> Callable[[Params], list[bytes]]:
+    encode = encoder(spec)
+    affinities = tuple(sorted(atom.affinities))
+    if atom.kind == "const":
+        fixed = sorted({encode(value) for value in closure(atom.payload[1], affinities)})
+        return lambda _: fixed
+    assert atom.kind == "param"
+    number = atom.payload - 1
+    if not affinities:
+        return lambda params: [encode(params[number])]
+    return lambda params: [encode(value) for value in closure(params[number], affinities)]

@@ -1,0 +1,470 @@
+"""Which values a register of a bytecode program can hold: constants, parameters, and columns of rows that were read.
+
+Flow does not matter here: a register has the set of all values ever put into it anywhere in the program, or is unknown.
+A key made from it lies between the smallest and the largest of them, so the answer holds on every path.
+
+A statement's own program and those of its triggers are looked at together, because a trigger takes ``new.x`` and
+``old.x`` from the registers of the program that fires it. Tables that only the statement can see (sorters, materialized
+subqueries, automatic indexes) are followed column by column.
+"""
+
+from struct import Struct
+from typing import Any, Literal, NamedTuple
+
+from bedrockish.engine.sqlite.catalog import ROWID, Schema, Table
+from bedrockish.engine.sqlite.opcodes import COMPARISONS, OPENS, OPENS_PRIVATE, WRITES, Op
+
+_words = Struct(">iI")
+_double = Struct(">d")
+
+
+class Atom(NamedTuple):
+    """One value that a register may hold.
+
+    Attributes:
+        kind: ``const`` (``payload`` is a pair of the type's name and the value), ``param`` (its number, from 1),
+            ``column`` (a ``Cell``: a column of whatever rows a cursor came to), or ``new`` (the rowid of a row that is
+            being inserted into table ``payload``).
+        affinities: those that may have been applied to it, in any order.
+    """
+
+    kind: Literal["const", "param", "column", "new"]
+    payload: Any
+    affinities: frozenset[str] = frozenset()
+
+
+class Cell(NamedTuple):
+    """A column of the rows that a cursor comes to.
+
+    Attributes:
+        program: number of the program: the statement's own is 0, its triggers' follow.
+        cursor: number of the cursor in that program.
+        column: number of the column in what the cursor is on, as stored there; ``ROWID`` for the rowid.
+    """
+
+    program: int
+    cursor: int
+    column: int
+
+
+class Program(NamedTuple):
+    """One program and what its cursors are on.
+
+    Attributes:
+        cursors: cursor -> root pages of the tables and indexes that it is opened on.
+        private: cursors on what only this statement can see.
+    """
+
+    ops: list[Op]
+    cursors: dict[int, set[int]]
+    private: set[int]
+
+
+Slot = int | tuple[str, int] | tuple[str, int, int]
+"""A register; the one column of a list of values (``in``) or a row set (``rowset``) by its cursor; or a column of a
+private table (``record``) by its cursor and number. Numbers of registers and cursors count on through all programs."""
+
+_STRIDE = 1 << 20  # more registers and cursors than one program can have
+
+Key = tuple[str, Any]
+"""Kind and payload of an atom."""
+
+NO_VALUE = Atom("const", ("NoneType", None))
+
+
+def constant(value: Any) -> Atom:
+    """Return the atom of a constant; its type counts, since 1 and 1.0 differ as text."""
+    return Atom("const", (type(value).__name__, value))
+
+
+class Registers:
+    """The value sets of a statement's programs.
+
+    Attributes:
+        lists: of each program, the cursors of private tables of one column that are filled from values only, as for
+            ``x IN (1, ?, 3)``.
+    """
+
+    def __init__(self, programs: list[Program], schema: Schema) -> None:
+        self._schema, self._programs = schema, programs
+        self.lists = [_value_lists(program.ops) for program in programs]
+        # By kind and payload, with the affinities: a list of thousands of values must not be searched for each of them.
+        self._values: dict[Slot, dict[Key, frozenset[str]] | None] = {}
+        self._edges: dict[tuple[Slot, Slot, str], None] = {}  # once each: an IN list makes the same one for each value
+        self._writers: dict[Slot, set[Slot]] = {}
+        self._changed_at: dict[int, list[int]] = {}  # register -> addresses at which it may change
+        for number, program in enumerate(programs):
+            self._number, self._base, self._address = number, number * _STRIDE, 0
+            self._cursors, self._private = program.cursors, program.private
+            self._nulls = {op.p1 for op in program.ops if op.name == "NullRow"}
+            self._records = PrivateRecords(program.ops, program.private - set(program.cursors))
+            for op in program.ops:
+                self._address = op.address
+                self._step(op, program.ops)
+            for column, register, affinity in self._records.edges():
+                self._edge(register, column, affinity)
+        self._pass_parameters()
+        self._spread()
+
+    def values(self, program: int, register: int) -> frozenset[Atom] | None:
+        """Return what a register of a program may hold, or None when that is unknown."""
+        found = self._values.get(program * _STRIDE + register)
+        return frozenset(Atom(*key, affinities) for key, affinities in found.items()) if found else None  # type: ignore[arg-type]
+
+    def from_list(self, program: int, register: int) -> bool:
+        """Tell whether all the register ever holds are the values of one IN list, one after the other."""
+        writers = self._writers.get(program * _STRIDE + register, set())
+        return len(writers) == 1 and isinstance(next(iter(writers)), tuple)
+
+    def steady(self, program: int, register: int, first: int, last: int) -> bool:
+        """Tell whether a register cannot change after the instruction at ``first``, up to the one at ``last``."""
+        return not any(first < at <= last for at in self._changed_at.get(program * _STRIDE + register, ()))
+
+    def changed_at(self, program: int, register: int) -> frozenset[int]:
+        """Return the addresses of the instructions that may change a register."""
+        return frozenset(self._changed_at.get(program * _STRIDE + register, ()))
+
+    def _slot(self, slot: Slot) -> Slot:
+        if isinstance(slot, int):
+            return slot + self._base
+        if len(slot) == 2:
+            return slot[0], slot[1] + self._base
+        return slot[0], slot[1] + self._base, slot[2]
+
+    def _changes(self, register: int) -> None:
+        self._changed_at.setdefault(register + self._base, []).append(self._address)
+
+    def _unknown(self, slot: Slot) -> None:
+        self._values[self._slot(slot)] = None
+
+    def _add(self, slot: Slot, atom: Atom) -> None:
+        held = self._values.setdefault(self._slot(slot), {})
+        if held is not None:
+            held[atom[:2]] = held.get(atom[:2], frozenset()) | atom.affinities
+
+    def _written(self, register: int, source: Slot = 0) -> None:
+        self._writers.setdefault(self._slot(register), set()).add(source)
+        self._changes(register)
+
+    def _set(self, register: int, atom: Atom) -> None:
+        self._add(register, atom)
+        self._written(register)
+
+    def _copy(self, source: int, target: int) -> None:
+        self._edge(source, target, "")
+        self._written(target)
+
+    def _convert(self, first: int, affinities: str) -> None:
+        for offset, affinity in enumerate(affinities):
+            if affinity not in "@A":
+                self._edge(first + offset, first + offset, affinity)
+                self._changes(first + offset)
+
+    def _step(self, op: Op, program: list[Op]) -> None:
+        match op.name:
+            case "Integer":
+                self._set(op.p2, constant(op.p1))
+            case "Int64" | "Real":
+                self._wide(op)
+            case "String8":
+                if op.p4 is None:
+                    self._unknown(op.p2)
+                else:
+                    self._set(op.p2, constant(op.p4))
+            case "Variable":
+                self._set(op.p2, Atom("param", op.p1))
+            case "Null" | "BeginSubrtn":
+                for register in range(op.p2, max(op.p2, op.p3 if op.name == "Null" else 0) + 1):
+                    self._set(register, NO_VALUE)
+            case "SoftNull":
+                self._set(op.p1, NO_VALUE)
+            case "SCopy" | "IntCopy":
+                self._copy(op.p1, op.p2)
+            case "Copy":
+                for offset in range(op.p3 + 1):
+                    self._copy(op.p1 + offset, op.p2 + offset)
+            case "Move":
+                for offset in range(op.p3):
+                    self._copy(op.p1 + offset, op.p2 + offset)
+                    self._set(op.p1 + offset, NO_VALUE)
+            case "Affinity":
+                self._convert(op.p1, (op.p4 or "")[: op.p2])
+            case "MustBeInt":
+                self._convert(op.p1, "C")
+            case "RealAffinity":
+                self._convert(op.p1, "E")
+            case "TypeCheck":
+                self._check_types(op)
+            case "MakeRecord":
+                self._make_record(op, program)
+            case "RowSetAdd":
+                self._edge(op.p2, ("rowset", op.p1), "")
+            case "RowSetRead":
+                self._edge(("rowset", op.p1), op.p3, "")
+                self._written(op.p3)
+            case "RowSetTest":
+                self._edge(op.p3, ("rowset", op.p1), "")
+            case "Rowid" | "IdxRowid" | "NewRowid":
+                self._rowid(op)
+            case "Column" if op.p1 in self.lists[self._number]:
+                self._edge(("in", op.p1), op.p3, "")
+                self._written(op.p3, ("in", op.p1))
+            case "Column":
+                self._column(op)
+            case "IfNullRow":
+                self._set(op.p3, NO_VALUE)
+            case "Param":
+                self._written(op.p2)  # its values come with those of the programs that fire this one
+            case name if name in COMPARISONS:
+                self._compare(op)
+            case "CollSeq" | "OpenEphemeral":
+                register = op.p1 if op.name == "CollSeq" else op.p3
+                if register:
+                    self._lose(register)
+            case _:
+                for operand in WRITES.get(op.name, ()):
+                    self._lose(getattr(op, operand))
+
+    def _lose(self, register: int) -> None:
+        self._unknown(register)
+        self._written(register)
+
+    def _wide(self, op: Op) -> None:
+        """Take a constant of 64 bits, which EXPLAIN gives as two words; as text it would be rounded."""
+        if op.p4 is not None:
+            if op.name == "Real":
+                self._lose(op.p2)
+            else:
+                self._set(op.p2, constant(int(op.p4)))
+            return
+        words = _words.pack(op.p3, op.p1 & 0xFFFFFFFF)
+        value = int.from_bytes(words, signed=True) if op.name == "Int64" else _double.unpack(words)[0]
+        self._set(op.p2, constant(value))
+
+    def _check_types(self, op: Op) -> None:
+        table = self._schema.tables.get(op.p4 or "")
+        affinities = table.stored_affinities if table else ""
+        if len(affinities) == op.p2:
+            self._convert(op.p1, affinities)
+            return
+        for register in range(op.p1, op.p1 + op.p2):
+            self._lose(register)
+
+    def _make_record(self, op: Op, program: list[Op]) -> None:
+        self._lose(op.p3)
+        if op.p4:
+            self._convert(op.p1, op.p4[: op.p2])
+        following = program[op.address + 1] if op.address + 1 < len(program) else None
+        if following and following.name == "IdxInsert" and following.p1 in self.lists[self._number]:
+            self._edge(op.p1, ("in", following.p1), (op.p4 or "")[:1].strip("@A"))
+
+    def _rowid(self, op: Op) -> None:
+        roots = self._cursors.get(op.p1, set())
+        if op.name == "NewRowid" and op.p3:
+            self._lose(op.p3)  # the highest id that AUTOINCREMENT ever gave
+        found = self._schema.roots.get(next(iter(roots))) if len(roots) == 1 and op.p1 not in self._private else None
+        if found is None and op.name != "NewRowid":
+            self._record_column(op.p1, ROWID, op.p2)
+        elif found is None:
+            self._lose(op.p2)
+        elif op.name == "NewRowid":
+            self._set(op.p2, Atom("new", found.name if isinstance(found, Table) else found.table))
+        else:
+            self._of_row(op.p1, ROWID, op.p2)
+
+    def _column(self, op: Op) -> None:
+        if op.p1 in self._private:
+            self._record_column(op.p1, op.p2, op.p3)
+        elif len(self._cursors.get(op.p1, ())) != 1:
+            self._lose(op.p3)
+        else:
+            self._of_row(op.p1, op.p2, op.p3)
+
+    def _record_column(self, cursor: int, column: int, register: int) -> None:
+        """Follow a column of a private table into a register."""
+        found = self._records.column(cursor, column) if cursor not in self._cursors else None
+        if found is None:
+            self._lose(register)
+            return
+        self._edge(found, register, "")
+        self._written(register)
+        if cursor in self._nulls:
+            self._set(register, NO_VALUE)
+
+    def _of_row(self, cursor: int, column: int, register: int) -> None:
+        self._set(register, Atom("column", Cell(self._number, cursor, column)))
+        if cursor in self._nulls:  # the row that an outer join misses
+            self._set(register, NO_VALUE)
+
+    def _pass_parameters(self) -> None:
+        """Give triggers what the programs that fire them have in their registers.
+
+        Which of them fires which is not shown, so each takes the values of all.
+        """
+        calls = [(number, op.p1) for number, one in enumerate(self._programs) for op in one.ops if op.name == "Program"]
+        for number, program in enumerate(self._programs):
+            for op in program.ops:
+                if op.name == "Param":
+                    target = number * _STRIDE + op.p2
+                    for caller, first in calls:
+                        self._edges[caller * _STRIDE + first + op.p1, target, ""] = None
+
+    def _compare(self, op: Op) -> None:
+        """A comparison may convert what it compares, where it is."""
+        affinity = chr(op.p5 & 0x47)
+        if affinity >= "C":
+            self._convert(op.p1, "C")
+            self._convert(op.p3, "C")
+        elif affinity == "B":
+            self._convert(op.p1, "B")
+            self._convert(op.p3, "B")
+
+    def _edge(self, source: Slot, target: Slot, affinity: str) -> None:
+        self._edges[self._slot(source), self._slot(target), affinity] = None
+
+    def _spread(self) -> None:
+        """Let values flow along the edges until nothing changes; an edge is looked at when its source has changed."""
+        leaving: dict[Slot, list[tuple[Slot, str]]] = {}
+        for source, target, affinity in self._edges:
+            leaving.setdefault(source, []).append((target, affinity))
+        ahead = dict.fromkeys(leaving)
+        while ahead:
+            source = next(iter(ahead))
+            del ahead[source]
+            for target, affinity in leaving[source]:
+                if self._flow(source, target, frozenset(affinity)) and target in leaving:
+                    ahead[target] = None
+
+    def _flow(self, source: Slot, target: Slot, affinity: frozenset[str]) -> bool:
+        """Let the values of one slot flow into another; tell whether that changed it."""
+        given, held = self._values.get(source, {}), self._values.setdefault(target, {})
+        if held is None:
+            return False
+        if given is None:
+            self._values[target] = None
+            return True
+        changed = False
+        for key, affinities in tuple(given.items()):
+            wanted, had = affinities | affinity, held.get(key)
+            if had is None or not had >= wanted:
+                held[key] = wanted if had is None else had | wanted
+                changed = True
+        return changed
+
+
+class PrivateRecords:
+    """What the columns of private tables are made of, in one program.
+
+    A table counts as known if each of its rows is put together by MakeRecord, or copied whole from such a table.
+    """
+
+    def __init__(self, ops: list[Op], private: set[int]) -> None:
+        self._made: dict[int, list[Op]] = {}
+        self._copied: dict[int, list[int]] = {}  # register -> cursors whose row is copied into it
+        self._filled: dict[int, set[int]] = {}  # cursor -> registers from which its rows come
+        self._ids: dict[int, set[int]] = {}  # cursor -> registers of the rowids given to its rows
+        self._same: dict[int, int] = {}  # a second cursor on a private table -> the first
+        self._others = _written_otherwise(ops)
+        for op in ops:
+            if op.name == "MakeRecord":
+                self._made.setdefault(op.p3, []).append(op)
+            elif op.name in ("SorterData", "RowData"):
+                self._copied.setdefault(op.p2, []).append(op.p1)
+            elif op.name in ("IdxInsert", "Insert", "SorterInsert"):
+                self._filled.setdefault(op.p1, set()).add(op.p2)
+                if op.name == "Insert":
+                    self._ids.setdefault(op.p1, set()).add(op.p3)
+            elif op.name == "OpenPseudo":
+                self._filled.setdefault(op.p1, set()).add(op.p2)
+            elif op.name == "OpenDup":
+                self._same[op.p1] = op.p2
+        self._known = dict.fromkeys(private, True)
+        changed = True
+        while changed:
+            changed = False
+            for cursor in private:
+                if self._known[cursor] and not self._is_known(cursor):
+                    self._known[cursor], changed = False, True
+        self._asked: dict[tuple[int, int], None] = {}
+
+    def _is_known(self, cursor: int) -> bool:
+        original = self._same.get(cursor)
+        if original is not None and not self._known.get(original, False):
+            return False
+        for register in self._filled.get(cursor, ()):
+            if register in self._others or not (self._made.get(register) or self._copied.get(register)):
+                return False
+            if not all(self._known.get(other, False) for other in self._copied.get(register, ())):
+                return False
+        # A second cursor on the same table may fill it, too.
+        return all(
+            self._known[other] for other, first in self._same.items() if first == cursor and other in self._known
+        )
+
+    def column(self, cursor: int, column: int) -> Slot | None:
+        """Return the slot of a column, to be followed from now on; None if it is not known what goes into it."""
+        if column == ROWID:
+            if cursor not in self._known or cursor not in self._ids or self._has_copies(cursor):
+                return None
+        elif not self._known.get(cursor, False):
+            return None
+        self._asked[cursor, column] = None
+        return "record", cursor, column
+
+    def _has_copies(self, cursor: int) -> bool:
+        return cursor in self._same or cursor in self._same.values()
+
+    def edges(self) -> list[tuple[Slot, Slot, str]]:
+        """Return where the values of the columns asked for come from: the column, the source and an affinity."""
+        found: list[tuple[Slot, Slot, str]] = []
+        ahead = list(self._asked)
+        for cursor, column in ahead:
+            into: Slot = ("record", cursor, column)
+            others = [self._same[cursor]] if cursor in self._same else []
+            others += [other for other, first in self._same.items() if first == cursor]
+            if column == ROWID:
+                found += [(into, register, "") for register in self._ids.get(cursor, ())]
+            for register in self._filled.get(cursor, ()) if column != ROWID else ():
+                others += self._copied.get(register, ())
+                for op in self._made.get(register, ()):
+                    if column < op.p2:
+                        found.append((into, op.p1 + column, (op.p4 or "")[column : column + 1].strip("@A")))
+            for other in others:
+                found.append((into, ("record", other, column), ""))
+                if (other, column) not in self._asked:
+                    self._asked[other, column] = None
+                    ahead.append((other, column))
+        return found
+
+
+def _written_otherwise(ops: list[Op]) -> set[int]:
+    """Return the registers into which anything but a whole record may be put."""
+    found: set[int] = set()
+    for op in ops:
+        if op.name in ("MakeRecord", "SorterData", "RowData"):
+            continue
+        if op.name in ("Copy", "Move"):
+            found.update(range(op.p2, op.p2 + max(op.p3, 0) + 1))
+        elif op.name in ("SCopy", "IntCopy", "Integer", "Int64", "Real", "String8", "Variable", "Param", "Blob"):
+            found.add(op.p2)
+        else:
+            found.update(getattr(op, operand) for operand in WRITES.get(op.name, ()))
+    return found
+
+
+def _value_lists(program: list[Op]) -> set[int]:
+    """Find the private tables of one column whose every row is a record made right before it is inserted."""
+    lists: dict[int, bool] = {}
+    for op in program:
+        if op.name == "OpenEphemeral":
+            lists[op.p1] = op.p2 == 1 and op.p1 not in lists
+    for op in program:
+        if op.p1 not in lists:
+            continue
+        if op.name in ("SorterInsert", "Insert") or (op.name in OPENS | OPENS_PRIVATE and op.name != "OpenEphemeral"):
+            lists[op.p1] = False
+        elif op.name == "IdxInsert":
+            made = program[op.address - 1]
+            if made.name != "MakeRecord" or made.p3 != op.p2 or made.p2 != 1:
+                lists[op.p1] = False
+    return {cursor for cursor, good in lists.items() if good}

@@ -1,0 +1,374 @@
+"""Which keys a changed row writes, and which it reads to keep the schema's constraints.
+
+A row writes the key of its place in its table, and its entry in every index, before and after the change, even in an
+index whose columns did not change: who came to the row through that index must notice.
+
+Constraints are keys too. The values of a UNIQUE index are a point that every row with them writes when it takes or
+leaves them; the key of a parent table is such a point as well (``i:TABLE`` for its own key). A child that starts to
+point to a parent reads that point. So two rows with one UNIQUE value conflict, and so do a new child and the removal
+of its parent, whichever of the two is asked first; a parent whose other columns change disturbs no child.
+
+Give every single change, in whatever order, before changes to one row are merged into one: an insertion that is undone
+by a later deletion has still found its UNIQUE values free, and a replaced parent was gone for a moment, which its
+children felt. Of a table whose single changes are not known, ``WriteKeys.whole`` is written.
+
+A UNIQUE index on an expression or a VIRTUAL column is keyed by the values that SQLite computes. Of one with a collation
+that is not SQLite's own, nobody can tell which values it holds equal: whoever takes or leaves one writes all of it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Any
+
+from bedrockish.engine.readwrite.computed_columns import ComputedColumns, Scratch, sources, told_columns
+from bedrockish.engine.sqlite.catalog import ROWID, ForeignKey, Index, Prepare, Schema, Table
+from bedrockish.engine.sqlite.key_encoding import (
+    AFFINITY_NUMERIC,
+    ROWID_SPEC,
+    Encoder,
+    Spec,
+    apply_affinity,
+    encoder,
+    object_prefix,
+)
+from bedrockish_journal.model.changes import Change, Row
+from bedrockish_journal.model.footprint import Range, object_range
+
+Keys = tuple[list[bytes], list[Range]]
+Gathered = tuple[set[bytes], set[Range]]
+
+_Join = Callable[[list[bytes]], bytes]
+
+
+class WriteKeys:
+    """The keys of row changes under one schema; ``prepare`` gives a connection what its indexes may call."""
+
+    def __init__(self, schema: Schema, prepare: Prepare = lambda _db: None) -> None:
+        self._schema, self._scratch = schema, Scratch(schema.encoding, prepare)
+        self._tables: dict[str, _TableKeys] = {}
+
+    def keys(
+        self, table: str, rowid_old: int | None, rowid_new: int | None, old_row: Row | None, new_row: Row | None
+    ) -> Keys:
+        """Return the points and ranges that a changed row writes.
+
+        Rows are as captured, without generated columns that are not stored; None stands for the missing row of an
+        insertion or deletion, and for the rowids of a table WITHOUT ROWID.
+        """
+        return self._of(table).writes(rowid_old, rowid_new, old_row, new_row)
+
+    def reads(
+        self, table: str, rowid_old: int | None, rowid_new: int | None, old_row: Row | None, new_row: Row | None
+    ) -> Keys:
+        """Return the points and ranges that a changed row reads: the parents that it starts to point to."""
+        return self._of(table).reads(rowid_old, rowid_new, old_row, new_row)
+
+    def gather(self, changes: Iterable[Change], bulk: Set[str], reads: Gathered, writes: Gathered) -> None:
+        """Add what row changes read to ``reads`` and what they write to ``writes``: points and ranges.
+
+        Of the tables in ``bulk``, single keys are not wanted; the caller adds what ``whole`` says.
+        """
+        read_points, read_ranges = reads
+        write_points, write_ranges = writes
+        for change in changes:
+            table = self._tables.get(change.table) or self._of(change.table)
+            before, after = change.before, change.after
+            if change.table not in bulk:
+                points, ranges = table.writes(change.rowid, change.rowid_after, before, after)
+                write_points.update(points)
+                if ranges:
+                    write_ranges.update(ranges)
+            if table.has_parents:
+                points, ranges = table.reads(change.rowid, change.rowid_after, before, after)
+                read_points.update(points)
+                read_ranges.update(ranges)
+
+    def whole(self, table: str) -> list[Range]:
+        """Return all that rows of a table can write, for changes of which only the net effect is known."""
+        return self._of(table).whole()
+
+    def _of(self, name: str) -> "_TableKeys":
+        found = self._tables.get(name)
+        if found is None:
+            found = self._tables[name] = _TableKeys(self._schema.tables[name], self._schema, self._scratch)
+        return found
+
+
+class _TableKeys:
+    """Keys of one table's rows, compiled: every column is encoded once for each way in which it is compared.
+
+    A row is taken as its captured values, its rowid, and what its indexes compute of it, in this order.
+
+    Attributes:
+        has_parents: whether ``reads`` can say anything.
+    """
+
+    def __init__(self, table: Table, schema: Schema, scratch: Scratch) -> None:
+        self._table = table
+        self._rowid_place = sum(column.place is not None for column in table.columns)
+        self._cells: list[tuple[int, Encoder]] = []
+        self._cell_of: dict[tuple[int, Spec], int] = {}
+        self._ranges: list[Range] = []  # what every changed row writes beside its points
+        self._sources: list[str] = []
+        self._computed: ComputedColumns | None = None
+        self._untold: list[tuple[Range, tuple[int, ...], bool]] = []
+        identity = self._identity()
+        self._entries: list[_Join] = []
+        self._uniques: list[tuple[_Join, tuple[int, ...], bool]] = []
+        if identity:
+            self._entries.append(_joiner(object_prefix(table.object), identity))
+        else:
+            self._ranges.append(object_range(table.object))
+        for index in table.indexes:
+            self._add_index(index, identity)
+        if self._sources:
+            self._computed = scratch.columns(table, self._sources)
+        if identity and any(_by_own_key(foreign, table) for foreign in schema.children.get(table.name, ())):
+            self._uniques.append((_joiner(object_prefix("i:" + table.name), identity), (), False))
+        self._places = tuple({place for place, _ in self._cells})
+        self._parents = [_Parent(foreign, table, schema) for foreign in table.foreign_keys]
+        self.has_parents = bool(self._parents)
+
+    def _cell(self, column: int, spec: Spec) -> int:
+        return self._cell_at(self._place(column), spec)
+
+    def _place(self, column: int) -> int:
+        return self._rowid_place if column in (ROWID, self._table.rowid_column) else _place(self._table, column)
+
+    def _cell_at(self, place: int, spec: Spec) -> int:
+        key = (place, spec)
+        if key not in self._cell_of:
+            self._cell_of[key] = len(self._cells)
+            self._cells.append((key[0], encoder(spec)))
+        return self._cell_of[key]
+
+    def _identity(self) -> tuple[int, ...]:
+        """Return the cells that tell a row from all others; none if its key cannot be had as bytes."""
+        key = self._table.key
+        if key is None:
+            return (self._cell(ROWID, ROWID_SPEC),)
+        if key.opaque:
+            return ()
+        return tuple(self._cell(column, spec) for column, spec in zip(key.columns, key.specs, strict=True))
+
+    def _add_index(self, index: Index, identity: tuple[int, ...]) -> None:
+        prefix = object_prefix(index.object)
+        if not identity:
+            self._ranges.append(object_range(index.object))
+            return
+        count = told_columns(index, self._table)
+        computed = sources(index, self._table) if index.opaque else None
+        places = []
+        for at, column in enumerate(index.columns[:count]):
+            if computed and at in computed:
+                self._sources.append(computed[at])
+                places.append(self._rowid_place + len(self._sources))
+            else:
+                places.append(self._place(column))
+        cells = tuple(self._cell_at(place, spec) for place, spec in zip(places, index.specs, strict=False))
+        if count < len(index.columns):
+            # The first columns are by value; behind them, the row itself stands for what cannot be told.
+            self._entries.append(_joiner(prefix, cells + identity))
+            if index.unique:
+                columns = [column for column in index.columns[: index.declared] if self._is_stored(column)]
+                exact = len(columns) == index.declared and not index.partial
+                self._untold.append((object_range(index.object), tuple(map(self._place, columns)), exact))
+            return
+        self._entries.append(_joiner(prefix, cells))
+        if index.unique:
+            told = tuple(places[: index.declared])
+            self._uniques.append((_joiner(prefix, cells[: index.declared]), told, index.partial))
+
+    def _is_stored(self, column: int) -> bool:
+        return column == ROWID or (column >= 0 and self._table.columns[column].place is not None)
+
+    def writes(self, rowid_old: int | None, rowid_new: int | None, old_row: Row | None, new_row: Row | None) -> Keys:
+        """Return the points and ranges that a changed row writes."""
+        old = None if old_row is None else (*old_row, rowid_old)
+        new = None if new_row is None else (*new_row, rowid_new)
+        ranges = self._ranges
+        if self._untold:
+            ranges = [*ranges, *self._untold_ranges(old, new)]
+        if self._sources:
+            extended = self._extended(old, rowid_old), self._extended(new, rowid_new)
+            if (old and not extended[0]) or (new and not extended[1]):
+                return [], self.whole()
+            old, new = extended
+        return self._points(old, new), ranges
+
+    def _untold_ranges(self, old: Sequence[Any] | None, new: Sequence[Any] | None) -> Iterator[Range]:
+        """Yield the UNIQUE indexes in which a value, whichever it is, is taken or left."""
+        for found, places, exact in self._untold:
+            had = old is not None and _no_null(old, places)
+            has = new is not None and _no_null(new, places)
+            if not (had or has):
+                continue
+            if exact and had and has and old and new and all(old[place] == new[place] for place in places):
+                continue
+            yield found
+
+    def _extended(self, row: tuple[Any, ...] | None, rowid: int | None) -> tuple[Any, ...] | None:
+        """Return a row with what its indexes compute of it; None if that fails, or there is no row."""
+        if row is None or self._computed is None:
+            return None
+        values = self._computed.values(row[:-1], rowid)
+        return None if values is None else (*row, *values)
+
+    def whole(self) -> list[Range]:
+        """Return all that rows of the table can write."""
+        objects = [self._table.object, "i:" + self._table.name, *(index.object for index in self._table.indexes)]
+        return [object_range(name) for name in objects]
+
+    def _points(self, old: Sequence[Any] | None, new: Sequence[Any] | None) -> list[bytes]:
+        if new is None:
+            assert old is not None
+            return self._one_row(old)
+        if old is None:
+            return self._one_row(new)
+        cells = [code(new[place]) for place, code in self._cells]
+        points = [join(cells) for join in self._entries]
+        # Values that Python holds equal have the same bytes, so most updates need to encode no old value.
+        for place in self._places:
+            if old[place] != new[place]:
+                break
+        else:
+            points += [join(cells) for join, places, partial in self._uniques if partial and _no_null(new, places)]
+            return points
+        old_cells = [code(old[place]) for place, code in self._cells]
+        points += [key for join in self._entries if (key := join(old_cells)) not in points]
+        for join, places, partial in self._uniques:
+            before = join(old_cells) if _no_null(old, places) else None
+            after = join(cells) if _no_null(new, places) else None
+            if before == after and not partial:
+                continue  # neither taken nor left; in an index with a WHERE it may be, as other columns decide
+            if before is not None:
+                points.append(before)
+            if after is not None and after != before:
+                points.append(after)
+        return points
+
+    def _one_row(self, row: Sequence[Any]) -> list[bytes]:
+        cells = [code(row[place]) for place, code in self._cells]
+        points = [join(cells) for join in self._entries]
+        for join, places, _ in self._uniques:
+            if _no_null(row, places):
+                points.append(join(cells))
+        return points
+
+    def reads(self, rowid_old: int | None, rowid_new: int | None, old_row: Row | None, new_row: Row | None) -> Keys:
+        points: list[bytes] = []
+        ranges: list[Range] = []
+        if new_row is None or not self._parents:
+            return points, ranges
+        new = (*new_row, rowid_new)
+        old = None if old_row is None else (*old_row, rowid_old)
+        for parent in self._parents:
+            parent.add(old, new, points, ranges)
+        return points, ranges
+
+
+def _place(table: Table, column: int) -> int:
+    """Return where a column's value is in a captured row to which the rowid has been added at the end."""
+    if column in (ROWID, table.rowid_column):
+        return -1
+    place = table.columns[column].place
+    assert place is not None, f"column {column} of {table.name} is not stored, so nothing may be keyed by it"
+    return place
+
+
+def _no_null(row: Sequence[Any], places: tuple[int, ...]) -> bool:
+    """NULLs are never equal, so a UNIQUE value with one in it is no value."""
+    for place in places:  # noqa: SIM110 (all() with a generator takes three times as long)
+        if row[place] is None:
+            return False
+    return True
+
+
+def _joiner(prefix: bytes, cells: tuple[int, ...]) -> _Join:
+    """Return the function that puts a key together from a row's encoded cells."""
+    if len(cells) == 1:
+        (only,) = cells
+        return lambda coded: prefix + coded[only]
+    if len(cells) == 2:
+        first, second = cells
+        return lambda coded: prefix + coded[first] + coded[second]
+    return lambda coded: prefix + b"".join([coded[cell] for cell in cells])
+
+
+def _by_own_key(foreign: ForeignKey, parent: Table) -> bool:
+    """Tell whether a foreign key points to the rowid or the WITHOUT ROWID primary key of its parent."""
+    if parent.key is not None:
+        return bool(foreign.parent_columns) and set(foreign.parent_columns) == set(parent.key.columns)
+    return parent.rowid_column is not None and foreign.parent_columns == (parent.rowid_column,)
+
+
+class _Parent:
+    """What a child's row reads of one parent table."""
+
+    def __init__(self, foreign: ForeignKey, child: Table, schema: Schema) -> None:
+        self._whole: Range | None = None
+        self._places: tuple[int, ...] = ()
+        self._columns: list[tuple[int, str, Encoder]] = []
+        self._prefix = b""
+        parent = schema.tables.get(foreign.parent or "")
+        stored = all(child.columns[column].place is not None for column in foreign.columns)
+        if parent is None or not stored:
+            self._whole = object_range(f"t:{foreign.parent or ''}")
+            return
+        self._places = tuple(_place(child, column) for column in foreign.columns)
+        if not _agree(foreign, child, parent):
+            self._whole = object_range(parent.object)
+            return
+        self._resolve(foreign, parent)
+
+    def _resolve(self, foreign: ForeignKey, parent: Table) -> None:
+        place_of = dict(zip(foreign.parent_columns, self._places, strict=False))
+        if _by_own_key(foreign, parent) and not (parent.key and parent.key.opaque):
+            self._prefix = object_prefix("i:" + parent.name)
+            columns = parent.key.columns if parent.key else foreign.parent_columns
+            specs = parent.key.specs if parent.key else (ROWID_SPEC,)
+            self._use(parent, columns, specs, place_of)
+            return
+        for index in parent.indexes:
+            named = index.columns[: index.declared]
+            if index.unique and not index.partial and not index.opaque and set(named) == set(foreign.parent_columns):
+                self._prefix = object_prefix(index.object)
+                self._use(parent, named, index.specs, place_of)
+                return
+        self._whole = object_range(parent.object)
+
+    def _use(self, parent: Table, columns: Sequence[int], specs: Sequence[Spec], place_of: dict[int, int]) -> None:
+        for column, spec in zip(columns, specs, strict=False):
+            self._columns.append((place_of[column], parent.columns[column].affinity, encoder(spec)))
+
+    def add(self, old: Sequence[Any] | None, new: Sequence[Any], points: list[bytes], ranges: list[Range]) -> None:
+        places = self._places
+        for place in places:
+            if new[place] is None:
+                return
+        if self._whole is not None:
+            ranges.append(self._whole)
+            return
+        if old is not None and all(old[place] == new[place] for place in places):
+            return  # a parent goes only together with its children, which are written then
+        key = [code(apply_affinity(new[place], affinity)) for place, affinity, code in self._columns]
+        points.append(self._prefix + b"".join(key))
+
+
+def _agree(foreign: ForeignKey, child: Table, parent: Table) -> bool:
+    """Tell whether SQLite finds the same pairs when it looks for a child's parent and for a parent's children.
+
+    For a parent it converts the child's value as the parent's column would; for children it compares the two columns,
+    which converts only to numbers, or for some actions otherwise: to a child column of numbers, parents '2' and '2.0'
+    are one.
+    """
+    if len(foreign.parent_columns) != len(foreign.columns):
+        return False
+    for one, other in zip(foreign.columns, foreign.parent_columns, strict=True):
+        mine, theirs = _kind(child.columns[one].affinity), _kind(parent.columns[other].affinity)
+        if theirs not in (mine, AFFINITY_NUMERIC):
+            return False
+    return True
+
+
+def _kind(affinity: str) -> str:
+    return AFFINITY_NUMERIC if affinity in "CDEF" else affinity

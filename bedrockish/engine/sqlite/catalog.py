@@ -1,0 +1,290 @@
+"""A picture of the user's schema: what the analysis must know of tables, indexes and foreign keys, read once.
+
+It is valid for one schema version of one database; whoever holds it builds a new one when the version changes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.sqlite.key_encoding import AFFINITY_BLOB, KNOWN_COLLATIONS, Spec, declared_affinity
+
+Prepare = Callable[[apsw.Connection], None]
+"""Gives a connection the functions and collations that SQLite does not have."""
+
+ROWID = -1
+"""Stands for the rowid where a column's number is expected, as in SQLite's own pragmas."""
+
+_EXPRESSION = -2
+_VIRTUAL, _STORED = 2, 3  # what PRAGMA table_xinfo calls the two kinds of generated columns
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        place: where its value is in a captured row; None for a generated column that is not stored.
+    """
+
+    name: str
+    affinity: str
+    generated: bool
+    place: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One index, or the primary key of a WITHOUT ROWID table.
+
+    Attributes:
+        columns: numbers of the indexed columns (``ROWID`` for the rowid), then those that make entries unique.
+        specs: how each of them is compared.
+        declared: how many of them the user named; the rest only makes entries unique.
+        opaque: entries cannot be told from a row's values (expressions, VIRTUAL columns, foreign collations). Every
+            read of such an index is a read of all of it.
+        foreign: it has a collation that is not SQLite's own, so equal values cannot be told by their bytes.
+        object: name of its key space.
+        sql: the statement that creates it; empty for one that belongs to a constraint.
+        stored: numbers of all the columns that an entry holds, in order; of a WITHOUT ROWID table, of the whole row.
+    """
+
+    name: str
+    table: str
+    unique: bool
+    partial: bool
+    primary: bool
+    columns: tuple[int, ...]
+    specs: tuple[Spec, ...]
+    declared: int
+    opaque: bool
+    object: str
+    foreign: bool = False
+    sql: str = ""
+    stored: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """Columns of a child table that must name a row of a parent.
+
+    Attributes:
+        parent: the parent's name as the schema spells it, or None when there is no such table.
+        columns: numbers of the child's columns.
+        parent_columns: numbers of the parent's columns, in the same order; empty when they cannot be resolved.
+    """
+
+    child: str
+    parent: str | None
+    columns: tuple[int, ...]
+    parent_columns: tuple[int, ...]
+    on_delete: str
+    on_update: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table with its indexes.
+
+    Attributes:
+        columns: all columns, in order of their numbers.
+        rowid_column: number of the INTEGER PRIMARY KEY column, or None.
+        key: the primary key of a WITHOUT ROWID table, or None for a rowid table.
+        indexes: all its indexes; not ``key``.
+        sql: the statement that creates it.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    rowid_column: int | None
+    key: Index | None
+    indexes: tuple[Index, ...] = ()
+    foreign_keys: tuple[ForeignKey, ...] = ()
+    sql: str = ""
+
+    @property
+    def object(self) -> str:
+        """Name of its key space."""
+        return "t:" + self.name
+
+    @property
+    def stored_affinities(self) -> str:
+        """Affinity letters of the columns of a captured row."""
+        return "".join(column.affinity for column in self.columns if column.place is not None)
+
+
+@dataclass
+class Schema:
+    """What ``read_schema`` found.
+
+    Attributes:
+        encoding: of texts in the file.
+        roots: root page -> the rowid table or index that has it; of a WITHOUT ROWID table, its primary key.
+        virtual: names of virtual tables.
+    """
+
+    version: int
+    encoding: str = "UTF-8"
+    tables: dict[str, Table] = field(default_factory=dict)
+    roots: dict[int, Table | Index] = field(default_factory=dict)
+    virtual: frozenset[str] = frozenset()
+
+    @cached_property
+    def children(self) -> dict[str, tuple[ForeignKey, ...]]:
+        """Parent -> the foreign keys that point to it."""
+        found: dict[str, list[ForeignKey]] = {}
+        for table in self.tables.values():
+            for foreign in table.foreign_keys:
+                if foreign.parent is not None:
+                    found.setdefault(foreign.parent, []).append(foreign)
+        return {name: tuple(foreign) for name, foreign in found.items()}
+
+
+def stored_column(on: Table | Index, place: int) -> int | None:
+    """Return the number in its table of what stands at a place in an entry; None if that is no column of the table."""
+    if place == ROWID:
+        return ROWID
+    if isinstance(on, Index):
+        found = on.stored[place] if place < len(on.stored) else _EXPRESSION
+        return None if found == _EXPRESSION else found
+    return next((number for number, one in enumerate(on.columns) if one.place == place), None)
+
+
+def schema_version(db: apsw.Connection) -> int:
+    """Return SQLite's counter of schema changes."""
+    version: int = _rows(db, "PRAGMA main.schema_version")[0][0]
+    return version
+
+
+def read_schema(db: apsw.Connection) -> Schema:
+    """Read the schema that a connection sees now."""
+    schema = Schema(schema_version(db), _rows(db, "PRAGMA main.encoding")[0][0])
+    listed = {
+        name: (kind, without_rowid, strict)
+        for where, name, kind, _, without_rowid, strict in _rows(db, "PRAGMA main.table_list")
+        if where == "main"
+    }
+    schema.virtual = frozenset(name for name, (kind, _, _) in listed.items() if kind == "virtual")
+    definitions = _rows(
+        db, "SELECT name, rootpage, sql FROM main.sqlite_schema WHERE type IN ('table', 'index') AND rootpage > 0"
+    )
+    pages: dict[str, int] = {name: page for name, page, _ in definitions}
+    texts: dict[str, str] = {name: sql or "" for name, _, sql in definitions}
+    for name, (kind, without_rowid, strict) in listed.items():
+        if kind in ("table", "shadow") and (name in pages or name == "sqlite_schema"):
+            table = _read_table(db, name, bool(without_rowid), bool(strict), texts)
+            schema.tables[name] = table
+            schema.roots[pages.get(name, 1)] = table.key or table
+            for index in table.indexes:
+                schema.roots[pages[index.name]] = index
+    for name, table in schema.tables.items():
+        schema.tables[name] = _with_foreign_keys(db, table, schema.tables)
+    return schema
+
+
+def _rows(db: apsw.Connection, sql: str) -> list[tuple[Any, ...]]:
+    cursor = db.cursor()
+    cursor.row_trace = None
+    cursor.exec_trace = None
+    return list(cursor.execute(sql))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _read_table(db: apsw.Connection, name: str, without_rowid: bool, strict: bool, texts: dict[str, str]) -> Table:
+    columns: list[Column] = []
+    keys: list[tuple[int, str]] = []
+    place = 0
+    for number, column, declared, _, _, primary, hidden in _rows(db, f"PRAGMA main.table_xinfo({_quoted(name)})"):
+        stored = hidden != _VIRTUAL
+        untyped = strict and (declared or "").upper() == "ANY"
+        affinity = AFFINITY_BLOB if untyped else declared_affinity(declared or "")
+        columns.append(Column(column, affinity, hidden in (_VIRTUAL, _STORED), place if stored else None))
+        place += stored
+        if primary:
+            keys.append((number, declared or ""))
+    indexes = [
+        _read_index(db, name, columns, listed, without_rowid, texts)
+        for listed in _rows(db, f"PRAGMA main.index_list({_quoted(name)})")
+    ]
+    key = next((index for index in indexes if index.primary), None) if without_rowid else None
+    rowid_column = None
+    # INTEGER PRIMARY KEY DESC is the one spelling that makes an index instead of naming the rowid
+    if not without_rowid and len(keys) == 1 and not any(index.primary for index in indexes):
+        rowid_column = keys[0][0]
+    rest = tuple(index for index in indexes if index is not key)
+    return Table(name, tuple(columns), rowid_column, key, rest, sql=texts.get(name, ""))
+
+
+def _read_index(
+    db: apsw.Connection,
+    table: str,
+    columns: list[Column],
+    listed: tuple[Any, ...],
+    without_rowid: bool,
+    texts: dict[str, str],
+) -> Index:
+    _, name, unique, origin, partial = listed
+    primary = origin == "pk"
+    itself = primary and without_rowid  # the table is this index
+    numbers: list[int] = []
+    stored: list[int] = []
+    specs: list[Spec] = []
+    declared = 0
+    computed = foreign = False
+    for _, number, _, descending, collation, key in _rows(db, f"PRAGMA main.index_xinfo({_quoted(name)})"):
+        stored.append(number)
+        if itself and not key:
+            continue  # the other columns of the row
+        spec = Spec((collation or "BINARY").upper(), bool(descending))
+        numbers.append(number)
+        specs.append(spec)
+        declared += bool(key)
+        computed = computed or number == _EXPRESSION or (number >= 0 and columns[number].place is None)
+        foreign = foreign or spec.collation not in KNOWN_COLLATIONS
+    return Index(
+        name, table, bool(unique), bool(partial), primary, tuple(numbers), tuple(specs), declared, computed or foreign,
+        "t:" + table if itself else "i:" + name, foreign, texts.get(name, ""), tuple(stored),
+    )  # fmt: skip
+
+
+def _with_foreign_keys(db: apsw.Connection, table: Table, tables: dict[str, Table]) -> Table:
+    grouped: dict[int, list[tuple[Any, ...]]] = {}
+    for row in _rows(db, f"PRAGMA main.foreign_key_list({_quoted(table.name)})"):
+        grouped.setdefault(row[0], []).append(row)
+    if not grouped:
+        return table
+    folded = {name.lower(): other for name, other in tables.items()}
+    foreign_keys = []
+    for rows in grouped.values():
+        rows.sort(key=lambda row: int(row[1]))
+        parent = folded.get(rows[0][2].lower())
+        columns = _numbers(table, [row[3] for row in rows])
+        named = [row[4] for row in rows]
+        if parent is None:
+            parent_columns: tuple[int, ...] = ()
+        elif named[0] is None:
+            parent_columns = _primary_key(db, parent)
+        else:
+            parent_columns = _numbers(parent, named)
+        if len(parent_columns) != len(columns):
+            parent_columns = ()
+        name = parent.name if parent else None
+        foreign_keys.append(ForeignKey(table.name, name, columns, parent_columns, rows[0][6], rows[0][5]))
+    return replace(table, foreign_keys=tuple(foreign_keys))
+
+
+def _numbers(table: Table, names: list[str]) -> tuple[int, ...]:
+    folded = {column.name.lower(): number for number, column in enumerate(table.columns)}
+    found = [folded.get(name.lower()) for name in names]
+    return tuple(number for number in found if number is not None)
+
+
+def _primary_key(db: apsw.Connection, table: Table) -> tuple[int, ...]:
+    rows = _rows(db, f"PRAGMA main.table_xinfo({_quoted(table.name)})")
+    return tuple(row[0] for row in sorted(rows, key=lambda row: int(row[5])) if row[5])

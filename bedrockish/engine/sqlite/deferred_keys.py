@@ -1,0 +1,37 @@
+"""Deferred foreign keys that are broken, looked for in the tables: when SQLite's own count is not to be had."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.sqlite.catalog import Schema
+from bedrockish.engine.sqlite.errors import translate
+from bedrockish_journal.model.changes import Change
+
+
+def children(schema: Schema, changes: Iterable[Change]) -> list[str]:
+    """Return the tables with foreign keys that changes can have broken."""
+    changed = {change.table for change in changes}
+    return [
+        name
+        for name, table in schema.tables.items()
+        if any(name in changed or foreign.parent in changed for foreign in table.foreign_keys)
+    ]
+
+
+def violations(db: apsw.Connection, tables: Iterable[str]) -> "Counter[Any]":
+    """Return the rows of some tables that have no parent, and how often.
+
+    Raises:
+        SqlError: one has a foreign key to columns that are not unique.
+    """
+    found: Counter[Any] = Counter()
+    for table in tables:
+        query = 'SELECT "table", rowid, parent, fkid FROM pragma_foreign_key_check(?)'
+        try:
+            found.update(db.execute(query, (table,)).fetchall())
+        except apsw.SQLError as error:
+            raise translate(error, "PRAGMA foreign_key_check") from error
+    return found

@@ -1,0 +1,70 @@
+"""From SQLite's errors to ours: each apsw exception becomes the typed error that tells a caller what to do."""
+
+import re
+
+import apsw
+
+from bedrockish.errors import (
+    BedrockishError,
+    ConstraintError,
+    DamagedError,
+    NoRoomError,
+    SqlError,
+    TooLargeError,
+    UnavailableError,
+)
+
+_TEXT = re.compile("syntax error|unrecognized token|incomplete input")
+FULL = "the disk is full, or may only be read; make room: nothing that was answered is lost, and a running node goes on"
+
+NO_FILE = "the node cannot open another file; end some connections, or raise its limit of open files"
+
+WITHOUT_PLUGIN = (
+    "it is a function or a collation of a plugin that this node does not have: name the module in its key plugins, as "
+    "at the other nodes, and start it again"
+)
+
+
+def translate(error: apsw.Error, sql: str) -> BedrockishError:
+    """Return the error to raise to the client for what SQLite said about a statement."""
+    text = str(error)
+    match error:
+        case apsw.ConstraintError():
+            return ConstraintError(text, sql=sql, **_code(error))
+        case apsw.TooBigError():
+            return TooLargeError(f"{text}: a value or the statement is over the limit; split it", sql=sql)
+        case apsw.NoMemError():
+            return TooLargeError("SQLite ran out of memory; ask for less at a time", sql=sql)
+        case apsw.FullError():  # what was decided was written again by now, so there is room for that
+            return UnavailableError("the disk of this node has no room for what the statement needs; it did not happen")
+        case apsw.CantOpenError():
+            return UnavailableError(f"{NO_FILE}; it did not happen")
+        case apsw.CorruptError():
+            return DamagedError(f"a page of the database file is damaged: {text}", table="", sql=sql)
+        case apsw.IOError() | apsw.NotADBError() | apsw.ReadOnlyError():
+            return DamagedError(f"the database file failed: {text}; check the disk, or fill the node again")
+        case _:
+            offset = getattr(error, "error_offset", -1)
+            return SqlError(text, sql=sql, **_code(error), **({"offset": offset} if offset >= 0 else {}))
+
+
+def _code(error: apsw.Error) -> dict[str, int]:
+    """Return SQLite's extended result code, as details of an error."""
+    number = getattr(error, "extendedresult", None)
+    return {"sqlite": number} if isinstance(number, int) else {}
+
+
+def is_in_the_text(error: BedrockishError) -> bool:
+    """Whether a statement cannot be read as SQL at all, whatever the tables are."""
+    return isinstance(error, SqlError) and _TEXT.search(error.message) is not None
+
+
+def broken(error: apsw.Error) -> DamagedError:
+    """Return the error with which a node stops: what was decided cannot be written."""
+    if isinstance(error, apsw.FullError | apsw.ReadOnlyError):
+        return NoRoomError(FULL)
+    if isinstance(error, apsw.CantOpenError):
+        return NoRoomError(f"{NO_FILE} ({error})")
+    if isinstance(error, apsw.CorruptError):
+        return DamagedError(f"a page of the database file is damaged: {error}", table="")
+    return DamagedError(f"the database file failed: {error}; check the disk, and start the node again")

@@ -1,0 +1,224 @@
+"""Column values as bytes that sort the way SQLite sorts the values.
+
+Conflict tests compare keys as plain byte strings, on every node and without SQLite at hand. So two values that SQLite
+holds equal under a column's collation have the same bytes, a smaller value has smaller bytes, and no encoding is the
+beginning of another: keys of several columns are their encodings one after the other, and everything that begins with
+some columns is one range.
+
+Affinity (what SQLite does to a value before it compares or stores it) is applied by SQLite itself wherever a value's
+type would change: its conversions between text and numbers are its own, and a guess that is right nearly always is
+wrong. That goes through a private connection, one for each thread.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any, NamedTuple
+
+import apsw
+
+from bedrockish_journal.model.footprint import HIGH
+
+Encoder = Callable[[Any], bytes]
+
+BINARY, NOCASE, RTRIM = "BINARY", "NOCASE", "RTRIM"
+KNOWN_COLLATIONS = frozenset({BINARY, NOCASE, RTRIM})
+
+
+class Spec(NamedTuple):
+    """How one column of a key is compared."""
+
+    collation: str = BINARY
+    descending: bool = False
+
+
+ROWID_SPEC = Spec()
+
+_NULL, _NUMBER, _TEXT, _BLOB = 0x05, 0x10, 0x20, 0x30
+_NULL_BYTES = bytes([_NULL])
+_END = b"\0\x01"  # below any escaped zero byte (00 FF) and any other byte that may follow
+_ESCAPED = b"\0\xff"
+_EXACT = 1 << 53  # integers up to here are doubles without loss
+_SIGN = 1 << 63
+_ALL = (1 << 64) - 1
+
+_double = Struct(">d")
+_word = Struct(">Q")
+_number = Struct(">BQH")  # tag; the largest double not above the value, made sortable; how far the value is above it
+_not_negative = Struct(">BdH")  # the same: to make such a double sortable is to set its sign, so it is that of -value
+_LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))
+_INVERTED = bytes(255 - byte for byte in range(256))
+
+
+def encode(value: Any) -> bytes:
+    """Return the bytes of a value under the BINARY collation: NULL < numbers < text < blobs.
+
+    Raises:
+        TypeError: the value has a type that SQLite does not store.
+        OverflowError: an integer of more than 64 bits.
+    """
+    kind = type(value)
+    if kind is int:
+        return _not_negative.pack(_NUMBER, -float(value), 0) if 0 <= value <= _EXACT else _encode_int(value)
+    if kind is str:
+        return b"\x20" + _escape(text_bytes(value)) + _END
+    return _encode_rare(value)
+
+
+def _encode_int(value: int) -> bytes:
+    if -_EXACT <= value <= _EXACT:
+        return _number.pack(_NUMBER, _sortable(float(value)), 0)
+    if not -_SIGN <= value < _SIGN:
+        raise OverflowError(f"{value} does not fit into 64 bits")
+    nearest = float(value)
+    if int(nearest) > value:
+        nearest = math.nextafter(nearest, -math.inf)
+    return _number.pack(_NUMBER, _sortable(nearest), value - int(nearest))
+
+
+def _encode_rare(value: Any) -> bytes:
+    if value is None:
+        return _NULL_BYTES
+    if isinstance(value, float):
+        return _NULL_BYTES if value != value else _number.pack(_NUMBER, _sortable(value or 0.0), 0)
+    if isinstance(value, int):
+        return _encode_int(int(value))
+    if isinstance(value, str):
+        return encode(str(value))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return b"\x30" + _escape(bytes(value)) + _END
+    raise TypeError(f"a column cannot hold {type(value).__name__}")
+
+
+def _sortable(value: float) -> int:
+    word: int = _word.unpack(_double.pack(value))[0]
+    return word ^ _ALL if word & _SIGN else word | _SIGN
+
+
+def _escape(data: bytes) -> bytes:
+    return data.replace(b"\0", _ESCAPED) if b"\0" in data else data
+
+
+def text_bytes(text: str) -> bytes:
+    """Return a text's bytes as SQLite has them; what is not valid Unicode must not stop a node."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        try:
+            return text.encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            return text.encode(errors="surrogatepass")
+
+
+def _encode_nocase(value: Any) -> bytes:
+    if not isinstance(value, str):
+        return encode(value)
+    data = text_bytes(value)
+    body = data.translate(_LOWER)
+    if b"\0" in body:  # SQLite compares up to the zero byte, and then by length only
+        return b"\x20" + body[: body.index(b"\0")] + _ESCAPED + _word.pack(len(data)) + _END
+    return b"\x20" + body + _END
+
+
+def _encode_rtrim(value: Any) -> bytes:
+    if not isinstance(value, str):
+        return encode(value)
+    return b"\x20" + _escape(text_bytes(value).rstrip(b" ")) + _END
+
+
+_ASCENDING: dict[str, Encoder] = {BINARY: encode, NOCASE: _encode_nocase, RTRIM: _encode_rtrim}
+
+
+def encoder(spec: Spec) -> Encoder:
+    """Return the function that encodes a column of this kind.
+
+    Raises:
+        KeyError: the collation is not one of SQLite's own; such an index has no keys by value.
+    """
+    plain = _ASCENDING[spec.collation]
+    if not spec.descending:
+        return plain
+    return lambda value: plain(value).translate(_INVERTED)
+
+
+def object_prefix(name: str) -> bytes:
+    """Return what all keys of an object begin with."""
+    return name.encode() + b"\0"
+
+
+def table_key(name: str, rowid: int) -> bytes:
+    """Return the key of a row of a rowid table."""
+    return b"t:%b\0%b" % (name.encode(), encode(rowid))
+
+
+def index_prefix(name: str, values: Sequence[Any], specs: Sequence[Spec]) -> bytes:
+    """Return what the keys of all entries of an index begin with whose first columns have these values."""
+    return b"i:%b\0" % name.encode() + b"".join(
+        encoder(spec)(value) for value, spec in zip(values, specs, strict=False)
+    )
+
+
+def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
+    """Return the range of all keys that begin with some whole columns."""
+    return prefix, prefix + HIGH
+
+
+# Affinity, by the letters that SQLite uses in its bytecode.
+AFFINITY_NONE, AFFINITY_BLOB, AFFINITY_TEXT = "@", "A", "B"
+AFFINITY_NUMERIC, AFFINITY_INTEGER, AFFINITY_REAL, AFFINITY_FLEXNUM = "C", "D", "E", "F"
+
+
+class _Converter(threading.local):
+    """A private connection of each thread: an apsw connection is for one at a time, and requests run in several."""
+
+    def __init__(self) -> None:
+        self.db = apsw.Connection(":memory:")
+        self.db.execute("CREATE TABLE affinity(B TEXT, C NUMERIC, D INTEGER, E REAL)")
+
+
+_convert = _Converter()
+_CONVERSIONS = {letter: f"INSERT INTO affinity({letter}) VALUES (?) RETURNING {letter}" for letter in "BCDE"}
+
+
+def declared_affinity(declared: str) -> str:
+    """Return the affinity letter that a column's declared type gives it."""
+    name = declared.upper()
+    if "INT" in name:
+        return AFFINITY_INTEGER
+    if "CHAR" in name or "CLOB" in name or "TEXT" in name:
+        return AFFINITY_TEXT
+    if "BLOB" in name or not name:
+        return AFFINITY_BLOB
+    if "REAL" in name or "FLOA" in name or "DOUB" in name:
+        return AFFINITY_REAL
+    return AFFINITY_NUMERIC
+
+
+def apply_affinity(value: Any, affinity: str) -> Any:
+    """Return what a column of this affinity stores when it is given this value."""
+    kind = type(value)
+    if value is None or kind is bytes or affinity in "@A":
+        return value
+    if affinity == AFFINITY_FLEXNUM:
+        affinity = AFFINITY_NUMERIC
+    if kind is int:
+        if affinity in "CD":
+            return value
+        if affinity == AFFINITY_REAL:
+            return float(value)
+    elif kind is str:
+        if affinity == AFFINITY_TEXT:
+            return value
+    elif kind is float:
+        if affinity == AFFINITY_REAL:
+            return value
+    elif isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    db = _convert.db
+    try:
+        for row in db.execute("BEGIN").execute(_CONVERSIONS[affinity], (value,)):
+            value = row[0]
+    finally:
+        db.execute("ROLLBACK")
+    return value

@@ -1,0 +1,155 @@
+"""What one request may cost. The only file of the engine that looks at a clock: to bound a statement's run time."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import get_ident
+from time import monotonic, thread_time
+
+from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.errors import StatementTimeoutError, TooLargeError
+
+
+class TakesLongError(Exception):
+    """Raised when a request is over its budget: not refused, but to be run where it is in nobody's way.
+
+    ``sql`` is the statement that was at work.
+    """
+
+    def __init__(self, sql: str) -> None:
+        super().__init__(sql)
+        self.sql = sql
+
+
+TRANSACTION_BYTES = 64 << 20  # as long as a frame
+
+
+def _busy_of(thread: int) -> float:
+    """Return how long a thread that runs has had the processor, in seconds; nothing, where no system tells."""
+    find = getattr(time, "pthread_getcpuclockid", None)
+    return 0.0 if find is None else time.clock_gettime(find(thread))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one request, and of the WAL file.
+
+    Attributes:
+        result_bytes: size of all results of a request together.
+        changes_bytes: size of all rows that a request changes, before and after.
+        statement_s: how long one statement may run, in seconds.
+        wal_frames: frames in the WAL at which a background checkpoint is due.
+        wal_frames_max: frames at which a batch's end finishes the checkpoint itself, inline.
+        seconds: a clock that only goes forward, in seconds.
+        busy: how long the calling thread has had the processor, in seconds.
+        busy_of: the same of another thread, which runs, by its identity.
+        budget_s: how long a request may have the processor in the loop before it is run again aside.
+        memory: what all requests may take together.
+    """
+
+    result_bytes: int = 64 << 20
+    changes_bytes: int = 32 << 20
+    statement_s: float = 30.0
+    wal_frames: int = 4_000
+    wal_frames_max: int = 32_000
+    seconds: Callable[[], float] = monotonic
+    busy: Callable[[], float] = thread_time
+    busy_of: Callable[[int], float] = _busy_of
+    budget_s: float = 0.01
+    memory: Memory = field(default_factory=Memory)
+
+    @property
+    def length_bytes(self) -> int:
+        """The longest value that SQLite takes, in bytes: a whole transaction is one, in the journal."""
+        return max(self.result_bytes, self.changes_bytes, TRANSACTION_BYTES) + (1 << 20)
+
+
+ROWS_NOTED = 1 << 20  # bytes of rows between two looks at the memory
+
+
+class Rows:
+    """The rows of a statement as they come: as many as there is room for, and counted as memory that is taken.
+
+    Args:
+        limits: what a request may cost.
+        number: of the statement, in the account of memory.
+        room: bytes that they may take.
+        way_out: what to do if that is not enough.
+    """
+
+    def __init__(self, limits: "Limits", number: int, room: int, way_out: str) -> None:
+        self._limits, self._number, self._room, self._way_out = limits, number, room, way_out
+        self._noted = 0
+        self.size = 0
+
+    def add(self, size: int) -> None:
+        """Count a row of so many bytes.
+
+        Raises:
+            TooLargeError: there is no room for it.
+            MemoryFullError: the node has none.
+        """
+        self.size += size
+        if self.size > self._room:
+            raise TooLargeError(
+                f"the results take more than {self._limits.result_bytes} bytes; {self._way_out}",
+                limit=self._limits.result_bytes,
+            )
+        if self.size - self._noted > ROWS_NOTED:
+            self._noted = self.size
+            self._limits.memory.note(self._number, 2 * self.size)  # they are going to be encoded, too
+
+
+WALL_FACTOR = 10  # how many times its budget a request may take by the wall, waiting for a disk or for the processor
+
+
+class Budget:
+    """How long what runs in the node's loop may still run there.
+
+    It is counted by the thread's own time: on a machine that is busy with other things, or was stopped for a moment,
+    everything takes long by the wall, and running it in a thread would only make that worse.
+
+    Attributes:
+        is_brief: it is that of the node's loop, which others wait for.
+    """
+
+    __slots__ = ("_busy", "_limits", "_soonest", "_thread", "_wall", "is_brief")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._busy = self._wall = self._soonest = float("inf")
+        self._thread = 0
+        self.is_brief = False
+
+    def allow(self, budget_s: float) -> None:
+        """Let what runs from now on, in this thread, have the processor for so many seconds; infinity: for ever."""
+        self.is_brief = budget_s <= self._limits.budget_s
+        if budget_s == float("inf"):
+            self._busy = self._wall = self._soonest = budget_s
+        else:
+            now = self._limits.seconds()
+            self._thread = get_ident()
+            self._busy = self._limits.busy() + budget_s
+            self._soonest, self._wall = now + budget_s, now + WALL_FACTOR * budget_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has run for as long as it may."""
+        if self._busy == float("inf"):
+            return False
+        return self._limits.busy() > self._busy or self._limits.seconds() > self._wall
+
+    def seems_over(self) -> bool:
+        """Whether it has, asked in another thread while it runs."""
+        now = self._limits.seconds()
+        return now > self._soonest and (now > self._wall or self._limits.busy_of(self._thread) > self._busy)
+
+
+def out_of_time(limits: Limits, sql: str) -> StatementTimeoutError:
+    """Return the error for a statement that ran too long."""
+    return StatementTimeoutError(
+        f"a statement ran longer than {limits.statement_s:g} s and was interrupted; add an index, ask for less at a "
+        "time, or raise statement_ms_max at the node",
+        sql=sql,
+        limit_s=limits.statement_s,
+    )

@@ -1,0 +1,128 @@
+"""What SQLite's opcodes do, as far as reads are concerned.
+
+Every opcode that this file does not name is taken as able to do anything. Adding one is a promise: that it does not
+move a cursor on a table (unless it is in ``POSITIONS`` or ``WHOLE``), and that it writes no register but those said.
+"""
+
+from typing import NamedTuple
+
+
+class Op(NamedTuple):
+    """One instruction as EXPLAIN prints it."""
+
+    address: int
+    name: str
+    p1: int
+    p2: int
+    p3: int
+    p4: str | None
+    p5: int
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OPENS = frozenset({"OpenRead", "OpenWrite", "ReopenIdx"})
+OPENS_PRIVATE = frozenset({"OpenEphemeral", "OpenAutoindex", "SorterOpen", "OpenPseudo", "OpenDup"})
+"""Cursors on what only this statement can see."""
+
+EXACT = frozenset({"SeekRowid", "NotExists", "Found", "NotFound", "NoConflict"})
+BY_ROWID = frozenset({"SeekRowid", "NotExists"})
+SEEKS = frozenset({"SeekLT", "SeekLE", "SeekGE", "SeekGT"})
+POSITIONS = EXACT | SEEKS | {"Rewind", "Last"}
+"""Moves a cursor to a place that depends on what is in the table."""
+
+WHOLE = frozenset({"Count", "IfEmpty", "IfSizeBetween"})
+"""Depends on the table as a whole."""
+
+STEPS = frozenset({"Next", "Prev"})
+INDEX_STOPS = frozenset({"IdxLE", "IdxGT", "IdxLT", "IdxGE"})
+COMPARISONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge"})
+VIRTUAL = frozenset({"VOpen", "VFilter", "VColumn", "VNext", "VInitIn"})
+
+LOADS = _names(
+    """Integer Int64 Real String8 Null Variable SCopy Copy IntCopy Affinity IsNull NotNull Explain CursorHint SeekHit
+    Noop ReleaseReg CollSeq SeekScan MustBeInt"""
+)
+"""May stand between a seek and the check that ends its loop, because it moves nothing."""
+
+CHANGES = _names("Insert Delete IdxInsert IdxDelete ResultRow Program Clear")
+"""Has an effect outside the statement's registers, other than counting violated foreign keys."""
+
+_WRITES_P1 = """Gosub InitCoroutine Yield EndCoroutine AddImm Cast CollSeq MemMax IfPos IfNotZero DecrJumpZero AggFinal
+    ClrSubtype FilterAdd"""
+_WRITES_P2 = """Blob String IsTrue Not BitNot ZeroOrNull Count ReadCookie Sequence SorterData RowData Destroy
+    CreateBtree Param OffsetLimit VCheck VInitIn Pagecount MaxPgcnt GetSubtype SetSubtype RowCell NewRowid Rowid
+    IdxRowid"""
+_WRITES_P3 = """Concat Add Subtract Multiply Divide Remainder BitAnd BitOr ShiftLeft ShiftRight And Or IfNullRow Offset
+    Column MakeRecord OpenEphemeral Program AggInverse AggStep AggStep1 AggValue VColumn PureFunc Function NewRowid
+    Clear"""
+
+WRITES: dict[str, tuple[str, ...]] = {}
+"""Opcode -> the operands that name a register which it gives a value unknown to us."""
+for _operand, _text in (("p1", _WRITES_P1), ("p2", _WRITES_P2), ("p3", _WRITES_P3)):
+    for _name in sorted(_names(_text)):
+        WRITES[_name] = (*WRITES.get(_name, ()), _operand)
+
+TRACKED = _names(
+    """Integer Int64 Real String8 Variable Null SoftNull BeginSubrtn SCopy IntCopy Copy Move Affinity MustBeInt
+    RealAffinity RowSetAdd RowSetRead RowSetTest TypeCheck"""
+)
+"""Moves values between registers in a way that ``registers.py`` follows."""
+
+_NEUTRAL = _names(
+    """Init Goto Halt HaltIfNull Transaction ResultRow Noop Explain Return ElseEq Compare Permutation Jump Once If
+    IfNot IsNull IsType NotNull Savepoint SequenceTest SeekScan SeekHit SeekEnd IfNotOpen IfNoHope Insert Delete
+    ResetCount SorterCompare NullRow SorterSort Sort SorterNext IdxInsert SorterInsert IdxDelete DeferredSeek
+    FinishSeek ResetSorter FkCounter FkIfZero FkCheck Expire CursorLock TableLock Filter Trace CursorHint Abortable
+    ReleaseReg Close ColumnsUsed"""
+)
+
+KNOWN = (
+    OPENS
+    | OPENS_PRIVATE
+    | POSITIONS
+    | WHOLE
+    | STEPS
+    | INDEX_STOPS
+    | COMPARISONS
+    | TRACKED
+    | _NEUTRAL
+    | frozenset(WRITES)
+    | VIRTUAL
+)
+
+_NO_JUMPS = _names(
+    """Integer Int64 Real String8 String Blob Variable Null SoftNull SCopy IntCopy Copy Move Affinity RealAffinity
+    Column Rowid IdxRowid NewRowid MakeRecord OpenRead OpenWrite ReopenIdx OpenEphemeral OpenAutoindex OpenPseudo
+    OpenDup SorterOpen ResultRow Param Add Subtract Multiply Divide Remainder Concat Function PureFunc AggStep AggFinal
+    Cast DeferredSeek NullRow IdxInsert Insert Delete IdxDelete SorterInsert SorterData RowData Noop Explain RowSetAdd
+    ReleaseReg CollSeq Halt Transaction FkCheck FkCounter ResetCount Trace Expire Close HaltIfNull TypeCheck Clear
+    FinishSeek TableLock CursorLock ColumnsUsed AddImm Not BitNot BitAnd BitOr ShiftLeft ShiftRight And Or Count Offset
+    OffsetLimit Sequence BeginSubrtn Compare Permutation SeekHit IsTrue ZeroOrNull AggInverse AggStep1 AggValue
+    FilterAdd GetSubtype SetSubtype"""
+)
+
+
+def may_jump(op: Op) -> bool:
+    """Tell whether an instruction may go on at its P2."""
+    return op.name not in _NO_JUMPS
+
+
+def jump_targets(program: list[Op]) -> set[int]:
+    """Return every address to which something may jump, and perhaps some more."""
+    found: set[int] = set()
+    for op in program:
+        if may_jump(op):
+            found.add(op.p2)
+        if op.name == "Jump":
+            found |= {op.p1, op.p3}
+        if op.name in ("Gosub", "Yield", "InitCoroutine", "EndCoroutine", "Return"):
+            found |= {op.address + 1, op.p3}
+    return found
+
+
+UNIQUE_HALTS = frozenset({2067, 1555, 2579})
+"""Result codes of a violated UNIQUE, PRIMARY KEY or rowid."""
+FOREIGN_KEY_HALT = 787

@@ -1,0 +1,93 @@
+"""The names that belong to the database itself, and what a user's schema and statements may do with them: nothing.
+
+A node keeps its promises in tables of the same file. Whatever refers to them, watches them, or takes their name in a
+statement could change or stop the node's own bookkeeping, on every node at once. Only those that are documented for
+readers can be read.
+"""
+
+from typing import Any
+
+import apsw
+
+from bedrockish.errors import UnsupportedError
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+
+PREFIX = "bedrockish_"
+READERS = frozenset(f"{PREFIX}{name}" for name in ("changes", "journal", "joined", "pruned", "schema"))
+# Clients ask them in queries of their own: the change feed, how far the journal is complete and where it begins; an
+# import that goes on, which of its commands have happened.
+ASKED = frozenset(f"{PREFIX}{name}" for name in ("meta", "past"))
+# Taken by nobody in a statement, not even for what lives only as long as that statement.
+HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows"))
+_LATENT = """SELECT type, name, sql FROM sqlite_schema
+  WHERE type IN ('view', 'trigger') AND sql LIKE '%bedrockish\\_%' ESCAPE '\\'"""
+_PARENTS = """SELECT t.name, f."table" FROM pragma_table_list AS t, pragma_foreign_key_list(t.name) AS f
+  WHERE t.schema = 'main' AND t.type = 'table' AND (lower(f."table") LIKE 'bedrockish\\_%' ESCAPE '\\'
+    OR lower(f."table") LIKE 'sqlite\\_%' ESCAPE '\\')"""
+
+
+def is_ours(name: str) -> bool:
+    """Whether a table of this name belongs to the database itself."""
+    return name.lower().startswith(PREFIX)
+
+
+def may_be_read(name: str) -> bool:
+    """Whether a view or a trigger may read a table of this name."""
+    return not is_ours(name) or name.lower() in READERS
+
+
+def may_be_asked(name: str) -> bool:
+    """Whether a query may read a table of this name."""
+    return may_be_read(name) or name.lower() in ASKED
+
+
+def hidden_name(sql: str) -> str:
+    """Return a name in a statement that nobody may use in one; empty if there is none."""
+    if PREFIX not in sql.lower():
+        return ""
+    try:
+        found = tokens(sql)
+    except NotTokensError:
+        return ""  # SQLite itself will say what is wrong with it
+    for token in found:
+        if token.kind in ("word", "quoted") and (token.name or "").lower() in HIDDEN:
+            return token.name or ""
+    return ""
+
+
+def references(db: apsw.Connection) -> tuple[str, str, str] | None:
+    """Return what of a schema refers to a table of the database itself: (kind, name, how); None if nothing does.
+
+    Foreign keys are told by SQLite. What views and triggers name is found out only when they are used, so their text is
+    looked at: any name in it, in whatever quotes. (CHECKs, generated columns and indexes can name no other table.)
+    """
+    rows: list[Any] = db.execute(_PARENTS).fetchall()
+    if rows:
+        table, parent = rows[0]
+        return "table", table, f"has a foreign key to {parent}"
+    latent: list[Any] = db.execute(_LATENT).fetchall()
+    for kind, name, sql in latent:
+        try:
+            named = [token.name for token in tokens(sql) if token.name is not None]
+        except NotTokensError as error:
+            return kind, name, f"has a text that cannot be read ({error}) and may name a table"
+        for one in named:
+            if not may_be_read(one):
+                return kind, name, f"names {one}"
+    return None
+
+
+def check_references(db: apsw.Connection) -> None:
+    """Check that a schema leaves the tables of the database itself alone.
+
+    Raises:
+        UnsupportedError: it does not.
+    """
+    found = references(db)
+    if found is not None:
+        kind, name, how = found
+        raise UnsupportedError(
+            f"{kind} {name} {how}, which belongs to the database itself; leave it out (views and queries may read "
+            f"{', '.join(sorted(READERS))})",
+            **{kind: name},
+        )

@@ -1,0 +1,226 @@
+"""How each table's rows are stored: what the capture of changes and their application must know of a table.
+
+Read from SQLite's own descriptions once per schema version. (What statements read and which keys a row has is told by
+the analysis modules; this is only about rows.)
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.sqlite.system_names import is_ours
+from bedrockish.errors import UnsupportedError
+
+_SWITCHES = (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, apsw.SQLITE_DBCONFIG_ENABLE_FKEY)
+_ROWID_NAMES = ("rowid", "_rowid_", "oid")
+
+
+def quote(name: str) -> str:
+    """Return a name as a quoted SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table.
+
+    Attributes:
+        name: its name.
+        columns: the stored columns, in the order in which the preupdate hook gives them.
+        writable: places in ``columns`` of those that an INSERT may name: all but the STORED generated ones.
+        rowid: a name for its rowid that no column hides, quoted; None for a table WITHOUT ROWID.
+        alias: place of the column that is the rowid (INTEGER PRIMARY KEY), or None.
+        key: places of the primary key's columns, for a table WITHOUT ROWID.
+        virtual: it has VIRTUAL generated columns, of which the hook cannot speak.
+        unique: it has a UNIQUE constraint besides its own key.
+        triggers: it has triggers of its own.
+        active: it has triggers or is in a foreign key, at either end.
+        checks: it may have CHECKs.
+        reals: places of the columns of REAL affinity, in which the hook may show a whole number as an int.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    writable: tuple[int, ...]
+    rowid: str | None
+    alias: int | None
+    key: tuple[int, ...]
+    virtual: bool
+    unique: bool
+    triggers: bool
+    active: bool
+    checks: bool
+    reals: tuple[int, ...]
+
+    @property
+    def id_column(self) -> str:
+        """Name of the column that is the rowid; empty if there is none."""
+        return "" if self.alias is None else self.columns[self.alias]
+
+
+class Tables:
+    """Every user table of the current schema, by name."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        listed: list[tuple[str, int]] = _rows(
+            db,
+            "SELECT name, wr FROM pragma_table_list WHERE schema = 'main' AND type = 'table' "
+            "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE 'bedrockish\\_%' ESCAPE '\\'",
+        )
+        parents = {
+            parent.lower()
+            for name, _ in listed
+            for (parent,) in _rows(db, 'SELECT "table" FROM pragma_foreign_key_list(?)', name)
+        }
+        triggered = {
+            table.lower() for (table,) in _rows(db, "SELECT tbl_name FROM sqlite_schema WHERE type = 'trigger'")
+        }
+        self.checked: dict[str, str] = dict(
+            _rows(db, "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%check%'")
+        )
+        self.by_name = {
+            name: replace(
+                _describe(
+                    db, name, without_rowid=bool(wr), triggers=name.lower() in triggered, parent=name.lower() in parents
+                ),
+                checks=name in self.checked,
+            )
+            for name, wr in listed
+        }
+        self.foreign_keys = bool(parents)
+        # Only in a file of an earlier release: now such a schema is refused (``system_names``).
+        self.watched = any(is_ours(name) for name in (*parents, *triggered))
+        self.system = frozenset(
+            name for (name,) in _rows(db, "SELECT name FROM sqlite_schema WHERE name LIKE 'bedrockish\\_%' ESCAPE '\\'")
+        )
+        self.virtual = [
+            name
+            for (name,) in _rows(db, "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'virtual'")
+        ]
+
+    def check_supported(self, db: apsw.Connection, known: "Tables | None" = None) -> None:
+        """Check that every table's rows can be captured and applied.
+
+        Args:
+            db: where they are.
+            known: the tables of before; the CHECKs of those that are still the same are not looked at again.
+
+        Raises:
+            UnsupportedError: one cannot; the text says what to change in its definition.
+        """
+        if self.virtual:
+            raise UnsupportedError(
+                f"virtual tables are not replicated, and there is {self.virtual[0]}; drop it with the sqlite3 shell"
+            )
+        for table in self.by_name.values():
+            if table.virtual and table.rowid is None:
+                raise UnsupportedError(
+                    f"table {table.name} is WITHOUT ROWID and has VIRTUAL generated columns, whose changes cannot be "
+                    "captured; declare the columns STORED, or leave out WITHOUT ROWID",
+                    table=table.name,
+                )
+            if table.rowid == "":
+                raise UnsupportedError(
+                    f"table {table.name} has columns named rowid, _rowid_ and oid, so its rows have no address; "
+                    "rename one of them, or give the table an INTEGER PRIMARY KEY",
+                    table=table.name,
+                )
+            if table.checks and (known is None or known.checked.get(table.name) != self.checked[table.name]):
+                _refuse_unstable_checks(db, table)
+
+
+def _refuse_unstable_checks(db: apsw.Connection, table: Table) -> None:
+    """Refuse a CHECK whose truth is not a matter of the row: nobody could see later that the row was right.
+
+    SQLite itself refuses such functions in indexes and generated columns, and of the functions of date and time it
+    refuses what is not stable when it runs. In bytecode it marks the stable ones as pure.
+
+    Raises:
+        UnsupportedError: one calls such a function.
+    """
+    name = _unstable_function(db, table)
+    if name:
+        raise UnsupportedError(
+            f"a CHECK of table {table.name} calls {name}(), which does not depend on the row alone; compare columns "
+            "and constants only, or test it where the row is made, in a BEFORE trigger with RAISE(ABORT, ...); a "
+            "function of your own must be registered as deterministic",
+            table=table.name,
+            function=name,
+        )
+
+
+def _unstable_function(db: apsw.Connection, table: Table) -> str:
+    """Return the name of such a function in a table's CHECKs, or an empty text."""
+    columns = [table.columns[place] for place in table.writable]  # all, so that no DEFAULT is asked for
+    marks = ", ".join("?" * len(columns))
+    sql = f"EXPLAIN INSERT INTO {quote(table.name)}({', '.join(map(quote, columns))}) VALUES ({marks})"
+    cursor = db.cursor()
+    # Neither a parent that is yet to be created nor what triggers do matters here.
+    before = [(one, db.config(one, -1)) for one in _SWITCHES]
+    try:
+        for one, _ in before:
+            db.config(one, 0)
+        cursor.execute(sql, (None,) * len(columns), can_cache=False)
+        while True:
+            try:
+                row: Any = next(cursor, None)
+            except UnicodeDecodeError:  # a blob in a CHECK, printed as if it were text
+                continue
+            if row is None:
+                return ""
+            if row[1] == "Function":
+                return str(row[5]).rpartition("(")[0]
+    except apsw.SQLError as error:
+        raise UnsupportedError(
+            f"table {table.name} cannot be written here: {error}; register what is missing in a plugin of every node, "
+            "or take it out of the table's definition",
+            table=table.name,
+        ) from error
+    finally:
+        cursor.close(True)
+        for one, was in before:
+            db.config(one, int(was))
+
+
+def _rows(db: apsw.Connection, sql: str, *params: str) -> list[Any]:
+    return db.execute(sql, params).fetchall()
+
+
+def _describe(db: apsw.Connection, name: str, *, without_rowid: bool, triggers: bool, parent: bool) -> Table:
+    """Return the picture of one table. ``rowid`` is '' when every name of the rowid is hidden."""
+    info = _rows(db, "SELECT name, type, pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid", name)
+    stored = [row for row in info if row[3] != 2]
+    names = [row[0] for row in stored]
+    key = tuple(place for _, place in sorted((row[2], place) for place, row in enumerate(stored) if row[2]))
+    indexes = _rows(db, 'SELECT name, "unique", origin FROM pragma_index_list(?)', name)
+    alias = rowid = None
+    if not without_rowid:
+        # A rowid table's primary key has an index of its own, unless it is the rowid itself.
+        if len(key) == 1 and stored[key[0]][1].upper() == "INTEGER" and not any(row[2] == "pk" for row in indexes):
+            alias = key[0]
+        taken = {row[0].lower() for row in info}
+        free = [known for known in _ROWID_NAMES if known not in taken]
+        rowid = quote(names[alias]) if alias is not None else quote(free[0]) if free else ""
+    is_child = bool(_rows(db, "SELECT 1 FROM pragma_foreign_key_list(?)", name))
+    return Table(
+        name=name,
+        columns=tuple(names),
+        writable=tuple(place for place, row in enumerate(stored) if row[3] != 3),
+        rowid=rowid,
+        alias=alias,
+        key=key if without_rowid else (),
+        virtual=len(stored) != len(info),
+        unique=any(unique and not (without_rowid and origin == "pk") for _, unique, origin in indexes),
+        triggers=triggers,
+        active=triggers or parent or is_child,
+        checks=True,
+        reals=tuple(place for place, row in enumerate(stored) if _is_real(row[1])),
+    )
+
+
+def _is_real(declared: str) -> bool:
+    kind = declared.upper()
+    if "INT" in kind or any(part in kind for part in ("CHAR", "CLOB", "TEXT", "BLOB")):
+        return False
+    return any(part in kind for part in ("REAL", "FLOA", "DOUB"))

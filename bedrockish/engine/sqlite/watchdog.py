@@ -1,0 +1,114 @@
+"""Ends statements that run for too long, from a thread of its own.
+
+SQLite asks a progress handler after so many of its own steps. Where each step is dear, as with ``hex(randomblob(…))``
+for every row, that is seconds apart, and asking after each step would cost all the others more than it is worth. An
+interrupt is seen at every jump, and costs nothing as long as there is none. What no interrupt can end, a single call
+of a function, is bounded by the length of its values (``call_costs``).
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import apsw
+
+TICK_S = 0.005  # between two looks
+IDLE_S = 0.5  # without any statement, after which nothing is looked at until the next one
+
+
+class Interrupter:
+    """Interrupts the statements of one user of connections, which runs one at a time.
+
+    Args:
+        is_late: whether the statement that runs has run for too long; asked in another thread.
+    """
+
+    __slots__ = ("__weakref__", "_db", "_is_late", "_lock")
+
+    def __init__(self, is_late: Callable[[], bool]) -> None:
+        self._is_late = is_late
+        self._lock = threading.Lock()
+        self._db: apsw.Connection | None = None
+        _WATCHDOG.add(self)
+
+    def begin(self, db: apsw.Connection) -> None:
+        """From now on a statement runs on this connection."""
+        with self._lock:
+            self._db = db
+        _WATCHDOG.is_wanted = True
+        if _WATCHDOG.sleeps:
+            _WATCHDOG.wake()
+
+    def end(self) -> None:
+        """The statement is over: from now on nothing is interrupted."""
+        with self._lock:
+            self._db = None
+
+    def look(self) -> bool:
+        """Interrupt what runs, if it is late; return whether anything runs. Belongs to the watchdog."""
+        with self._lock:
+            db = self._db
+            if db is None:
+                return False
+            try:
+                if self._is_late():
+                    db.interrupt()
+            except apsw.Error:  # closed by whoever stopped a thread in the middle of everything
+                self._db = None
+        return True
+
+
+class _Watchdog:
+    """Looks after all of them, in one thread of the process that lives as long as it does.
+
+    Attributes:
+        is_wanted: a statement has begun since the last look.
+        sleeps: the thread waits to be woken.
+    """
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[Interrupter] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.is_wanted, self.sleeps = False, True
+
+    def add(self, one: Interrupter) -> None:
+        with self._lock:
+            self._all.add(one)
+
+    def wake(self) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():  # a forked process has none
+                self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # no room for a thread: the progress handlers are still there
+                    self._thread = None
+                    return
+            self.sleeps = False
+        self._woken.set()
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while True:
+            with self._lock:
+                everyone = list(self._all)
+            is_busy = False
+            for one in everyone:
+                is_busy = one.look() or is_busy
+            del everyone
+            now = time.monotonic()
+            if is_busy or self.is_wanted:
+                last, self.is_wanted = now, False
+            if now - last > IDLE_S:
+                self._woken.clear()
+                self.sleeps = True
+                if not self.is_wanted:  # else one began in this moment, and saw us awake
+                    self._woken.wait()
+                self.sleeps, last = False, time.monotonic()
+            time.sleep(TICK_S)
+
+
+_WATCHDOG = _Watchdog()

@@ -1,0 +1,210 @@
+"""``bedrockish_changes``: the journal as a table of row changes, for SQL at any face.
+
+An eponymous virtual table: it is there without having been created, on every connection of a node, and in nobody's
+schema. Bounds on ``clock``, and what ``transaction_id`` and ``table_name`` equal, are looked up by the journal's own
+indexes or tested before an entry is decoded; all else SQLite tests by itself.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.statements.clock_functions import Holder, clock_time, register
+from bedrockish_journal.feed.change_feed import Committed, Cursor, committed
+from bedrockish_journal.feed.json_form import plain, record
+from bedrockish_journal.model.changes import DELETE, Change, Value
+from bedrockish_journal.model.transaction import decode_transaction
+from bedrockish_journal.storage.table_layout import find_table
+
+NAME = "bedrockish_changes"
+COLUMNS = {
+    "clock": "INTEGER",
+    "leader": "TEXT",
+    "seq": "INTEGER",
+    "transaction_id": "TEXT",
+    "at": "TEXT",
+    "timeline": "TEXT",
+    "tick": "INTEGER",
+    "kind": "TEXT",
+    "op": "TEXT",
+    "table_name": "TEXT",
+    "row_key": "",
+    "row_before": "TEXT",
+    "row_after": "TEXT",
+    "statement": "TEXT",
+    "joined": "TEXT",
+}
+SCHEMA = f"CREATE TABLE {NAME}({', '.join(f'{name} {kind}'.strip() for name, kind in COLUMNS.items())})"
+_NAMES = tuple(COLUMNS)
+_CLOCK, _COMMAND, _TABLE = (_NAMES.index(name) for name in ("clock", "transaction_id", "table_name"))
+_ORDER = tuple(_NAMES.index(name) for name in ("clock", "leader", "seq"))
+_OPS = {
+    apsw.SQLITE_INDEX_CONSTRAINT_EQ: "=",
+    apsw.SQLITE_INDEX_CONSTRAINT_GT: ">",
+    apsw.SQLITE_INDEX_CONSTRAINT_GE: ">=",
+    apsw.SQLITE_INDEX_CONSTRAINT_LT: "<",
+    apsw.SQLITE_INDEX_CONSTRAINT_LE: "<=",
+}
+# Whether the bytes of a transaction have the table's name in them is tested without decoding it.
+_TESTS = {
+    _CLOCK: "{clock} {op} ?{number}",
+    _COMMAND: "j.command {op} ?{number}",
+    _TABLE: "j.kind = 'rows' AND instr(j.body, CAST(?{number} AS BLOB)) > 0",
+}
+_COSTS = {_CLOCK: 0.3, _COMMAND: 1e-6, _TABLE: 0.2}
+# A change of the schema stands where it came into force, as in the feed.
+_QUERY = """
+SELECT j.clock, j.origin, j.leader, j.tick, j.body, '' FROM bedrockish_journal AS j
+WHERE j.repeat = 0 AND (j.kind <> 'schema' OR NOT EXISTS (
+  SELECT 1 FROM bedrockish_schema AS s WHERE s.clock = j.clock AND s.leader = j.origin)){}
+UNION ALL SELECT s.activates, s.leader, j.leader, j.tick, j.body, s.failure
+FROM bedrockish_schema AS s JOIN bedrockish_journal AS j ON j.clock = s.clock AND j.origin = s.leader
+WHERE j.repeat = 0 AND s.state <> 'scheduled'{}
+ORDER BY 1, 2
+"""
+
+
+def give_functions(db: apsw.Connection, holder: Holder) -> None:
+    """Let a connection's statements call the clock's functions, and read ``bedrockish_changes``."""
+    register(db, holder)
+    module: Any = _Module()
+    db.create_module(NAME, module, use_bestindex_object=True, eponymous_only=True, read_only=True)
+
+
+class _Module:
+    """Makes the table."""
+
+    def Connect(self, db: apsw.Connection, *_names: str) -> tuple[str, "_Table"]:  # noqa: N802
+        return SCHEMA, _Table(db)
+
+    Create = Connect
+
+
+class _Table:
+    """The table on one connection."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+
+    def BestIndexObject(self, index: apsw.IndexInfo) -> bool:  # noqa: N802
+        """Choose what is looked up."""
+        tests: list[str] = []
+        tables: list[int] = []
+        cost = 1e7
+        for place in range(index.nConstraint):
+            column, op = index.get_aConstraint_iColumn(place), index.get_aConstraint_op(place)
+            if not index.get_aConstraint_usable(place) or op not in _OPS or column not in _TESTS:
+                continue
+            if column != _CLOCK and (op != apsw.SQLITE_INDEX_CONSTRAINT_EQ or not _is_binary(index, place)):
+                continue
+            tests.append(_TESTS[column].format(clock="{clock}", op=_OPS[op], number=len(tests) + 1))
+            index.set_aConstraintUsage_argvIndex(place, len(tests))
+            if column == _TABLE:
+                tables.append(len(tests) - 1)
+            cost *= _COSTS[column]
+        wanted = [
+            (index.get_aOrderBy_iColumn(place), index.get_aOrderBy_desc(place)) for place in range(index.nOrderBy)
+        ]
+        index.orderByConsumed = wanted == [(column, False) for column in _ORDER[: len(wanted)]]
+        index.idxStr = json.dumps([tests, tables])
+        index.estimatedCost, index.estimatedRows = cost, max(1, int(cost))
+        return True
+
+    def Open(self) -> "_Cursor":  # noqa: N802
+        return _Cursor(self._db)
+
+    def Disconnect(self) -> None:  # noqa: N802
+        """There is nothing to let go of."""
+
+    Destroy = Disconnect
+
+
+def _is_binary(index: apsw.IndexInfo, place: int) -> bool:
+    return index.get_aConstraint_collation(place).upper() == "BINARY"
+
+
+class _Cursor:
+    """One walk through the journal."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._entries: apsw.Cursor | None = None
+        self._rows: Iterator[tuple[Value, ...]] = iter(())
+        self._row: tuple[Value, ...] | None = None
+        self._number = 0
+        self._keys: dict[str, tuple[str, ...]] = {}
+
+    def Filter(self, _number: int, chosen: str, values: Sequence[Any]) -> None:  # noqa: N802
+        self.Close()
+        tests, tables = json.loads(chosen)
+        only = None
+        for place in tables:
+            only = values[place] if only is None or only == values[place] else ()
+        text = "".join(f" AND {test}" for test in tests)
+        query = _QUERY.format(text.format(clock="j.clock"), text.format(clock="s.activates"))
+        self._entries = self._db.execute(query, tuple(values))
+        self._rows, self._number = self._changes(self._entries, only), 0
+        self.Next()
+
+    def _changes(self, entries: apsw.Cursor, only: object) -> Iterator[tuple[Value, ...]]:
+        row: Any
+        for row in entries:
+            clock, origin, leader, tick, body, failure = row
+            transaction = committed(Cursor(clock, origin), (leader, tick), decode_transaction(body), failure)
+            head = (clock, origin)
+            middle = (transaction.command, clock_time(clock), leader, tick, transaction.kind)
+            joined = json.dumps(transaction.joined, ensure_ascii=False) if transaction.joined else None
+            for seq, change in enumerate(_parts(transaction)):
+                if isinstance(change, str) or change is None:
+                    if only is None:
+                        yield (*head, seq, *middle, None, None, None, None, None, change, joined)
+                elif only is None or change.table == only:
+                    images = (_json(change, change.before), _json(change, change.after))
+                    yield (*head, seq, *middle, change.op, change.table, self._key(change), *images, None, joined)
+
+    def _key(self, change: Change) -> Value:
+        """Return the value of the row's key, or the values as JSON if there are several; after the change."""
+        if change.table not in self._keys:
+            table = find_table(self._db, change.table)
+            self._keys[change.table] = table.primary if table is not None else ()
+        primary = self._keys[change.table]
+        row = change.before if change.op == DELETE else change.after
+        values = [value for name, value in zip(change.columns, row or (), strict=True) if name in primary]
+        if len(values) == 1 and len(primary) == 1:
+            return values[0]
+        rowid = change.rowid if change.op == DELETE else change.rowid_after
+        return rowid if rowid is not None else json.dumps([plain(value) for value in values])
+
+    def Next(self) -> None:  # noqa: N802
+        self._row = next(self._rows, None)
+        self._number += 1
+
+    def Eof(self) -> bool:  # noqa: N802
+        return self._row is None
+
+    def Rowid(self) -> int:  # noqa: N802
+        return self._number
+
+    def Column(self, number: int) -> Value:  # noqa: N802
+        assert self._row is not None
+        return self._number if number < 0 else self._row[number]
+
+    def Close(self) -> None:  # noqa: N802
+        """Let go of the statement below, or the caller's transaction could not be rolled back."""
+        if self._entries is not None:
+            self._entries.close(True)
+            self._entries = None
+
+
+def _parts(transaction: Committed) -> Sequence[Change | str | None]:
+    """Return the changes of a transaction, or its statements, or one None for a change of the members, or of the schema
+    if the data forbade it.
+    """
+    return transaction.changes or transaction.statements or (() if transaction.kind == "rows" else (None,))
+
+
+def _json(change: Change, row: tuple[Value, ...] | None) -> str | None:
+    found = record(change, row)
+    return None if found is None else json.dumps(found, ensure_ascii=False)

@@ -1,0 +1,283 @@
+"""What a client's statement is, and what a replicated database must refuse.
+
+SQLite itself says what a statement does: its authorizer is called for each table, column, PRAGMA and function that the
+compiled statement touches. Nothing here reads SQL, except for a statement's first word where SQLite says nothing.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.sqlite.errors import translate
+from bedrockish.engine.sqlite.system_names import hidden_name, is_ours, may_be_asked
+from bedrockish.engine.statements import pragmas
+from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritten
+from bedrockish.errors import SqlError, UnsupportedError
+
+READ, WRITE, SCHEMA, EMPTY = "read", "write", "schema", "empty"
+
+_DDL = {
+    apsw.SQLITE_CREATE_TABLE,
+    apsw.SQLITE_CREATE_INDEX,
+    apsw.SQLITE_CREATE_VIEW,
+    apsw.SQLITE_CREATE_TRIGGER,
+    apsw.SQLITE_DROP_TABLE,
+    apsw.SQLITE_DROP_INDEX,
+    apsw.SQLITE_DROP_VIEW,
+    apsw.SQLITE_DROP_TRIGGER,
+    apsw.SQLITE_ALTER_TABLE,
+}
+_TEMP = {
+    apsw.SQLITE_CREATE_TEMP_TABLE,
+    apsw.SQLITE_CREATE_TEMP_INDEX,
+    apsw.SQLITE_CREATE_TEMP_VIEW,
+    apsw.SQLITE_CREATE_TEMP_TRIGGER,
+}
+_CATALOGUE = {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema", "sqlite_sequence"}
+_BEGIN = (
+    "a request's statements already run as one transaction; leave out BEGIN, COMMIT, ROLLBACK and SAVEPOINT and send "
+    "the statements together as one request"
+)
+_REFUSED = {
+    apsw.SQLITE_TRANSACTION: _BEGIN,
+    apsw.SQLITE_SAVEPOINT: _BEGIN,
+    apsw.SQLITE_ATTACH: "other files are not replicated; leave out ATTACH and copy the rows in with INSERTs",
+    apsw.SQLITE_DETACH: "other files are not replicated; leave out DETACH",
+    apsw.SQLITE_CREATE_VTABLE: "virtual tables (fts5, rtree, ...) are not replicated; use an ordinary table",
+    apsw.SQLITE_DROP_VTABLE: "virtual tables are not replicated; drop it before the file is taken into the cluster",
+    apsw.SQLITE_ANALYZE: "planner statistics are not replicated; leave out ANALYZE; INDEXED BY steers the planner",
+    **dict.fromkeys(
+        _TEMP, "temporary objects are not kept between requests; use WITH ... AS (...) or an ordinary table"
+    ),
+}
+# Values for a statement whose number of parameters is not known yet; what apsw.ext.query_info itself uses.
+_NO_VALUES: Any = apsw._null_bindings  # type: ignore[attr-defined]
+_WORD = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*([A-Za-z]*)", re.DOTALL)
+
+
+def first_word(sql: str) -> str:
+    """Return the first word of a statement in upper case, comments skipped."""
+    found = _WORD.match(sql)
+    assert found is not None  # every part of the pattern may be empty
+    return found[1].upper()
+
+
+@dataclass(slots=True)
+class Piece:
+    """One compiled statement of a client's text.
+
+    Attributes:
+        sql: its own text.
+        kind: ``read``, ``write``, ``schema`` or ``empty`` (only blanks and comments).
+        names: name of each parameter, None for one without.
+        columns: names of the result's columns.
+        tables: tables that it touches, by the names in the schema.
+        whole_schema: it reads definitions that are not named.
+        rest: the text after it.
+        setting: name of the PRAGMA that it sets for the time of the request, or empty.
+        inner: tables that its triggers insert into, with an empty text, and tables and columns that they update.
+        auto: what to run instead, so that the node gives the ids that it leaves out.
+        declared: name and declared type of each column of the result; None for the type of what is no table's column.
+    """
+
+    sql: str
+    kind: str
+    names: tuple[str | None, ...]
+    columns: tuple[str, ...]
+    tables: frozenset[str]
+    whole_schema: bool
+    rest: str
+    setting: str = ""
+    inner: frozenset[tuple[str, str]] = frozenset()
+    auto: Rewritten | None = None
+    declared: tuple[tuple[str, str | None], ...] = ()
+
+    @property
+    def can_cache(self) -> bool:
+        """Whether SQLite sees by itself that it must be compiled again; EXPLAIN never looks at the schema's version."""
+        return not self.whole_schema
+
+    @property
+    def checks_keys(self) -> bool:
+        """Whether it is PRAGMA foreign_key_check."""
+        return self.whole_schema and first_word(self.sql) == "PRAGMA" and "foreign_key_check" in self.sql.lower()
+
+    def text(self, params: Sequence[Any]) -> str:
+        """Return what to run with these parameters."""
+        auto = self.auto
+        if auto is None:
+            return self.sql
+        for place in auto.nulls:
+            if params[place] is None:
+                return auto.sql
+        return self.sql if auto.nulls else auto.sql
+
+
+@dataclass(slots=True)
+class _Seen:
+    actions: set[int] = field(default_factory=set)
+    tables: set[str] = field(default_factory=set)
+    inner: set[tuple[str, str]] = field(default_factory=set)
+    given: set[str] = field(default_factory=set)
+    ours: bool = False
+    catalogue: bool = False
+    refusal: str = ""
+
+
+class Guard:
+    """Compiles statements without running them and refuses what cannot be replicated.
+
+    The authorizer stays installed for the connection's life, since installing one makes every cached statement compile
+    again; it looks only while ``compile`` is at work.
+    """
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._seen: _Seen | None = None
+        db.authorizer = self._authorize
+
+    def compile(self, sql: str, *, ours: bool = False) -> Piece:
+        """Compile the first statement of a text; ``ours`` may call our own function.
+
+        Raises:
+            SqlError: SQLite does not understand it.
+            UnsupportedError: it cannot be replicated.
+        """
+        nul = sql.find("\0")
+        if nul >= 0:  # SQLite would read no further, and its binding refuses the text with an error of Python's
+            raise SqlError(
+                f"the statement has a NUL character at {nul}; send the value as a parameter", sql=sql, offset=nul
+            )
+        hidden = "" if ours else hidden_name(sql)
+        if hidden:
+            raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
+        sql = pragmas.answered(sql)
+        seen = self._seen = _Seen(ours=ours)
+        piece: Piece | None = None
+
+        def look(cursor: apsw.Cursor, text: str, _bindings: object) -> bool:
+            nonlocal piece
+            declared = tuple((name, kind) for name, kind in cursor.get_description()) if cursor.has_vdbe else ()
+            columns = tuple(name for name, _ in declared)
+            kind = self._kind(cursor, text, seen)
+            names = tuple(cursor.bindings_names)
+            setting = next(iter(seen.given & pragmas.SETTINGS), "")
+            whole = seen.catalogue or bool(cursor.is_explain) or (apsw.SQLITE_PRAGMA in seen.actions and not setting)
+            rest, tables, inner = sql[len(text) :], frozenset(seen.tables), frozenset(seen.inner)
+            piece = Piece(text, kind, names, columns, tables, whole, rest, setting, inner, declared=declared)
+            return False
+
+        cursor = self._db.cursor()
+        cursor.exec_trace = look
+        try:
+            # Not from the statement cache: a text that equals one of our own would pass without the authorizer.
+            cursor.execute(sql, _NO_VALUES, can_cache=False)
+        except apsw.ExecTraceAbort:
+            pass
+        except apsw.InterruptError:
+            raise  # reading a large schema takes time, too: who set the limit knows which one is over
+        except apsw.Error as error:
+            if seen.refusal or isinstance(error, apsw.AuthError):
+                raise UnsupportedError(seen.refusal or str(error), sql=sql) from None
+            raise translate(error, sql) from error
+        except UnicodeEncodeError as error:
+            raise SqlError(
+                f"the statement has a lone surrogate at {error.start}; send the value as a parameter"
+            ) from None
+        finally:
+            self._seen = None
+            cursor.close(True)
+        if seen.refusal:
+            raise UnsupportedError(seen.refusal, sql=sql)
+        if piece is None:
+            return Piece(sql, EMPTY, (), (), frozenset(), False, "")
+        return piece
+
+    @staticmethod
+    def _kind(cursor: apsw.Cursor, text: str, seen: _Seen) -> str:
+        actions = seen.actions
+        if not cursor.has_vdbe:
+            return EMPTY
+        if cursor.is_explain:
+            return READ
+        if seen.given:
+            return SCHEMA if seen.given & {*pragmas.REPLICATED} else READ
+        # IF EXISTS of nothing, and CREATE INDEX IF NOT EXISTS of one that is there, do nothing, silently.
+        if actions & _DDL or first_word(text) in ("CREATE", "DROP"):
+            if (
+                apsw.SQLITE_CREATE_TABLE in actions
+                and apsw.SQLITE_SELECT in actions
+                and apsw.SQLITE_ALTER_TABLE not in actions
+            ):
+                seen.refusal = (
+                    "CREATE TABLE ... AS SELECT mixes schema and rows; "
+                    "send CREATE TABLE and then INSERT ... SELECT, together if they belong together"
+                )
+            return SCHEMA
+        if apsw.SQLITE_REINDEX in actions:
+            seen.refusal = "REINDEX is not needed here: leave it out"
+        if cursor.is_readonly:
+            return READ
+        if not actions & {apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE} and not seen.refusal:
+            seen.refusal = (
+                f"{first_word(text) or 'this statement'} works on a whole file and cannot run inside a transaction; "
+                "leave it out, or run it on a backup"
+            )
+        return WRITE
+
+    def _authorize(
+        self, action: int, first: str | None, second: str | None, database: str | None, inside: str | None
+    ) -> int:
+        seen = self._seen
+        if seen is None:
+            return apsw.SQLITE_OK
+        seen.actions.add(action)
+        if inside is not None and action in (apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE):
+            seen.inner.add((first or "", second or ""))
+        refusal = _REFUSED.get(action)
+        if refusal is None:
+            refusal = self._refusal(seen, action, first or "", second, database)
+        if refusal:
+            seen.refusal = seen.refusal or refusal
+            return apsw.SQLITE_DENY
+        return apsw.SQLITE_OK
+
+    @staticmethod
+    def _refusal(seen: _Seen, action: int, first: str, second: str | None, database: str | None) -> str | None:
+        """Return why this action is refused, or None; note what it touches."""
+        name = first.lower()
+        if action == apsw.SQLITE_PRAGMA:
+            if second is not None:
+                seen.given.add(name)
+            return pragmas.refusal(first, second, database)
+        if action == apsw.SQLITE_READ:
+            if not seen.ours and not may_be_asked(name) and name != ROWS:
+                return f"{first} belongs to the database itself and is nobody else's to read"
+            if name in _CATALOGUE or name.startswith("pragma_"):
+                seen.catalogue = True
+            elif first != ROWS:
+                seen.tables.add(first)
+            return None
+        if action in (apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE):
+            # SQLite writes its own catalogue for DDL, and refuses to do so for anybody's DML by itself.
+            if name in _CATALOGUE and name != "sqlite_sequence":
+                return None
+            if is_ours(name) or (name.startswith("sqlite_") and not seen.actions & _DDL):
+                return f"{first} belongs to the database itself and can only be read"
+            seen.tables.add(first)
+            return None
+        if action == apsw.SQLITE_FUNCTION and (second or "").lower() == FUNCTION and not seen.ours:
+            return f"{FUNCTION} belongs to the database itself; leave the id out and it is given"
+        if action == apsw.SQLITE_ALTER_TABLE:
+            name = (second or "").lower()
+            seen.tables.add(second or "")
+        elif action in _DDL and second:
+            seen.tables.add(second)
+        if action in _DDL and (is_ours(name) or is_ours(second or "")):
+            return "names that begin with bedrockish_ belong to the database itself; choose another name"
+        if action in _DDL and database == "temp":
+            return _REFUSED[apsw.SQLITE_CREATE_TEMP_TABLE]
+        return None

@@ -1,0 +1,172 @@
+"""The functions of the cluster's clock in SQL: what a statement may ask of time.
+
+They may be called anywhere in a statement, in a view, a trigger and a DEFAULT. Rows travel, not statements, so each is
+called once, where the transaction is led. None is marked deterministic: the file's indexes, constraints and generated
+columns must not need them, so that any SQLite tool can read it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import apsw
+
+from bedrockish.common.hlc import milliseconds
+from bedrockish.engine.statements.row_locks import RowLocks
+from bedrockish.errors import SqlError, UnsupportedError, UsageError
+from bedrockish_journal.model.changes import Value
+from bedrockish_journal.storage.table_layout import CLOCK_FUNCTIONS, SKIP_LOCKED
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECONDS_MAX = 253_402_300_799_999  # the end of the year 9999, after which SQLite knows no time
+
+
+class ClockNeededError(UsageError):
+    """Raised inside: a statement calls ``transaction_clock()``, and a majority has not been asked for one yet."""
+
+
+@dataclass(slots=True)
+class Scope:
+    """What the functions give in what runs now.
+
+    Attributes:
+        tick: gives a new value of the node's clock; None: nothing runs that may ask for one.
+        skip: moves the node's clock on by so many values, and returns it.
+        command: the id of the command.
+        clock: the transaction's clock; 0 if a majority has not been asked.
+        used: whether the transaction's clock was asked for.
+        named: whether the id of the command was asked for.
+        is_missing: it was asked for, and there was none.
+        locks: the rows that open transactions have locked.
+        base: the commits that the transaction has seen; None: not known.
+        locked: keys of the rows that the statement has locked.
+    """
+
+    tick: Callable[[], int] | None = None
+    skip: Callable[[int], int] | None = None
+    command: str = ""
+    clock: int = 0
+    used: bool = False
+    named: bool = False
+    is_missing: bool = False
+    locks: RowLocks | None = None
+    base: Mapping[str, int] | None = None
+    locked: list[bytes] = field(default_factory=list)
+
+    def take(self) -> int:
+        """Return a new value of the node's clock."""
+        assert self.tick is not None, "whoever drives the engine has given it a clock"
+        return self.tick()
+
+    def take_many(self, count: int) -> int:
+        """Return the last of so many consecutive values, all of them new."""
+        assert self.skip is not None, "whoever drives the engine has given it a clock"
+        self.take()
+        return self.skip(count - 1)
+
+    def begin(self, command: str, clock: int, base: Mapping[str, int] | None = None) -> None:
+        """A transaction, or a statement of one, runs from now on, on these commits."""
+        self.command, self.clock, self.used, self.named = command, clock, False, False
+        self.base = base
+        if self.locked:
+            self.locked.clear()
+
+    def take_locked(self) -> list[bytes]:
+        """Return the keys of the rows that a statement has locked, which has run."""
+        locked = self.locked.copy()
+        self.locked.clear()
+        return locked
+
+    def begin_aside(self, command: str, clock: int, tick: Callable[[], int]) -> None:
+        """A whole transaction runs from now on, in another thread."""
+        self.begin(command, clock)
+        self.tick, self.is_missing = tick, False
+
+
+@dataclass(slots=True)
+class Holder:
+    """Which scope a connection's functions look at; None while it is not a transaction that uses it."""
+
+    scope: Scope | None = field(default=None)
+
+    def require(self, name: str) -> Scope:
+        """Return the scope.
+
+        Raises:
+            UnsupportedError: there is none.
+        """
+        if self.scope is None or self.scope.tick is None:
+            raise UnsupportedError(
+                f"{name}() cannot be called in a streamed result or an explanation; use a plain request"
+            )
+        return self.scope
+
+
+def register(db: apsw.Connection, holder: Holder) -> None:
+    """Let a connection's statements call the functions."""
+
+    def cluster_clock() -> int:
+        return holder.require("cluster_clock").take()
+
+    def transaction_clock() -> int:
+        scope = holder.require("transaction_clock")
+        if not scope.clock:
+            scope.is_missing = True
+            raise ClockNeededError("transaction_clock() needs a majority to be asked first")
+        scope.used = True
+        return scope.clock
+
+    def transaction_id() -> str:
+        scope = holder.require("transaction_id")
+        scope.named = True
+        return scope.command
+
+    def safe_clock() -> int:
+        # What this connection sees: on a snapshot, nothing at or below it is missing from that snapshot.
+        row = db.execute("SELECT value FROM bedrockish_meta WHERE key = 'safe'").fetchone()
+        return 0 if row is None or not isinstance(row[0], int) else row[0]
+
+    def skip_locked(*arguments: Value) -> int:
+        scope = holder.scope
+        if scope is None or scope.locks is None:
+            raise UnsupportedError(f"{SKIP_LOCKED}() cannot be called in a streamed result; use a plain request")
+        key = scope.locks.lock(scope.command, scope.base, arguments[0] if arguments else None, arguments[1:])
+        if key is not None:
+            scope.locked.append(key)
+        return int(key is not None)
+
+    given: dict[str, tuple[Callable[..., Value], int]] = {
+        "cluster_clock": (cluster_clock, 0),
+        "transaction_clock": (transaction_clock, 0),
+        "transaction_id": (transaction_id, 0),
+        "safe_clock": (safe_clock, 0),
+        "clock_time": (clock_time, 1),
+        "is_after": (is_after, 2),
+    }
+    assert given.keys() == set(CLOCK_FUNCTIONS)
+    given[SKIP_LOCKED] = (skip_locked, -1)
+    for name, (function, arguments) in given.items():
+        db.create_scalar_function(name, function, arguments, flags=apsw.SQLITE_INNOCUOUS)
+
+
+def _clock(name: str, value: Value) -> int:
+    if type(value) is not int or value < 0:
+        raise SqlError(f"{name}() takes clocks, which are whole numbers from 0, not {value!r:.40}")
+    return value
+
+
+def clock_time(clock: Value) -> Value:
+    """Return the moment in a clock in the form of SQLite's datetime() with milliseconds, UTC; NULL for NULL."""
+    if clock is None:
+        return None
+    moment = milliseconds(_clock("clock_time", clock))
+    if moment > MILLISECONDS_MAX:
+        raise SqlError(f"clock_time() was given {clock!r}, which is after the year 9999")
+    return (EPOCH + timedelta(milliseconds=moment)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def is_after(later: Value, earlier: Value) -> Value:
+    """Return 1 if the first clock is after the second, else 0; NULL if one of them is NULL."""
+    if later is None or earlier is None:
+        return None
+    return int(_clock("is_after", later) > _clock("is_after", earlier))

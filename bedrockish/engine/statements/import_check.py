@@ -1,0 +1,39 @@
+"""Says of a schema whether a cluster would take it, before any of it is sent there."""
+
+from collections.abc import Iterable
+
+import apsw
+
+from bedrockish.engine.sqlite.system_names import check_references
+from bedrockish.engine.sqlite.table_layout import Tables, quote
+from bedrockish.engine.statements.classify import Guard
+from bedrockish.errors import BedrockishError
+
+
+def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
+    """Return what cannot be replicated, and why.
+
+    Args:
+        statements: what each makes, for the report, and its text, in an order in which they can run.
+    """
+    found: list[str] = []
+    db = apsw.Connection(":memory:")
+    try:
+        db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+        guard = Guard(db)
+        for what, sql in statements:
+            try:
+                guard.compile(sql)
+                db.execute(sql)
+                Tables(db).check_supported(db)
+                check_references(db)
+            except BedrockishError as error:
+                found.append(f"{what}: {error.message}")
+                for kind in ("table", "view", "trigger"):
+                    if error.details.get(kind):  # or it is found again with each of the rest
+                        db.execute(f"DROP {kind} {quote(error.details[kind])}")
+            except apsw.Error as error:
+                found.append(f"{what}: {error}")
+    finally:
+        db.close()
+    return found

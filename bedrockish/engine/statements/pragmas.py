@@ -1,0 +1,152 @@
+"""Which PRAGMAs a client may use, and why not the others."""
+
+import apsw
+
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+
+READABLE = frozenset(
+    {
+        *("application_id", "collation_list", "compile_options", "data_version", "database_list", "encoding"),
+        *("foreign_key_check", "foreign_key_list", "foreign_keys", "freelist_count", "function_list", "index_info"),
+        *("index_list", "index_xinfo", "integrity_check", "module_list", "page_count", "page_size", "pragma_list"),
+        *("quick_check", "schema_version", "table_info", "table_list", "table_xinfo", "user_version"),
+        *("auto_vacuum", "automatic_index", "busy_timeout", "cache_size", "defer_foreign_keys", "journal_mode"),
+        *("legacy_alter_table", "locking_mode", "query_only", "read_uncommitted", "recursive_triggers", "synchronous"),
+        *("temp_store", "wal_autocheckpoint"),
+    }
+)
+WITH_ARGUMENT = frozenset(
+    {
+        *("foreign_key_check", "foreign_key_list", "index_info", "index_list", "index_xinfo", "integrity_check"),
+        *("quick_check", "table_info", "table_list", "table_xinfo"),
+    }
+)
+REPLICATED = ("user_version", "application_id")
+"""Kept in the file and set on every node, like a definition: migrations note there how far they came."""
+
+DEFER = "defer_foreign_keys"
+SETTINGS = frozenset({DEFER, "foreign_keys"})
+"""What may be set and is forgotten when the request is over."""
+
+_ON = frozenset({"1", "on", "yes", "true"})
+KEYS_OFF = (
+    "foreign keys are always enforced for rows; PRAGMA foreign_keys = OFF is for transactions that change the schema, "
+    "and PRAGMA defer_foreign_keys = ON checks them at the end of a request"
+)
+
+
+# What programs on SQLite ask of a connection, and what is true of a node: it is not theirs to set, and as good already.
+ANSWERED = {
+    "auto_vacuum": None,
+    "automatic_index": None,
+    "busy_timeout": "0 AS timeout",
+    "cache_size": None,
+    "cache_spill": None,
+    "journal_mode": "'wal' AS journal_mode",
+    "journal_size_limit": "-1 AS journal_size_limit",
+    "locking_mode": "'normal' AS locking_mode",
+    "mmap_size": "0 AS mmap_size",
+    "optimize": None,
+    "page_size": None,
+    "read_uncommitted": None,
+    "secure_delete": "0 AS secure_delete",
+    "synchronous": "2 AS synchronous",
+    "temp_store": None,
+    "threads": "0 AS threads",
+    "wal_autocheckpoint": "1000 AS wal_autocheckpoint",
+    "wal_checkpoint": "0 AS busy, -1 AS log, -1 AS checkpointed",
+}
+"""For each PRAGMA what it answers; None: setting it answers nothing, asking is SQLite's."""
+
+_SETS_SILENTLY = frozenset({"synchronous"})
+
+
+def answered(sql: str) -> str:
+    """Return a text with a SELECT for its first statement if that is a PRAGMA of ``ANSWERED``; any other as it is.
+
+    Such a PRAGMA is part of a program's first lines on SQLite. What it wants is either so already (each commit is
+    durable before it is acknowledged, readers hold up no writer) or without meaning here.
+    """
+    if sql.lstrip()[:6].upper() != "PRAGMA":
+        return sql
+    try:
+        words = list(tokens(sql))
+    except NotTokensError:
+        return sql
+    end = next((place for place, token in enumerate(words) if token.text == ";"), len(words))
+    rest = sql[words[end].start :] if end < len(words) else ""
+    at = 3 if words[2:3] and words[2].text == "." else 1
+    name = (words[at].name or "").lower() if at < end else ""
+    if name not in ANSWERED:
+        return sql
+    sets = at + 1 < end and words[at + 1].text in ("=", "(")
+    tells = ANSWERED[name]
+    if tells is None and not sets and name != "optimize":
+        return sql  # asking is SQLite's
+    silent = tells is None or (sets and name in _SETS_SILENTLY)
+    return ("SELECT 1 WHERE 0" if silent else f"SELECT {tells}") + rest
+
+
+def refusal(name: str, argument: str | None, database: str | None) -> str | None:
+    """Return why a PRAGMA is refused, or None; ``argument`` is None if it only asks."""
+    known = name.lower()
+    if argument is None or known in WITH_ARGUMENT:
+        allowed = known in READABLE
+    elif known in REPLICATED:
+        allowed = database in (None, "main")
+    else:
+        allowed = known in SETTINGS
+    if allowed:
+        return None
+    return (
+        f"PRAGMA {name} would change this node only; settings belong in the node's configuration, "
+        "and only PRAGMAs that read, such as table_info, are allowed"
+    )
+
+
+def given(sql: str) -> tuple[str, str]:
+    """Return name and value that a text sets if it is a PRAGMA that does; else empty texts."""
+    try:
+        words = [token for token in tokens(sql) if token.text != ";"]
+    except NotTokensError:
+        return "", ""
+    if not words or not words[0].is_word("PRAGMA"):
+        return "", ""
+    at = 3 if words[2:3] and words[2].text == "." else 1
+    if not words[at + 1 : at + 2] or words[at + 1].text not in ("=", "("):
+        return "", ""
+    value = "".join(token.text for token in words[at + 2 :]).rstrip(")")
+    return (words[at].name or "").lower(), value.strip("'\"").lower()
+
+
+def is_replicated(sql: str) -> bool:
+    """Whether a text is a PRAGMA that every node is to set."""
+    return given(sql)[0] in REPLICATED
+
+
+def turns_on(sql: str) -> bool:
+    """Whether a PRAGMA of ``SETTINGS`` switches it on; SQLite takes numbers but 0 for that, too."""
+    value = given(sql)[1]
+    return value in _ON or (value.lstrip("+-").isdigit() and int(value) != 0)
+
+
+def is_keys_off(sql: str) -> bool:
+    """Whether a text is PRAGMA foreign_keys = OFF."""
+    return given(sql)[0] == "foreign_keys" and not turns_on(sql)
+
+
+def apply(db: apsw.Connection, sql: str) -> None:
+    """Run a PRAGMA of ``SETTINGS``: SQLite does so when it compiles it, so never from the statement cache."""
+    cursor = db.cursor()
+    cursor.execute(sql, can_cache=False)
+    cursor.close(True)
+
+
+def settle(db: apsw.Connection) -> None:
+    """Take back what a request has set."""
+    apply(db, f"PRAGMA {DEFER} = 0")
+
+
+def numbers(db: apsw.Connection) -> tuple[object, ...]:
+    """Return what tells whether a schema statement has changed anything."""
+    return tuple(db.pragma(name) for name in ("schema_version", *REPLICATED))

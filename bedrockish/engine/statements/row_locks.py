@@ -1,0 +1,162 @@
+"""``skip_locked(table, key)``: the rows that nobody else is at work on, for queues of jobs.
+
+All workers of a queue want its first job. Serializable, that is a conflict which the data have; what a worker means is
+"any job, as early as may be". PostgreSQL's word for it is ``FOR UPDATE SKIP LOCKED``. The function tells of a row
+whether another transaction has it, and if none has, locks it for the transaction that asks, until that ends:
+
+    SELECT id FROM jobs WHERE state = 'new' AND skip_locked('jobs', id) ORDER BY id LIMIT 1
+
+A row counts as another's if a transaction that is open at this node has locked it, if one that this node has approved
+or led writes it, or if a commit has written it that the asking transaction has not seen. That is no promise: what other
+nodes' clients are about to write, nobody here knows yet, and whoever comes second is told of a conflict as ever. So
+that they seldom try for the same row, nodes that have met at a table divide its rows among them for a while.
+
+A statement that calls it relaxes what it reads of that table, and nothing else: only the rows that it has locked count
+(see ``readset``). Everything that it then does to them is certified as always, so no row is handed out twice.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+from zlib import crc32
+
+from bedrockish.engine.sqlite.catalog import Schema, Table
+from bedrockish.engine.sqlite.key_encoding import apply_affinity, encoder, object_prefix, table_key
+from bedrockish.errors import SqlError
+from bedrockish_journal.model.changes import Value
+from bedrockish_journal.storage.table_layout import SKIP_LOCKED
+
+ROWS_MAX = 1_000  # that one transaction may lock
+LEFT_MAX = 10_000  # rows left to other nodes that are remembered
+LEFT_S = 3.0  # for so long a row is left to another node that may want it
+
+Base = Mapping[str, int]
+
+
+class Others(Protocol):
+    """What a node knows of transactions that are not open at it."""
+
+    def is_writing(self, key: bytes, base: Base | None) -> bool:
+        """Whether a transaction under way writes a key, or a commit has that is not in ``base``; None: do not look."""
+
+    def share(self, objects: tuple[str, ...]) -> tuple[int, int]:
+        """Return our place among the nodes that have met at a table or its indexes, and how many they are."""
+
+    def seconds(self) -> float:
+        """Return the time, in seconds."""
+
+
+class Alone:
+    """No other transaction is known."""
+
+    def is_writing(self, _key: bytes, _base: Base | None) -> bool:
+        """Nobody is."""
+        return False
+
+    def share(self, _objects: tuple[str, ...]) -> tuple[int, int]:
+        """All rows are for this node."""
+        return 0, 1
+
+    def seconds(self) -> float:
+        """No time goes by."""
+        return 0.0
+
+
+class RowLocks:
+    """The rows that transactions open at this node have locked.
+
+    Any thread may ask: each step is one operation of a dictionary.
+
+    Args:
+        schema: gives the tables as they are now.
+
+    Attributes:
+        others: what is known of other transactions.
+    """
+
+    def __init__(self, schema: Callable[[], Schema]) -> None:
+        self._schema = schema
+        self.others: Others = Alone()
+        self._holders: dict[bytes, str] = {}  # key -> the command of the transaction that has locked it
+        self._held: dict[str, list[bytes]] = {}
+        self._left: dict[bytes, float] = {}  # since when a row is left to other nodes; oldest first
+
+    def lock(self, command: str, base: Base | None, name: Value, values: tuple[Value, ...]) -> bytes | None:
+        """Lock a row, unless another has it; return its key, or None.
+
+        Args:
+            command: of the transaction that asks.
+            base: the commits that it has seen; None: not known.
+            name: of the table.
+            values: of the row's key.
+
+        Raises:
+            SqlError: there is no such table, or these are no values of its key, or the transaction has locked too many.
+        """
+        table = self._table(name)
+        key = _key(table, values)
+        if key is None or self._holders.get(key, command) != command:
+            return None
+        held = self._held.setdefault(command, [])
+        if self._holders.get(key) == command:
+            return key
+        objects = (table.object, *(index.object for index in table.indexes))
+        if self.others.is_writing(key, base) or self._is_left(key, objects):
+            return None
+        if len(held) >= ROWS_MAX:
+            raise SqlError(
+                f"{SKIP_LOCKED}() has locked {ROWS_MAX} rows of {table.name} for one transaction; LIMIT how many, and "
+                "give ORDER BY an index, or all rows are locked before they are sorted"
+            )
+        if self._holders.setdefault(key, command) != command:
+            return None  # another thread was quicker
+        held.append(key)
+        return key
+
+    def release(self, command: str) -> None:
+        """A transaction has ended: let others have what it had locked. Saying so twice is fine."""
+        if self._held:
+            for key in self._held.pop(command, ()):
+                self._holders.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def _table(self, name: Value) -> Table:
+        tables = self._schema().tables
+        found = tables.get(name) if isinstance(name, str) else None
+        if found is None and isinstance(name, str):
+            found = next((table for table in tables.values() if table.name.lower() == name.lower()), None)
+        if found is None:
+            raise SqlError(f"{SKIP_LOCKED}() takes the name of a table and a row's key; there is no table {name!r:.80}")
+        return found
+
+    def _is_left(self, key: bytes, objects: tuple[str, ...]) -> bool:
+        """Whether the row is another node's for now, of those that go for the rows of this table."""
+        place, count = self.others.share(objects)
+        if count < 2 or crc32(key) % count == place:
+            return False
+        now = self.others.seconds()
+        if len(self._left) >= LEFT_MAX and key not in self._left:
+            self._left.clear()
+        return now - self._left.setdefault(key, now) < LEFT_S
+
+
+def _key(table: Table, values: tuple[Value, ...]) -> bytes | None:
+    """Return the key of a row; None if there can be none, because a value is NULL."""
+    width = 1 if table.key is None else len(table.key.columns)
+    if len(values) != width:
+        what = "its rowid" if table.key is None else f"the {width} columns of its primary key"
+        raise SqlError(f"{SKIP_LOCKED}('{table.name}', …) names a row by {what}; it was given {len(values)} values")
+    if any(value is None for value in values):
+        return None
+    if table.key is None:
+        (rowid,) = values
+        if type(rowid) is not int:
+            raise SqlError(f"{SKIP_LOCKED}('{table.name}', …) names a row by its rowid, not by {rowid!r:.40}")
+        return table_key(table.name, rowid)
+    if table.key.opaque:
+        raise SqlError(f"{SKIP_LOCKED}() cannot tell rows of {table.name} apart: its key has a collation of your own")
+    found = object_prefix(table.object)
+    for value, column, spec in zip(values, table.key.columns, table.key.specs, strict=False):
+        found += encoder(spec)(apply_affinity(value, table.columns[column].affinity))
+    return found

@@ -1,0 +1,165 @@
+"""Ids for rows that come without one, so that no two nodes, and no two clients of one node, take the same.
+
+Each node has a stripe: of N consecutive ids it gives the one that leaves its own remainder. A node also remembers the
+highest id that it gave for each table, whatever became of the transaction, because others may be in flight. An id is
+always above the highest in the table as this node knows it.
+
+That two nodes share a stripe for a moment, because one knows of a new member already, is no mistake: an id is a key
+that is written, and of two transactions that write one key, one is run again.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import apsw
+
+from bedrockish.core.protocol.records import Membership, Vote
+from bedrockish.engine.sqlite.bind import INT_MAX
+from bedrockish.engine.sqlite.key_encoding import apply_affinity
+from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
+from bedrockish.engine.statements.insert_rewriter import FUNCTION
+from bedrockish.errors import ConstraintError
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+from bedrockish_journal.model.changes import Value, decode_changes
+from bedrockish_journal.model.transaction import ROWS
+
+STRIPES_MIN = 16  # room for members to come, without moving anybody's stripe
+
+
+def stripe(node: str, members: Iterable[str]) -> tuple[int, int]:
+    """Return how many stripes there are, a power of two, and which one a node has: from 1, by its place among all.
+
+    >>> stripe("B", ["C", "A", "B"])
+    (16, 2)
+    """
+    names = sorted({*members, node})
+    stripes = STRIPES_MIN
+    while stripes < len(names):
+        stripes *= 2
+    return stripes, names.index(node) + 1
+
+
+class AutoIds:
+    """Gives ids on one node, to every connection that it is registered on."""
+
+    def __init__(self) -> None:
+        self._highest: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self._tables: dict[str, Table] = {}
+        self._queries: dict[str, str] = {}
+        self._sequences: frozenset[str] = frozenset()
+        self._stripes, self._own = stripe("", ())
+        self._home: AutoIds | None = None
+
+    def twin(self) -> "AutoIds":
+        """Return one for a connection that another thread uses. What was given is known to both.
+
+        They do not lock each other out: if both give an id at the same instant, one of two transactions is run again.
+        """
+        other = AutoIds()
+        other._home, other._highest = self, self._highest
+        return other
+
+    def register(self, db: apsw.Connection) -> None:
+        """Let a connection's statements ask for ids. Only our own texts may: not a trigger, not a default."""
+
+        def given(*arguments: Value) -> Value:
+            table = arguments[0]
+            assert isinstance(table, str)
+            if len(arguments) == 1 or arguments[1] is None:
+                return self._next(db, table)
+            self._keep_clear(db, table, arguments[1])
+            return arguments[1]
+
+        db.create_scalar_function(FUNCTION, given, flags=apsw.SQLITE_DIRECTONLY)
+
+    def use(self, db: apsw.Connection, tables: Tables) -> None:
+        """Learn the tables of a new schema."""
+        self._tables = tables.by_name
+        self._queries.clear()
+        self._sequences = _autoincrement(db)
+        for name in self._highest.keys() - self._tables.keys() if self._home is None else ():
+            del self._highest[name]
+
+    def use_members(self, node: str, membership: Membership) -> None:
+        """Learn who is in the cluster."""
+        self._stripes, self._own = stripe(node, membership.nodes)
+
+    def note(self, table: str, rowid: int | None) -> None:
+        """Never give an id up to this one: a transaction that is under way may use it."""
+        if rowid is not None:
+            self._highest[table] = max(rowid, self._highest.get(table, rowid))
+
+    def note_votes(self, votes: Iterable[Vote]) -> None:
+        """Stay above what others are asked to agree to, any of which may still be decided."""
+        for vote in votes:
+            if vote.transaction is not None and vote.transaction.kind == ROWS:
+                for change in decode_changes(vote.transaction.changes):
+                    self.note(change.table, change.rowid_after)
+
+    def begin(self) -> None:
+        """A statement begins: what is in the tables may have changed since the last one."""
+        self._seen.clear()
+        if self._home is not None:
+            self._stripes, self._own = self._home._stripes, self._home._own
+
+    def used_up(self, db: apsw.Connection) -> ConstraintError | None:
+        """Return the error for the table whose ids have come to an end, which SQLite calls a full disk, or None."""
+        if not self._sequences:
+            return None
+        row: Any = db.execute("SELECT name FROM sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
+        return None if row is None else _used_up(row[0])
+
+    def _next(self, db: apsw.Connection, table: str) -> int | None:
+        seen = self._in_table(db, table)
+        above = max(seen, self._highest.get(table, seen))
+        rowid = above + 1 + (self._own - above - 1) % self._stripes
+        if rowid <= INT_MAX:
+            self._highest[table] = rowid
+            return rowid
+        if table in self._sequences:
+            raise _used_up(table)
+        return None  # SQLite looks for one that is free
+
+    def _in_table(self, db: apsw.Connection, table: str) -> int:
+        """Return the highest id in the table, or that this statement is putting into it."""
+        seen = self._seen.get(table)
+        if seen is not None:
+            return seen
+        query = self._queries.get(table)
+        if query is None:
+            rowid = self._tables[table].rowid
+            assert rowid
+            query = self._queries[table] = f"SELECT max({rowid}) FROM {quote(table)}"
+        found: Any = db.execute(query).fetchone()
+        highest: int | None = found[0]
+        if table in self._sequences:
+            found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
+            if found is not None and type(found[0]) is int:
+                highest = found[0] if highest is None else max(highest, found[0])
+        self._seen[table] = highest = 0 if highest is None else highest
+        return highest
+
+    def _keep_clear(self, db: apsw.Connection, table: str, value: Value) -> None:
+        """A row of this statement brings its own id; rows after it, which may not see it yet, must not take that."""
+        rowid = apply_affinity(value, "D")
+        if type(rowid) is int:  # else SQLite will refuse it
+            self._seen[table] = max(self._in_table(db, table), rowid)
+
+
+def _used_up(table: str) -> ConstraintError:
+    return ConstraintError(f"table {table} is AUTOINCREMENT and its ids are used up; give an id", table=table)
+
+
+def _autoincrement(db: apsw.Connection) -> frozenset[str]:
+    """Return the names of the tables whose ids are never used again."""
+    query = "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%autoincrement%'"
+    found = set()
+    listed: list[Any] = db.execute(query).fetchall()
+    for name, sql in listed:
+        try:
+            if any(token.is_word("AUTOINCREMENT") for token in tokens(sql)):
+                found.add(name)
+        except NotTokensError:
+            continue
+    return frozenset(found)

@@ -1,0 +1,236 @@
+"""Opens a node's file: the lock, the checks, SQLite's settings, and the system tables of a new file."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+
+from bedrockish.common.levels import LEVEL
+from bedrockish.core.protocol.records import Membership, decode_membership, encode_membership
+from bedrockish.engine.sqlite.call_costs import bound
+from bedrockish.engine.sqlite.catalog import Prepare
+from bedrockish.engine.sqlite.errors import FULL
+from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.sqlite.system_names import check_references
+from bedrockish.engine.sqlite.table_layout import Tables
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.wal import PRIVATE, create_private
+from bedrockish.errors import ConfigError, UnsupportedError
+from bedrockish_journal.storage import schema_history as schema
+from bedrockish_journal.storage import store
+
+SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL that starts over while a checkpoint runs can lose commits
+READABLE_BY_OTHERS = 0o077
+CACHE_KIB = 64 << 10
+RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
+
+
+@dataclass(frozen=True, slots=True)
+class Founding:
+    """What a new file begins with, and what an old one must agree with.
+
+    Attributes:
+        node: name of the node whose file this is.
+        membership: who is in the cluster at first.
+        store: random id of a new file; an old one keeps its own.
+        joining: for a node that joins a cluster later and replays its journal: what it was told (``encode_joining``);
+            ``membership`` is then what the cluster was founded with, and the node is not among its members.
+    """
+
+    node: str
+    membership: Membership
+    store: str
+    joining: bytes = b""
+
+
+class FileLock:
+    """Keeps a second process off the file, by a lock on another file beside it.
+
+    Never on the database file itself: POSIX drops all locks of a process on a file, SQLite's too, as soon as it closes
+    any descriptor on it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        name = path.with_name(path.name + ".lock")
+        try:
+            self._fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        except OSError as error:
+            raise ConfigError(
+                f"{name} cannot be created: {error.strerror}; give the node a directory that it may write"
+            ) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            raise ConfigError(
+                f"{path} is in use by another node on this machine; stop it, or give another file"
+            ) from error
+
+    def close(self) -> None:
+        """Let others have the file. The lock file stays: removing it would let two processes lock two files."""
+        os.close(self._fd)
+
+
+def others_may_read(path: Path) -> bool:
+    """Whether another user of the machine may read or write the file: it was made so, or by an earlier release."""
+    return bool(path.stat().st_mode & READABLE_BY_OTHERS)
+
+
+def check_version(version: str) -> None:
+    """Check SQLite's version.
+
+    Raises:
+        ConfigError: it is too old.
+    """
+    if tuple(int(part) for part in version.split(".")[:3]) < SQLITE_VERSION_MIN:
+        wanted = ".".join(map(str, SQLITE_VERSION_MIN))
+        raise ConfigError(f"SQLite {version} is too old, {wanted} is needed; run: pip install --upgrade apsw")
+
+
+def connect(
+    path: Path, founding: Founding | None, limits: Limits, prepare: Prepare, *, full_sync: bool
+) -> apsw.Connection:
+    """Open the file, with SQLite set as the engine needs it and the system tables in place; the caller has the lock.
+
+    ``prepare`` adds functions and collations before anything is looked at.
+
+    Raises:
+        ConfigError: the file cannot be used; the text says why and what to do.
+    """
+    check_version(apsw.sqlite_lib_version())
+    with _as_config_errors(path):
+        flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if founding is not None else 0)
+        if founding is not None:
+            create_private(path)
+        db = apsw.Connection(str(path), flags=flags, statementcachesize=512)
+        try:
+            _set_up(db, path, limits, full_sync=full_sync)
+            prepare(db)
+            _begin(db)
+            _found(db, path, founding)
+            db.set_busy_timeout(0)  # from now on the file is ours, and waiting for anybody would stop the node
+        except BaseException:
+            db.close()
+            raise
+    return db
+
+
+def is_node_file(path: Path) -> bool:
+    """Whether a file is a node's already; nothing is written to it.
+
+    What cannot be read counts as one: opening it for the node says what is wrong with it.
+    """
+    if not path.is_file():
+        return False
+    try:
+        db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    except apsw.Error:
+        return True
+    try:
+        db.set_busy_timeout(RECOVERY_MS)
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        return system.exists(db)
+    except apsw.Error:
+        return True
+    finally:
+        db.close()
+
+
+def _check_level(path: Path, level: int) -> None:
+    if level > LEVEL:
+        raise ConfigError(
+            f"{path} is of a cluster at release level {level}, and this program reads up to {LEVEL}; install the "
+            "release that the other members run"
+        )
+
+
+@contextmanager
+def _as_config_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except apsw.FullError as error:
+        raise ConfigError(f"{path}: {FULL}") from error
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        raise ConfigError(f"{path} is not a SQLite database ({error}); give another file, or restore it") from error
+    except (apsw.CantOpenError, apsw.PermissionsError, apsw.ReadOnlyError, apsw.IOError) as error:
+        why = "there is no such file, or" if not path.exists() else ""
+        raise ConfigError(
+            f"{path} cannot be opened for writing: {why} {error}; check the path and its permissions".replace("  ", " ")
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be created: {error.strerror}; give a directory that may be written"
+        ) from error
+    except (apsw.BusyError, apsw.LockedError) as error:
+        raise ConfigError(f"{path} is being written by another program; close it there and start again") from error
+
+
+def _set_up(db: apsw.Connection, path: Path, limits: Limits, *, full_sync: bool) -> None:
+    """Set what is per connection; each line has its reason."""
+    if db.readonly("main") or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{path} may not be written by this user; change its permissions, or the user of the node")
+    # After a crash whoever opens the file first recovers the WAL, alone: it may be a program that only reads.
+    db.set_busy_timeout(RECOVERY_MS)
+    mode = db.pragma("journal_mode", "wal")  # readers beside the writer, and one file to sync
+    if mode != "wal":
+        raise ConfigError(f"{path} cannot use a write-ahead log (journal_mode is {mode}); use a local disk")
+    db.pragma("synchronous", "FULL" if full_sync else "NORMAL")  # we sync the WAL ourselves, once per batch
+    db.pragma("cache_size", -CACHE_KIB)
+    db.pragma("foreign_keys", 1)
+    db.pragma("recursive_triggers", 0)
+    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # no writing of the catalogue or of shadow tables
+    db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
+    bound(db, limits.length_bytes)
+
+
+def _begin(db: apsw.Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+
+
+def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
+    """Create the system tables of a new file, or check that those of an old one agree; commits."""
+    tables = Tables(db)
+    try:
+        tables.check_supported(db, tables if system.exists(db) else None)
+    except UnsupportedError as error:
+        raise ConfigError(f"{path} cannot be a node's file: {error}") from error
+    if not system.exists(db):
+        if founding is None:
+            raise ConfigError(f"{path} is not a node's file yet; start the node with its name and members")
+        if not founding.joining and founding.node not in founding.membership.members:
+            raise ConfigError(f"node {founding.node} is not among the members {', '.join(founding.membership.nodes)}")
+        try:
+            check_references(db)
+        except UnsupportedError as error:
+            raise ConfigError(f"{path} cannot be a node's file: {error}") from error
+        began_with = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        system.create(db)
+        store.create(db)
+        schema.create(db)
+        system.set_meta(db, "format", system.FORMAT)
+        system.set_meta(db, "node", founding.node)
+        system.set_meta(db, "store", founding.store)
+        system.set_meta(db, "schema_version", 0)
+        system.set_meta(db, "batches", 0)
+        system.set_meta(db, "began_with", began_with[0] if began_with else 0)  # if any, the journal is not all there is
+        membership = encode_membership(founding.membership)
+        system.set_meta(db, "bootstrap", membership)  # what it was at first: auditors count quorums by it
+        system.set_meta(db, "membership", membership)  # what it is now
+        if founding.joining:
+            system.set_meta(db, "joining", founding.joining)
+    else:
+        found = system.get_meta(db, "format")
+        if found != system.FORMAT:
+            raise ConfigError(f"{path} has the format {found}, this program reads {system.FORMAT}; use its own version")
+        schema.create(db)  # which files of earlier versions do not have
+        _check_level(path, decode_membership(system.get_meta(db, "membership")).level)
+        node = system.get_meta(db, "node")
+        if founding is not None and founding.node != node:
+            raise ConfigError(f"{path} is the file of node {node}, not of {founding.node}; give each node its own file")
+        store.complete(db)
+        system.complete(db)
+    db.execute("COMMIT")

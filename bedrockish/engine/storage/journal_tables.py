@@ -1,0 +1,163 @@
+"""The journal as the engine keeps it: how big it is, where it begins, and who still needs what of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+
+from bedrockish.common.hlc import moved
+from bedrockish.core.protocol.health import decode_alarm
+from bedrockish.core.protocol.records import FORGOTTEN, Recovered, decode_joining, decode_membership
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.errors import forgotten
+from bedrockish_journal.model.command_id import time_ms
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.storage import pruning, store
+from bedrockish_journal.storage import schema_history as schema
+
+HOLD = "hold:"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much there is.
+
+    Attributes:
+        entries: how many.
+        bytes: about how many.
+        oldest: the smallest clock; 0 if there is none.
+    """
+
+    entries: int
+    bytes: int
+    oldest: int
+
+
+class Journal:
+    """The journal of one node.
+
+    Args:
+        db: the writing connection.
+        write: does something in the open batch, in a way that can be done again.
+    """
+
+    def __init__(self, db: apsw.Connection, write: Callable[..., None]) -> None:
+        self._db, self._write = db, write
+        row = db.execute("SELECT max(clock) FROM bedrockish_journal WHERE repeat = 0").fetchone()
+        self.applied_clock: int = (row[0] if row is not None else None) or 0  # the greatest clock that was applied
+        self.horizon = Txid(*pruning.horizon(db))  # the greatest name that was removed
+        self.forgotten_ms = pruning.forgotten_ms(db)  # of commands made up to then, ids may have been forgotten
+
+    def recover(self, applied: Vector, heads: Mapping[str, bytes], batches: int, window_ms: int) -> Recovered:
+        """Return what the file knows.
+
+        Args:
+            applied: the last tick applied of each timeline.
+            heads: its hash.
+            batches: how many batches the file has seen.
+            window_ms: how far below the last safe time entries are still wanted.
+        """
+        db = self._db
+        safe = int(system.get_meta(db, "safe") or 0)
+        joining = system.get_meta(db, "joining")
+        return Recovered(
+            node=system.get_meta(db, "node"),
+            store=system.get_meta(db, "store"),
+            membership=decode_membership(system.get_meta(db, "membership")),
+            applied=applied,
+            heads=heads,
+            window=tuple(store.tail(db, max(0, moved(safe, -window_ms)))),
+            votes=tuple(system.votes(db)),
+            ceiling=int(system.get_meta(db, "clock_ceiling") or 0),
+            cut=int(system.get_meta(db, "cut") or 0),
+            batches=batches,
+            safe=safe,
+            joining=decode_joining(joining) if joining else None,
+            removed=self.removed,
+            holds=self.holds,
+            schema=system.get_meta(db, "schema_version"),
+            scheduled=schema.scheduled(db),
+            pieces=system.pieces(db),
+            named=system.named(db),
+            lost=system.get_meta(db, "lost") or "",
+            alarms={name: decode_alarm(kept) for name, kept in system.alarms(db).items()},
+            blocked=frozenset(system.blocked(db)),
+        )
+
+    @property
+    def removed(self) -> dict[str, int]:
+        """The last tick of each timeline that was removed."""
+        return {leader: mark.tick for leader, mark in pruning.marks(self._db).items()}
+
+    @property
+    def size(self) -> Size:
+        """How much there is."""
+        return Size(*pruning.size(self._db))
+
+    @property
+    def rough_bytes(self) -> int:
+        """About how many bytes there are, found without counting the entries."""
+        return pruning.rough_bytes(self._db)
+
+    def clock_at(self, fraction: float) -> int:
+        """Return a clock at or below which this part of the transactions lies, the oldest ones."""
+        return pruning.clock_at(self._db, fraction)
+
+    def plan(self, clock: int, held: Mapping[str, int] | None) -> dict[str, int]:
+        """Return up to which ticks the journal can be removed; see ``pruning.plan``."""
+        waiting = schema.scheduled(self._db)
+        if waiting is not None:
+            clock = min(clock, waiting.txid.clock - 1)  # its statements are still to be run
+        return pruning.plan(self._db, clock, held)
+
+    def remove(self, upto: Mapping[str, int], most: int) -> None:
+        """Remove some of the beginning in the open batch, ``most`` entries at a time."""
+        self._write(pruning.remove, self._db, dict(upto), most)
+        self.horizon = Txid(*pruning.horizon(self._db))
+
+    def forget_commands(self, unix_ms: int, most: int) -> int:
+        """Forget in the open batch, of the ids of removed commands, those that were made up to a time; how many."""
+        old = pruning.old_commands(self._db, unix_ms, most)
+        if old:
+            self._write(pruning.forget_commands, self._db, old)
+            self.forgotten_ms = pruning.forgotten_ms(self._db)
+        return len(old)
+
+    def command_txid(self, command: str) -> Txid | None:
+        """Return what a command became, also if that was removed; ``FORGOTTEN`` if its id is too old to tell."""
+        found = store.command_txid(self._db, command)
+        if found is None and self.forgotten_ms:
+            made = time_ms(command)
+            return FORGOTTEN if made is not None and made <= self.forgotten_ms else None
+        return found
+
+    def find_command(self, command: str) -> Entry | None:
+        """Return the entry that a command became, alone or with others; None if it never happened.
+
+        Raises:
+            ForgottenError: it was removed, or its id is too old to tell.
+        """
+        entry = store.find_command(self._db, command)
+        if entry is not None:
+            return entry
+        found = self.command_txid(command)
+        if found is not None:
+            raise forgotten(command, None if found == FORGOTTEN else found)
+        return None
+
+    def save_hold(self, name: str, times: int, clock: int) -> None:
+        """Keep in the open batch from which clock on a reader needs the journal."""
+        self._write(system.set_meta, self._db, HOLD + name, f"{times}:{clock}")
+
+    @property
+    def holds(self) -> dict[str, tuple[int, int]]:
+        """From which clock on each reader needs the journal, and how often it has begun anew."""
+        found: dict[str, tuple[int, int]] = {}
+        kept: dict[str, Any] = system.meta_under(self._db, HOLD)
+        for name, value in kept.items():
+            times, _, clock = str(value).partition(":")
+            found[name.removeprefix(HOLD)] = int(times), int(clock)
+        return found

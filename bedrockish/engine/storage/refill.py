@@ -1,0 +1,224 @@
+"""Fills a node's file again whose tables are damaged: tables and journal of another node's copy, or tables that the
+node's own journal makes; and in either case its own name, votes and promises.
+
+A copy takes the place of the file only if it has every commit that the file has, or the node would give the ticks of
+its timeline away a second time. What the node has promised is read after nobody writes the old file any more.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.rename_copy import put_in_place
+from bedrockish.engine.storage.wal import copy_file
+from bedrockish.errors import ConfigError, DamagedError
+from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.transaction import parse_txid
+from bedrockish_journal.model.vector import Vector, covers
+from bedrockish_journal.storage.pruning import FORGOTTEN_KEY, MEMBERS_KEY
+from bedrockish_journal.storage.store import applied, find_txid, open_readonly
+from bedrockish_journal.storage.table_layout import quote
+from bedrockish_journal.verify.replay import Prepare, digest, replay
+from bedrockish_journal.verify.tables import why_not_whole
+
+Row = tuple[Any, ...]
+SUFFIX = ".refill"
+OF_THE_DATA = (
+    *("format", "membership", "schema_version", "bootstrap", "began_with", "safe", "hold:"),
+    *(MEMBERS_KEY, FORGOTTEN_KEY),  # of what was removed from the journal, which comes with the data
+)
+"""What a file keeps that is true of the data, wherever that is; all else is the node's own."""
+UNAPPLICABLE_KEY = system.ALARM + UNAPPLICABLE
+GREATEST = ("clock_ceiling", "cut")  # promises, of which the greater one includes the other
+
+
+class NotWholeError(JournalError):
+    """Raised when a journal is not all that its tables were made of, so that it cannot say what they must be."""
+
+
+def _check_whole(database: str | os.PathLike[str]) -> None:
+    db = open_readonly(database)
+    try:
+        why_not = why_not_whole(db)
+        if why_not:
+            raise NotWholeError(why_not)
+    finally:
+        db.close()
+
+
+def refill_path(database: str | os.PathLike[str]) -> Path:
+    """Return where a file is made that is to take the place of a node's."""
+    place = Path(database).resolve()
+    return place.with_name(place.name + SUFFIX)
+
+
+def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare) -> None:
+    """Make a file with the tables that the node's own journal makes, and all that the node keeps besides.
+
+    Raises:
+        JournalError: the journal is not whole, or does not fit itself.
+        ConfigError: the file cannot be written.
+    """
+    _check_whole(database)
+    with suppress(FileNotFoundError):
+        target.unlink()
+    replay([database], target, prepare=prepare)
+    db = apsw.Connection(str(target))
+    try:
+        prepare(db)
+        db.execute("ATTACH ? AS old", (str(Path(database).resolve()),))
+        with db:
+            kept = "FROM old.sqlite_schema WHERE tbl_name GLOB 'bedrockish_*' AND sql IS NOT NULL"
+            made: list[Any] = db.execute(f"SELECT type, name, sql {kept} ORDER BY type = 'index'").fetchall()
+            for _, _, sql in made:
+                db.execute(sql)
+            for name in [quote(name) for kind, name, _ in made if kind == "table"]:
+                db.execute(f"INSERT INTO main.{name} SELECT * FROM old.{name}")
+        db.execute("DETACH old")
+    except apsw.Error as error:
+        raise ConfigError(f"{target} cannot be written: {error}; check the disk") from error
+    finally:
+        db.close()
+
+
+def fits_journal(database: str | os.PathLike[str], prepare: Prepare) -> bool:
+    """Whether the tables of a file are what its journal makes of them.
+
+    Raises:
+        NotWholeError: the journal does not tell.
+        JournalError: it does not fit itself.
+    """
+    _check_whole(database)
+    # Of a copy: the node may go on meanwhile, and the tables and the journal have to be of one moment.
+    copy, target = (refill_path(database).with_suffix(suffix) for suffix in (".moment", ".proof"))
+    try:
+        _remove(copy, target)
+        source = open_readonly(database)
+        try:
+            copy_file(source, copy)
+        finally:
+            source.close()
+        return replay([copy], target, prepare=prepare).digest == digest(copy)
+    finally:
+        _remove(copy, target)
+
+
+def _remove(*paths: Path) -> None:
+    """Remove databases, with what SQLite keeps beside them."""
+    for path in paths:
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).unlink()
+
+
+def check_copy(copy: Path, vector: Vector) -> dict[str, int]:
+    """Look at a copy of another node's file; return what is applied in it.
+
+    Raises:
+        DamagedError: SQLite finds a fault in it.
+        ConfigError: it lacks something of ``vector``.
+    """
+    db = apsw.Connection(str(copy))
+    try:
+        faults = [str(text) for (text,) in db.execute("PRAGMA integrity_check(5)")]
+        if faults != ["ok"]:
+            raise DamagedError(f"the copy is damaged itself: {'; '.join(faults)}")
+        has = dict(applied(db))
+    except apsw.Error as error:
+        raise DamagedError(f"the copy is damaged itself: {error}") from error
+    finally:
+        db.close()
+    if not covers(has, vector):
+        raise ConfigError("the copy has not all commits that this node has; it is asked for again")
+    return has
+
+
+def prove_copy(copy: Path, prepare: Prepare) -> None:
+    """Make sure that the tables of a copy are what its journal makes of them.
+
+    Raises:
+        DamagedError: they are not.
+        JournalError: the journal cannot be replayed: its beginning was removed, or it does not fit itself.
+    """
+    if not fits_journal(copy, prepare):
+        raise DamagedError("the tables of the copy are not what its journal makes of them")
+
+
+def install(database: str | os.PathLike[str], copy: Path) -> None:
+    """Put a finished file in the place of the node's own, which nobody may have open, with what the node has promised.
+
+    Raises:
+        ConfigError: one of them cannot be read or written, or the copy lacks something.
+    """
+    path = Path(database).resolve()
+    try:
+        meta, votes, pieces, has = _own(path)
+        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            db.pragma("journal_mode", "delete")  # one file, without a log beside it
+            if not covers(applied(db), has):
+                raise ConfigError(f"{copy} has not all commits that {path} has")
+            with db:
+                _relabel(db, meta, votes, pieces)
+        finally:
+            db.close()
+        copy.chmod(path.stat().st_mode & 0o777)  # nobody may read it who could not read the old one
+        with open(copy, "rb") as written:
+            os.fsync(written.fileno())
+    except (apsw.Error, OSError) as error:
+        why = f"{path} cannot be filled again: {error}; check the disk, and whether other programs read the file"
+        raise ConfigError(why) from error
+    put_in_place(copy, path)
+    for suffix in ("-wal", "-shm"):  # of the old file, empty since its checkpoint
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).unlink()
+
+
+def _own(path: Path) -> tuple[dict[str, Any], list[Row], list[Row], dict[str, int]]:
+    """Return what a file keeps of its node, its votes, their pieces and what is applied.
+
+    Its write-ahead log is empty then.
+
+    A log that stayed beside the new file would be taken for that one's.
+    """
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        db.set_busy_timeout(5_000)
+        db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        meta = {key: value for key, value in system.meta_under(db, "").items() if not key.startswith(OF_THE_DATA)}
+        system.complete(db)
+        votes, pieces = (list(db.execute(f"SELECT * FROM {name}")) for name in ("bedrockish_vote", "bedrockish_piece"))
+        return meta, votes, pieces, dict(applied(db))
+    finally:
+        db.close()
+
+
+def _is_applied(db: apsw.Connection, key: str) -> bool:
+    """Whether the transaction that stopped the node is in the journal of the copy."""
+    return bool(find_txid(db, parse_txid(key.removeprefix(system.BLOCKED))))
+
+
+def _relabel(db: apsw.Connection, meta: dict[str, Any], votes: list[Row], pieces: list[Row]) -> None:
+    found = system.meta_under(db, "")
+    for key in found:
+        if not key.startswith((*OF_THE_DATA, system.VOID)):
+            db.execute("DELETE FROM bedrockish_meta WHERE key = ?", (key,))
+    blocked = {key for key in meta if key.startswith(system.BLOCKED) and not _is_applied(db, key)}
+    for key, value in meta.items():
+        if key == system.ALARM + DAMAGED_TABLES:
+            continue  # it was about the old tables
+        if (key.startswith(system.BLOCKED) and key not in blocked) or (key == UNAPPLICABLE_KEY and not blocked):
+            continue  # it fits where the copy was made
+        greater = max(int(value or 0), int(found.get(key) or 0)) if key in GREATEST else value
+        system.set_meta(db, key, greater)
+    system.complete(db)
+    for name, rows in (("bedrockish_vote", votes), ("bedrockish_piece", pieces)):
+        db.execute(f"DELETE FROM {name}")
+        if rows:
+            marks = ", ".join("?" * len(rows[0]))
+            db.executemany(f"INSERT INTO {name} VALUES ({marks})", rows).fetchall()

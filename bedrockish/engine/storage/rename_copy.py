@@ -1,0 +1,126 @@
+"""Makes another node's file our own: the copy of a file with which a new node begins.
+
+The data, the journal and the times up to which the journal is complete are as true for the new node as for the old one.
+What the old one *promised*, its votes, is not ours to keep, and its name and id are not ours to use.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.sqlite.table_layout import quote
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.wal import sync_directory
+from bedrockish.errors import ConfigError
+from bedrockish_journal.feed.change_feed import cursor_of_copy
+from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.storage.store import applied
+
+
+def relabel(copy: Path, node: str, store: str, joining: bytes) -> None:
+    """Turn a copy of somebody's file into the file of a new node, durably. Nobody else may have it open.
+
+    Args:
+        copy: the copied file.
+        node: name of the new node.
+        store: random id of the new file.
+        joining: what the new node was told when it was taken in (``encode_joining``).
+
+    Raises:
+        ConfigError: it is not a node's file, or cannot be written.
+    """
+    try:
+        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            db.pragma("journal_mode", "delete")  # one file, without a log beside it
+            if not system.exists(db) or system.get_meta(db, "format") != system.FORMAT:
+                raise ConfigError(
+                    f"{copy} is not a node's file of format {system.FORMAT}; use the same program version"
+                )
+            with db:
+                system.complete(db)
+                db.execute("DELETE FROM bedrockish_vote")
+                db.execute("DELETE FROM bedrockish_piece")
+                db.execute("DELETE FROM bedrockish_meta WHERE key IN (?, 'starts', 'lost')", (f"seen:{node}",))
+                for key, value in (("node", node), ("store", store), ("batches", 0), ("joining", joining)):
+                    system.set_meta(db, key, value)
+        finally:
+            db.close()
+        with open(copy, "rb") as written:
+            os.fsync(written.fileno())
+    except (apsw.Error, OSError) as error:
+        raise ConfigError(
+            f"{copy} cannot be made the file of {node}: {error}; check the disk and join again"
+        ) from error
+
+
+def make_plain(copy: Path) -> None:
+    """Turn a copy of a node's file into a database that is one file for whoever reads it.
+
+    Raises:
+        ConfigError: it is not a database, or cannot be written.
+    """
+    try:
+        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            db.pragma("journal_mode", "delete")
+        finally:
+            db.close()
+        with open(copy, "rb") as written:
+            os.fsync(written.fileno())
+    except (apsw.Error, OSError) as error:
+        raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error
+
+
+def strip(copy: Path) -> tuple[Vector, int, str]:
+    """Turn a copy of a node's file into a database with nothing but what users have put there.
+
+    Returns: how much of each timeline is in it, the highest clock of a transaction that is, and the cursor of the
+        change feed from which to go on.
+
+    Raises:
+        ConfigError: it is not a node's file, or cannot be written.
+    """
+    try:
+        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            if not system.exists(db):
+                raise ConfigError(f"{copy} is not a copy of a node's file")
+            vector = applied(db)
+            found = db.execute("SELECT max(clock) FROM bedrockish_journal").fetchone()
+            clock = int(found[0] or 0) if found is not None else 0
+            safe = int(system.get_meta(db, "safe") or 0)
+            query = (  # a change of the schema counts by the clock from which on it is in force
+                "SELECT clock, origin FROM bedrockish_journal WHERE repeat = 0 AND kind <> 'schema' AND clock > ?1 "
+                "UNION ALL SELECT activates, leader FROM bedrockish_schema "
+                "WHERE state <> 'scheduled' AND activates > ?1"
+            )
+            above: list[Any] = db.execute(query, (safe,)).fetchall()
+            db.pragma("foreign_keys", 0)
+            db.pragma("journal_mode", "delete")
+            with db:
+                named = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'bedrockish_*'"
+                for (name,) in list(db.execute(named)):
+                    db.execute(f"DROP TABLE {quote(name)}")
+            db.execute("VACUUM")
+        finally:
+            db.close()
+    except apsw.Error as error:
+        raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error
+    make_plain(copy)
+    return vector, clock, str(cursor_of_copy(safe, above))
+
+
+def put_in_place(copy: Path, path: Path) -> None:
+    """Give a finished copy its name, durably.
+
+    Raises:
+        ConfigError: it cannot be renamed.
+    """
+    try:
+        os.rename(copy, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise ConfigError(f"{copy} cannot be renamed to {path}: {error.strerror}; check the directory") from error

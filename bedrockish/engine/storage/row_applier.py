@@ -1,0 +1,351 @@
+"""Puts decided row changes into the tables, as they were captured, by address.
+
+What was decided applies, or nobody could ever get over it: so nothing that might say otherwise here than it did where
+the rows were made is asked again. Triggers and foreign keys are off meanwhile, what they did is among the changes
+already; so are CHECKs. Switching triggers makes SQLite compile every cached statement again, so it is done only for
+tables that have any. An UPDATE names only the columns that changed, or every index of the table would be written.
+
+A change is made only to the very row that it was made of: each statement looks for the whole row as it was before. A
+row that is another one, here or at the node that led the change, is found then, and not overwritten.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
+from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
+from bedrockish.errors import DamagedError, EntryMismatchError
+from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value, same_value
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.storage.schema_steps import enforce_checks, is_missing, switch
+
+PIECE = 1_000  # changes that are made at once, if so many come together
+PIECE_MIN = 10  # fewer are not worth the savepoint
+
+DIFFERS = (
+    "the tables of this node, or of the node that led it, are not what the journals say: compare them with "
+    "'bedrockish journal verify', and fill the one that differs again from another node"
+)
+
+_OWN = apsw.SQLITE_PREPARE_PERSISTENT
+"""With it, SQLite's wrapper keeps our statements apart from clients' of the same text, which must obey CHECKs."""
+_REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
+"""What the tables may say against a change; every other error of SQLite is one of the file or the machine."""
+_ANDS = 200  # terms in one parenthesis: SQLite limits how deep an expression may be
+_SHOWN = 100  # characters of a value in an error
+
+
+class _MisfitError(Exception):
+    """Raised inside when a change does not fit the tables."""
+
+    def __init__(self, change: Change, why: str) -> None:
+        super().__init__(why)
+        self.change, self.why = change, why
+
+
+class RowApplier:
+    """Applies changes on one connection, with a statement per table, operation and set of changed columns."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._tables: dict[str, Table] = {}
+        self._texts: dict[tuple[str, str, int], tuple[str, tuple[int, ...]]] = {}
+        self._compared: dict[str, str] = {}
+        self._quiet = False
+        self._unchecked = False
+
+    def use(self, tables: Tables) -> None:
+        """Learn the tables of a new schema."""
+        self._tables = tables.by_name
+        self._texts.clear()
+        self._compared.clear()
+
+    def loud(self) -> None:
+        """Switch triggers, foreign keys and CHECKs on: a client's statement or a schema statement is to run."""
+        if self._quiet:
+            switch(self._db, on=True)
+        elif self._unchecked:
+            enforce_checks(self._db, on=True)
+        self._quiet = self._unchecked = False
+
+    def quiet(self) -> None:
+        """Switch triggers, foreign keys and CHECKs off: what follows is the node's own."""
+        if not self._quiet:
+            switch(self._db, on=False)
+            self._quiet = self._unchecked = True
+
+    def apply(self, entry: Entry, pieces: Iterable[list[Change]]) -> None:
+        """Apply the changes of an entry, in order, inside the open transaction.
+
+        Raises:
+            EntryMismatchError: a row is not as the entry says; the caller must roll back what was applied of it.
+            EntryMalformedError: they cannot be read; the same.
+            DamagedError: a function or collation is missing.
+            apsw.Error: the file or the machine failed.
+        """
+        try:
+            for changes in pieces:
+                self._make(changes)
+        except _MisfitError as error:
+            raise self._mismatch(entry, error.change, error.why) from error.__cause__
+
+    def compare(self, pieces: Iterable[list[Change]]) -> str:
+        """Return why changes were not made of the rows that are here, in words; empty if they were.
+
+        A row that an earlier one of them has written is not as it was before that, and is not looked at.
+
+        Raises:
+            EntryMalformedError: they cannot be read.
+        """
+        written: set[tuple[Value, ...]] = set()
+        for change in chain.from_iterable(pieces):
+            table = self._tables.get(change.table)
+            if table is None or table.columns != change.columns:
+                return f"{change.table} has other columns here, or is not there"
+            key: tuple[Value, ...] = (change.table, *_address(table, change))
+            if change.op != INSERT and key not in written:
+                text = self._compared.get(change.table)
+                if text is None:
+                    text = f"SELECT 1 FROM {quote(table.name)} WHERE {_where(table)} AND {_as_before(table)}"
+                    self._compared[change.table] = text
+                assert change.before is not None
+                row = self._db.execute(text, [*_address(table, change), *change.before]).fetchone()
+                if row is None:
+                    return f"row {key[1:]!r} of {change.table} is another one here"
+            written.add(key)
+            if table.rowid is not None:
+                written.add((change.table, change.rowid_after))
+            elif change.after is not None:
+                written.add((change.table, *(change.after[place] for place in table.key)))
+        return ""
+
+    def redo(self, changes: list[Change]) -> str:
+        """Make changes again that were made before and taken back; return why that fails, or an empty text."""
+        try:
+            self._make(changes)
+        except _MisfitError as error:
+            return f"{error.change.op} of {error.change.table}: {error.why}"
+        return ""
+
+    def _make(self, changes: list[Change]) -> None:
+        """Make changes, in order: many of them a thousand at a time, and if that fails, these one by one.
+
+        Raises:
+            _MisfitError: one does not fit.
+        """
+        for first in range(0, len(changes), PIECE):
+            piece = changes[first : first + PIECE]
+            if len(piece) < PIECE_MIN or not self._at_once(piece):
+                for change in piece:
+                    self._one(change)
+
+    def _at_once(self, changes: list[Change]) -> bool:
+        """Make changes, or none of them if one does not fit; whether they are made.
+
+        Each changes one row or, if it does not fit, none, or raises; so their sum tells whether all did.
+        """
+        db = self._db
+        bound = [self._bound(change) for change in changes]
+        db.execute("SAVEPOINT piece")
+        try:
+            before = db.total_changes()
+            for text, run in groupby(bound, itemgetter(0)):
+                db.executemany(text, [values for _, values in run], prepare_flags=_OWN)
+            fit = db.total_changes() - before == len(bound)
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            fit = False
+        if not fit:
+            db.execute("ROLLBACK TO piece")
+        db.execute("RELEASE piece")
+        return fit
+
+    def _hush(self, table: Table) -> None:
+        """Switch off what the table has of triggers, foreign keys and CHECKs."""
+        if table.active:
+            self.quiet()
+        if table.checks and not self._unchecked:
+            enforce_checks(self._db, on=False)
+            self._unchecked = True
+
+    def _one(self, change: Change) -> None:
+        text, values = self._bound(change)
+        try:
+            self._db.execute(text, values, prepare_flags=_OWN)
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            raise _MisfitError(change, str(error)) from error
+        changed = self._db.changes()
+        if changed != 1:
+            raise _MisfitError(change, f"it changes {changed} rows and not one")
+
+    def _bound(self, change: Change) -> tuple[str, list[Value]]:
+        """Return the statement that makes a change, and its parameters; triggers are off if the table has any."""
+        table = self._tables.get(change.table)
+        if table is None or table.columns != change.columns:
+            raise _MisfitError(change, "this node's table has other columns, or is not there")
+        self._hush(table)
+        if change.op == INSERT:
+            assert change.after is not None
+            mask, row = 0, change.after
+        elif change.op == DELETE:
+            mask, row = 0, ()
+        else:
+            assert change.before is not None
+            assert change.after is not None
+            mask, row = changed_mask(change.before, change.after), change.after
+            if change.rowid != change.rowid_after and table.alias is None:
+                mask |= 1 << len(row)  # the rowid itself changed, which rewrites every index, so it is named only then
+        known = self._texts.get((table.name, change.op, mask))
+        if known is None:
+            known = self._texts[table.name, change.op, mask] = _text(table, change.op, mask)
+        text, places = known
+        values = [row[place] for place in places]
+        if change.op == INSERT:
+            if table.rowid is not None and table.alias is None:
+                values.append(change.rowid)
+            return text, values
+        if mask >> len(table.columns):
+            values.append(change.rowid_after)
+        assert change.before is not None
+        values += _address(table, change)
+        values += change.before
+        return text, values
+
+    def _mismatch(self, entry: Entry, change: Change, why: str) -> DamagedError:
+        place = f"{entry.leader}{entry.tick}"
+        if is_missing(why):
+            return DamagedError(f"{place} cannot be applied: {change.op} of {change.table}: {why}; {WITHOUT_PLUGIN}")
+        table = self._tables.get(change.table)
+        key = change.rowid if change.rowid is not None else _key(table, change)
+        expected = found = None
+        if table is not None and table.columns == change.columns:
+            expected, found = _differences(table, change.before, self._found(table, change))
+            if change.op != INSERT:
+                why = "there is no such row" if found is None else f"expected {_said(expected)}, found {_said(found)}"
+        return EntryMismatchError(
+            f"{place} does not fit the tables of this node: {change.op} of {change.table} {key!r}: {why}; {DIFFERS}",
+            entry=place,
+            op=change.op,
+            table=change.table,
+            key=repr(key),
+            why=why,
+            expected=expected,
+            found=found,
+        )
+
+    def _found(self, table: Table, change: Change) -> Row | None:
+        """Return the row that is there under the key of a change, a text that is not UTF-8 as its bytes."""
+        columns = ", ".join(
+            f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END, typeof({name})"
+            for name in map(quote, table.columns)
+        )
+        where, address = _where(table), _address(table, change)
+        found: Any = self._db.execute(f"SELECT {columns} FROM {quote(table.name)} WHERE {where}", address).fetchone()
+        if found is None:
+            return None
+        return tuple(
+            _text_of(value) if kind == "text" else value for value, kind in zip(found[::2], found[1::2], strict=True)
+        )
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the tables refuse a change: SQLite does, or a plugin's function in an index raised an error."""
+    return isinstance(error, _REFUSALS) or not isinstance(error, apsw.Error)
+
+
+def changed_mask(before: Row, after: Row) -> int:
+    """Return the set of columns that are not the same to the byte, as bits."""
+    mask = 0
+    for place, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old != new or type(old) is not type(new) or not (new or same_value(old, new)):
+            mask |= 1 << place
+    return mask
+
+
+def _text(table: Table, op: str, mask: int) -> tuple[str, tuple[int, ...]]:
+    """Return a statement and the places of the row's values that it takes first.
+
+    After those come, but for an INSERT, what ``_address`` gives and then the whole row as it was before.
+    """
+    name = quote(table.name)
+    if op == INSERT:
+        columns = [quote(table.columns[place]) for place in table.writable]
+        if table.rowid is not None and table.alias is None:
+            columns.append(table.rowid)
+        marks = ", ".join("?" * len(columns))
+        return f"INSERT OR ABORT INTO {name}({', '.join(columns)}) VALUES ({marks})", table.writable
+    where = f"{_where(table)} AND {_as_before(table)}"
+    if op == DELETE:
+        return f"DELETE FROM {name} WHERE {where}", ()
+    places = tuple(place for place in table.writable if mask >> place & 1)
+    sets = [f"{quote(table.columns[place])} = ?" for place in places]
+    if mask >> len(table.columns):
+        sets.append(f"{table.rowid} = ?")
+    if not sets:
+        places = table.writable[:1]  # nothing changed; the row must be there all the same
+        sets = [f"{quote(table.columns[places[0]])} = ?"]
+    return f"UPDATE OR ABORT {name} SET {', '.join(sets)} WHERE {where}", places
+
+
+def _where(table: Table) -> str:
+    """Return the condition for the row at an address, which SQLite finds by its key."""
+    if table.rowid is None:
+        return " AND ".join(f"{quote(table.columns[place])} = ?" for place in table.key)
+    return f"{table.rowid} = ?"
+
+
+def _address(table: Table, change: Change) -> list[Value]:
+    """Return where a changed row is, as it was before; of an INSERT, where it will be."""
+    if table.rowid is not None:
+        return [change.rowid]
+    row = change.before or change.after
+    assert row is not None
+    return [row[place] for place in table.key]
+
+
+def _as_before(table: Table) -> str:
+    """Return the condition that each column is the same byte by byte, whatever the column's collation holds equal."""
+    terms = [f"{quote(column)} COLLATE BINARY IS ?" for column in table.columns]
+    return " AND ".join(f"({' AND '.join(terms[first : first + _ANDS])})" for first in range(0, len(terms), _ANDS))
+
+
+def _key(table: Table | None, change: Change) -> Sequence[Value] | None:
+    return tuple(_address(table, change)) if table is not None else change.before or change.after
+
+
+def _text_of(data: bytes) -> Value:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _differences(
+    table: Table, before: Row | None, found: Row | None
+) -> tuple[dict[str, str] | None, dict[str, str] | None]:
+    """Return the values of the columns that differ, as texts, on each side; None for a side without a row."""
+    places = range(len(table.columns))
+    if before is not None and found is not None:
+        mask = changed_mask(before, found)
+        places = [place for place in places if mask >> place & 1]  # type: ignore[assignment]
+    sides = [
+        None if row is None else {table.columns[place]: _short(row[place]) for place in places}
+        for row in (before, found)
+    ]
+    return sides[0], sides[1]
+
+
+def _short(value: Value) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _said(values: dict[str, str] | None) -> str:
+    return ", ".join(f"{column} {value}" for column, value in (values or {}).items()) or "the same"

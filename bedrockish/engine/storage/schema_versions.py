@@ -1,0 +1,84 @@
+"""The versions of the schema: what is decided, what is in force, and how the one becomes the other."""
+
+from collections.abc import Callable
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.errors import DamagedError
+from bedrockish_journal.model.changes import Step, decode_statements, decode_steps
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.storage import schema_history as schema
+from bedrockish_journal.storage.schema_steps import run
+
+
+class Versions:
+    """The schema of one node's file.
+
+    Args:
+        db: the writing connection.
+        write: does something in the open batch, in a way that can be done again.
+        loud: switches triggers and foreign keys on.
+        learn: to be called when the schema has changed.
+
+    Attributes:
+        current: how many schema changes were activated.
+    """
+
+    def __init__(
+        self, db: apsw.Connection, write: Callable[..., None], loud: Callable[[], None], learn: Callable[[], None]
+    ) -> None:
+        self._db, self._write, self._loud, self._learn = db, write, loud, learn
+        self.current = 0
+        self.reload()
+
+    def reload(self) -> None:
+        """Read what the file says: the open batch was taken back."""
+        self.current = int(system.get_meta(self._db, "schema_version"))
+
+    def apply(self, entry: Entry) -> None:
+        """Note a change that was committed; one of an earlier version's journal is in force at once.
+
+        Raises:
+            DamagedError: that fails; the node must stop.
+        """
+        transaction = entry.transaction
+        statements = decode_statements(transaction.changes)
+        schema.schedule(self._db, transaction, self.current + 1, statements)
+        if transaction.activates:
+            return
+        failure = self._change(decode_steps(transaction.changes))
+        if failure:
+            what = f"{entry.leader}{entry.tick} cannot be applied, {'; '.join(statements)!r} gave: {failure}"
+            raise DamagedError(f"{what}; fill this node again from another one", table="")
+
+    def activate(self, txid: Txid) -> str:
+        """Put the change that waits for it in force, in the open batch; return why the data forbids it, or ''."""
+        self._write(self._activate, txid)
+        return schema.standing(self._db, txid).failure
+
+    def standing(self, txid: Txid) -> schema.Standing:
+        """Return what became of a change here."""
+        return schema.standing(self._db, txid)
+
+    def _activate(self, txid: Any) -> None:
+        waiting = schema.scheduled(self._db)
+        assert waiting is not None
+        assert waiting.txid == txid
+        self._change(decode_steps(waiting.changes))
+
+    def _change(self, steps: list[Step]) -> str:
+        self._loud()
+        try:
+            failure = run(self._db, steps)
+        except apsw.SQLError as error:
+            what = f"a change of the schema, {'; '.join(step.sql for step in steps)!r}, gave: {error}"
+            raise DamagedError(f"{what}; {WITHOUT_PLUGIN}") from error
+        self.current += 1
+        schema.settle(self._db, self.current, failure)
+        system.set_meta(self._db, "schema_version", self.current)
+        self._learn()
+        return failure

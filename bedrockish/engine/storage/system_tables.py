@@ -1,0 +1,195 @@
+"""The engine's own tables in the node's file: what the node has promised, and what it knows of itself.
+
+The journal, the third system table, belongs to ``bedrockish_journal.storage.store``.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import apsw
+import cbor2
+
+from bedrockish.core.protocol.pieces import Part
+from bedrockish.core.protocol.records import Vote
+from bedrockish.errors import DamagedError
+from bedrockish_journal.model.transaction import Txid, decode_transaction, parse_txid
+
+FORMAT = 1
+ALARM, BLOCKED, VOID = "alarm:", "blocked:", "void:"
+
+DDL = """
+CREATE TABLE bedrockish_meta(
+  key TEXT PRIMARY KEY,  -- node, store, format, membership, schema_version, batches, clock_ceiling, cut, safe,
+                         -- bootstrap; began_with: how many objects there were before; joining, while a new node
+                         -- catches up; seen:NODE: what is known of that node's file; starts: of processes on this
+                         -- one; lost: what it was found to lack; alarm:NAME: what is wrong with it; blocked:TXID: a
+                         -- decided transaction that fits nowhere; void:TXID: one that an operator had applied as
+                         -- nothing
+  value
+) WITHOUT ROWID;
+CREATE TABLE bedrockish_vote(
+  clock INTEGER NOT NULL,    -- txid = (clock, leader)
+  leader TEXT NOT NULL,
+  held INTEGER NOT NULL,     -- 1: approved, or held for a recovery
+  promised INTEGER NOT NULL, -- highest ballot promised
+  accepted_ballot INTEGER,   -- highest ballot accepted, and whether it was to commit
+  accepted_commit INTEGER,
+  body BLOB,                 -- the transaction; NULL if only its rollback was seen. A CBOR map: {0: its parts}, each of
+                             -- which is bytes or [sha256, size] of a piece
+  PRIMARY KEY(clock, leader)
+) WITHOUT ROWID;
+"""
+PIECE_DDL = """
+CREATE TABLE IF NOT EXISTS bedrockish_piece(
+  digest BLOB PRIMARY KEY,   -- sha256 of the data
+  data BLOB NOT NULL         -- a part of a transaction that a vote names, or that is about to be begun
+);
+"""
+_IN_PARTS = 0xA1  # how a CBOR map of one key begins; a transaction's body is an array
+
+# By upsert: REPLACE deletes the row first, and whatever refers to it would notice.
+_SAVE_VOTE = """INSERT INTO bedrockish_vote VALUES (?, ?, ?, ?, ?, ?, ?)
+  ON CONFLICT(clock, leader) DO UPDATE SET held = excluded.held, promised = excluded.promised,
+    accepted_ballot = excluded.accepted_ballot, accepted_commit = excluded.accepted_commit, body = excluded.body"""
+
+
+def exists(db: apsw.Connection) -> bool:
+    """Whether the file has the system tables."""
+    return db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'bedrockish_meta'").fetchone() is not None
+
+
+def create(db: apsw.Connection) -> None:
+    """Create the tables in a file that has none."""
+    db.execute(DDL + PIECE_DDL).fetchall()
+
+
+def complete(db: apsw.Connection) -> None:
+    """Create what a file of an earlier version does not have yet."""
+    db.execute(PIECE_DDL).fetchall()
+
+
+def get_meta(db: apsw.Connection, key: str) -> Any:
+    """Return a value kept under a name, or None."""
+    row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else row[0]
+
+
+def set_meta(db: apsw.Connection, key: str, value: Any) -> None:
+    """Keep a value under a name."""
+    db.execute(
+        "INSERT INTO bedrockish_meta(key, value) VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
+        (key, value),
+    )
+
+
+def meta_under(db: apsw.Connection, prefix: str) -> dict[str, Any]:
+    """Return the values kept under all names that begin so."""
+    query = "SELECT key, value FROM bedrockish_meta WHERE substr(key, 1, length(?1)) = ?1"
+    return dict(db.execute(query, (prefix,)))
+
+
+def alarms(db: apsw.Connection) -> dict[str, bytes]:
+    """Return the alarms that are kept, by name, as ``health.encode_alarm`` wrote them."""
+    return {name.removeprefix(ALARM): bytes(kept) for name, kept in meta_under(db, ALARM).items() if kept is not None}
+
+
+def blocked(db: apsw.Connection) -> list[Txid]:
+    """Return the decided transactions that fit nowhere, on which nobody has decided yet."""
+    return _txids(db, BLOCKED)
+
+
+def void(db: apsw.Connection) -> list[Txid]:
+    """Return the transactions that an operator had applied as nothing."""
+    return _txids(db, VOID)
+
+
+def _txids(db: apsw.Connection, prefix: str) -> list[Txid]:
+    return [parse_txid(name.removeprefix(prefix)) for name, kept in meta_under(db, prefix).items() if kept is not None]
+
+
+def save_vote(db: apsw.Connection, vote: Vote, parts: tuple[Part, ...] | None) -> None:
+    """Keep a vote, instead of the one on the same transaction; ``parts`` of its body, if its pieces are saved."""
+    ballot, commit = vote.accepted or (None, None)
+    body = None if vote.transaction is None else vote.transaction.body
+    if parts is not None:
+        body = cbor2.dumps({0: parts})
+    db.execute(
+        _SAVE_VOTE,
+        (*vote.txid, int(vote.held), vote.promised, ballot, commit, body),
+    )
+
+
+def drop_vote(db: apsw.Connection, txid: Txid) -> None:
+    """Forget a vote; nothing happens if there is none."""
+    db.execute("DELETE FROM bedrockish_vote WHERE clock = ? AND leader = ?", tuple(txid))
+
+
+def votes(db: apsw.Connection) -> list[Vote]:
+    """Return every vote on record, by clock.
+
+    Raises:
+        DamagedError: a vote names another transaction than it holds.
+    """
+    found = []
+    query = (
+        "SELECT clock, leader, held, promised, accepted_ballot, accepted_commit, body FROM bedrockish_vote "
+        "ORDER BY clock, leader"
+    )
+    for clock, leader, held, promised, ballot, commit, body in db.execute(query):
+        txid = Txid(clock, leader)
+        if body is not None and body[0] == _IN_PARTS:
+            body = assemble(db, parts_of(body))
+        transaction = None if body is None else decode_transaction(body)
+        if transaction is not None and transaction.txid != txid:
+            raise DamagedError(f"the vote on {txid} holds {transaction.txid}; fill this node again from another one")
+        accepted = None if ballot is None else (ballot, bool(commit))
+        found.append(Vote(txid, transaction, bool(held), promised, accepted))
+    return found
+
+
+def save_piece(db: apsw.Connection, digest: bytes, data: bytes) -> None:
+    """Keep a piece."""
+    db.execute("INSERT OR REPLACE INTO bedrockish_piece(digest, data) VALUES (?, ?)", (digest, data))
+
+
+def drop_pieces(db: apsw.Connection, digests: Iterable[bytes]) -> None:
+    """Forget pieces; nothing happens for those that are not there."""
+    db.executemany("DELETE FROM bedrockish_piece WHERE digest = ?", [(digest,) for digest in digests]).fetchall()
+
+
+def pieces(db: apsw.Connection) -> dict[bytes, int]:
+    """Return the pieces that are kept: sha256 -> size."""
+    return dict(db.execute("SELECT digest, length(data) FROM bedrockish_piece"))
+
+
+def named(db: apsw.Connection) -> dict[Txid, tuple[bytes, ...]]:
+    """Return which pieces each vote is kept in."""
+    query = "SELECT clock, leader, body FROM bedrockish_vote WHERE substr(body, 1, 1) = ?"
+    rows = db.execute(query, (bytes([_IN_PARTS]),))
+    return {
+        Txid(clock, leader): tuple(part[0] for part in parts_of(body) if isinstance(part, tuple))
+        for clock, leader, body in rows
+    }
+
+
+def parts_of(packed: bytes) -> tuple[Part, ...]:
+    """Read the parts in which a body is kept."""
+    return tuple(part if isinstance(part, bytes) else (part[0], part[1]) for part in cbor2.loads(packed)[0])
+
+
+def assemble(db: apsw.Connection, parts: Iterable[Part]) -> bytes:
+    """Return the bytes that parts stand for.
+
+    Raises:
+        DamagedError: a piece is not there.
+    """
+    found: list[bytes] = []
+    for part in parts:
+        if isinstance(part, bytes):
+            found.append(part)
+            continue
+        row = db.execute("SELECT data FROM bedrockish_piece WHERE digest = ?", (part[0],)).fetchone()
+        if row is None or len(row[0]) != part[1]:
+            raise DamagedError(f"the file lacks the piece {part[0].hex()}; fill this node again from another one")
+        found.append(row[0])
+    return b"".join(found)

@@ -1,0 +1,157 @@
+"""Makes what was committed durable, and keeps the WAL small.
+
+With ``synchronous=NORMAL`` SQLite writes commits to the WAL and syncs it only at checkpoints. One ``fdatasync`` of ours
+after a batch of commits makes all of them durable together, in a helper thread, while the connection goes on. SQLite
+itself keeps the other half of the promise: a checkpoint syncs the WAL before it copies pages and the database file
+after the last page, and a WAL that starts over syncs its new header before any frame.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import apsw
+
+from bedrockish.errors import ConfigError, DamagedError, UnavailableError
+
+PRIVATE = 0o600  # the mode of the files of a database: its owner's alone
+
+
+class Wal:
+    """The -wal file of an open database: our descriptor for syncing, SQLite's checkpoints.
+
+    Only the -wal may be opened beside SQLite: closing a descriptor on the database file would drop SQLite's locks.
+    """
+
+    def __init__(self, db: apsw.Connection, *, full_sync: bool) -> None:
+        self._full_sync = full_sync
+        self._path = Path(db.filename_wal)
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        self._checkpointer: apsw.Connection | None = None
+        self._file = db.filename
+        # What a killed process has left in the WAL counts: places aside read there by themselves.
+        self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)[0])
+        self._copied_at = self.frames  # frames when the last background checkpoint began
+        db.wal_autocheckpoint(0)  # an automatic checkpoint would stall whichever commit it falls on
+        db.set_wal_hook(self._committed)
+        sync_directory(self._path.parent)
+
+    @property
+    def descriptor(self) -> int:
+        """The open file; whoever keeps it makes a copy."""
+        return self._fd
+
+    def _committed(self, _db: apsw.Connection, _name: str, frames: int) -> int:
+        self.frames = frames
+        return apsw.SQLITE_OK
+
+    def sync(self) -> None:
+        """Return when every commit made before this call is durable. May be called in another thread.
+
+        Raises:
+            DamagedError: the file is gone, or the disk failed: nothing since the last sync may be promised.
+        """
+        if self._full_sync:
+            return  # SQLite synced at each COMMIT
+        try:
+            if os.fstat(self._fd).st_nlink == 0:
+                raise DamagedError(
+                    f"{self._path} was removed while the node runs; stop the node, and fill it again from another one"
+                )
+            os.fdatasync(self._fd)
+        except OSError as error:
+            # After a failed sync the kernel may have dropped the pages: trying again would promise what is lost.
+            raise DamagedError(
+                f"{self._path} cannot be synced: {error.strerror}; check the disk and start the node again"
+            ) from error
+
+    def grown(self) -> int:
+        """Return how many frames were written since the last checkpoint, so that each one has something to do."""
+        if self.frames < self._copied_at:
+            self._copied_at = 0  # the WAL began anew
+        return self.frames - self._copied_at
+
+    def checkpoint(self) -> tuple[int, int]:
+        """Copy what can be copied from the WAL into the database file, stalling nobody. May run in another thread.
+
+        Returns:
+            frames in the WAL, and how many of them are in the database file now.
+
+        Raises:
+            UnavailableError: it cannot be done now; nothing is lost, and the WAL goes on to grow.
+        """
+        try:
+            if self._checkpointer is None:
+                self._checkpointer = apsw.Connection(self._file)
+                self._checkpointer.wal_autocheckpoint(0)
+                self._checkpointer.execute("PRAGMA synchronous = NORMAL")
+            self._copied_at = self.frames
+            # A connection that has read nothing yet does not know the WAL, and its checkpoint would do nothing.
+            self._checkpointer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+            return self._checkpointer.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except apsw.BusyError:
+            return self.frames, 0  # another checkpoint is running: it does the same work
+        except (apsw.FullError, apsw.CantOpenError, apsw.ReadOnlyError) as error:
+            raise UnavailableError(f"the write-ahead log cannot be copied into the database file: {error}") from error
+
+    def finish(self, db: apsw.Connection) -> None:
+        """Copy the rest between two batches, so that the next commit starts the WAL over; a reader may prevent it."""
+        assert not db.in_transaction
+        try:
+            frames, copied = db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if frames == copied:
+                db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                self.frames = 0
+        except (apsw.BusyError, apsw.FullError):
+            pass  # the background checkpoint is at work, a reader needs the old frames, or there is no room: later
+
+    def close(self) -> None:
+        """Close our descriptors; the database connection is closed by its owner, after this."""
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+            self._checkpointer = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names of newly created files durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def create_private(place: Path) -> None:
+    """Create an empty file that only its owner may read and write, if there is none.
+
+    SQLite gives its -wal and -shm the same mode. To be called before SQLite opens it: closing any descriptor on a
+    database file drops SQLite's locks on it.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
+
+
+def copy_file(source: apsw.Connection, place: Path) -> None:
+    """Copy a database page by page into a new file, durably.
+
+    Raises:
+        ConfigError: the file is there already, or cannot be written.
+    """
+    if place.exists():
+        raise ConfigError(f"{place} is there already; give another path")
+    try:
+        create_private(place)
+        target = apsw.Connection(str(place))
+        try:
+            with target.backup("main", source, "main") as backup:
+                backup.step(-1)
+        finally:
+            target.close()
+        with open(place, "rb") as copy:
+            os.fsync(copy.fileno())
+        sync_directory(place.resolve().parent)
+    except (apsw.Error, OSError) as error:
+        raise ConfigError(f"{place} cannot be written: {error}; give a path with enough free space") from error

@@ -1,0 +1,249 @@
+"""Hrana over HTTP: pipelines and cursors of requests on streams, which a baton holds together from call to call.
+
+A baton is a random word, good for one call: each answer has another. A stream that is not asked for a while is closed,
+and what it had open is rolled back, since nobody can tell that its client has gone.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import trio
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from bedrockish.api.json_forms import read_json, write_json
+from bedrockish.errors import BedrockishError, UnavailableError, UsageError
+from bedrockish.http.libsql import protobuf
+from bedrockish.http.libsql.session import DeclaredTypes, Runs, Session
+from bedrockish.http.libsql.structures import ResultUnsayableError, has_infinity, write_error
+from bedrockish.http.purse import purse_of
+from bedrockish.http.replies import JSON
+
+PROTOBUF = "application/x-protobuf"
+IDLE_S = 10.0
+STREAMS_MAX = 1_000
+REQUESTS_MAX = 1_000  # of a pipeline
+INFINITE = ResultUnsayableError()
+
+Body = Callable[[Request], Any]
+
+
+@dataclass
+class Kept:
+    """A stream between two calls of its client.
+
+    Attributes:
+        session: the stream.
+        caller: digest of what its caller showed who it is with; nobody else may go on with it.
+    """
+
+    session: Session
+    caller: bytes
+
+
+class Pipelines:
+    """The HTTP endpoints of libSQL's protocol at one node."""
+
+    def __init__(self, node: Runs, declared: DeclaredTypes, body: Body) -> None:
+        self._node, self._declared, self._body = node, declared, body
+        self._kept: dict[str, Kept] = {}
+        self._late: deque[tuple[float, str]] = deque()  # when a baton is no longer good
+
+    def routes(self) -> list[Route]:
+        """Return the routes, for versions 1 to 3 and both encodings."""
+        found = [Route(path, _supported) for path in ("/v2", "/v3", "/v3-protobuf")]
+        for path, is_protobuf in (("/v2", False), ("/v3", False), ("/v3-protobuf", True)):
+            found.append(Route(f"{path}/pipeline", self._pipeline_of(is_protobuf), methods=["POST"]))
+        for path, is_protobuf in (("/v3", False), ("/v3-protobuf", True)):
+            found.append(Route(f"{path}/cursor", self._cursor_of(is_protobuf), methods=["POST"]))
+        return [*found, *(Route(f"/v1/{kind}", self._alone(kind), methods=["POST"]) for kind in ("execute", "batch"))]
+
+    def _alone(self, kind: str) -> Callable[[Request], Any]:
+        """Return the endpoint of version 1 for one request, on a stream of its own."""
+
+        async def alone(request: Request) -> Response:
+            session = Session(self._node, self._declared)
+            session.purse = purse_of(request)
+            try:
+                asked = await self._read(request, _read_object)
+                response = await session.answer({**asked, "type": kind})
+                if _is_infinite(response):
+                    raise INFINITE
+            except BedrockishError as error:
+                return _failed(error, is_protobuf=False)
+            finally:
+                session.close()
+            return _reply(write_json({"result": response["result"]}), JSON)
+
+        return alone
+
+    # -- pipelines -------------------------------------------------------------------------------------------------
+
+    def _pipeline_of(self, is_protobuf: bool) -> Callable[[Request], Any]:
+        async def pipeline(request: Request) -> Response:
+            try:
+                asked = await self._read(request, protobuf.read_pipeline if is_protobuf else _read_object)
+                requests = asked.get("requests")
+                if not isinstance(requests, list) or not all(isinstance(one, dict) for one in requests):
+                    raise UsageError("requests should be an array of objects")
+                if len(requests) > REQUESTS_MAX:
+                    raise UsageError(f"a pipeline has {REQUESTS_MAX} requests at most; send several")
+                kept = self._take(request, asked.get("baton"))
+            except BedrockishError as error:
+                return _failed(error, is_protobuf)
+            kept.session.purse = purse_of(request)
+            results = []
+            try:
+                for one in requests:
+                    results.append(await _answered(kept.session, one, is_protobuf))
+                baton = self._keep(kept)
+            except BaseException:
+                kept.session.close()
+                raise
+            body = {"baton": baton, "base_url": None, "results": results}
+            if is_protobuf:
+                return _reply(protobuf.write_pipeline(body), PROTOBUF)
+            return _reply(write_json(body), JSON)
+
+        return pipeline
+
+    # -- cursors ---------------------------------------------------------------------------------------------------
+
+    def _cursor_of(self, is_protobuf: bool) -> Callable[[Request], Any]:
+        async def cursor(request: Request) -> Response:
+            try:
+                asked = await self._read(request, protobuf.read_cursor if is_protobuf else _read_object)
+                kept = self._take(request, asked.get("baton"))
+            except BedrockishError as error:
+                return _failed(error, is_protobuf)
+            try:
+                kept.session.purse = purse_of(request)
+                entries = await kept.session.open_batch(asked.get("batch") or {})
+            except BedrockishError as error:
+                kept.session.close()
+                return _failed(error, is_protobuf)
+            kind = PROTOBUF if is_protobuf else JSON
+            return StreamingResponse(
+                self._lines(kept, entries, is_protobuf), media_type=kind, headers={"cache-control": "no-store"}
+            )
+
+        return cursor
+
+    async def _lines(
+        self, kept: Kept, entries: AsyncGenerator[dict[str, Any]], is_protobuf: bool
+    ) -> AsyncIterator[bytes]:
+        """Write the answer of a cursor. Its baton is good once the answer was read to its end."""
+        baton = secrets.token_urlsafe(24)
+        head = {"baton": baton, "base_url": None}
+        whole = False
+        try:
+            yield protobuf.delimited(protobuf.write_cursor_head(head)) if is_protobuf else write_json(head) + b"\n"
+            async with aclosing(entries) as found:
+                async for entry in found:
+                    yield _line(entry, is_protobuf)
+            whole = True
+        finally:
+            if whole and not kept.session.closed:
+                self._keep(kept, baton)
+            else:
+                kept.session.close()
+
+    # -- batons ----------------------------------------------------------------------------------------------------
+
+    async def _read(self, request: Request, read: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
+        return read(await self._body(request))
+
+    def _take(self, request: Request, baton: object) -> Kept:
+        """Return the stream that a baton stands for, or a new one; nobody else gets it until it is kept again."""
+        self._close_late()
+        caller = sha256(request.headers.get("authorization", "").encode()).digest()
+        if baton is None:
+            if len(self._kept) >= STREAMS_MAX:
+                raise UnavailableError(f"the node has {STREAMS_MAX} open streams, which is its limit; try again")
+            return Kept(Session(self._node, self._declared), caller)
+        if not isinstance(baton, str):
+            raise UsageError("baton should be a text or null")
+        kept = self._kept.get(baton)
+        if kept is None or kept.caller != caller:
+            raise UsageError(
+                f"there is no stream for this baton: it was used already, or the stream was idle for {IDLE_S:g} s, or "
+                "the node was started again; what was not committed did not happen: open another stream"
+            )
+        del self._kept[baton]
+        return kept
+
+    def _keep(self, kept: Kept, baton: str = "") -> str | None:
+        """Keep a stream for its next call, and return the baton for it; None if it is closed."""
+        if kept.session.closed:
+            return None
+        baton = baton or secrets.token_urlsafe(24)
+        self._kept[baton] = kept
+        self._late.append((trio.current_time() + IDLE_S, baton))
+        return baton
+
+    def _close_late(self) -> None:
+        """Close the streams that were idle for too long. The first to expire are the first that were kept."""
+        now = trio.current_time()
+        while self._late and self._late[0][0] <= now:
+            _, baton = self._late.popleft()
+            late = self._kept.pop(baton, None)
+            if late is not None:
+                late.session.close()
+
+    async def watch(self) -> None:
+        """Close what is idle, also when nobody asks; until cancelled."""
+        while True:
+            await trio.sleep(IDLE_S / 4)
+            self._close_late()
+
+
+async def _answered(session: Session, asked: dict[str, Any], is_protobuf: bool) -> dict[str, Any]:
+    try:
+        response = await session.answer(asked)
+        if not is_protobuf and _is_infinite(response):
+            raise INFINITE
+    except BedrockishError as error:
+        return {"type": "error", "error": write_error(error)}
+    return {"type": "ok", "response": response}
+
+
+def _is_infinite(response: dict[str, Any]) -> bool:
+    result = response.get("result", {})
+    return any(has_infinity(one) for one in (result, *result.get("step_results", ())) if one and "rows" in one)
+
+
+def _line(entry: dict[str, Any], is_protobuf: bool) -> bytes:
+    if is_protobuf:
+        return protobuf.delimited(protobuf.write_entry(entry))
+    if entry["type"] == "row" and has_infinity({"rows": [entry["row"]]}):
+        entry = {"type": "error", "error": write_error(INFINITE)}
+    return write_json(entry) + b"\n"
+
+
+def _read_object(body: bytes) -> dict[str, Any]:
+    found = read_json(body)
+    if not isinstance(found, dict):
+        raise UsageError("the body should be a JSON object")
+    return found
+
+
+def _reply(body: bytes, kind: str, status: int = 200) -> Response:
+    return Response(body, status, {"cache-control": "no-store"}, kind)
+
+
+def _failed(error: BedrockishError, is_protobuf: bool) -> Response:
+    status = 503 if isinstance(error, UnavailableError) else 400
+    found = write_error(error)
+    if is_protobuf:
+        return _reply(protobuf.write_error(found), PROTOBUF, status)
+    return _reply(write_json(found), JSON, status)
+
+
+async def _supported(_request: Request) -> Response:
+    return Response(status_code=200, headers={"cache-control": "no-store"})

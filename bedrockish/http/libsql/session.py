@@ -1,0 +1,440 @@
+"""One SQL stream of a libSQL client: what a connection to a SQLite file would be, at this node.
+
+Outside of BEGIN and COMMIT each statement is a transaction of its own, which the node runs again by itself when it
+meets a conflict. A batch that is one whole transaction, as ``client.batch()`` sends it, is run as one request, with the
+same right to be run again. What a program leaves open between its calls is an open transaction of the node, which is
+lost to a conflict as any other: every statement says so until ROLLBACK.
+"""
+
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from bedrockish.api.requests import Answer, Request, Result, Statement, Token, decode_results
+from bedrockish.api.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS
+from bedrockish.errors import BedrockishError, UnavailableError, UsageError
+from bedrockish.http.libsql.structures import (
+    Json,
+    Step,
+    Texts,
+    holds,
+    read_batch,
+    read_step,
+    write_columns,
+    write_counts,
+    write_error,
+    write_result,
+    write_value,
+)
+from bedrockish.http.purse import Purse
+from bedrockish.node.transactions.cursors import Stream, Streams
+from bedrockish.sqltext import transaction_control as control
+from bedrockish.sqltext.statement_kinds import READ, SCHEMA, kind_of, split, switch_of, verb_of
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+
+TIMEOUT_S = 30.0
+KEYS_OFF = Statement("PRAGMA foreign_keys = OFF")
+DECLARED_MAX = 500  # texts whose declared types are remembered
+READONLY = (["BEGIN", "READONLY"], ["BEGIN", "TRANSACTION", "READONLY"])  # libSQL's own way to begin what only reads
+_SEQUENCE = {"sequence", "execute", "batch", "describe", "store_sql", "close_sql", "get_autocommit"}
+
+
+class Transacts(Protocol):
+    """What keeps open transactions."""
+
+    streams: Streams
+
+    async def handle(self, owner: object, op: str, request: Request) -> Answer:
+        """Do one step of a transaction."""
+
+    def end_owner(self, owner: object) -> None:
+        """End the transactions and results that belong to ``owner``."""
+
+
+class Runs(Protocol):
+    """What a session needs of its node."""
+
+    @property
+    def transactions(self) -> Transacts:
+        """What keeps open transactions."""
+
+    async def submit(self, request: Request) -> Answer:
+        """Run a command to its end."""
+
+    async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+        """Tell the columns of a statement's result."""
+
+
+class DeclaredTypes:
+    """The declared types of columns, asked once for a text. A schema change makes the node ask anew."""
+
+    def __init__(self, node: Runs, schema_version: Callable[[], int]) -> None:
+        self._node, self._schema_version = node, schema_version
+        self._known: OrderedDict[tuple[int, str], list[str | None]] = OrderedDict()
+
+    async def of(self, sql: str) -> list[str | None]:
+        """Return the type of each column of a statement's result; nothing if it has none or cannot be compiled."""
+        key = (self._schema_version(), sql)
+        if key not in self._known:
+            try:
+                (told,) = await self._node.explain(Statement(sql), columns=True)
+                self._known[key] = [kind for _, kind in told["columns"]]
+            except BedrockishError:
+                return []
+            while len(self._known) > DECLARED_MAX:
+                self._known.popitem(last=False)
+        return self._known[key]
+
+
+class Session:
+    """One stream. Its requests come one after the other; who calls sees to that.
+
+    Attributes:
+        closed: whether it is over.
+        purse: of the call that is answered now.
+    """
+
+    purse: Purse | None = None
+
+    def __init__(self, node: Runs, declared: DeclaredTypes, texts: Texts | None = None) -> None:
+        self._node, self._declared = node, declared
+        self._texts = texts if texts is not None else Texts()
+        self._owner = object()
+        self._token = Token()
+        self._open: Request | None = None  # the transaction that BEGIN has opened
+        self._lost: BedrockishError | None = None  # why that one is over before the program ended it
+        self._keys = True  # PRAGMA foreign_keys, which is the connection's own
+        self._unchecked = False  # the open transaction has been told that it is off
+        self.closed = False
+
+    @property
+    def autocommit(self) -> bool:
+        """Whether no transaction is open. One that is lost counts as open until the program ends it."""
+        return self._open is None and self._lost is None
+
+    def close(self) -> None:
+        """End the stream, and what it has open: that did not happen. Closing twice is fine."""
+        self.closed = True
+        self._open = self._lost = None
+        self._node.transactions.end_owner(self._owner)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    async def answer(self, asked: Json) -> dict[str, Any]:
+        """Answer one stream request.
+
+        Raises:
+            BedrockishError: it failed; what it says of the outcome is true.
+        """
+        kind = asked.get("type")
+        if self.closed and kind in _SEQUENCE:
+            raise UsageError("the stream is closed; open another")
+        match kind:
+            case "execute":
+                step = read_step(asked.get("stmt"), self._texts)
+                result = await self.execute(step.statement)
+                types = await self._declared.of(step.statement.sql) if result.columns else []
+                return {"type": kind, "result": write_result(result, types, want_rows=step.want_rows)}
+            case "batch":
+                return {"type": kind, "result": await self._batch(read_batch(asked.get("batch"), self._texts))}
+            case "sequence":
+                for sql in split(self._texts.text(asked, "sequence")):
+                    await self.execute(Statement(sql))
+                return {"type": kind}
+            case "describe":
+                return {"type": kind, "result": await self._describe(self._texts.text(asked, "describe"))}
+            case "store_sql":
+                self._texts.store(asked)
+            case "close_sql":
+                self._texts.close(asked)
+            case "get_autocommit":
+                return {"type": kind, "is_autocommit": self.autocommit}
+            case "close":
+                self.close()
+            case _:
+                raise UsageError(f"{kind!r} is no request that a stream knows")
+        return {"type": kind}
+
+    async def _describe(self, sql: str) -> dict[str, Any]:
+        (told,) = await self._node.explain(Statement(sql), columns=True)
+        columns = [{"name": name, "decltype": kind} for name, kind in told["columns"]]
+        return {
+            "params": [{"name": name} for name in parameter_names(sql)],
+            "cols": columns,
+            "is_explain": verb_of(sql) == "EXPLAIN",
+            "is_readonly": kind_of(sql) == READ,
+        }
+
+    # -- statements ------------------------------------------------------------------------------------------------
+
+    async def execute(self, statement: Statement) -> Result:
+        """Run one statement: in the open transaction, or as one of its own.
+
+        Raises:
+            BedrockishError: it failed.
+        """
+        asked = parse_begin(statement.sql)
+        if asked is not None:
+            return await self._control(asked.kind)
+        if self._lost is not None:
+            raise self._lost
+        switched = switch_of(statement.sql)
+        if switched is not None and (switched[0] == "foreign_keys" or not switched[1]):
+            return self._switch(*switched)
+        if self.purse is not None:
+            self.purse.check()
+        statements = self._with_keys((statement,))
+        if self._open is None:
+            answer = await self._node.submit(self._request(statements))
+            self._token = answer.token
+        else:
+            answer = await self._step(STATEMENTS, statements)
+            self._unchecked = self._unchecked or len(statements) > 1
+        return self._results(answer)[-1]
+
+    def _results(self, answer: Answer) -> list[Result]:
+        if self.purse is not None:
+            self.purse.add_answer(len(answer.results))
+        return decode_results(answer.results)
+
+    def _switch(self, name: str, on: bool | None) -> Result:
+        """Do a PRAGMA that is the connection's own. As in SQLite, nothing is switched while a transaction is open."""
+        if on is None:
+            return Result((name,), [(int(self._keys and name == "foreign_keys"),)])
+        if name == "foreign_keys" and self.autocommit:
+            self._keys = on
+        return Result((), [])
+
+    def _with_keys(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """Return statements, and before them what the node must know of foreign keys if they change the schema."""
+        changes = any(kind_of(statement.sql) == SCHEMA for statement in statements)
+        return (KEYS_OFF, *statements) if changes and not self._keys and not self._unchecked else statements
+
+    def _request(self, statements: tuple[Statement, ...] = ()) -> Request:
+        return Request(uuid.uuid4().hex, statements, token=self._token, timeout_s=TIMEOUT_S)
+
+    async def _control(self, kind: str) -> Result:
+        done = Result((), [])
+        if kind == control.BEGIN:
+            if not self.autocommit:
+                raise UsageError("cannot start a transaction within a transaction; COMMIT or ROLLBACK first")
+            opening = self._request()
+            await self._node.transactions.handle(self._owner, BEGIN, opening)
+            self._open, self._unchecked = opening, False
+            return done
+        if self.autocommit:
+            raise UsageError(f"cannot {kind.lower()}: no transaction is active")
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            if kind == control.COMMIT:
+                raise lost
+            return done
+        if kind == control.COMMIT:
+            answer = await self._step(COMMIT)
+            self._token, self._open = answer.token, None
+        else:
+            opened, self._open = self._open, None
+            assert opened is not None
+            await self._node.transactions.handle(self._owner, ROLLBACK, opened)
+        return done
+
+    async def _step(self, op: str, statements: tuple[Statement, ...] = ()) -> Answer:
+        """Do something in the open transaction; note it if that is over by then."""
+        assert self._open is not None
+        step = Request(self._open.command, statements, timeout_s=TIMEOUT_S)
+        try:
+            return await self._node.transactions.handle(self._owner, op, step)
+        except BedrockishError as error:
+            if not isinstance(error, UsageError) or error.details.get("ended"):
+                # After COMMIT the program knows that it is over; after anything else it has yet to say ROLLBACK.
+                self._open, self._lost = None, error if op == STATEMENTS else None
+            raise
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    async def _batch(self, steps: Sequence[Step]) -> dict[str, Any]:
+        results: list[Any] = [None] * len(steps)
+        errors: list[Any] = [None] * len(steps)
+        current: dict[str, Any] = {}
+        async with aclosing(self.entries(steps, streamed=False)) as entries:
+            async for entry in entries:
+                match entry["type"]:
+                    case "step_begin":
+                        current = {"step": entry["step"], "cols": entry["cols"], "rows": []}
+                    case "row":
+                        current["rows"].append(entry["row"])
+                    case "step_end":
+                        counts = {name: entry[name] for name in ("affected_row_count", "last_insert_rowid")}
+                        rows = current["rows"] if steps[current["step"]].want_rows else []
+                        results[current["step"]] = {"cols": current["cols"], "rows": rows, **counts}
+                    case _:
+                        errors[entry["step"]] = entry["error"]
+        return {"step_results": results, "step_errors": errors}
+
+    async def open_batch(self, asked: Json) -> AsyncGenerator[dict[str, Any]]:
+        """Return the entries of a batch that is read as a cursor.
+
+        Raises:
+            UsageError: the batch is malformed.
+        """
+        return self.entries(read_batch(asked, self._texts))
+
+    async def entries(self, steps: Sequence[Step], *, streamed: bool = True) -> AsyncGenerator[dict[str, Any]]:
+        """Run the steps of a batch, one after the other, as they are read.
+
+        Args:
+            steps: what to run.
+            streamed: read the rows of a SELECT outside of a transaction in pieces, at the reader's pace.
+        """
+        whole = whole_transaction(steps) if self.autocommit else None
+        at_once = await self._at_once(steps, whole) if whole is not None else None
+        if at_once is not None:
+            for entry in at_once:
+                yield entry
+            return
+        outcomes: dict[int, bool] = {}
+        for place, step in enumerate(steps):
+            if not holds(step.condition, outcomes.get, autocommit=self.autocommit):
+                continue
+            try:
+                if step.problem is not None:
+                    raise step.problem
+                if streamed and self.autocommit and step.want_rows and kind_of(step.statement.sql) == READ:
+                    async with aclosing(self._read(place, step.statement)) as rows:
+                        async for entry in rows:
+                            yield entry
+                else:
+                    result = await self.execute(step.statement)
+                    for entry in await self._whole(place, step, result):
+                        yield entry
+                outcomes[place] = True
+            except BedrockishError as error:
+                outcomes[place] = False
+                yield {"type": "step_error", "step": place, "error": write_error(error)}
+
+    async def _whole(self, place: int, step: Step, result: Result) -> list[dict[str, Any]]:
+        types = await self._declared.of(step.statement.sql) if result.columns else []
+        rows = result.rows if step.want_rows else []
+        return [
+            {"type": "step_begin", "step": place, "cols": write_columns(result.columns, types)},
+            *({"type": "row", "row": [write_value(value) for value in row]} for row in rows),
+            {"type": "step_end", **write_counts(result)},
+        ]
+
+    async def _read(self, place: int, statement: Statement) -> AsyncGenerator[dict[str, Any]]:
+        """Read the rows of a SELECT in pieces, from one snapshot."""
+        streams = self._node.transactions.streams
+        stream: Stream = await streams.open(self._owner, self._request((statement,)))
+        try:
+            types = await self._declared.of(statement.sql)
+            yield {"type": "step_begin", "step": place, "cols": write_columns(stream.columns, types)}
+            more = True
+            while more:
+                encoded, more = await streams.fetch(stream)
+                for row in decode_results(encoded)[0].rows:
+                    yield {"type": "row", "row": [write_value(value) for value in row]}
+            self._token = stream.token
+            yield {"type": "step_end", "affected_row_count": 0, "last_insert_rowid": None}
+        finally:
+            streams.end(stream, UnavailableError("the reader has gone"))
+
+    async def _at_once(self, steps: Sequence[Step], inner: range) -> list[dict[str, Any]] | None:
+        """Run a batch that is a whole transaction as one request, which the node may run again.
+
+        None if a statement of it is at fault: then nothing happened, and the steps are run one by one, because clients
+        want the results of those before it. Any other failure is that of the first statement, which they look at first.
+        """
+        nothing = Result((), [])
+        commit = inner.stop
+        entries = await self._whole(0, steps[0], nothing)
+        try:
+            statements = self._with_keys(tuple(steps[place].statement for place in inner))
+            answer = await self._node.submit(self._request(statements))
+        except UsageError:
+            return None
+        except BedrockishError as error:
+            entries.append({"type": "step_error", "step": inner.start, "error": write_error(error)})
+            return entries + (await self._whole(commit + 1, steps[-1], nothing) if commit + 1 < len(steps) else [])
+        self._token = answer.token
+        for place, result in zip(inner, self._results(answer)[-len(inner) :], strict=True):
+            entries += await self._whole(place, steps[place], result)
+        return entries + await self._whole(commit, steps[commit], nothing)
+
+
+def parse_begin(sql: str) -> control.Control | None:
+    """Return BEGIN, COMMIT or ROLLBACK if a text is one of them, libSQL's ``BEGIN TRANSACTION READONLY`` among them."""
+    found = control.parse_control(sql)
+    if found is None and sql.strip().rstrip(";").upper().split() in READONLY:
+        return control.Control(control.BEGIN)
+    return found if found is not None and found.kind in (control.BEGIN, control.COMMIT, control.ROLLBACK) else None
+
+
+def whole_transaction(steps: Sequence[Step]) -> range | None:
+    """Say which steps of a batch are the statements of one transaction that is the whole batch.
+
+    That is BEGIN, then statements of which each is run if the one before it succeeded, then COMMIT in the same way, and
+    perhaps ROLLBACK for the case that COMMIT was not reached: what clients send for a list of statements.
+    """
+    kinds = [parse_begin(step.statement.sql) for step in steps]
+    if len(steps) < 3 or any(step.problem is not None for step in steps):
+        return None
+    last = len(steps) - 1
+    ends = kinds[last]
+    commit = last - 1 if ends is not None and ends.kind == control.ROLLBACK else last
+    first, middle = kinds[0], kinds[commit]
+    if first is None or first.kind != control.BEGIN or steps[0].condition is not None or commit < 2:
+        return None
+    if middle is None or middle.kind != control.COMMIT or any(kinds[1:commit]):
+        return None
+    if commit != last and not _follows_failure(steps[last].condition, commit):
+        return None
+    if any(control.parse_control(step.statement.sql) for step in steps[1:commit]):
+        return None  # savepoints are for open transactions
+    follows = all(_follows(steps[place].condition, place - 1) for place in range(1, commit + 1))
+    return range(1, commit) if follows else None
+
+
+def _follows(condition: Json | None, before: int) -> bool:
+    """Whether a condition says: if the step before succeeded (and, as newer clients add, a transaction is open)."""
+    match condition:
+        case {"type": "ok", "step": step}:
+            return bool(step == before)
+        case {"type": "and", "conds": [*parts]}:
+            rest = [one for one in parts if one != {"type": "not", "cond": {"type": "is_autocommit"}}]
+            return len(rest) == 1 and len(parts) <= 2 and _follows(rest[0], before)
+        case _:
+            return False
+
+
+def _follows_failure(condition: Json | None, commit: int) -> bool:
+    """Whether a condition says: unless COMMIT succeeded."""
+    match condition:
+        case {"type": "not", "cond": {"type": "ok", "step": step}}:
+            return bool(step == commit)
+        case {"type": "and", "conds": [*parts]}:
+            rest = [one for one in parts if one != {"type": "not", "cond": {"type": "is_autocommit"}}]
+            return len(rest) == 1 and len(parts) <= 2 and _follows_failure(rest[0], commit)
+        case _:
+            return False
+
+
+def parameter_names(sql: str) -> list[str | None]:
+    """Return the names of a statement's parameters, by their numbers in SQLite; None for one without a name."""
+    found: dict[int, str | None] = {}
+    numbers: Mapping[str, int]
+    numbers = named = {}
+    try:
+        marks = [token.text for token in tokens(sql) if token.kind == "param"]
+    except NotTokensError:
+        marks = []
+    for mark in marks:
+        if mark == "?":
+            found[max(found, default=0) + 1] = None
+        elif mark[0] == "?":
+            found[int(mark[1:])] = mark
+        elif mark not in numbers:
+            named[mark] = max(found, default=0) + 1
+            found[named[mark]] = mark
+    return [found.get(number) for number in range(1, max(found, default=0) + 1)]

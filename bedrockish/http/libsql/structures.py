@@ -1,0 +1,322 @@
+"""Hrana's shared structures in their JSON form: statements, values, conditions, results, errors. Pure.
+
+What comes in is checked field by field, and an error names the field. A result is written from what a node answers.
+"""
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bedrockish.api.requests import Params, Result, Statement
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    OutcomeUnknownError,
+    SqlError,
+    TooLargeError,
+    UsageError,
+)
+
+STEPS_MAX = 10_000  # of a batch
+DEPTH_MAX = 32  # of conditions inside conditions
+SQL_BYTES_MAX = 1 << 20  # of texts that a stream has stored
+INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
+
+Json = Mapping[str, Any]
+
+
+class ResultUnsayableError(UsageError):
+    """Raised for a result with an infinite number, which JSON has no word for. The statement was run."""
+
+    code = "result_unsayable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the statement was run, but its result has an infinite number, which JSON cannot say; use Protobuf, or "
+            "CAST it to TEXT"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a batch: a statement, and whether its rows are wanted.
+
+    Attributes:
+        condition: says whether it is run, from what came of the steps before it; None: it is.
+        problem: what is wrong with it, to be told as its own error.
+    """
+
+    statement: Statement
+    want_rows: bool
+    condition: Json | None = None
+    problem: UsageError | None = None
+
+
+def _field(found: object, name: str, kind: type, *, where: str, default: Any = ...) -> Any:
+    """Return a field of an object.
+
+    Raises:
+        UsageError: it is missing, or of another type.
+    """
+    if not isinstance(found, Mapping):
+        raise UsageError(f"{where} should be an object")
+    value = found.get(name)
+    if value is None and default is not ...:
+        return default
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UsageError(f"{where}: {name} should be {_KINDS[kind]}")
+    return value
+
+
+_KINDS = {str: "a text", int: "an integer", list: "an array", Mapping: "an object", bool: "true or false"}
+
+
+class Texts:
+    """SQL texts that a client has stored under numbers of its own."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, str] = {}
+
+    def store(self, asked: Json) -> None:
+        """Keep a text.
+
+        Raises:
+            UsageError: the number is taken.
+            TooLargeError: there are too many texts.
+        """
+        number = _field(asked, "sql_id", int, where="store_sql")
+        text = _field(asked, "sql", str, where="store_sql")
+        if number in self._texts:
+            raise UsageError(f"store_sql: the text {number} is stored already; close it first")
+        if sum(map(len, self._texts.values())) + len(text) > SQL_BYTES_MAX:
+            raise TooLargeError(f"the stored texts have over {SQL_BYTES_MAX} characters; close some with close_sql")
+        self._texts[number] = text
+
+    def close(self, asked: Json) -> None:
+        """Forget a text; one that is not there is no error."""
+        self._texts.pop(_field(asked, "sql_id", int, where="close_sql"), None)
+
+    def text(self, asked: Json, where: str) -> str:
+        """Return the text that a request gives, itself or by its number.
+
+        Raises:
+            UsageError: it gives none, or both.
+        """
+        sql = _field(asked, "sql", str, where=where, default=None)
+        number = _field(asked, "sql_id", int, where=where, default=None)
+        if (sql is None) == (number is None):
+            raise UsageError(f"{where}: give either sql or sql_id")
+        if sql is not None:
+            return str(sql)
+        if number not in self._texts:
+            raise UsageError(f"{where}: no text {number} is stored; store_sql comes first")
+        return self._texts[number]
+
+
+def read_value(value: object, where: str) -> Any:
+    """Return what a ``Value`` stands for.
+
+    Raises:
+        UsageError: it is none.
+    """
+    kind = _field(value, "type", str, where=where)
+    assert isinstance(value, Mapping)
+    given = value.get("value")
+    match kind:
+        case "null":
+            return None
+        case "integer":
+            try:
+                number = int(given) if isinstance(given, str | int) and not isinstance(given, bool) else None
+            except ValueError:
+                number = None
+            if number is None or not INTEGER_MIN <= number <= INTEGER_MAX:
+                raise UsageError(f"{where}: an integer should be a text with a signed 64-bit number")
+            return number
+        case "float" if isinstance(given, int | float) and not isinstance(given, bool):
+            return float(given)
+        case "text" if isinstance(given, str):
+            return given
+        case "blob":
+            text = _field(value, "base64", str, where=where)
+            try:
+                return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise UsageError(f"{where}: base64 is malformed: {error}") from error
+        case _:
+            raise UsageError(f"{where}: {kind!r} is no type of a value, or its value does not fit")
+
+
+def write_value(value: Any) -> dict[str, Any]:
+    """Return a value of a result as a ``Value``.
+
+    Raises:
+        UsageError: JSON cannot say it.
+    """
+    match value:
+        case None:
+            return {"type": "null"}
+        case int():
+            return {"type": "integer", "value": str(value)}
+        case float():
+            return {"type": "float", "value": value}
+        case str():
+            return {"type": "text", "value": value}
+        case _:
+            return {"type": "blob", "base64": base64.b64encode(value).decode().rstrip("=")}
+
+
+def has_infinity(result: Json) -> bool:
+    """Whether a written result has a number that JSON has no word for."""
+    return any(v["type"] == "float" and math.isinf(v["value"]) for row in result["rows"] for v in row)
+
+
+def read_step(asked: object, texts: Texts, where: str = "stmt") -> Step:
+    """Return a statement that is to be run.
+
+    Raises:
+        UsageError: it is malformed.
+    """
+    if not isinstance(asked, Mapping):
+        raise UsageError(f"{where} should be an object")
+    args = _field(asked, "args", list, where=where, default=[])
+    named = _field(asked, "named_args", list, where=where, default=[])
+    if args and named:
+        raise UsageError(f"{where}: give parameters by position or by name, not both")
+    params: Params = None
+    if args:
+        params = tuple(read_value(value, f"{where}.args[{place}]") for place, value in enumerate(args))
+    elif named:
+        params = {}
+        for place, one in enumerate(named):
+            name = _field(one, "name", str, where=f"{where}.named_args[{place}]")
+            params[name[1:] if name[:1] in (":", "@", "$") else name] = read_value(one.get("value"), f"{where}: {name}")
+    want_rows = _field(asked, "want_rows", bool, where=where, default=True)
+    return Step(Statement(texts.text(asked, where), params), want_rows)
+
+
+def read_batch(asked: object, texts: Texts) -> list[Step]:
+    """Return the steps of a batch. One whose statement is malformed carries that as its problem.
+
+    Raises:
+        UsageError: it is no batch, or a condition is malformed.
+        TooLargeError: it has too many steps.
+    """
+    steps = _field(asked, "steps", list, where="batch")
+    if len(steps) > STEPS_MAX:
+        raise TooLargeError(f"the batch has {len(steps)} steps, and {STEPS_MAX} is the limit; send several")
+    found = []
+    for place, one in enumerate(steps):
+        where = f"batch.steps[{place}]"
+        condition = _field(one, "condition", Mapping, where=where, default=None)
+        if condition is not None:
+            check_condition(condition, place, where)
+        try:
+            step = read_step(one.get("stmt"), texts, f"{where}.stmt")
+        except UsageError as error:
+            step = Step(Statement(""), want_rows=False, problem=error)
+        found.append(Step(step.statement, step.want_rows, condition, step.problem))
+    return found
+
+
+def check_condition(condition: object, place: int, where: str, depth: int = 0) -> None:
+    """Check the condition of a step.
+
+    Raises:
+        UsageError: it is malformed, or speaks of a step that does not come before it.
+    """
+    if depth > DEPTH_MAX:
+        raise UsageError(f"{where}: a condition has more than {DEPTH_MAX} others inside each other")
+    match _field(condition, "type", str, where=where):
+        case "ok" | "error":
+            if not 0 <= _field(condition, "step", int, where=where) < place:
+                raise UsageError(f"{where}: a condition can only speak of steps before it")
+        case "not":
+            check_condition(_field(condition, "cond", Mapping, where=where), place, where, depth + 1)
+        case "and" | "or":
+            for one in _field(condition, "conds", list, where=where):
+                check_condition(one, place, where, depth + 1)
+        case "is_autocommit":
+            pass
+        case kind:
+            raise UsageError(f"{where}: {kind!r} is no condition")
+
+
+def holds(condition: Json | None, outcome: Callable[[int], bool | None], *, autocommit: bool) -> bool:
+    """Say whether a step is to be run.
+
+    Args:
+        condition: as ``check_condition`` has seen it.
+        outcome: of a step before it: True if it succeeded, False if it failed, None if it was skipped.
+        autocommit: whether no transaction is open.
+    """
+    if condition is None:
+        return True
+    match condition["type"]:
+        case "ok":
+            return outcome(condition["step"]) is True
+        case "error":
+            return outcome(condition["step"]) is False
+        case "not":
+            return not holds(condition["cond"], outcome, autocommit=autocommit)
+        case "and":
+            return all(holds(one, outcome, autocommit=autocommit) for one in condition["conds"])
+        case "or":
+            return any(holds(one, outcome, autocommit=autocommit) for one in condition["conds"])
+        case _:
+            return autocommit
+
+
+def write_columns(columns: Sequence[str], declared: Sequence[str | None]) -> list[dict[str, Any]]:
+    """Return the columns of a result, with the types that were declared for them."""
+    types = declared if len(declared) == len(columns) else [None] * len(columns)
+    return [{"name": name, "decltype": kind} for name, kind in zip(columns, types, strict=True)]
+
+
+def write_counts(result: Result) -> dict[str, Any]:
+    """Return what a statement has changed."""
+    rowid = result.lastrowid
+    return {
+        "affected_row_count": max(0, result.rowcount),
+        "last_insert_rowid": None if rowid is None else str(rowid),
+    }
+
+
+def write_result(result: Result, declared: Sequence[str | None], *, want_rows: bool) -> dict[str, Any]:
+    """Return a ``StmtResult``."""
+    rows = [[write_value(value) for value in row] for row in result.rows] if want_rows else []
+    return {"cols": write_columns(result.columns, declared), "rows": rows, **write_counts(result)}
+
+
+_CONSTRAINTS = {
+    "UNIQUE": "SQLITE_CONSTRAINT_UNIQUE",
+    "NOT NULL": "SQLITE_CONSTRAINT_NOTNULL",
+    "CHECK": "SQLITE_CONSTRAINT_CHECK",
+    "FOREIGN KEY": "SQLITE_CONSTRAINT_FOREIGNKEY",
+}
+
+
+def write_error(error: BedrockishError) -> dict[str, Any]:
+    """Return an ``Error``. Its code is SQLite's where SQLite has one, so that programs know what they know.
+
+    A transaction that lost to another one is ``SQLITE_BUSY``: it did not happen, and can be run again. One whose
+    outcome cannot be told is ``OUTCOME_UNKNOWN``, which no program takes for either.
+    """
+    match error:
+        case ConstraintError():
+            kind = next((code for word, code in _CONSTRAINTS.items() if word in error.message), "SQLITE_CONSTRAINT")
+            return {"message": error.message, "code": kind}
+        case ConflictError():
+            return {"message": error.message, "code": "SQLITE_BUSY"}
+        case OutcomeUnknownError():
+            return {"message": error.message, "code": "OUTCOME_UNKNOWN"}
+        case SqlError():
+            return {"message": error.message, "code": "SQLITE_ERROR"}
+        case TooLargeError():
+            return {"message": error.message, "code": "SQLITE_TOOBIG"}
+        case _:
+            return {"message": error.message, "code": error.code.upper()}

@@ -1,0 +1,75 @@
+"""What one request over HTTP has the node keep for it: its body, its answers, and the text that they become.
+
+It draws on the memory of the node (``memory_max``) until the answer is written. What cannot be bounded before it is
+run, because each statement is a transaction of its own, is bounded before the next one is.
+"""
+
+from starlette.requests import HTTPConnection
+
+from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.errors import TooLargeError
+
+WRITTEN = 2  # an answer is kept as it was given, or as text, which is longer
+LOOK_BYTES = 1 << 20
+PURSE = "bedrockish.purse"  # where it is in the scope of a request
+
+
+class Purse:
+    """The account of one request.
+
+    Args:
+        memory: the node's.
+        room: bytes that all its answers may take together.
+    """
+
+    def __init__(self, memory: Memory, room: int) -> None:
+        self._memory, self._room = memory, room
+        self._held = self._looked = 0
+        self.answered = 0
+
+    def add_body(self, size: int) -> None:
+        """Count bytes of the body.
+
+        Raises:
+            MemoryFullError: there is no memory for a long one.
+        """
+        self._hold(size)
+        if self._held - self._looked > LOOK_BYTES:
+            self._looked = self._held
+            self._memory.check_large()
+
+    def add_answer(self, size: int) -> None:
+        """Count the answer of a statement."""
+        self.answered += size
+        self._hold(WRITTEN * size)
+
+    def check(self) -> None:
+        """Make sure that there is room for the answer of another statement.
+
+        Raises:
+            TooLargeError: there is none.
+            MemoryFullError: the node has no memory.
+        """
+        if self.answered > self._room:
+            raise TooLargeError(
+                f"the answers to one call take more than {self._room} bytes; this statement and what follows was not "
+                "run: send them in another call",
+                limit=self._room,
+            )
+        if self.answered:
+            self._memory.check_large()
+
+    def close(self) -> None:
+        """Give all back: the answer is written, or nobody waits for it."""
+        self._hold(-self._held)
+        self._looked = self.answered = 0
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self._memory.hold(id(self), size)
+
+
+def purse_of(request: HTTPConnection) -> Purse:
+    """Return that of a request."""
+    purse: Purse = request.scope[PURSE]
+    return purse

@@ -1,0 +1,1 @@
+"""A running node: the event loop that feeds the core and performs its effects, client sessions, plugins."""

@@ -1,0 +1,279 @@
+"""What an operator may change while a node runs: whether its clock follows the wall, and how long its journal is.
+
+The journal is shortened from its beginning, by age and by size, a slice at a time between other work. What a member
+lacks, what a reader holds, and what the protocol may still ask for (twice the conflict window) is not removed.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from bedrockish.common.hlc import milliseconds, moved
+from bedrockish.config.config import Config
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import ClockSet, Event, Held, Now, Shortened, Woken
+from bedrockish.core.replica.safe_time import RELEASED
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import UsageError
+from bedrockish.node.scheduling.system_clock import Clocks
+from bedrockish_journal.feed.change_feed import Cursor, parse_cursor
+from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.transaction import Transaction
+
+logger = logging.getLogger(__name__)
+
+CLOCK_KEY = "cluster_clock"  # in the file: 1 or 0 when the operator has said so, and not the configuration
+LOOK_S = 10.0  # between two looks at the journal's length
+SLICE = 500  # entries that are removed at a time: some milliseconds
+NAME_CHARACTERS_MAX = 100
+COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # for so long after it was made, at least, is an id remembered
+HOLDS_MAX = 100
+
+
+def follows_wall(engine: Engine, config: Config) -> bool:
+    """Return whether the clock follows the wall: what the operator said last, else what the configuration says."""
+    said = engine.get_meta(CLOCK_KEY).get(CLOCK_KEY)
+    return config.clock.enable_cluster_clock if said is None else bool(said)
+
+
+def start_core(
+    engine: Engine,
+    config: Config,
+    draw: Callable[[], float],
+    now: Now,
+    compare_rows: Callable[[Transaction], str | None],
+) -> Node:
+    """Return the core of a node, on what its file holds."""
+    follows = follows_wall(engine, config)
+    # Where the clock only counts it does not tell how much of the journal is recent: what is above safe time has to do.
+    recovered = engine.recover() if follows else engine.recover(window_ms=0)
+    return Node(
+        recovered,
+        config.timings,
+        draw,
+        now,
+        follows_wall=follows,
+        find_command=engine.journal.command_txid,
+        compare_rows=compare_rows,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How far the journal may be removed.
+
+    Attributes:
+        clock: nothing later than this.
+        held: no tick above these; None: no such bound.
+        why: what keeps more from being removed, for people.
+    """
+
+    clock: int
+    held: dict[str, int] | None
+    why: list[str]
+
+
+class Upkeep:
+    """The upkeep of one node.
+
+    Args:
+        core: of the node.
+        engine: its file.
+        config: what it was told at the start.
+        clocks: the machine's.
+        post: puts an event before the core.
+        durable: returns when all that was written so far is durable.
+
+    Attributes:
+        orders: what else an operator can order: ``do`` -> what does it.
+        reports: what else the status has.
+    """
+
+    def __init__(
+        self,
+        core: Node,
+        engine: Engine,
+        config: Config,
+        clocks: Clocks,
+        post: Callable[[Event], None],
+        durable: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._core, self._engine, self._config, self._clocks = core, engine, config, clocks
+        self._post, self._durable = post, durable
+        self.reports: list[Callable[[], dict[str, Any]]] = []
+        self.orders: dict[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {}
+        self._pruning = trio.Lock()
+        self._removed = 0
+        engine.scope.tick, engine.scope.skip = self.tick, self.skip
+
+    def tick(self) -> int:
+        """Return a new value of the clock, for a statement that asks; durably so before it can leave."""
+        return self._told(self._core.tick(self._clocks.lately()))
+
+    def skip(self, count: int) -> int:
+        """Move the clock on by so many values, which are somebody's, and return it."""
+        clock = self._core.state.clock
+        clock.adjust(clock.value + count)
+        return self._told(clock.value)
+
+    def _told(self, value: int) -> int:
+        if value > self._core.state.ceiling:
+            self._post(Woken())  # the core keeps a higher ceiling with its next step
+        return value
+
+    def status(self) -> dict[str, Any]:
+        """Return the part of the node's status that is about all this."""
+        state = self._core.state
+        holds = {name: clock for name, (_, clock) in state.holds.items() if clock != RELEASED}
+        return {
+            "cluster_clock": "on" if state.clock.follows_wall else "off",
+            "clock_ahead_ms": milliseconds(state.clock.value) - state.wall_ms,
+            "closing_lag_ms": round(1000 * state.closing_lag.seconds),
+            "journal": {"removed": dict(state.removed), "holds": holds},
+            **{name: value for report in self.reports for name, value in report().items()},
+        }
+
+    async def handle(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what an operator asks; see the methods for each ``do``.
+
+        Raises:
+            UsageError: it is nothing that can be done.
+        """
+        match asked.get("do"):
+            case "clock":
+                return await self.set_clock(asked.get("set"))
+            case "hold":
+                return await self.hold(asked.get("name"), asked.get("after"), release=asked.get("release") is True)
+            case "prune":
+                age, size = _number(asked, "older_than_s"), _number(asked, "larger_than_mb")
+                return await self.prune(age, size, force=asked.get("force") is True)
+            case other:
+                order = self.orders.get(str(other))
+                if order is None:
+                    known = ", ".join(["clock", "hold", "prune", *sorted(self.orders)])
+                    raise UsageError(f"there is no upkeep {other!r}; there is {known}")
+                return await order(asked)
+
+    # -- the clock -------------------------------------------------------------------------------------------------
+
+    async def set_clock(self, to: object) -> dict[str, Any]:
+        """Let the clock follow the wall (``on``), only count (``off``), or do what the configuration says
+        (``default``); None only asks. It is kept over restarts.
+        """
+        if to not in (None, "on", "off", "default"):
+            raise UsageError(f"the clock can be set to on, off or default, not {to!r}")
+        if to is not None:
+            said = {"on": 1, "off": 0}.get(str(to))
+            self._engine.set_meta(CLOCK_KEY, said)
+            on = follows_wall(self._engine, self._config)
+            logger.warning("the cluster's clock %s from now on", "follows the wall" if on else "only counts")
+            self._post(ClockSet(on))
+            await self._durable()
+        on = follows_wall(self._engine, self._config)
+        return {"node": self._core.state.me, "cluster_clock": "on" if on else "off"}
+
+    # -- the journal -----------------------------------------------------------------------------------------------
+
+    async def hold(self, name: object, after: object, *, release: bool) -> dict[str, Any]:
+        """Keep the journal after a cursor for a reader, here and, once they hear of it, at all nodes; or no longer."""
+        state = self._core.state
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:
+            raise UsageError(f"a reader's name should be a text of 1 to {NAME_CHARACTERS_MAX} characters")
+        if name not in state.holds and len(state.holds) >= HOLDS_MAX:
+            raise UsageError(f"there are {HOLDS_MAX} readers, which is the limit; use the name of one that is gone")
+        if after is not None and not isinstance(after, str):
+            raise UsageError("a reader's place should be a cursor of the feed, as text")
+        try:
+            cursor = parse_cursor(after)
+        except JournalError as error:
+            raise UsageError(str(error)) from error
+        removed = Cursor(*self._engine.journal.horizon)
+        if not release and cursor < removed:
+            raise UsageError(f"the journal begins after {removed} already; begin with a copy of the tables")
+        self._post(Held(name, None if release else cursor.clock))
+        await self._durable()
+        return {"node": state.me, "holds": self.status()["journal"]["holds"]}
+
+    def bound(self, clock: int, *, force: bool) -> Bound:
+        """Return how far the journal may be removed, at most up to a clock."""
+        state, why = self._core.state, list[str]()
+        if not state.clock.follows_wall:
+            return Bound(0, None, ["the clock only counts, so nothing tells how old an entry is"])
+        needed = moved(state.safe, -2 * state.settings.conflict_window_ms)
+        if needed < clock:
+            clock = needed
+            why.append("the last minutes before safe time may still be asked for")
+        if force:
+            return Bound(clock, None, why)
+        for name, (_, at) in sorted(state.holds.items()):
+            if at != RELEASED and at <= clock:
+                clock = at - 1
+                why.append(f"reader {name} has read up to {at}")
+        held: dict[str, int] | None = None
+        for node, peer in sorted(state.peers.items()):
+            if any(peer.applied.get(leader, 0) < tick for leader, tick in state.applied.items()):
+                why.append(f"node {node} has not told of all that is here")
+            if held is None:
+                held = dict(peer.applied)
+            held = {leader: min(tick, peer.applied.get(leader, 0)) for leader, tick in held.items()}
+        return Bound(clock, held, why)
+
+    async def prune(self, older_than_s: float | None, larger_than_mb: float | None, *, force: bool) -> dict[str, Any]:
+        """Remove what is older than so many seconds, and the oldest of what makes the journal larger than so much.
+
+        Args:
+            older_than_s: by the cluster's clock; None: nothing is too old.
+            larger_than_mb: of labels and transactions, in millions of bytes; None: nothing is too much.
+            force: also what a member or a reader still needs; a member has to be filled anew then.
+        """
+        journal, state = self._engine.journal, self._core.state
+        async with self._pruning:
+            clock = 0
+            if older_than_s is not None:
+                clock = max(0, moved(state.clock.value, -int(1000 * older_than_s)))
+            if larger_than_mb is not None:
+                size = journal.size
+                if size.bytes > 1_000_000 * larger_than_mb:
+                    clock = max(clock, journal.clock_at(1 - 1_000_000 * larger_than_mb / size.bytes))
+            bound = self.bound(clock, force=force)
+            upto = journal.plan(bound.clock, bound.held) if bound.clock > 0 else {}
+            removed = await self._remove(upto)
+            await self._forget_commands()
+        if removed:
+            logger.info("removed %d entries of the journal, up to %s", removed, upto)
+        return {"node": state.me, "removed": removed, "upto": upto, "kept": bound.why, "entries": journal.size.entries}
+
+    async def _remove(self, upto: Mapping[str, int]) -> int:
+        journal = self._engine.journal
+        first = gone = journal.removed
+        while any(gone.get(leader, 0) < tick for leader, tick in upto.items()):
+            journal.remove(upto, SLICE)
+            gone = journal.removed
+            self._post(Shortened(gone))
+            await self._durable()
+        return sum(gone.values()) - sum(first.values())
+
+    async def _forget_commands(self) -> None:
+        """Forget the ids of removed commands that nobody will send again."""
+        now_ms = min(milliseconds(self._core.state.safe), self._core.state.wall_ms)
+        while self._engine.journal.forget_commands(now_ms - COMMANDS_KEPT_MS, SLICE) == SLICE:
+            await self._durable()
+
+    async def watch(self) -> None:
+        """Keep the journal as long as the configuration says, until cancelled."""
+        told = self._config.journal
+        while told.journal_prune:
+            await trio.sleep(LOOK_S)
+            await self.prune(60 * told.journal_keep_minutes, told.journal_keep_mb, force=False)
+
+
+def _number(asked: Mapping[str, Any], name: str) -> float | None:
+    value = asked.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 40:
+        raise UsageError(f"{name} should be a number from 0, not {value!r}")
+    return float(value)

@@ -1,0 +1,167 @@
+"""What a node says about itself: plain data for ``bedrockish status``, for metrics and for people."""
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from bedrockish import __version__
+from bedrockish.common.hlc import milliseconds
+from bedrockish.common.levels import LEVEL
+from bedrockish.config.config import Config
+from bedrockish.core.coordinator.request import readable
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.protocol.health import Alarm, Mode
+from bedrockish.core.state.conflict_counts import conflict_counts, other_counts
+from bedrockish.core.state.state import State
+
+if TYPE_CHECKING:
+    from bedrockish.engine.engine import Engine
+    from bedrockish_net.mesh import Mesh
+
+IN_DOUBT_MAX = 50
+CONFLICTS_MAX = 100  # tables and indexes, the ones with most conflicts first
+
+
+def describe_node(
+    core: Node,
+    engine: "Engine",
+    config: Config,
+    counts: Mapping[str, int],
+    mesh: "Mesh | None",
+    refused: Mapping[str, str],
+    now: Now,
+    started: float,
+) -> dict[str, Any]:
+    """Return the status of a node as a map of plain values.
+
+    Durations are milliseconds, clocks are hybrid clock values, ages are measured on this node.
+    """
+    state = core.state
+    up = mesh.up if mesh is not None else frozenset()
+    nodes = {}
+    for name, member in state.membership.members.items():
+        peer = state.peers.get(name)
+        away = name in refused
+        nodes[name] = {
+            "address": member.address,
+            "role": "voter" if member.voter else "learner",
+            "store": state.store if peer is None else member.store,
+            "up": name == state.me or (name in up and not away),
+            "mode": (state.health.mode if peer is None else peer.mode).label,
+            "trouble": refused.get(name) or clock_trouble(state, name) or mode_trouble(state, name),
+            "applied": dict(state.applied if peer is None else peer.applied),
+            "level": LEVEL if peer is None else peer.level or None,
+            "wall_offset_ms": _wall_offset_ms(state, name),
+            "report_lag_ms": _report_lag_ms(state, name, now),
+            "silent_ms": 0 if peer is None else round(1000 * (now.seconds - peer.heard)),
+        }
+    return {
+        "node": state.me,
+        "cluster": config.cluster,
+        "cluster_id": state.membership.cluster_id or None,
+        "version": __version__,
+        "level": LEVEL,
+        "cluster_level": state.membership.level,
+        "store": state.store,
+        "database": config.database,
+        "uptime_ms": round(now.wall_ms - 1000 * started),
+        "mode": state.health.mode.label,
+        "alarms": {name: describe_alarm(alarm) for name, alarm in state.health.alarms.items()},
+        "blocked": [str(txid) for txid in sorted(state.blocked)],
+        "trouble": state.trouble or None,
+        "membership_version": state.membership.version,
+        "quorum": state.quorum,
+        "applied": dict(state.applied),
+        "schema_version": engine.schema_version,
+        "clock": state.clock.value,
+        "safe": state.safe,
+        "safe_lag_ms": max(0, now.wall_ms - milliseconds(state.safe)) if state.safe else None,
+        "nodes": nodes,
+        "in_flight": len(core.coordinator.attempts),
+        "tickets": len(core.coordinator.replies.tickets),
+        "in_doubt": in_doubt(core, now),
+        "recoveries": dict(core.recovery.counts),
+        "wal_frames": engine.wal_frames,
+        "kept": {
+            "votes": len(state.votes),
+            "outcomes": len(state.outcomes),
+            "recent": len(state.commit_window.known),
+            "waiting": sum(len(queue) for queue in core.apply_queue.waiting.values()),
+        },
+        "counts": {**counts, **other_counts(state.counts)},
+        "conflicts": _conflicts(state),
+    }
+
+
+def _conflicts(state: State) -> list[dict[str, Any]]:
+    """Return how often this node's transactions have lost to others, by table or index and by how they named it."""
+    return [
+        {"object": readable(one.object), "exact": one.exact, "times": one.times}
+        for one in islice(conflict_counts(state.counts), CONFLICTS_MAX)
+    ]
+
+
+def _wall_offset_ms(state: State, name: str) -> int | None:
+    """Return how far a peer's wall clock is ahead of ours, in milliseconds; None if it has not told."""
+    peer = state.peers.get(name)
+    if peer is None or peer.wall_ahead_ms is None:
+        return None if name != state.me else 0
+    return round(peer.wall_ahead_ms + state.now.seconds * 1000 - state.wall_ms)
+
+
+def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
+    """Return how old, beyond the closing lag, what a voter closes is when it comes, in ms; None if it says nothing.
+
+    What it says leaves only when all before it is durable there, so a slow disk, processor or link shows here.
+    """
+    peer = state.peers.get(name)
+    if peer is None or not state.membership.members[name].voter:
+        return None
+    closed = max(peer.closed, peer.report[1] if peer.report is not None else 0)
+    return max(0, now.wall_ms - milliseconds(closed) - state.settings.closing_lag_ms) if closed else None
+
+
+def clock_trouble(state: State, name: str) -> str | None:
+    """Return what to say of a peer whose clock is further ahead than we follow; None if it is not."""
+    peer = state.peers.get(name)
+    if peer is None or not peer.ahead_ms:
+        return None
+    return (
+        f"its clock is {peer.ahead_ms} ms ahead of what most voters' clocks say, which is more than clock_offset_ms "
+        f"({state.settings.clock_offset_ms}): its transactions are refused here; set the machine's clock"
+    )
+
+
+def mode_trouble(state: State, name: str) -> str | None:
+    """Return what to say of a peer that does not do all of its work, as it says itself; None if it does."""
+    peer = state.peers.get(name)
+    if peer is None or peer.mode is Mode.SERVING:
+        return None
+    return f"it is {peer.mode.label}; its own status says why: bedrockish status with the URL of {name} alone"
+
+
+def describe_alarm(alarm: Alarm) -> dict[str, Any]:
+    """Return an alarm as plain values."""
+    return {"mode": alarm.mode.label, "reason": alarm.reason, **alarm.details}
+
+
+def in_doubt(core: Node, now: Now) -> list[dict[str, Any]]:
+    """Return the transactions whose outcome this node does not know: oldest first, with who is finishing them."""
+    state = core.state
+    found = []
+    for txid, transaction in state.pending.transactions.items():
+        round_ = core.recovery.rounds.get(txid)
+        found.append(
+            {
+                "txid": str(txid),
+                "leader": txid.leader,
+                "age_ms": round(1000 * (now.seconds - state.pending.since[txid])),
+                "command": transaction.command,
+                "joined": list(transaction.commands[1:]),
+                "recovered_by": state.me if round_ is not None else None,
+                "promised": state.votes[txid].promised,
+            }
+        )
+    found.sort(key=lambda one: -int(str(one["age_ms"])))
+    return found[:IN_DOUBT_MAX]

@@ -1,0 +1,174 @@
+"""What a node lately said and heard about transactions, for whoever looks at it: the dashboard.
+
+Nothing is noted unless somebody has asked within ``PATIENCE_S``: an unwatched node pays one comparison for an event. A
+busy one notes a part of the transactions, those of the first moments of every second by their own clocks, so that all
+nodes choose the same ones without asking each other.
+Each node knows only its own side; whoever puts several nodes' events together sees arrows.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from bedrockish.common.hlc import milliseconds
+from bedrockish.core.coordinator.request import readable
+from bedrockish.core.describe import Printer, log_line
+from bedrockish.core.protocol import effects as do
+from bedrockish.core.protocol import events as on
+from bedrockish.core.protocol import messages as say
+from bedrockish.core.state.state import State
+from bedrockish_journal.model.entry import Entry, decode_label
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.footprint import object_of
+from bedrockish_journal.model.key_text import key_text
+from bedrockish_journal.model.transaction import Txid, decode_transaction
+
+EVENTS_MAX = 2_000  # some hundred bytes each
+PATIENCE_S = 15.0
+EVENTS_A_SECOND = 600  # more are not all noted
+REPLY_EVENTS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Something that was said, heard or applied.
+
+    Attributes:
+        number: counts up in the life of this process.
+        wall_ms: when, by this node's wall clock.
+        kind: the message's name in lower case, or ``apply``.
+        txid: of the transaction.
+        origin, target: who said it to whom; the same for what a node does by itself.
+        line: what the printer says.
+        more: facts for the page: what a reject was about.
+    """
+
+    number: int
+    wall_ms: float
+    kind: str
+    txid: str
+    origin: str
+    target: str
+    line: str
+    more: dict[str, str]
+
+    def pack(self) -> list[Any]:
+        """Return it as plain data, short because there are many."""
+        return [self.number, self.wall_ms, self.kind, self.txid, self.origin, self.target, self.line, self.more]
+
+
+class TraceBuffer:
+    """The ring of what was lately seen."""
+
+    def __init__(self, state: State) -> None:
+        self.is_on = False
+        self._state = state
+        self._seen: deque[Seen] = deque(maxlen=EVENTS_MAX)
+        self._number = 0
+        self._until = 0.0
+        self._run = time.time_ns()  # numbers begin anew with each process
+        self._second, self._offered, self._share = 0, 0, 1.0
+        self._last: tuple[say.Message | None, Txid | None, str] = (None, None, "")
+
+    def read(self, after: int) -> dict[str, Any]:
+        """Return what was seen after a number, the latest if it is much, and go on noting for a while."""
+        self._until = time.monotonic() + PATIENCE_S
+        self.is_on = True
+        if after > self._number:  # of an earlier process
+            after = 0
+        found = [seen.pack() for seen in self._seen if seen.number > after][-REPLY_EVENTS_MAX:]
+        return {
+            "node": self._state.me,
+            "run": str(self._run),
+            "now_ms": time.time() * 1000,
+            "last": self._number,
+            "events": found,
+        }
+
+    def note(self, what: on.Event | do.Effect) -> None:
+        """Remember it if it is about a transaction. Call it only while ``is_on``."""
+        match what:
+            case do.Send(peer, message):
+                self._message(self._state.me, peer, message)
+            case on.Received(peer, message):
+                self._message(peer, self._state.me, message)
+            case do.Apply(entry):
+                self._apply(entry)
+            case _:
+                return
+
+    @property
+    def _printer(self) -> Printer:
+        return Printer(self._state.membership.nodes)
+
+    def _message(self, origin: str, target: str, message: say.Message) -> None:
+        if self._last[0] is not message:  # the same message to several peers is read once
+            try:
+                txid = subject(message)
+            except EntryMalformedError:
+                return
+            wanted = txid is not None and self._samples(txid)
+            self._last = (message, txid if wanted else None, self._printer.message(message) if wanted else "")
+        _, txid, text = self._last
+        self._offered += 1
+        if txid is None:
+            return
+        state = self._state
+        if origin == state.me:
+            line = log_line(origin, state.applied.get(origin, 0), f"{text} -> {target}")
+        else:
+            line = log_line(target, state.applied.get(target, 0), f"hears {origin}: {text}")
+        more = _reject(message) if isinstance(message, say.Reject) else {}
+        self._add(type(message).__name__.lower(), txid, origin, target, line, more)
+
+    def _apply(self, entry: Entry) -> None:
+        self._offered += 1
+        if self._samples(entry.txid):
+            me, place = self._state.me, f"{entry.leader}{entry.tick}"
+            self._add("apply", entry.txid, me, me, self._printer.entry(entry), {"place": place})
+
+    def _samples(self, txid: Txid) -> bool:
+        """Whether to note this transaction; how many of them, is set anew each second."""
+        second = int(time.monotonic())
+        if second != self._second:
+            offered, self._offered = self._offered, 0
+            self._share = min(1.0, EVENTS_A_SECOND / (offered or 1)) if second == self._second + 1 else 1.0
+            self._second = second
+            if time.monotonic() > self._until:
+                self.is_on = False
+                self._seen.clear()
+        return milliseconds(txid.clock) % 1000 < 1000 * self._share
+
+    def _add(self, kind: str, txid: Txid, origin: str, target: str, line: str, more: dict[str, str]) -> None:
+        self._number += 1
+        self._seen.append(Seen(self._number, time.time() * 1000, kind, str(txid), origin, target, line, more))
+
+
+def subject(message: say.Message) -> Txid | None:
+    """Return the transaction that a message is about; None if it is about none, or about many.
+
+    Raises:
+        EntryMalformedError: what it carries is no transaction.
+    """
+    match message:
+        case say.Begin(body) | say.Recover(body) | say.Accept(body):
+            return decode_transaction(body).txid
+        case say.Commit(label):
+            return decode_label(label).txid
+        case say.Approve(txid) | say.Reject(txid) | say.Rollback(txid) | say.Promise(txid) | say.Accepted(txid):
+            return txid
+        case say.Refused(txid) | say.Outcome(txid) | say.Ask(txid):
+            return txid
+        case _:
+            return None
+
+
+def _reject(message: say.Reject) -> dict[str, str]:
+    more = {"reason": say.Reason(message.reason).name}
+    if message.other is not None:
+        more["other"] = str(message.other)
+    if message.key:
+        more["object"] = readable(object_of(message.key))
+        more["key"] = key_text(message.key)
+    return more

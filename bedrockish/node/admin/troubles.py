@@ -1,0 +1,410 @@
+"""What can be wrong with a node or its cluster, in one table: how it is seen, and what an operator does about it.
+
+``bedrockish status`` names the troubles first and ends with 1, ``/readyz`` says no for those that make a node of no
+use, each is a metric, and each has an alert rule: all of them ask this table, and docs/troubles.md and docs/alerts.yml
+are printed from it. Pure: a trouble is found in the node's status, and the time is an argument.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Status = Mapping[str, Any]
+
+BEHIND_MAX = 200  # commits that one has and another has not: under load there are always some
+SILENT_MS_MAX = 3_000
+IN_DOUBT_MS_MAX = 10_000
+SAFE_LAG_MS_MAX = 10_000
+SLOW_MS_MAX = 3_000  # how old what a node closes may be when it comes here
+SKEW_MS_MAX = 1_000
+DISK_FREE_PARTS = 10  # a disk that is freer than one part in so many …
+DISK_FREE_BYTES = 5 << 30  # … or than this is not about to be full
+CERTIFICATE_DAYS = 30
+DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One thing that can be wrong.
+
+    Attributes:
+        code: a stable word for programs.
+        title: what it means, as a phrase.
+        do: what to do about it.
+        find: returns what is wrong according to a status, with the facts; empty if it is not.
+        useless: the node should be sent no requests: ``/readyz`` says no.
+        after_s: how long it must have been so before it is told, in seconds.
+    """
+
+    code: str
+    title: str
+    do: str
+    find: Callable[[Status], str]
+    useless: bool = False
+    after_s: float = 0.0
+
+
+def reaches(node: Mapping[str, Any]) -> bool:
+    """Whether a member can be reached, itself included."""
+    return bool(node["up"]) and node["silent_ms"] < SILENT_MS_MAX
+
+
+def _others(status: Status) -> dict[str, Mapping[str, Any]]:
+    return {name: node for name, node in status["nodes"].items() if name != status["node"]}
+
+
+def _each(found: Iterable[str]) -> str:
+    return "; ".join(found)
+
+
+def _out_of_service(status: Status) -> str:
+    return status["trouble"] or ""
+
+
+def _no_quorum(status: Status) -> str:
+    nodes = status["nodes"].values()
+    voters = sum(1 for node in nodes if node["role"] == "voter" and reaches(node))
+    if voters >= status["quorum"]:
+        return ""
+    in_reach = "1 voter is" if voters == 1 else f"{voters} voters are"
+    return f"{in_reach} in reach, and {status['quorum']} are needed to commit"
+
+
+def _read_only(status: Status) -> str:
+    if status.get("mode") != "read-only" or status["trouble"]:
+        return ""
+    reasons = _each(str(alarm.get("reason")) for alarm in status.get("alarms", {}).values())
+    return f"this node takes no writes: {reasons}"
+
+
+def _disk(status: Status) -> str:
+    disk = status.get("disk")
+    if not disk or disk["free_bytes"] >= min(disk["total_bytes"] // DISK_FREE_PARTS, DISK_FREE_BYTES):
+        return ""
+    share = 100 * disk["free_bytes"] / max(1, disk["total_bytes"])
+    return f"the disk of {status.get('database')} has {disk['free_bytes'] >> 20} MiB left, {share:.0f} % of it"
+
+
+def lacking(have: Mapping[str, int], others: Iterable[Mapping[str, int]]) -> int:
+    """Return how many commits that others have applied are lacking in a vector."""
+    newest: dict[str, int] = {}
+    for vector in others:
+        for leader, tick in vector.items():
+            newest[leader] = max(tick, newest.get(leader, 0))
+    return sum(max(0, tick - have.get(leader, 0)) for leader, tick in newest.items())
+
+
+def _behind(status: Status) -> str:
+    reached = [node["applied"] for node in _others(status).values() if reaches(node)]
+    behind = lacking(status["applied"], reached)
+    return f"{behind} commits are still to be fetched" if behind > BEHIND_MAX else ""
+
+
+def _in_doubt(status: Status) -> str:
+    old = [one for one in status.get("in_doubt", ()) if one["age_ms"] > IN_DOUBT_MS_MAX]
+    if not old:
+        return ""
+    first = old[0]
+    more = f", and {len(old) - 1} more" if len(old) > 1 else ""
+    return (
+        f"the outcome of {first['txid']}, led by {first['leader']}, has not been known for "
+        f"{first['age_ms'] / 1000:.0f} s{more}; whatever conflicts with it waits"
+    )
+
+
+def _only_counts(status: Status) -> bool:
+    """Whether the cluster's clock does not follow the wall, so that it tells nothing of time."""
+    return status.get("cluster_clock") == "off"
+
+
+def _safe_time(status: Status) -> str:
+    lag = status.get("safe_lag_ms")
+    if lag is None or lag <= SAFE_LAG_MS_MAX or _only_counts(status):
+        return ""
+    late = [
+        name
+        for name, node in _others(status).items()
+        if node["role"] == "voter" and (node.get("report_lag_ms") or 0) > lag / 2
+    ]
+    because = f"; it waits for {', '.join(late)}" if late else ""
+    return f"safe time has stood for {lag / 1000:.0f} s{because}"
+
+
+def _clock(status: Status) -> str:
+    offsets = {
+        name: node["wall_offset_ms"] for name, node in _others(status).items() if node.get("wall_offset_ms") is not None
+    }
+    if not offsets:
+        return ""
+    off = {name: offset for name, offset in offsets.items() if abs(offset) > SKEW_MS_MAX}
+    ours = sorted(offsets.values())[len(offsets) // 2]
+    if len(offsets) > 1 and len(off) * 2 > len(offsets) and abs(ours) > SKEW_MS_MAX:
+        way = "behind" if ours > 0 else "ahead of"
+        return f"this machine's clock is {abs(ours) / 1000:.1f} s {way} most others'"
+    return _each(
+        f"the clock of {name} is {abs(offset) / 1000:.1f} s {'ahead of' if offset > 0 else 'behind'} this machine's"
+        for name, offset in sorted(off.items())
+    )
+
+
+def _workers(status: Status) -> str:
+    workers = status.get("asides", {})
+    places = workers.get("places", 0)
+    if (
+        not places
+        or (workers["running"] < places and not workers["stuck"])
+        or not (workers["waiting"] or workers["stuck"])
+    ):
+        return ""
+    stuck = f", and {workers['stuck']} do not stop although they were told to" if workers["stuck"] else ""
+    return f"all {places} background workers are busy, and {workers['waiting']} requests wait for one{stuck}"
+
+
+def _away(status: Status) -> str:
+    return _each(
+        f"{name} cannot be reached"
+        if not node["up"] and not node["silent_ms"]
+        else f"{name} has not been heard for {node['silent_ms'] / 1000:.0f} s"
+        for name, node in sorted(_others(status).items())
+        if not reaches(node) and not node["trouble"]
+    )
+
+
+def _left_behind(status: Status) -> str:
+    found = []
+    for name, node in sorted(_others(status).items()):
+        behind = lacking(node["applied"], [status["applied"]]) if reaches(node) else 0
+        if behind > BEHIND_MAX:
+            found.append(f"{name} lacks {behind} commits that are here")
+    return _each(found)
+
+
+def _slow(status: Status) -> str:
+    return _each(
+        f"what {name} says is {node['report_lag_ms'] / 1000:.1f} s old when it comes"
+        for name, node in sorted(_others(status).items())
+        if reaches(node) and (node.get("report_lag_ms") or 0) > SLOW_MS_MAX and not _only_counts(status)
+    )
+
+
+def _others_trouble(status: Status) -> str:
+    return _each(f"{name}: {node['trouble']}" for name, node in sorted(_others(status).items()) if node["trouble"])
+
+
+def _upgrade(status: Status) -> str:
+    """While the cluster's level is below this program's, somebody has not been upgraded, or is gone."""
+    level, own = status.get("cluster_level", 0), status.get("level", 0)
+    below = {
+        name: node.get("level") for name, node in sorted(_others(status).items()) if (node.get("level") or 0) < own
+    }
+    if level >= own or not below:
+        return ""
+    told = _each(f"{name} has told {level or 'none'}" for name, level in below.items())
+    return f"the cluster speaks at release level {level}, and this program could do {own}: {told}"
+
+
+def _certificates(status: Status) -> str:
+    left = {name: (end - status["wall_s"]) / DAY_S for name, end in status.get("certificates", {}).items()}
+    return _each(
+        f"{name} {'has expired' if days < 0 else f'expires in {days:.0f} days'}"
+        for name, days in left.items()
+        if days < CERTIFICATE_DAYS
+    )
+
+
+def _memory(status: Status) -> str:
+    memory = status.get("memory")
+    if not memory or not memory["recently_refused"]:
+        return ""
+    return (
+        f"{memory['recently_refused']} requests were refused in the last minute, because {memory['taken_bytes'] >> 20} "
+        f"of {memory['max_bytes'] >> 20} MiB (memory_max) are taken"
+    )
+
+
+def _files(status: Status) -> str:
+    files = status.get("files")
+    if not files or files["open"] < files["max"]:
+        return ""
+    return f"{files['open']} files and connections are open; above {files['max']} clients are turned away"
+
+
+def _nonsense(status: Status) -> str:
+    return _each(f"{name} sends what cannot be read" for name in sorted(status.get("left_alone", {})))
+
+
+def _internal(status: Status) -> str:
+    count = status.get("internal_errors_recent", 0)
+    return f"{count} in the last ten minutes, the last one: {status.get('internal_error_last')}" if count else ""
+
+
+KINDS = (
+    Kind(
+        "out_of_service",
+        "this node takes no requests",
+        "do what the text says; until then clients use the other nodes by themselves",
+        _out_of_service,
+        useless=True,
+    ),
+    Kind(
+        "no_quorum",
+        "too few voters are in reach for anything to be committed",
+        "start the voters that are down, or repair the network between them; 'bedrockish nodes' says whom this node "
+        "does not hear",
+        _no_quorum,
+        useless=True,
+    ),
+    Kind(
+        "read_only",
+        "this node answers reads and takes no writes",
+        "remove the cause; the node goes on by itself",
+        _read_only,
+        useless=True,
+    ),
+    Kind(
+        "behind",
+        "this node lacks commits that others have",
+        "wait if it has just been started; else look at its disk, its processor and its network",
+        _behind,
+        useless=True,
+        after_s=2.0,
+    ),
+    Kind(
+        "disk_filling",
+        "the disk of the database is nearly full",
+        "make room before it is full, when this node stops to write: shorten the journal ('bedrockish journal prune'), "
+        "or give it a larger disk",
+        _disk,
+    ),
+    Kind(
+        "in_doubt",
+        "a transaction stays without a known outcome",
+        "start its leader, or enough voters for a quorum: they find out by themselves",
+        _in_doubt,
+    ),
+    Kind(
+        "safe_time",
+        "safe time stands: strict reads, the feed and schema changes wait for it",
+        "start the voters that are missing, or remove those that will not come back ('bedrockish member remove')",
+        _safe_time,
+    ),
+    Kind(
+        "clock_skew",
+        "clocks of machines differ",
+        "set the clock of that machine, and let it be kept by NTP or chrony: transactions of a clock that is too far "
+        "ahead are refused",
+        _clock,
+        after_s=5.0,
+    ),
+    Kind(
+        "workers_busy",
+        "requests wait for a background worker",
+        "look for the statements that take long ('bedrockish explain'), give them an index, or raise asides_max; "
+        "restart a node with commands that do not stop",
+        _workers,
+        after_s=10.0,
+    ),
+    Kind(
+        "memory_full",
+        "requests are refused because of memory_max",
+        "read large results as streams, write large transactions in parts, or raise memory_max",
+        _memory,
+    ),
+    Kind(
+        "files",
+        "too many files and connections are open: clients are turned away",
+        "look who has so many connections, use a pool, or raise the limit of open files (ulimit -n, LimitNOFILE)",
+        _files,
+    ),
+    Kind(
+        "node_away",
+        "another member is not heard",
+        "start it, or repair the network; 'bedrockish member replace' if its machine is lost",
+        _away,
+        after_s=2.0,
+    ),
+    Kind(
+        "node_behind",
+        "another member lacks commits that are here",
+        "look at its disk, its processor and its network; its own status says more",
+        _left_behind,
+        after_s=10.0,
+    ),
+    Kind(
+        "node_slow",
+        "another member is slow",
+        "look at its disk (the metric bedrockish_sync_seconds) and its network: everybody's safe time waits for it",
+        _slow,
+        after_s=10.0,
+    ),
+    Kind(
+        "node_trouble",
+        "something is wrong with another member",
+        "do what the text says",
+        _others_trouble,
+    ),
+    Kind(
+        "nonsense",
+        "another member sends what cannot be read",
+        "look at the release that it runs, and at this node's log, which names the message and the field",
+        _nonsense,
+    ),
+    Kind(
+        "upgrade_unfinished",
+        "the cluster still speaks as an older release does",
+        "install this release on the members named, or take those that are gone out ('bedrockish member remove')",
+        _upgrade,
+        after_s=3_600.0,
+    ),
+    Kind(
+        "certificate",
+        "a certificate is about to expire",
+        "make a new one ('bedrockish tls certs') before that day: after it no link can be opened",
+        _certificates,
+    ),
+    Kind(
+        "internal_errors",
+        "the node's program has failed at requests",
+        "find the traceback in the node's log by its id, and report it",
+        _internal,
+    ),
+)
+BY_CODE = {kind.code: kind for kind in KINDS}
+
+
+class Troubles:
+    """The troubles of one node, and since when they have been."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def look(self, status: Status, now_s: float) -> list[dict[str, Any]]:
+        """Return the troubles, in the order in which to deal with them, as plain data.
+
+        Args:
+            status: of the node.
+            now_s: a clock that only goes forward, in seconds.
+        """
+        found = []
+        for kind in KINDS:
+            text = kind.find(status)
+            if not text:
+                self._since.pop(kind.code, None)
+                continue
+            since = self._since.setdefault(kind.code, now_s)
+            if now_s - since >= kind.after_s:
+                found.append(
+                    {
+                        "code": kind.code,
+                        "text": text,
+                        "do": kind.do,
+                        "useless": kind.useless,
+                        "since_ms": round(1000 * (now_s - since)),
+                    }
+                )
+        return found
+
+
+def not_ready(status: Status) -> list[str]:
+    """Return why a node should be sent no requests; nothing if it should."""
+    return [str(one["text"]) for one in status.get("troubles", ()) if one["useless"]]

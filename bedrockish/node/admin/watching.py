@@ -1,0 +1,107 @@
+"""What a node looks at outside of itself for its troubles, and its log's account of them."""
+
+import errno
+import logging
+import os
+import resource
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import trio
+
+from bedrockish.core.protocol.health import DISK_FULL, Health, Mode
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+FILES_MAX, RESERVE_FILES = 1 << 20, 200  # of open files; those kept for members, SQLite, and the one who looks
+RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # of a disk: a part, or this if it is less, is kept for what others decide
+
+
+def room_on_disk(path: str) -> dict[str, int] | None:
+    """Return how many bytes the disk of a file has, and how many may still be written; None if it cannot tell."""
+    try:
+        found = os.statvfs(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return None
+    return {"free_bytes": found.f_bavail * found.f_frsize, "total_bytes": found.f_blocks * found.f_frsize}
+
+
+def files_max() -> int:
+    """Return how many files may be open before clients are turned away: the rest is for those who are in."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = FILES_MAX if soft == resource.RLIM_INFINITY else min(soft, FILES_MAX)
+    return limit - min(RESERVE_FILES, limit // 3)
+
+
+def open_files() -> dict[str, int]:
+    """Return how many files are open, sockets among them, and how many may be before clients are turned away."""
+    most = files_max()
+    try:
+        found = os.open(os.devnull, os.O_RDONLY)  # it has the lowest number that is free
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        return {"open": most + RESERVE_FILES, "max": most}
+    os.close(found)
+    return {"open": found, "max": most}
+
+
+def reserve(room: Mapping[str, int]) -> int:
+    """Return how many bytes of a disk must be free for its node to lead and to vote."""
+    return min(room["total_bytes"] // RESERVE_PARTS, RESERVE_BYTES)
+
+
+async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, int] | None] = room_on_disk) -> None:
+    """Let a node only read when its disk is nearly full, while there is room for what others decide, until there is.
+
+    Args:
+        path: the database file.
+        health: of the node.
+        look: tells how much room there is.
+    """
+    while True:
+        room = look(path)
+        if room is not None:
+            free, least = room["free_bytes"], reserve(room)
+            if free < least and DISK_FULL not in health.alarms:
+                reason = (
+                    f"the disk of {path} has only {free >> 20} MiB left, and {least >> 20} MiB are kept for what other "
+                    "nodes decide; make room, and it writes again by itself"
+                )
+                health.set_alarm(DISK_FULL, Mode.READ_ONLY, reason, free_bytes=free)
+                logger.error("%s", reason)
+            elif free > least + least // 2 and DISK_FULL in health.alarms:
+                health.clear_alarm(DISK_FULL)
+                logger.warning("the disk of %s has %d MiB left again: this node writes", path, free >> 20)
+        await trio.sleep(LOOK_S)
+
+
+def has_room(path: str) -> bool:
+    """Whether a file can be opened and written, and its disk has more left than is kept for what others decide."""
+    files = open_files()
+    if files["open"] >= files["max"]:
+        return False
+    room = room_on_disk(path)
+    folder = os.path.dirname(os.path.abspath(path))
+    return room is not None and room["free_bytes"] > reserve(room) and os.access(folder, os.W_OK)
+
+
+async def wait_for_room(path: str) -> None:
+    """Return when the disk of a file can be written again."""
+    while not has_room(path):  # noqa: ASYNC110 (nobody tells)
+        await trio.sleep(LOOK_S)
+
+
+async def tell_troubles(status: Callable[[], Mapping[str, Any]]) -> None:
+    """Look every few seconds, so that how long a trouble has been is known, and log those that come and go."""
+    known: dict[str, str] = {}
+    while True:
+        found = {one["code"]: one for one in status()["troubles"]}
+        for code, one in found.items():
+            if code not in known:
+                logger.warning("trouble %s: %s; %s", code, one["text"], one["do"])
+        for code in known.keys() - found.keys():
+            logger.info("trouble %s is over: %s", code, known[code])
+        known = {code: one["text"] for code, one in found.items()}
+        await trio.sleep(LOOK_S)

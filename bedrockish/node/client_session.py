@@ -1,0 +1,387 @@
+"""A client's session at a node: calls come in on a link, run at the same time, and are answered in any order.
+
+Back-pressure is not reading: while ``in_flight_max`` calls of one link are under way, nothing more is taken from it. A
+client that goes away takes nothing back: what it began ends by itself (a command has a timeout), and nobody is told.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol, assert_never
+
+import trio
+
+from bedrockish.api.requests import Answer, Request, Statement
+from bedrockish.api.wire import (
+    EVENTS,
+    EXPLAIN,
+    JOIN,
+    NODES,
+    PING,
+    SNAPSHOT,
+    UPKEEP,
+    Answered,
+    Ask,
+    AskChunk,
+    AskOutcome,
+    Call,
+    Execute,
+    Failed,
+    MalformedCallError,
+    Reply,
+    Step,
+    Told,
+    decode_call,
+    encode_reply,
+)
+from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.errors import BedrockishError, OutcomeUnknownError, TooLargeError, UsageError
+from bedrockish_net.errors import LinkClosedError, LocalProtocolError
+from bedrockish_net.stream import Link
+
+logger = logging.getLogger(__name__)
+
+IN_FLIGHT_MAX = 128
+AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
+WAITING_BYTES = 4 << 20  # with more on its way to a client, or kept for it, further calls of it are not begun
+
+
+class Upkeeps(Protocol):
+    """What a session needs in order to serve an operator."""
+
+    async def handle(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what an operator asks.
+
+        Raises:
+            UsageError: it cannot be done.
+        """
+
+
+class Submits(Protocol):
+    """What a session needs of its node."""
+
+    async def submit(self, request: Request) -> Answer:
+        """Run a command to its end.
+
+        Raises:
+            BedrockishError: it did not happen, or (OutcomeUnknownError, DamagedError) it cannot be told.
+        """
+
+    def status(self) -> dict[str, Any]:
+        """Return what the node says about itself; ``nodes`` in it maps each member's name to what is known of it."""
+
+    def events(self, after: int) -> dict[str, Any]:
+        """Return what the node lately said and heard, after a number that an earlier reply had."""
+
+    async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+        """Tell what each statement of a text would read and write; with ``columns``, only what the first one returns.
+
+        Raises:
+            BedrockishError: it cannot run.
+        """
+
+    async def outcome(self, command: str) -> Answer | None:
+        """Return the answer of a command that happened, None if this node does not know of it.
+
+        Raises:
+            BedrockishError: the node cannot tell now.
+        """
+
+
+class Lent(Protocol):
+    """A copy of the node's file, lent to one client."""
+
+    size: int
+    digest: bytes
+
+    async def read(self, offset: int) -> bytes:
+        """Return the piece at an offset."""
+
+    def close(self) -> None:
+        """Remove the copy."""
+
+
+class Donates(Protocol):
+    """What a session needs in order to serve a node that joins."""
+
+    async def facts(self) -> dict[str, Any]:
+        """Return what a new node has to know."""
+
+    async def copy(self) -> Lent:
+        """Make a copy of the node's file."""
+
+
+class Transacts(Protocol):
+    """What a session needs in order to serve interactive transactions."""
+
+    async def handle(self, owner: object, op: str, request: Request) -> Answer:
+        """Do one step of a transaction that belongs to ``owner``."""
+
+    def end_owner(self, owner: object) -> None:
+        """End the transactions that belong to ``owner``."""
+
+
+class Holds(Protocol):
+    """What counts the bytes that are kept for clients."""
+
+    def hold(self, owner: object, count: int) -> None:
+        """Note bytes that are kept for somebody; a negative number gives them back."""
+
+    def move(self, owner: object, count: int) -> None:
+        """Note that bytes kept for somebody wait on its link now."""
+
+
+class Loan:
+    """The copy, one at most, that a client has on its link."""
+
+    def __init__(self, donor: Donates | None) -> None:
+        self._donor = donor
+        self._lent: Lent | None = None
+
+    @property
+    def donor(self) -> Donates:
+        """Who gives.
+
+        Raises:
+            UsageError: nobody.
+        """
+        if self._donor is None:
+            raise UsageError("this node takes no new ones in")
+        return self._donor
+
+    async def copy(self) -> dict[str, Any]:
+        """Have a copy made, instead of an earlier one."""
+        self.close()
+        self._lent = await self.donor.copy()
+        return {"size": self._lent.size, "sha256": self._lent.digest}
+
+    async def chunk(self, offset: int) -> bytes:
+        """Return a piece of the copy."""
+        if self._lent is None:
+            raise UsageError("there is no copy on this link; ask for a snapshot first")
+        return await self._lent.read(offset)
+
+    def close(self) -> None:
+        """Give the copy back."""
+        if self._lent is not None:
+            self._lent.close()
+            self._lent = None
+
+
+Done = Callable[[Answer | BedrockishError], None]
+Begin = Callable[[Request, Done], None]
+Caught = Callable[[str, Exception], BedrockishError]  # takes what was not expected, and says what to answer
+
+
+async def serve_client(
+    link: Link,
+    node: Submits,
+    *,
+    in_flight_max: int = IN_FLIGHT_MAX,
+    donor: Donates | None = None,
+    begin: Begin | None = None,
+    transactions: Transacts | None = None,
+    upkeep: Upkeeps | None = None,
+    caught: Caught,
+    memory: Holds | None = None,
+) -> None:
+    """Answer one client until its link is over; what it began goes on. Somebody else runs the link.
+
+    Args:
+        link: to the client.
+        node: what answers it.
+        in_flight_max: calls that run at the same time.
+        donor: gives copies of the file to nodes that join.
+        begin: runs a command and calls back, without a task for each; None: ``node.submit`` is awaited.
+        transactions: keeps interactive transactions, which end with the link.
+        upkeep: does what an operator asks.
+        memory: is told how many bytes are kept for the link.
+        caught: takes an exception that no call was expected to raise, and returns the answer to that call.
+    """
+    loan = Loan(donor)
+    try:
+        async with trio.open_nursery() as nursery:
+            session = _Session(link, node, loan, begin, nursery, in_flight_max, transactions, upkeep, caught)
+            session.count_by(memory or Memory())
+            link.deliver_to(session.take)
+            closed = await link.wait_closed()
+            logger.debug("client %s is gone: %s", link.remote.node, closed.reason)
+    finally:
+        loan.close()
+        if transactions is not None:
+            transactions.end_owner(link)
+
+
+class _Session:
+    """One client's calls."""
+
+    def __init__(
+        self,
+        link: Link,
+        node: Submits,
+        loan: Loan,
+        begin: Begin | None,
+        nursery: trio.Nursery,
+        in_flight_max: int,
+        transactions: Transacts | None,
+        upkeep: Upkeeps | None,
+        caught: Caught,
+    ) -> None:
+        self._transactions, self._upkeep = transactions, upkeep
+        self._link, self._node, self._loan, self._begin = link, node, loan, begin
+        self._nursery, self._in_flight_max, self._caught = nursery, in_flight_max, caught
+        self._in_flight = self._kept = 0  # calls; bytes of answers that wait for room on the link
+        self._backlog: deque[bytes] = deque()
+
+    def count_by(self, memory: Holds) -> None:
+        """Let somebody count what is kept here."""
+        self._memory = memory
+
+    def take(self, payloads: list[bytes]) -> None:
+        """Take calls as they are read."""
+        self._backlog.extend(payloads)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._backlog and self._in_flight < self._in_flight_max and self._kept <= WAITING_BYTES:
+            self._in_flight += 1
+            self._start(self._backlog.popleft())
+        if self._backlog:
+            self._link.pause()
+        else:
+            self._link.resume()
+
+    def _start(self, payload: bytes) -> None:
+        try:
+            call = decode_call(payload)
+        except MalformedCallError as error:
+            logger.warning("client %s sent what is no call: %s", self._link.remote.node, error.message)
+            refused: list[Reply] = [Failed(error.id, error)]
+            self._nursery.start_soon(self._send_kept, refused, 0)
+            return
+        if self._begin is not None and isinstance(call, Execute):
+            self._begin(call.request, partial(self._done, call.id))
+        else:
+            self._nursery.start_soon(self._run, call)
+
+    def _done(self, number: int, answer: Answer | BedrockishError) -> None:
+        """Answer a command; short answers leave at once, long ones when there is room for them."""
+        if self._link.closed is not None:
+            return
+        reply = Failed(number, answer) if isinstance(answer, BedrockishError) else Answered(number, answer)
+        size = len(answer.results) if isinstance(answer, Answer) else 0
+        if size > AT_ONCE_BYTES or self._link.waiting_bytes > WAITING_BYTES:
+            self._keep(size)
+            kept: list[Reply] = [reply]
+            self._nursery.start_soon(self._send_kept, kept, size)
+            return
+        with suppress(LinkClosedError):
+            self._link.send_nowait(encode_reply(reply))
+        self._release()
+
+    def _release(self) -> None:
+        self._in_flight -= 1
+        if self._backlog:
+            self._go_on()
+
+    async def _run(self, call: Call) -> None:
+        reply: Reply
+        try:
+            if isinstance(call, Step):
+                reply = Answered(call.id, await self._step(call))
+            elif isinstance(call, Ask) and call.op == UPKEEP:
+                reply = Told(call.id, await self._do_upkeep(call.asked or {}))
+            else:
+                reply = await _reply(self._node, self._loan, call)
+        except BedrockishError as error:
+            reply = Failed(call.id, error)
+        except Exception as error:
+            reply = Failed(call.id, self._caught(f"{_what(call)} of client {self._link.remote.node}", error))
+        size = len(reply.answer.results) if isinstance(reply, Answered) else 0
+        self._keep(size)
+        await self._send_kept([reply], size)
+
+    async def _step(self, call: Step) -> Answer:
+        if self._transactions is None:
+            raise UsageError("this node keeps no interactive transactions")
+        return await self._transactions.handle(self._link, call.op, call.request)
+
+    async def _do_upkeep(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        if self._upkeep is None:
+            raise UsageError("this node takes no orders on links")
+        return await self._upkeep.handle(asked)
+
+    def _keep(self, size: int) -> None:
+        """Count an answer that waits for room on its link."""
+        self._kept += size
+        self._memory.hold(self._link, size)
+
+    async def _send_kept(self, replies: list[Reply], size: int) -> None:
+        """Send an answer, the only one of the list, as soon as there is room for it.
+
+        It is taken out of the list, and encoded only then, so that there is no more than one of it.
+        """
+        number = replies[0].id
+        is_out = False
+        try:
+            await self._link.wait_for_room(size, WAITING_BYTES)
+            if self._link.closed is None:
+                self._send_now(replies.pop())
+                is_out = True
+        except LinkClosedError:
+            logger.debug("client %s did not wait for the reply to call %d", self._link.remote.node, number)
+        finally:
+            self._kept -= size
+            if is_out:
+                self._memory.move(self._link, size)
+            else:
+                self._memory.hold(self._link, -size)
+            self._release()
+
+    def _send_now(self, reply: Reply) -> None:
+        try:
+            self._link.send_nowait(encode_reply(reply))
+        except LocalProtocolError as error:  # longer than a frame
+            self._link.send_nowait(encode_reply(Failed(reply.id, _too_large(reply, error))))
+
+
+def _what(call: Call) -> str:
+    """Return what a call asks for, as a word for the log."""
+    return str(getattr(call, "op", type(call).__name__.lower()))
+
+
+async def _reply(node: Submits, loan: Loan, call: Execute | AskOutcome | AskChunk | Ask) -> Reply:
+    match call:
+        case Execute(number, request):
+            return Answered(number, await node.submit(request))
+        case AskOutcome(number, command):
+            answer = await node.outcome(command)
+            return Told(number, None) if answer is None else Answered(number, answer)
+        case AskChunk(number, offset):
+            return Told(number, await loan.chunk(offset))
+        case Ask(number, op, after, statement, asked):
+            if op == EXPLAIN and statement is not None:
+                return Told(number, await node.explain(statement, columns=asked is not None))
+            if op == EVENTS:
+                return Told(number, node.events(after))
+            if op == JOIN:
+                return Told(number, await loan.donor.facts())
+            if op == SNAPSHOT:
+                return Told(number, await loan.copy())
+            if op == PING:
+                return Told(number, {})
+            status = node.status()
+            return Told(number, status.get("nodes", {}) if op == NODES else status)
+        case _:
+            assert_never(call)
+
+
+def _too_large(reply: Reply, error: Exception) -> BedrockishError:
+    if isinstance(reply, Answered) and reply.answer.place is not None:
+        leader, tick = reply.answer.place
+        return OutcomeUnknownError(
+            f"the transaction happened as {leader}{tick}, but its result cannot be sent: {error}"
+        )
+    return TooLargeError(f"the result cannot be sent: {error}; ask for fewer rows at a time")

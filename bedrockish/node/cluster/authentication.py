@@ -1,0 +1,210 @@
+"""The gate of a node: who may come in as a client, and with which password. For links and for HTTP alike.
+
+A password is hashed in a thread, a few at a time. One that has fitted is remembered, as a keyed hash, while the node
+runs, so that each further link and request costs nothing. Whoever is wrong too often from one address has to wait; who
+knows the password is let in meanwhile.
+"""
+
+import hmac
+import logging
+import secrets
+import ssl
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bedrockish.api.url import Target
+from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.common.password_hash import PASSWORD_CHARACTERS_MAX, SALT_BYTES, hash_password
+from bedrockish.config.config import Config
+from bedrockish.config.exposure import Files
+from bedrockish.errors import ConfigError
+from bedrockish.node.cluster.identity import only_asks
+from bedrockish_net.errors import Code, RefusedError
+from bedrockish_net.events import Hello
+from bedrockish_net.tls import (
+    CertificateError,
+    check_revoked,
+    dial_context,
+    has_certificate,
+    listen_context,
+    read_revoked,
+)
+from bedrockish_net.x509 import read_certificate
+
+logger = logging.getLogger(__name__)
+
+TRIES_MAX = 10  # wrong passwords of one user from one address …
+ADDRESS_TRIES_MAX = 100  # … and of all users from it …
+USER_CHARACTERS_MAX = 100
+WINDOW_S = 60.0  # … in so many seconds
+ADDRESSES_MAX = 10_000
+AT_ONCE = 2
+USER, PASSWORD = "user", "password"
+
+
+class Credentials:
+    """What a node shows to others, and asks of them: TLS, read from files, and read again when they are told to.
+
+    Attributes:
+        dial_context: for links that the node dials; None without TLS.
+        listen_context: for those that it accepts.
+        reads: how often the files were read.
+        ends: when the node's certificate and its authority's end: file -> seconds since 1970.
+        revoked: serial numbers of the certificates that count no more.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._files = config.security.files(config.node) if config.security.encrypts else None
+        self._optional = bool(config.users)
+        self.revoked: frozenset[int] = frozenset()
+        self.dial_context: ssl.SSLContext | None = None
+        self.listen_context: ssl.SSLContext | None = None
+        self.reads = 0
+        self.ends: dict[str, float] = {}
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the files again; if one of them cannot be used, all stays as it was.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        files = self._files
+        if files is None:
+            return
+        paths = (files.ca, files.certificate, files.key)
+        try:
+            dial, listen = dial_context(*paths), listen_context(*paths, optional=self._optional)
+            revoked = _read_revoked(files)
+            ends = {path: _end_of(path) for path in (files.certificate, files.ca)}
+        except CertificateError as error:
+            raise ConfigError(f"security: {error}") from error
+        self.dial_context, self.listen_context = dial, listen
+        self.revoked, self.ends, self.reads = revoked, ends, self.reads + 1
+
+    def trust(self, stream: trio.abc.Stream) -> None:
+        """Make sure that the certificate of the other end of a stream is not revoked.
+
+        Raises:
+            RefusedError: it is.
+        """
+        check_revoked(stream, self.revoked)
+
+    def entry(self, target: Target | None = None) -> Entry:
+        """Return how this node comes in where it asks like a client: as itself, and as the user of a URL if it has one.
+
+        Raises:
+            ConfigError: the URL names a file that cannot be used.
+        """
+        given = Entry() if target is None else entry_of(target)
+        return Entry(given.ssl_context or self.dial_context, given.info)
+
+
+def _read_revoked(files: Files) -> frozenset[int]:
+    path = Path(files.revoked)
+    if not files.revoked or not (files.must_have_list or path.exists()):
+        return frozenset()
+    try:
+        return read_revoked(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CertificateError(f"the list of revoked certificates {path} cannot be read: {error}") from error
+    except CertificateError as error:
+        raise CertificateError(f"{path}: {error}") from error
+
+
+def _end_of(path: str) -> float:
+    try:
+        return read_certificate(Path(path).read_text(encoding="utf-8"))[1].timestamp()
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"{path} is no certificate: {error}") from error
+
+
+class Gate:
+    """Lets clients in.
+
+    Args:
+        config: has the users.
+        credentials: those of the node.
+    """
+
+    def __init__(self, config: Config, credentials: Credentials) -> None:
+        self.users = config.users
+        self._credentials = credentials
+        self._key = secrets.token_bytes(32)
+        self._known: dict[str, bytes] = {}
+        self._nobody = hash_password("nobody", bytes(SALT_BYTES))  # an unknown name takes as long as a known one
+        self._limiter = trio.CapacityLimiter(AT_ONCE)
+        self._wrong: OrderedDict[str, list[float]] = OrderedDict()
+
+    async def admit(self, stream: trio.abc.Stream, hello: Hello) -> None:
+        """Let a link in: of a peer, whom the mesh has judged, or of a client.
+
+        A client may have a certificate or a password, or only want to know which cluster this is.
+
+        Raises:
+            RefusedError: it has none of them.
+        """
+        if hello.role == "peer" or not self.users or has_certificate(stream) or only_asks(hello):
+            return
+        user, password = hello.info.get(USER), hello.info.get(PASSWORD)
+        if not isinstance(user, str) or not isinstance(password, str):
+            raise RefusedError(
+                Code.AUTHENTICATION, "this node asks for a user and a password: bedrockish://user:password@host:port"
+            )
+        if why := await self.judge(user, password, _address(stream)):
+            raise RefusedError(Code.AUTHENTICATION, why)
+
+    async def judge(self, user: str, password: str, address: str) -> str:
+        """Return why a user may not come in, or nothing.
+
+        Args:
+            user: a name.
+            password: what was given as that user's.
+            address: where it comes from.
+        """
+        seal = hmac.digest(self._key, f"{len(user)}:{user}{password}".encode("utf-8", "surrogatepass"), "sha256")
+        if hmac.compare_digest(self._known.get(user, b""), seal):
+            return ""
+        now = trio.current_time()
+        counted = ((f"{address} {user[:USER_CHARACTERS_MAX]}", TRIES_MAX), (address, ADDRESS_TRIES_MAX))
+        for name, tries_max in counted:
+            wrong = [moment for moment in self._wrong.get(name, ()) if moment > now - WINDOW_S]
+            if len(wrong) >= tries_max:
+                whose = f" of user {user[:USER_CHARACTERS_MAX]!r}" if tries_max == TRIES_MAX else ""
+                return f"too many wrong passwords{whose} from {address}; wait {WINDOW_S:.0f} s and try again"
+        kept = self.users.get(user, self._nobody)
+        # Counted before it is known, so that many tries at once are as few as many in a row.
+        for name, _ in counted:
+            recent = [moment for moment in self._wrong.get(name, ()) if moment > now - WINDOW_S]
+            self._wrong[name] = [*recent, now]
+            self._wrong.move_to_end(name)
+        while len(self._wrong) > ADDRESSES_MAX:
+            self._wrong.popitem(last=False)
+        fits = len(password) <= PASSWORD_CHARACTERS_MAX and await trio.to_thread.run_sync(
+            kept.fits, password, limiter=self._limiter
+        )
+        if not fits or user not in self.users:
+            logger.warning("wrong user or password from %s", address)
+            return "wrong user or password"
+        self._known[user] = seal
+        for name, _ in counted:
+            with_this = self._wrong.get(name, [])
+            if now in with_this:
+                with_this.remove(now)
+        return ""
+
+
+def _address(stream: trio.abc.Stream) -> str:
+    raw: Any = stream
+    while isinstance(raw, trio.SSLStream):
+        raw = raw.transport_stream
+    try:
+        return str(raw.socket.getpeername()[0])
+    except (AttributeError, OSError):
+        return "a caller that is gone"

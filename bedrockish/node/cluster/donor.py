@@ -1,0 +1,123 @@
+"""What a node gives to a new one: the facts of the cluster, and a copy of its own file, piece by piece.
+
+A copy is lent to one client at a time, and removed when its link is over. It leaves only after all that is in it is
+durable here, or a commit that this node loses in a power cut could live on elsewhere under the same name.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.records import encode_membership
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import UnavailableError, UsageError
+
+CHUNK_BYTES = 4 << 20
+
+
+class Copy:
+    """One copy of the node's file, on its way to one client."""
+
+    def __init__(self, path: Path, size: int, digest: bytes, freed: Callable[[], None]) -> None:
+        self.path, self.size, self.digest = path, size, digest
+        self._freed = freed
+
+    async def read(self, offset: int) -> bytes:
+        """Return the piece at an offset; empty at the end.
+
+        Raises:
+            UsageError: the copy is shorter than that.
+        """
+        if not 0 <= offset <= self.size:
+            raise UsageError(f"the copy has {self.size} bytes; there is nothing at {offset}")
+        return await trio.to_thread.run_sync(self._read, offset)
+
+    def _read(self, offset: int) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(offset)
+            return file.read(CHUNK_BYTES)
+
+    def close(self) -> None:
+        """Remove the copy."""
+        with suppress(OSError):
+            self.path.unlink()
+        self._freed()
+
+
+class Donor:
+    """Serves new nodes.
+
+    Args:
+        core: knows the members.
+        engine: has the file.
+        database: path of the file; copies are made beside it.
+        durable: returns when all that is written so far is durable.
+    """
+
+    def __init__(self, core: Node, engine: Engine, database: str, durable: Callable[[], Awaitable[None]]) -> None:
+        self._core, self._engine, self._durable = core, engine, durable
+        place = Path(database).resolve()
+        self._path = place.with_name(place.name + ".copy")
+        self._busy = False
+
+    async def facts(self) -> dict[str, Any]:
+        """Return what a new node has to know, durably so: the members at first and now, and what is committed.
+
+        Raises:
+            UnavailableError: this node does not know itself.
+        """
+        state = self._core.state
+        self._check()
+        told = {
+            "bootstrap": self._engine.bootstrap,
+            "membership": encode_membership(state.membership),
+            "vector": dict(state.applied),
+            "replayable": not self._engine.get_meta("began_with").get("began_with")
+            and not self._engine.journal.removed
+            and not self._engine.void,
+            "removed": self._engine.journal.removed,
+        }
+        await self._durable()
+        return told
+
+    async def copy(self) -> Copy:
+        """Make a copy of the file as it is now.
+
+        Raises:
+            UnavailableError: another client is being given one, or this node is no good source.
+            ConfigError: there is no room for it.
+        """
+        self._check()
+        if self._busy:
+            node = self._core.state.me
+            raise UnavailableError(f"node {node} gives a copy to another node; try again later, or ask another one")
+        self._busy = True
+        try:
+            size, digest = await trio.to_thread.run_sync(self._make)
+            await self._durable()
+        except BaseException:
+            with suppress(OSError):
+                self._path.unlink()
+            self._freed()
+            raise
+        return Copy(self._path, size, digest, self._freed)
+
+    def _check(self) -> None:
+        if self._core.state.trouble:
+            raise UnavailableError(self._core.state.trouble)
+
+    def _make(self) -> tuple[int, bytes]:
+        with suppress(FileNotFoundError):
+            self._path.unlink()  # left behind by a crash
+        self._engine.snapshot_to(self._path)
+        with open(self._path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+        return self._path.stat().st_size, digest
+
+    def _freed(self) -> None:
+        self._busy = False

@@ -1,0 +1,133 @@
+"""Which cluster a node belongs to: judged whenever two nodes meet, and asked for before a node's file is made.
+
+Names are no identity: two clusters may both be called bedrockish and have nodes A, B and C, and one wrong address joins
+them. So a cluster has an id, random, made at its founding by the first of its members in name order, kept in the
+membership and told in every HELLO. Who comes with another one changes nothing here: it is not remembered, its votes
+are not counted, and what it says about our file is not believed.
+"""
+
+import logging
+import secrets
+from collections.abc import Mapping
+
+import trio
+
+from bedrockish.api.url import Address
+from bedrockish.client.credentials import Entry
+from bedrockish.common.levels import LEVEL
+from bedrockish.config.config import Config
+from bedrockish.core.protocol.records import Membership
+from bedrockish.errors import ConfigError
+from bedrockish.node.cluster.incarnations import Refusal
+from bedrockish_net.errors import Code, NetError, RemoteProtocolError
+from bedrockish_net.events import Hello
+from bedrockish_net.limits import Limits
+
+logger = logging.getLogger(__name__)
+
+ID, LEVEL_KEY, CLUSTER_LEVEL, ASKS = "cluster_id", "level", "cluster_level", "asks"  # keys of a HELLO's info
+OLDER_RELEASE = "older_release"  # the code of a refusal
+ASK_S = 2.0  # how long one member may take to answer
+PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # between two rounds of asking
+SAY_S = 10.0  # between two lines in the log while nobody answers …
+QUIET_S = 3.0  # … and before the first: nodes that are started together do not find each other at once
+
+
+def judge_identity(hello: Hello, membership: Membership, stores: Mapping[str, str]) -> Refusal | None:
+    """Return why a peer is not of this cluster, or cannot take part in it; None if it is and can.
+
+    Args:
+        hello: what the peer says, as dialler or as accepter.
+        membership: ours.
+        stores: ids of the members' files, as far as they are known.
+    """
+    node, ours = hello.node, membership.cluster_id
+    theirs, level, store = hello.info.get(ID, ""), hello.info.get(LEVEL_KEY, 1), hello.info.get("store")
+    if not isinstance(theirs, str) or type(level) is not int:
+        return Refusal(Code.MALFORMED, f"HELLO of {node} has an id of a cluster or a level that is none")
+    if not isinstance(store, str) or type(hello.info.get("batches")) is not int:
+        return Refusal(Code.MALFORMED, f"HELLO of {node} does not say which file it has, or how long that is")
+    if level < membership.level:
+        return Refusal(
+            OLDER_RELEASE,
+            f"{node} runs a program of release level {level}, and the members of this cluster speak at level "
+            f"{membership.level}; install their release on {node}, and start it again on its file",
+        )
+    if theirs == ours:
+        return None
+    member = membership.members.get(node)
+    known = (member.store if member is not None else "") or stores.get(node, "")
+    # One of the two may not have heard yet of the change by which a cluster of release 0.1.0 got its id. Then the file
+    # tells who it is.
+    if not (ours and theirs) and (store == known if known else not ours):
+        return None
+    none = "not given yet"
+    return Refusal(
+        Code.CLUSTER,
+        f"{node} is of another cluster of the same name (its id is {theirs or none}, ours is {ours or none}); put its "
+        f"address right with 'bedrockish member address URL {node} HOST:PORT', or, if {node} has lost its file, give "
+        f"its place to a new node with 'bedrockish member replace URL {node} NEW'",
+    )
+
+
+def only_asks(hello: Hello) -> bool:
+    """Whether a client only wants to know which cluster this is: it is answered with our HELLO, and nothing else."""
+    return hello.role == "client" and ASKS in hello.info
+
+
+async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
+    """Return the id and the release level of the cluster for which a node that has no file yet makes one.
+
+    The members that are there tell it. If there is none, the first in name order founds the cluster; all others wait
+    for it, because each of them would found one of its own.
+
+    Args:
+        config: names the members.
+        entry: how this node comes in at the others.
+
+    Raises:
+        ConfigError: the cluster is at a higher release level than this program.
+    """
+    others = {node: address for node, address in config.peers.items() if node != config.node}
+    founder, pause, says_at = min(config.peers), PAUSE_S_MIN, trio.current_time() + QUIET_S
+    while True:
+        why_not = []
+        for node, address in others.items():
+            try:
+                return await _ask(config, entry, node, address)
+            except NetError as error:
+                why_not.append(str(error))
+        if founder == config.node:
+            return secrets.token_hex(8), LEVEL
+        if trio.current_time() >= says_at:
+            says_at = trio.current_time() + SAY_S
+            logger.warning(
+                "a new cluster gets its id from %s, at %s; waiting for it, or for another member that has a file: %s",
+                founder,
+                config.peers[founder],
+                "; ".join(why_not),
+            )
+        await trio.sleep(pause)
+        pause = min(2 * pause, PAUSE_S_MAX)
+
+
+async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tuple[str, int]:
+    """Ask one member for id and level.
+
+    Raises:
+        NetError: there is no answer, or none that makes sense.
+        ConfigError: the level is above this program's.
+    """
+    hello = Hello(config.node, config.cluster, "client", node, {ASKS: ID})
+    link = await entry.dial(address, hello, ASK_S, Limits())
+    info = link.remote.info
+    await link.aclose()
+    found, level = info.get(ID, ""), info.get(CLUSTER_LEVEL, 1)
+    if not isinstance(found, str) or type(level) is not int:
+        raise RemoteProtocolError(Code.MALFORMED, f"{node} at {address} tells an id or a level that is none")
+    if level > LEVEL:
+        raise ConfigError(
+            f"the members of the cluster speak at release level {level}, and this program reads up to {LEVEL}; install "
+            "their release here"
+        )
+    return found, level

@@ -1,0 +1,154 @@
+"""What a node remembers of the others' files, so that a voter that has lost its own cannot vote as if it had not.
+
+A voter's promises are in its file. On an empty or an older file it would break them without knowing, and two
+transactions that conflict could both be committed. So each node remembers, durably, the random id of everybody's file,
+how many batches it had written, and at which start of its process; and it turns a voter away that comes with another
+file, or with one that lacks some of that. The votes of such a node reach nobody, and it learns why.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cbor2
+
+from bedrockish.core.protocol.records import Membership
+from bedrockish.node.cluster.starts import STARTS, Seen, lacks, read_starts
+
+PREFIX = "seen:"
+STEP = 100
+
+# The codes of the refusal.
+AMNESIA = "amnesia"  # another file; whoever has not heard yet of a change of the members can be wrong there
+OLDER_FILE = "older_file"  # an older state of the same file; that is certain, and stays so
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why somebody is turned away: ``code`` for its program, ``reason`` for its operator.
+
+    ``info`` has what the program needs in order to see for itself: the ``store``, ``start`` and ``batches`` that were
+    seen of its file.
+    """
+
+    code: str
+    reason: str
+    info: Mapping[str, object] = field(default_factory=dict)
+
+
+class Incarnations:
+    """The memory of one node.
+
+    Args:
+        kept: what was kept before: name -> value.
+        keep: keeps a value under a name, durably before anything leaves that rests on it.
+        step: batches by which what is kept may lag behind what is known.
+
+    Attributes:
+        refused: nodes that were turned away, and why.
+    """
+
+    def __init__(self, kept: Mapping[str, Any], keep: Callable[[str, Any], None], *, step: int = STEP) -> None:
+        self._keep = keep
+        self._step = step
+        self._seen: dict[str, Seen] = {}
+        self.refused: dict[str, str] = {}
+        for name, value in kept.items():
+            if isinstance(value, bytes):
+                self._seen[name.removeprefix(PREFIX)] = read_seen(value)
+        self._durable = dict(self._seen)
+
+    @property
+    def stores(self) -> dict[str, str]:
+        """The ids of the files that are known."""
+        return {node: seen.store for node, seen in self._seen.items()}
+
+    def judge(self, node: str, info: Mapping[str, object], membership: Membership) -> Refusal | None:
+        """Look at what a peer says of its file when it comes, and return why it must be turned away, if it must.
+
+        A learner is never turned away: it promises nothing. What it comes with is what is remembered of it from then
+        on, also if its file was put back: that must not be held against it when it is a voter.
+        """
+        member, store, batches = membership.members.get(node), info.get("store"), info.get("batches")
+        if not isinstance(store, str) or not isinstance(batches, int) or member is None:
+            return None
+        seen, starts = self._seen.get(node, Seen()), read_starts(info.get(STARTS))
+        known = member.store or seen.store
+        code = reason = ""
+        if member.voter and known and store != known:
+            code = AMNESIA
+            reason = f"{node} comes with another file (its id is {store}) than the one it voted with (id {known})"
+        elif member.voter and store == seen.store and lacks(starts, batches, seen):
+            code = OLDER_FILE
+            reason = f"{node} comes with an older state of its file, without all of the {seen.batches} batches it had"
+        if not code:
+            self.refused.pop(node, None)
+            if not member.voter:
+                self._seen.pop(node, None)
+            self._learn(node, Seen(store, batches, starts[-1][0] if starts else b""))
+            return None
+        reason += (
+            f", so it has forgotten what it promised; stop it, run 'bedrockish member replace URL {node} NEW', and "
+            "then 'bedrockish join URL --voter' for the node NEW on an empty file"
+        )
+        self.refused[node] = reason
+        return Refusal(code, reason, {"store": known, "start": seen.start, "batches": seen.batches})
+
+    def learn(self, node: str, store: str, batches: int) -> None:
+        """Remember that a file has grown; it is still the process that came that writes to it."""
+        seen = self._seen.get(node, Seen())
+        self._learn(node, Seen(store, batches, seen.start if store == seen.store else b""))
+
+    def _learn(self, node: str, new: Seen) -> None:
+        seen = self._seen.get(node, Seen())
+        if new.store == seen.store and (new.batches < seen.batches or new == seen):
+            return
+        self._seen[node] = new
+        durable = self._durable.get(node, Seen(batches=-self._step))
+        same = (new.store, new.start) == (durable.store, durable.start)
+        if not same or new.batches >= durable.batches + self._step:
+            self._write(node)
+
+    def forget(self, membership: Membership) -> None:
+        """Forget those who are no longer members."""
+        for node in self._seen.keys() - membership.members.keys():
+            del self._seen[node]
+            self._durable.pop(node, None)
+            self.refused.pop(node, None)
+            self._keep(PREFIX + node, None)
+
+    def save(self) -> None:
+        """Keep everything as it is now."""
+        for node, seen in self._seen.items():
+            if self._durable.get(node) != seen:
+                self._write(node)
+
+    def _write(self, node: str) -> None:
+        seen = self._durable[node] = self._seen[node]
+        self._keep(PREFIX + node, cbor2.dumps([seen.store, seen.batches, seen.start]))
+
+
+def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: int) -> str:
+    """Return why what a member says of our file cannot be so, or nothing if it can.
+
+    Who was told of a file that never was, by somebody who passed for us, would bar us for ever.
+
+    Args:
+        said: the ``info`` of its refusal; release 0.1.0 gives none.
+        own: what we say of our file in HELLO.
+        batches: how many it has now.
+    """
+    store, start, seen = said.get("store"), said.get("start"), said.get("batches")
+    starts = read_starts(own.get(STARTS))
+    if store != own.get("store") or not isinstance(start, bytes) or type(seen) is not int or not starts:
+        return ""
+    if start == starts[-1][0] and seen > batches:
+        return f"it has been told of {seen} batches of this very process, which has written {batches}"
+    if not lacks(starts, batches, Seen(str(store), seen, start)):
+        return f"our file has all of the {seen} batches that it has seen"
+    return ""
+
+
+def read_seen(kept: bytes) -> Seen:
+    """Read what is kept of a file; an earlier program kept no start."""
+    return Seen(*cbor2.loads(kept))

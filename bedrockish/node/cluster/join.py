@@ -1,0 +1,316 @@
+"""How a new node becomes one of the cluster: it is taken in as a learner, gets the data, and may be promoted.
+
+Two ways to the data: a copy of somebody's file, which is quick, or the whole journal, fetched from several nodes by the
+same means by which a node catches up at any time. Either way the file says what the cluster was founded with and has
+every commit since, and the node answers nothing before it has caught up with the moment at which it was taken in.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bedrockish.api.requests import ADD, PROMOTE, MemberChange
+from bedrockish.api.url import Address, Target, hide_password, parse_url
+from bedrockish.api.wire import JOIN, SNAPSHOT, Ask, AskChunk, Failed, Told, decode_reply, encode_call
+from bedrockish.client.command_ids import new_command
+from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.client.driver import explain_end
+from bedrockish.client.trio_client import open_client
+from bedrockish.config.config import Config
+from bedrockish.core.protocol.records import Joining, decode_membership, encode_joining
+from bedrockish.engine.engine import Engine, Founding
+from bedrockish.engine.storage import refill
+from bedrockish.engine.storage.rename_copy import make_plain, put_in_place, relabel
+from bedrockish.errors import (
+    AuthenticationError,
+    BedrockishError,
+    ConfigError,
+    DamagedError,
+    MembershipError,
+    OutcomeUnknownError,
+    ProtocolMismatchError,
+    UnavailableError,
+    UsageError,
+)
+from bedrockish.node.cluster.authentication import Credentials
+from bedrockish_journal.model.errors import EntryMalformedError, JournalError
+from bedrockish_journal.model.vector import check
+from bedrockish_journal.verify.replay import Prepare
+from bedrockish_net.errors import NetError
+from bedrockish_net.events import Hello
+from bedrockish_net.limits import Limits
+
+logger = logging.getLogger(__name__)
+Call = Callable[[Ask | AskChunk], Awaitable[Any]]
+
+FACTS_S = 20.0  # how long a node may take to hear that we were taken in
+AGAIN_S = 0.5
+WAIT_FOR = ("behind", "silent", "quorum")  # reasons that pass by themselves
+
+
+@asynccontextmanager
+async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[Call]:
+    """Open a link to a node on which one call after the other can be made.
+
+    Raises:
+        AuthenticationError: the node does not let us in.
+        UnavailableError: there is no link, or no longer.
+        BedrockishError: what the node answers.
+    """
+    try:
+        link = await entry.dial(address, hello, Limits().hello_seconds, Limits())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run)
+
+            async def call(what: Ask | AskChunk) -> Any:
+                await link.send(encode_call(what))
+                reply = decode_reply(await link.receive())
+                if isinstance(reply, Failed):
+                    raise reply.error
+                if not isinstance(reply, Told):
+                    raise ProtocolMismatchError(f"{address} answered something else than was asked")
+                return reply.value
+
+            yield call
+            nursery.cancel_scope.cancel()
+    except* NetError as errors:
+        found = explain_end(_first(errors))
+        raise found if isinstance(found, AuthenticationError) else UnavailableError(f"{address}: {found}") from errors
+    except* BedrockishError as errors:
+        raise _first(errors) from errors
+
+
+def _first(group: BaseExceptionGroup[Any]) -> Exception:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+async def join(config: Config, url: str, prepare: Prepare, *, replay: bool) -> None:
+    """Have this node taken in as a learner and make its file; it can be served then.
+
+    Args:
+        config: the new node's; its address is the one that ``peers`` gives for itself, or ``listen``.
+        url: nodes of the cluster.
+        prepare: gives a connection what plugins add.
+        replay: fetch the journal when the node runs, instead of a copy of a file now.
+
+    Raises:
+        ConfigError: the node has a file already, or no address that others could use.
+        MembershipError: the cluster does not take it in.
+        BedrockishError: no node could be asked, or none could give a copy.
+    """
+    target, path, address = parse_url(url), _place(config), config.peers[config.node]
+    if address.host in ("0.0.0.0", "::") or not address.port:
+        raise ConfigError(f"the others cannot reach {config.node} at {address}; add its address to [peers]")
+    store, entry = secrets.token_hex(8), Credentials(config).entry(target)
+    if replay:
+        await _check_whole(config, target, entry)
+    async with open_client(url, entry=entry) as client:
+        await _insist(client.change_members, MemberChange(ADD, config.node, str(address), store=store))
+    logger.info("%s is a learner of the cluster now", config.node)
+    last: BedrockishError = UnavailableError(f"no node can be asked at {hide_password(url)}")
+    for donor in _turns(config, target):
+        try:
+            async with calls(donor, Hello(f"join-{config.node}", config.cluster, "client"), entry) as call:
+                told, bootstrap, why_not = await _facts(call, config.node, store)
+                if replay and why_not:
+                    raise UsageError(f"{why_not}; join without --replay, by a copy")
+                if replay:
+                    _begin(path, config, bootstrap, store, encode_joining(told))
+                else:
+                    await _copy(call, path, config.node, store, encode_joining(told), prepare)
+            return
+        except UnavailableError as error:
+            logger.warning("%s gives nothing: %s", donor, error)
+            last = error
+    raise last
+
+
+def _place(config: Config) -> Path:
+    path = Path(config.database).resolve()
+    if path.exists():
+        raise ConfigError(f"{path} is there already; a node that has joined is started with 'bedrockish serve'")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} is in a directory that does not exist; create it first")
+    return path
+
+
+def _turns(config: Config, target: Target) -> list[Address]:
+    """Whom to ask for the data: the nodes of the URL."""
+    return [address for address in target.addresses if address != config.peers[config.node]]
+
+
+async def _insist(change_members: Callable[..., Awaitable[Any]], change: MemberChange) -> None:
+    """Make a change, once, until its outcome is known."""
+    command = new_command()
+    for _ in range(4):
+        try:
+            await change_members(change, command=command)
+            return
+        except OutcomeUnknownError as error:
+            logger.info("asking again: %s", error.message)
+    await change_members(change, command=command)
+
+
+async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -> tuple[Joining, bytes, str]:
+    """Ask until the node that is asked knows that we were taken in; with why its journal cannot be replayed, if so."""
+    with trio.move_on_after(FACTS_S):
+        while True:
+            packed = await call(Ask(1, JOIN))
+            try:
+                membership, bootstrap = decode_membership(packed["membership"]), packed["bootstrap"]
+                told = Joining(membership, check(packed["vector"]))
+                decode_membership(bootstrap)
+            except (EntryMalformedError, TypeError, KeyError) as error:
+                raise ProtocolMismatchError(f"the node answered something else than facts: {error}") from error
+            member = membership.members.get(node)
+            if member is not None and member.store == store:
+                return told, bootstrap, _not_whole(packed)
+            await trio.sleep(AGAIN_S)
+    raise UnavailableError(f"it has not heard within {FACTS_S:g} s that {node} was taken in")
+
+
+async def _check_whole(config: Config, target: Target, entry: Entry) -> None:
+    """Refuse a replay that cannot be, before the cluster has taken us in.
+
+    Raises:
+        UsageError: the journal is not all that there is.
+    """
+    for donor in _turns(config, target):
+        with suppress(UnavailableError):
+            async with calls(donor, Hello(f"join-{config.node}", config.cluster, "client"), entry) as call:
+                why_not = _not_whole(await call(Ask(1, JOIN)))
+            if why_not:
+                raise UsageError(f"{why_not}; join without --replay, by a copy")
+            return
+
+
+def _not_whole(packed: Mapping[str, Any]) -> str:
+    if packed.get("removed"):
+        return "the beginning of the cluster's journal was removed to make room, so it cannot be replayed"
+    if packed.get("replayable", True):
+        return ""
+    return "the cluster began with a database that had tables already, so its journal is not all that it has"
+
+
+def _begin(path: Path, config: Config, bootstrap: bytes, store: str, joining: bytes) -> None:
+    """Make an empty file that knows the cluster; the journal comes when the node runs."""
+    founding = Founding(config.node, decode_membership(bootstrap), store, joining)
+    Engine.open(path, founding=founding).close()
+
+
+async def _copy(
+    call: Call,
+    path: Path,
+    node: str,
+    store: str,
+    joining: bytes,
+    prepare: Prepare,
+) -> None:
+    """Fetch a copy of the other node's file, prove it, and make it ours."""
+    unfinished = path.with_name(path.name + ".joining")
+    await download(call, unfinished)
+    await prove(unfinished, prepare)
+    relabel(unfinished, node, store, joining)
+    put_in_place(unfinished, path)
+
+
+async def prove(copy: Path, prepare: Prepare) -> None:
+    """Make sure that a copy's tables are what its journal makes of them.
+
+    A row that is damaged where the copy was made would come with it; and two that have the same wrong row approve what
+    the one makes of it, and are a majority of three.
+
+    Raises:
+        UnavailableError: they are not: another node may have a better copy.
+    """
+    logger.info("comparing the copy's tables with its journal")
+    try:
+        await trio.to_thread.run_sync(refill.prove_copy, copy, prepare)
+    except refill.NotWholeError as error:
+        logger.warning("the copy is taken unproven: %s; run 'bedrockish verify URL' when this node serves", error)
+    except (DamagedError, JournalError) as error:
+        raise UnavailableError(
+            f"the copy cannot be taken: {error}; another node is asked, and the one that gave it finds out with "
+            "'bedrockish verify URL'"
+        ) from error
+
+
+async def download(call: Call, unfinished: Path) -> int:
+    """Fetch a copy of the other node's file, check it, and return how many bytes it has; it is durable then."""
+    promised = await call(Ask(1, SNAPSHOT))
+    if not isinstance(promised, Mapping) or type(promised.get("size")) is not int:
+        raise ProtocolMismatchError("the node answered something else than the size of a copy")
+    size = promised["size"]
+    logger.info("fetching a copy of %d bytes", size)
+    digest, offset = hashlib.sha256(), 0
+    try:
+        async with await trio.open_file(unfinished, "wb") as file:
+            while offset < size:
+                piece = await call(AskChunk(1, offset))
+                if not isinstance(piece, bytes) or not 0 < len(piece) <= size - offset:
+                    raise ProtocolMismatchError(f"the node sent no piece at {offset} of a copy of {size} bytes")
+                await file.write(piece)
+                digest.update(piece)
+                offset += len(piece)
+            await file.flush()
+            await trio.to_thread.run_sync(os.fsync, file.fileno())
+    except OSError as error:
+        raise ConfigError(f"{unfinished} cannot be written: {error.strerror}; make room and try again") from error
+    if digest.digest() != promised.get("sha256"):
+        raise UnavailableError("the copy arrived damaged; try again")
+    return int(size)
+
+
+async def back_up(url: str, path: Path) -> int:
+    """Write a consistent copy of some node's file to a new file, and return its size in bytes.
+
+    Raises:
+        ConfigError: the file is there already or cannot be written.
+        BedrockishError: no node gave a copy.
+    """
+    target = parse_url(url)
+    entry = entry_of(target)
+    if await trio.Path(path).exists():
+        raise ConfigError(f"{path} is there already; give another name")
+    unfinished = path.with_name(path.name + ".part")
+    last = UnavailableError(f"no node can be asked at {hide_password(url)}")
+    for address in target.addresses:
+        try:
+            async with calls(address, Hello(f"backup-{os.getpid()}", target.cluster, "client"), entry) as call:
+                size = await download(call, unfinished)
+        except UnavailableError as error:
+            last = error
+            continue
+        make_plain(unfinished)
+        put_in_place(unfinished, path)
+        return size
+    raise last
+
+
+async def promote_when_ready(url: str, config: Config) -> None:
+    """Have a learner, this node, promoted as soon as it has caught up.
+
+    Raises:
+        BedrockishError: the cluster refuses, for a reason that does not pass by itself.
+    """
+    async with open_client(url, entry=Credentials(config).entry(parse_url(url))) as client:
+        while True:
+            try:
+                await _insist(client.change_members, MemberChange(PROMOTE, config.node))
+                logger.info("%s is a voter now", config.node)
+                return
+            except MembershipError as error:
+                if error.details.get("reason") not in WAIT_FOR:
+                    raise
+                logger.info("not promoted yet: %s", error.message)
+            except UnavailableError as error:
+                logger.info("not promoted yet: %s", error.message)
+            await trio.sleep(AGAIN_S)

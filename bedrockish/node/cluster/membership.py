@@ -1,0 +1,181 @@
+"""A node's part in changing the membership: what it knows of the members, the change made into a transaction, and the
+links as the membership wants them.
+
+The rules are in ``core.membership``; here they are told the facts.
+"""
+
+import logging
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+
+import cbor2
+import trio
+
+from bedrockish.api.requests import RAISE, Answer, MemberChange, Request, Result, encode_results
+from bedrockish.api.url import parse_address
+from bedrockish.common.levels import LEVEL
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.protocol.health import Mode
+from bedrockish.core.protocol.records import Membership, Prepared, encode_membership
+from bedrockish.core.state.membership import Facts, change_members
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import BedrockishError
+from bedrockish.node.cluster.identity import ID, judge_identity
+from bedrockish.node.cluster.incarnations import Incarnations
+from bedrockish.node.cluster.starts import STARTS, add_start, read_starts
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import MEMBERS
+from bedrockish_net.errors import RefusedError
+from bedrockish_net.events import Hello
+from bedrockish_net.mesh import Mesh
+
+logger = logging.getLogger(__name__)
+
+FAREWELL_S = 2.0  # how long a link to a node that left is kept, so that it hears of that
+LEVEL_S = 1.0  # between two looks at whether the release level can be raised
+LEVEL_TIMEOUT_S = 10.0
+SILENT_MS_MIN = 2_000  # a member that was heard of since then counts as alive, whatever the suspicion time is
+
+
+def addresses(membership: Membership) -> dict[str, tuple[str, int]]:
+    """Return where each member listens."""
+    found = {}
+    for node, member in membership.members.items():
+        address = parse_address(member.address, where=f"member {node}", any_port=True)
+        found[node] = (address.host, address.port)
+    return found
+
+
+def set_members(mesh: Mesh, core: Node, known: Incarnations, nursery: trio.Nursery) -> None:
+    """Keep links to the members there are now; those who left get a moment to hear that they did."""
+    now, before = addresses(core.state.links()), mesh.peers
+    known.forget(core.state.links())
+    logger.info("members: %s", ", ".join(f"{node} at {host}:{port}" for node, (host, port) in sorted(now.items())))
+    mesh.set_peers({**before, **now})
+    if before.keys() - now.keys():
+        nursery.start_soon(_part, mesh, core)
+
+
+async def _part(mesh: Mesh, core: Node) -> None:
+    await trio.sleep(FAREWELL_S)
+    mesh.set_peers(addresses(core.state.links()))
+
+
+def recognise(core: Node, known: Incarnations, hello: Hello) -> None:
+    """Look at a peer that comes, or that answers us.
+
+    Raises:
+        RefusedError: it is of another cluster, or of a release that cannot take part in this one.
+    """
+    refusal = judge_identity(hello, core.state.links(), known.stores)
+    if refusal is not None:
+        raise RefusedError(refusal.code, refusal.reason)
+
+
+def judge(core: Node, known: Incarnations, hello: Hello) -> None:
+    """Look at a peer that comes; what it says of its file is remembered.
+
+    Raises:
+        RefusedError: it is not to be recognised, or it is a voter that has forgotten what it promised.
+    """
+    recognise(core, known, hello)
+    membership = core.state.membership
+    refusal = known.judge(hello.node, hello.info, membership)
+    if refusal is not None:
+        raise RefusedError(refusal.code, refusal.reason, {ID: membership.cluster_id, **refusal.info})
+
+
+def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
+    """Note durably that a process begins on this file; return what is told of the file when a link is opened.
+
+    Args:
+        engine: has the file.
+        start: a random id.
+    """
+    starts = add_start(engine.get_meta(STARTS).get(STARTS), start, engine.batches)
+    engine.set_meta(STARTS, starts)
+    engine.flush()
+    engine.sync()  # also what a killed process wrote
+    store = engine.get_meta("store")["store"]
+    return {"store": store, "batches": engine.batches, STARTS: read_starts(cbor2.loads(starts))}
+
+
+def facts(core: Node, stores: Mapping[str, str], now: Now, cluster_id: str) -> Facts:
+    """Return what this node knows of the members at the moment; ``cluster_id`` is random, for a cluster without one."""
+    state = core.state
+    patience = max(SILENT_MS_MIN, 2 * state.settings.suspicion_ms) / 1000
+    alive = {
+        node
+        for node, peer in state.peers.items()
+        if peer.up and now.seconds - peer.heard < patience and peer.mode < Mode.DAMAGED
+    }
+    behind = {
+        node: sum(max(0, tick - peer.applied.get(leader, 0)) for leader, tick in state.applied.items())
+        for node, peer in state.peers.items()
+        if peer.applied or not state.applied
+    }
+    return Facts(
+        frozenset({*alive, state.me}),
+        behind,
+        frozenset(state.applied),
+        {**stores, state.me: state.store},
+        {state.me: LEVEL, **{node: peer.level for node, peer in state.peers.items()}},
+        cluster_id,
+        state.whole_timelines(),
+    )
+
+
+async def keep_level(core: Node, submit: Callable[[Request], Awaitable[Answer]]) -> None:
+    """Have the cluster's release level raised as soon as all members can do more, until cancelled.
+
+    The first voter that is up does it. A change that fails is tried again: somebody may be restarted just then.
+    """
+    state = core.state
+    while True:
+        await trio.sleep(LEVEL_S)
+        up = [node for node in state.voters if node == state.me or state.peers[node].up]
+        if state.level_of_all <= state.membership.level or state.trouble or up[0] != state.me:
+            continue
+        change = MemberChange(RAISE, state.me)
+        try:
+            await submit(Request(uuid.uuid4().hex, (), timeout_s=LEVEL_TIMEOUT_S, change=change))
+        except BedrockishError as error:
+            logger.info("the release level is not raised yet: %s", error.message)
+        else:
+            logger.info("the cluster's release level is %d now", state.membership.level)
+
+
+def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Mapping[str, str], now: Now) -> Prepared:
+    """Return the transaction that makes a change of the members, as of what is applied now.
+
+    Args:
+        core: knows the members.
+        engine: knows what is applied.
+        change: what is asked for.
+        stores: ids of the other members' files, as far as they are known.
+        now: the clocks.
+
+    Raises:
+        MembershipError: it is refused.
+    """
+    membership = change_members(core.state.membership, change, facts(core, stores, now, secrets.token_hex(8)))
+    return Prepared(
+        base=dict(engine.applied),
+        schema=engine.schema_version,
+        readonly=False,
+        kind=MEMBERS,
+        footprint=Footprint(),  # the core adds that it conflicts with everything
+        changes=encode_membership(membership),
+        result=encode_results([members_table(membership)]),
+    )
+
+
+def members_table(membership: Membership) -> Result:
+    """Return a membership as the rows that a client is answered."""
+    rows = [
+        (member.node, member.address, "voter" if member.voter else "learner", member.store)
+        for member in membership.members.values()
+    ]
+    return Result(("node", "address", "role", "store"), rows)

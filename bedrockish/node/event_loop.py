@@ -1,0 +1,655 @@
+"""The node as a program: feeds the core with what happens, performs its effects, and lets nothing leave too early.
+
+One loop. It takes what has arrived, lets the core step, does in one open SQLite transaction what the core asks, and
+keeps the messages and answers that come of it. When no sync is running, the transaction is committed and one sync
+begins, in a thread; when that returns, what was kept leaves. So all that arrives while a disk is busy shares the next
+sync.
+"""
+
+import logging
+import random
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Protocol, TypeVar, assert_never
+
+import trio
+
+from bedrockish import __version__
+from bedrockish.api.requests import Answer, Request, Statement, Token
+from bedrockish.common.deadline_timer import Alarm
+from bedrockish.common.histogram import Histogram
+from bedrockish.common.levels import LEVEL
+from bedrockish.config.config import Config
+from bedrockish.core.describe import describe_said
+from bedrockish.core.protocol import effects as do
+from bedrockish.core.protocol.events import (
+    Accused,
+    Activated,
+    Assembled,
+    ClockWanted,
+    Event,
+    Executed,
+    Failed,
+    Now,
+    PeerDown,
+    PeerUp,
+    Received,
+    Submitted,
+    Woken,
+)
+from bedrockish.core.protocol.messages import (
+    Entries,
+    Gossip,
+    Message,
+    Outcome,
+    Piece,
+    UnknownMessageError,
+    Want,
+    decode,
+    encode,
+    read_whole,
+)
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.state.conflict_counts import other_counts
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, UnavailableError
+from bedrockish.node.admin.activity import Activity, sizes
+from bedrockish.node.admin.retention import Upkeep, start_core
+from bedrockish.node.admin.status import describe_node
+from bedrockish.node.admin.trace_buffer import TraceBuffer
+from bedrockish.node.admin.troubles import Troubles
+from bedrockish.node.admin.watching import open_files, room_on_disk, tell_troubles, watch_disk
+from bedrockish.node.cluster.authentication import Credentials
+from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID
+from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, PREFIX, Incarnations, disbelieve
+from bedrockish.node.cluster.membership import begin_on_file, judge, keep_level, recognise, set_members
+from bedrockish.node.executor import Executions
+from bedrockish.node.plugins import Plugins
+from bedrockish.node.recalling import recall
+from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.fsync_thread import FsyncThread
+from bedrockish.node.scheduling.outbox import Done, Kept, Prepare, Waiter, packed_entries
+from bedrockish.node.scheduling.row_comparison import RowComparison
+from bedrockish.node.scheduling.system_clock import Clocks
+from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.scheduling.writer_thread import WriterThread
+from bedrockish.node.transactions.manager import Transactions
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_net import mesh as net
+from bedrockish_net.errors import RefusedError
+from bedrockish_net.events import Hello
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+PROMISES_NOTHING = frozenset({Want, Piece})  # these need not wait until anything is durable
+MEMORY_S = 0.25  # between two looks at what others keep
+WAITING_BYTES_MIN = 1 << 20  # a client for which less waits is not one that does not read
+STUCK_S = 5.0  # a client that has read nothing for so long loses its link when half of the memory is taken
+STUCK_S_MIN = 1.0  # and when all of it is
+HELD_BYTES_MIN = 64 << 10  # what is shorter is not counted, for it is soon over
+TURN_S = 0.03  # how long they may take together, in seconds
+TURN_MAX = 512  # events that are taken before what they caused is made durable
+
+
+class Caller(Protocol):
+    """A connection on which somebody asks by HTTP."""
+
+    @property
+    def stuck_seconds(self) -> float:
+        """For how long it has not read what it is sent."""
+
+    def cut(self) -> None:
+        """End it at once."""
+
+
+class Runtime:
+    """Drives one core with one engine and one mesh."""
+
+    def __init__(self, engine: Engine, config: Config, plugins: Plugins | None = None) -> None:
+        self.engine = engine
+        self.config = config
+        self.plugins = plugins or Plugins()
+        self.counts: Counter[str] = Counter()
+        self.faults = Faults(self.counts)
+        self._clocks = Clocks(config.clock.wall_offset_ms)
+        self.started = self._clocks.now().wall_ms / 1000
+        self.core = start_core(
+            engine, config, random.random, self._clocks.now(), lambda transaction: self._comparison.compare(transaction)
+        )
+        self.known = Incarnations(engine.get_meta(PREFIX), engine.set_meta)
+        limits = config.limits
+        self.workers = WorkerPool(
+            engine, self.core, limits.asides_max, limits.command_ms_max / 1000, self._ran_aside, self.faults
+        )
+        self.upkeep = Upkeep(self.core, engine, config, self._clocks, self._post, self.durable)
+        self.transactions = Transactions(
+            engine, self.core, self.submit, self.durable, limits, self.workers, self.faults
+        )
+        self._comparison = RowComparison(
+            engine, self.transactions.snapshots, self._post, self._start, self.stop, self.faults
+        )
+        # What peers are told when a link is opened; batches only once they are durable.
+        self.info = {"version": __version__, **begin_on_file(engine, secrets.token_bytes(8))}
+        self.info |= {"plugins": self.plugins.tell(), "level": LEVEL}
+        self._tell_cluster()
+        self.mesh: net.Mesh | None = None
+        self.callers: set[Caller] = set()  # the connections of HTTP
+        self.credentials: Credentials | None = None
+        self.astray: dict[str, str] = {}  # members at whose address somebody else answers, and why it is not they
+        self.watch = TraceBuffer(self.core.state)
+        self._troubles = Troubles()
+        self.latency = Histogram()
+        self._inbox: deque[Event] = deque()
+        self._wake = trio.Event()
+        self._alarm = Alarm(self.core.deadline, time.monotonic, lambda: self._wake.set())
+        self.waiters: dict[int, Waiter] = {}
+        self._tickets = 0
+        self._kept = Kept()
+        self._fsync = FsyncThread(engine.sync)
+        self.syncs = self._fsync.took
+        self.activity = Activity(self._counted, self.latency)
+        self.transactions.on_ran = self.activity.note
+        self.upkeep.orders |= {"activity": self.describe_activity, "end": self.transactions.end_by_order}
+        self._syncing = False
+        self._failure: BaseException | None = None
+        self._failed = False  # in the middle of a step, or by damage
+        self._executions = Executions(self)
+        self._checkpointing = False
+        self._nursery: trio.Nursery | None = None
+        self._writer = WriterThread(engine)
+        self._missed = False  # somebody wanted the loop to go on while it waited for a thread
+        self._encoded: tuple[Message | None, bytes] = (None, b"")
+
+    def clock(self) -> Now:
+        """Read the clocks."""
+        return self._clocks.now()
+
+    # -- what sessions need ----------------------------------------------------------------------------------------
+
+    def begin(self, request: Request, done: Done, prepare: Prepare | None = None, *, once: bool = False) -> None:
+        """Run a command to its end and call ``done`` with the answer, which must not block or raise."""
+        try:
+            self.engine.memory.check()
+        except MemoryFullError as error:  # answered with the next turn: a session may ask for the next at once
+            self._kept.replies.append(Waiter(request, done, answer=error))
+            self._wake.set()
+            return
+        self._tickets += 1
+        self.waiters[self._tickets] = Waiter(request, done, prepare)
+        self._post(Submitted(self._tickets, request, once))
+
+    async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
+        """Run a command to its end; ``prepare`` executes it, if it is given, ``once`` if the same each time."""
+        found: list[Answer | BedrockishError] = []
+        over = trio.Event()
+
+        def done(answer: Answer | BedrockishError) -> None:
+            found.append(answer)
+            over.set()
+
+        self.begin(request, done, prepare, once=once)
+        await over.wait()
+        if isinstance(found[0], BedrockishError):
+            raise found[0]
+        return found[0]
+
+    async def outcome(self, command: str) -> Answer | None:
+        """Return the answer of a command that happened, as far as this node knows."""
+        if self.engine.is_away:
+            await self.durable()
+        entry = self.engine.find_command(command)
+        await self.durable()
+        return None if entry is None else recall(self.engine, entry, command, Token())
+
+    async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+        """Return what each statement of a text would read and write, or the ``columns`` of the first one's result."""
+        self._check_reads()
+        if self.engine.is_away:
+            await self.durable()
+        told = await self._executions.explain(statement, columns=columns)
+        await self.durable()
+        return told
+
+    def _check_reads(self) -> None:
+        if not self.core.state.health.reads:
+            raise UnavailableError(self.core.state.trouble)
+
+    async def durable(self) -> None:
+        """Return when all that this node has written so far is durable."""
+        mark = trio.Event()
+        self._kept.marks.append(mark)
+        self._wake.set()
+        await mark.wait()
+
+    def status(self) -> dict[str, Any]:
+        """Return what this node says about itself."""
+        counts, refused = self.counts + self.workers.counts, {**self.known.refused, **self.astray}
+        told = describe_node(
+            self.core, self.engine, self.config, counts, self.mesh, refused, self._clocks.now(), self.started
+        )
+        told |= {"plugins": self.plugins.describe(), "asides": self.workers.describe(), **self.upkeep.status()}
+        told |= {"open_transactions": len(self.transactions), "open_streams": len(self.transactions.streams)}
+        told |= {
+            "memory": self.engine.memory.describe(),
+            "disk": room_on_disk(self.config.database),
+            "files": open_files(),
+            "certificates": self.credentials.ends if self.credentials is not None else {},
+            "certificates_revoked": len(self.credentials.revoked) if self.credentials is not None else 0,
+            "wall_s": time.time(),
+            "left_alone": self.mesh.left_alone if self.mesh is not None else {},
+            "internal_errors_recent": self.faults.recent,
+            "internal_error_last": self.faults.last or None,
+        }
+        troubles = self._troubles.look(told, time.monotonic())
+        worst = next((one["text"] for one in troubles if one["useless"]), None)
+        return {**told, "trouble": worst, "troubles": troubles}
+
+    def _counted(self) -> tuple[int, int]:
+        """Return how many transactions this node has led to a commit, and how many conflicts it has heard of."""
+        return self.counts["commits_led"], other_counts(self.core.state.counts).get("rejected_for", 0)
+
+    async def describe_activity(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what this node did in the last hour, what was slow, what is open, and the sizes of its file."""
+        return {
+            **self.activity.describe(),
+            "transactions": self.transactions.describe(),
+            "sizes": sizes(self.config.database, self.engine.journal.rough_bytes),
+        }
+
+    def events(self, after: int) -> dict[str, Any]:
+        """Return what was lately said and heard."""
+        return self.watch.read(after)
+
+    def count_prepared(self, ticket: int, prepared: Prepared) -> None:
+        """Count what a request is going to do, and its answer, as memory that is taken until it is answered."""
+        waiter = self.waiters.get(ticket)
+        if waiter is not None:
+            self._hold(waiter, len(prepared.changes) + len(prepared.result))
+
+    def _hold(self, waiter: Waiter, size: int) -> None:
+        if size < HELD_BYTES_MIN:
+            size = 0
+        if size != waiter.held:
+            self.engine.memory.hold(id(waiter), size - waiter.held)
+            waiter.held = size
+
+    def stop(self, error: Exception) -> None:
+        """Let ``run`` end with an error, after what is under way."""
+        self._failure = self._failure or error
+        self._wake.set()
+
+    def _ran_aside(self, ticket: int, found: Prepared | BedrockishError | None) -> None:
+        """Go on with what ran aside; None: it has to run again."""
+        if isinstance(found, Prepared):
+            self.count_prepared(ticket, found)
+            self._post(Executed(ticket, found))
+        elif isinstance(found, ClockNeededError):
+            self._post(ClockWanted(ticket))
+        elif isinstance(found, BedrockishError):
+            self._post(Failed(ticket, found))
+        else:
+            following: deque[Event] = deque()
+            self._executions.execute(ticket, 0, following)
+            for event in following:
+                self._post(event)
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def on_net(self, event: net.MeshEvent) -> None:
+        """Take what the mesh tells."""
+        match event:
+            case net.PeerUp(node):
+                logger.info("link to %s is up", node)
+                self.astray.pop(node, None)
+                self._post(PeerUp(node))
+            case net.PeerDown(node, reason):
+                logger.info("link to %s is down: %s", node, reason)
+                self._post(PeerDown(node))
+            case net.TurnedAway(node, code, reason, info):
+                self.astray.setdefault(node, f"who answers at its address turns us away: {reason}")
+                if code in (AMNESIA, OLDER_FILE) and self.core.state.joining is None:
+                    self._accused(node, code, reason, info)
+            case net.Received(node, payloads):
+                for payload in payloads:
+                    try:
+                        message = decode(payload)
+                    except UnknownMessageError as error:
+                        self.counts["malformed"] += 1
+                        logger.warning("%s sent what is passed over: %s", node, error)
+                        continue
+                    except EntryMalformedError as error:
+                        self._reject(node, str(error))
+                        break
+                    if isinstance(message, Gossip):
+                        self.known.learn(node, message.store, message.batches)
+                    self._post(Received(node, message))
+            case _:
+                assert_never(event)
+
+    def _reject(self, peer: str, reason: str) -> None:
+        """End the link on which a peer sent what cannot be read; what it said before it stands."""
+        self.counts["malformed"] += 1
+        if self.mesh is not None:
+            self.mesh.reject(peer, reason)
+
+    def _accused(self, node: str, code: str, reason: str, info: Mapping[str, Any]) -> None:
+        """A peer says that our file is not what it was: it is heard only if it is of our cluster, and can be right."""
+        ours = self.core.state.membership.cluster_id
+        if ours and info.get(ID) != ours:
+            why_not = "it is not of this cluster"
+        else:
+            why_not = disbelieve(info, self.info, self.engine.batches)
+        if why_not:
+            logger.error("%s turns us away, and is not believed, because %s: %s", node, why_not, reason)
+            return
+        logger.error("%s turns us away: %s", node, reason)
+        self._post(Accused(node, reason, for_good=code == OLDER_FILE))
+
+    def judge(self, hello: Hello) -> None:
+        """Turn a peer away that is of another cluster, or has forgotten what it promised; see ``membership.judge``."""
+        judge(self.core, self.known, hello)
+        self.plugins.learn(hello.node, hello.info.get("plugins"))
+        self._wake.set()  # what is remembered now has to be kept
+
+    def recognise(self, hello: Hello) -> None:
+        """Look at a peer that answers us at its address; see ``membership.recognise``."""
+        try:
+            recognise(self.core, self.known, hello)
+        except RefusedError as error:
+            self.astray[hello.node] = error.message
+            raise
+
+    def _tell_cluster(self) -> None:
+        membership = self.core.state.membership
+        self.info |= {ID: membership.cluster_id, CLUSTER_LEVEL: membership.level}
+
+    def _start(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Run a task until the node ends."""
+        assert self._nursery is not None
+        self._nursery.start_soon(task, *arguments)
+
+    def _post(self, event: Event) -> None:
+        self._inbox.append(event)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Step until cancelled.
+
+        Raises:
+            DamagedError: this node must stop.
+        """
+        try:
+            await self._step_until_cancelled()
+        except trio.Cancelled:
+            raise  # between two steps: what was done is whole
+        except BaseException:
+            self._failed = True
+            raise
+
+    async def _step_until_cancelled(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await trio.to_thread.run_sync(self.engine.sync)  # what a killed process wrote may not be durable yet
+            await self._perform(self.core.start(self._clocks.now()))
+            nursery.start_soon(self._alarm.run)  # a part of the loop: without it the core would not wake
+            for what, watch in (
+                ("watching open transactions", self.transactions.watch),
+                ("watching background workers", self.workers.watch),
+                ("shortening the journal", self.upkeep.watch),
+                ("keeping the last hour", self.activity.watch),
+                ("watching memory", self._watch_memory),
+                ("watching the disk", partial(watch_disk, self.config.database, self.core.state.health)),
+                ("looking for troubles", partial(tell_troubles, self.status)),
+                ("raising the cluster's level", partial(keep_level, self.core, self.submit)),
+            ):
+                nursery.start_soon(self.faults.keep_running, what, watch)
+            with self._fsync:
+                while self._failure is None:
+                    await self._turn()
+                    await self._let_go()
+                    await self._next()
+            raise self._failure
+
+    async def _next(self) -> None:
+        """Wait for something to do; always lets other tasks run."""
+        if self._inbox or self._missed:
+            self._missed = False
+            await trio.lowlevel.checkpoint()
+            return
+        self._wake = trio.Event()
+        self._alarm.look()
+        await self._wake.wait()
+
+    async def _elsewhere(self, action: Callable[[], T]) -> T:
+        """Do something with the writer that takes long; see ``WriterThread``."""
+        self._wake = trio.Event()
+        try:
+            return await self._writer.run(action)
+        finally:
+            self._missed = self._missed or self._wake.is_set()
+
+    async def _turn(self) -> None:
+        """Step the core through what has arrived."""
+        now = self._clocks.now()
+        self.core.state.batches = self.engine.batches
+        until = time.monotonic() + TURN_S
+        for _ in range(min(len(self._inbox), TURN_MAX)):
+            event = self._inbox.popleft()
+            if self.watch.is_on:
+                self.watch.note(event)
+            if logger.isEnabledFor(logging.DEBUG):
+                self._log(event)
+            await self._perform(self.core.step(event, now))
+            if time.monotonic() > until:
+                break  # links, HTTP and answers have waited long enough, or the reading of the clocks is old
+        deadline = self.core.deadline()
+        if deadline is not None and deadline <= now.seconds:
+            await self._perform(self.core.step(Woken(), now))
+
+    async def _perform(self, effects: list[do.Effect]) -> None:
+        """Do what the core asks, in order; what it has to be told of that, it is told afterwards."""
+        following: deque[Event] = deque()
+        while True:
+            for effect in effects:
+                if effect.__class__ is do.Apply and self.engine.is_long(effect.entry):
+                    await self._elsewhere(partial(self._do, effect, following))
+                elif effect.__class__ is do.Assemble:
+                    following.append(await self._elsewhere(partial(self._assemble, effect)))
+                else:
+                    self._do(effect, following)
+            if not following:
+                return
+            effects = self.core.step(following.popleft(), self._clocks.lately())
+
+    def _log(self, said: Event | do.Send) -> None:
+        state = self.core.state
+        logger.debug("%s", describe_said(state.me, self.engine.applied.get(state.me, 0), state.membership.nodes, said))
+
+    def _do(self, effect: do.Effect, following: deque[Event]) -> None:
+        engine = self.engine
+        if self.watch.is_on:
+            self.watch.note(effect)
+        match effect:
+            case do.Send(peer, message):
+                self._send(peer, message)
+            case do.Persist(vote, parts):
+                engine.save_vote(vote, parts)
+            case do.SavePiece(digest, data):
+                engine.save_piece(digest, data)
+            case do.DropPieces(digests):
+                engine.drop_pieces(digests)
+            case do.Assemble():
+                following.append(self._assemble(effect))
+            case do.Forget(txid):
+                engine.drop_vote(txid)
+            case do.Apply(entry, repeat):
+                try:
+                    engine.apply(entry, repeat=repeat, applied_ms=self._clocks.lately().wall_ms)
+                except DamagedError as error:
+                    error.details = {**error.details, "txid": str(entry.txid)}
+                    raise
+                self.counts["commits"] += 1
+                self.counts["commits_led"] += entry.leader == self.core.state.me
+                self.counts["repeats"] += repeat
+            case do.Execute(ticket, clock, group):
+                self._executions.execute(ticket, clock, following, group)
+            case do.Reply(ticket, answer):
+                self.reply(ticket, answer)
+            case do.Keep(name, value):
+                engine.set_meta(name, value)
+            case do.KeepHold(name, times, clock):
+                engine.journal.save_hold(name, times, clock)
+            case do.Activate(txid):
+                following.append(Activated(txid, engine.versions.activate(txid)))
+            case do.SendEntries(peer, wants, limit):
+                state = self.core.state
+                read = Entries(packed_entries(engine, wants, limit), state.clock.value)
+                self._send(peer, state.to_send(peer, read))
+            case do.SendOutcome(peer, txid):
+                places = engine.find_places(txid)
+                leader, tick = places[0] if places else ("", 0)
+                if places or txid > engine.journal.horizon:  # else it may be one of those that were removed
+                    self._send(peer, Outcome(txid, bool(places), leader, tick, self.core.state.clock.value))
+            case do.SetMembers():
+                self._tell_cluster()
+                if self.mesh is not None and self._nursery is not None:
+                    set_members(self.mesh, self.core, self.known, self._nursery)
+            case do.Malformed(peer, reason):
+                self._reject(peer, reason)
+            case do.Halt(reason):
+                raise DamagedError(f"{reason}; this node stops: compare the journals with 'bedrockish journal verify'")
+            case _:
+                assert_never(effect)
+
+    def _assemble(self, effect: do.Assemble) -> Assembled:
+        data = self.engine.assemble(effect.parts)
+        return Assembled(effect.peer, effect.parts, data, read_whole(data))
+
+    def reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
+        """Answer a ticket, once what was written so far is durable."""
+        waiter = self.waiters.pop(ticket, None)
+        if waiter is not None:
+            found = waiter.answer = self.workers.settle(ticket, answer)
+            self._hold(waiter, len(found.results) if isinstance(found, Answer) else 0)
+            self._kept.replies.append(waiter)
+
+    def _send(self, peer: str, message: Message) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            self._log(do.Send(peer, message))
+        if message.__class__ in PROMISES_NOTHING:
+            if self.mesh is not None:
+                self.mesh.send_many(peer, (encode(message),), bulk=message.__class__ is Piece)
+            return
+        if self._encoded[0] is not message:  # the same message to several peers is encoded once
+            self._encoded = (message, encode(message))
+        self._kept.messages.setdefault(peer, []).append(self._encoded[1])
+
+    # -- durability ------------------------------------------------------------------------------------------------
+
+    async def _let_go(self) -> None:
+        """Commit the open batch and begin a sync, or let what was kept leave if there is nothing to sync."""
+        if self._syncing:
+            return  # what has come since shares the next one
+        engine = self.engine
+        kept, self._kept = self._kept, Kept()  # what comes while it is written in a thread rests on the next batch
+        wrote = await self._elsewhere(engine.flush) if engine.flush_is_long else engine.flush()
+        if not engine.dirty:  # else somebody who waited for the writer has written already
+            self.transactions.at_boundary()
+            self.workers.at_boundary()
+        if not wrote:
+            if kept:
+                self._release(kept)
+            return
+        self.counts["batches"] += 1
+        self._syncing = True
+        assert self._nursery is not None
+        self._fsync.start(partial(self._synced, kept, engine.batches))
+        if engine.checkpoint_due and not self._checkpointing:
+            self._checkpointing = True
+            self._nursery.start_soon(self._checkpoint)
+
+    def _synced(self, kept: Kept, batches: int, error: BaseException | None) -> None:
+        self._failure = self._failure or error
+        if error is None:
+            self.info["batches"] = batches
+            self._release(kept)
+        self._syncing = False
+        self._wake.set()
+
+    def _release(self, kept: Kept) -> None:
+        if self.mesh is not None:
+            for peer, payloads in kept.messages.items():
+                self.mesh.send_many(peer, payloads)
+        for waiter in kept.replies:
+            took_s = time.monotonic() - waiter.began
+            self.latency.observe(took_s)
+            self.activity.note(waiter.request.texts, took_s)
+            self._tell(waiter)
+        for mark in kept.marks:
+            mark.set()
+
+    def _tell(self, waiter: Waiter) -> None:
+        try:
+            waiter.tell()
+        except Exception as error:  # its client learns nothing and asks again; others are answered
+            self.faults.caught(f"answering command {waiter.request.command}", error)
+        self._hold(waiter, 0)
+
+    async def _watch_memory(self) -> None:
+        """Add up what others keep, and end the links of clients that do not read: the sooner, the more is taken.
+
+        When all is taken, one that has read nothing for a second goes before one that only reads slowly.
+        """
+        memory, patience_s = self.engine.memory, self.config.limits.idle_stream_ms / 1000
+        while True:
+            mesh = self.mesh
+            memory.elsewhere = self.transactions.size + (mesh.waiting_bytes() if mesh is not None else 0)
+            if mesh is not None:
+                stuck_s = STUCK_S if memory.taken > memory.max_bytes // 2 else patience_s
+                while mesh.drop_slowest(memory.held, WAITING_BYTES_MIN, stuck_s):
+                    pass
+                callers_s = STUCK_S_MIN if memory.is_full else stuck_s
+                stuck = [one for one in self.callers if one.stuck_seconds >= callers_s]
+                for one in stuck:
+                    logger.warning("a caller of HTTP did not read for %.0f s, and was cut off", one.stuck_seconds)
+                    one.cut()
+                if memory.is_full and not (stuck or mesh.drop_slowest(memory.held, WAITING_BYTES_MIN, STUCK_S_MIN)):
+                    mesh.drop_slowest(memory.held, WAITING_BYTES_MIN)
+            await trio.sleep(MEMORY_S)
+
+    async def _checkpoint(self) -> None:
+        try:
+            await trio.to_thread.run_sync(self.engine.checkpoint)
+        except UnavailableError as error:
+            logger.warning("%s", error)
+        except Exception as error:
+            self.faults.caught("a checkpoint", error)  # the next batch asks for another one
+        finally:
+            self._checkpointing = False
+
+    def leave(self) -> None:
+        """End what runs, make durable what there is, lower the clock's ceiling to what was really used, and tell all
+        who wait.
+
+        After damage, or a fault, nothing more is written: the core has said things of the open batch that were not
+        done. And nothing that goes wrong here hides why the node ends.
+        """
+        try:
+            self.workers.close()
+            self.transactions.close()
+            if not (self._failed or self.engine.failed):
+                self.known.save()
+                self.engine.set_meta("clock_ceiling", self.core.state.clock.value)
+                self.engine.flush()
+                self.engine.sync()
+        except Exception:
+            if not self._failed:
+                raise
+            logger.exception("while the node left")
+        for waiter in list(self.waiters.values()):  # whoever is told may ask for more at once
+            self._tell(waiter)

@@ -1,0 +1,223 @@
+"""Executes what the core wants executed: in the loop if it is short, aside if it is long or somebody's function."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from bedrockish import commands
+from bedrockish.api.plain import plain
+from bedrockish.api.requests import SERIALIZABLE, Answer, Request, Result, Statement, encode_results
+from bedrockish.api.rows import Rows
+from bedrockish.commands import Command, Transaction
+from bedrockish.config.config import Config
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import ClockWanted, Decided, Dropped, Event, Executed, Failed, Now
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.workspace import Work, Workspace
+from bedrockish.engine.readwrite.range_merge import check_size
+from bedrockish.engine.sqlite.limits import TakesLongError
+from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError
+from bedrockish.node.cluster.incarnations import Incarnations
+from bedrockish.node.cluster.membership import prepare_change
+from bedrockish.node.plugins import Plugins
+from bedrockish.node.recalling import again
+from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.outbox import Waiter
+from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool
+from bedrockish_journal.model.changes import encode_changes
+
+BULKY_BYTES = 1 << 20
+WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
+
+
+class Serving(Protocol):
+    """What executing needs of a node."""
+
+    engine: Engine
+    core: Node
+    config: Config
+    workers: WorkerPool
+    plugins: Plugins
+    known: Incarnations
+    counts: Counter[str]
+    faults: Faults
+    waiters: dict[int, Waiter]
+
+    def clock(self) -> Now:
+        """Return the time."""
+
+    def count_prepared(self, ticket: int, prepared: Prepared) -> None:
+        """Count what a request is going to do as memory that is taken."""
+
+    def reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
+        """Answer a client."""
+
+
+class Executions:
+    """What one node does for an Execute effect."""
+
+    def __init__(self, node: Serving) -> None:
+        self._node = node
+
+    def execute(self, ticket: int, clock: int, following: deque[Event], group: tuple[int, ...] = ()) -> None:
+        """Execute a ticket's request; what the core has to be told at once is added to ``following``.
+
+        Args:
+            ticket: which.
+            clock: what ``transaction_clock()`` gives in it; 0: nothing yet.
+            following: events.
+            group: tickets that may share its transaction.
+        """
+        node = self._node
+        waiter = node.waiters.get(ticket)
+        if waiter is None:
+            following.append(Dropped(ticket))
+            return
+        request = waiter.request
+        node.counts["executions"] += 1
+        try:
+            entry = node.engine.find_command(request.command)
+            if entry is None:
+                prepared = self._prepare(ticket, waiter, clock, self._others(group))
+                if prepared is not None:
+                    node.count_prepared(ticket, prepared)
+                    following.append(Executed(ticket, prepared))
+                return
+            node.counts["repeated_commands"] += 1
+            found = again(node.engine, entry, request, ticket)
+            if isinstance(found, Decided):
+                following.append(found)
+                return
+            node.reply(ticket, found)
+        except DamagedError:
+            raise
+        except ClockNeededError:
+            following.append(ClockWanted(ticket))
+            return
+        except BedrockishError as error:
+            following.append(Failed(ticket, error))
+            return
+        except Exception as error:
+            following.append(Failed(ticket, node.faults.caught(f"the execution of command {request.command}", error)))
+            return
+        following.append(Dropped(ticket))
+
+    def _others(self, group: tuple[int, ...]) -> list[Request]:
+        """Return the requests of a group up to the first that has to be executed on its own."""
+        node = self._node
+        found: list[Request] = []
+        for number in group:
+            waiter = node.waiters.get(number)
+            if waiter is None or waiter.prepare is not None or node.workers.expects(*waiter.request.texts):
+                break
+            if node.engine.journal.command_txid(waiter.request.command) is not None:
+                break
+            found.append(waiter.request)
+        return found
+
+    def _prepare(self, ticket: int, waiter: Waiter, clock: int, others: list[Request]) -> Prepared | None:
+        """Return what a request does, and with it others if it is a short one; or None if that will come later."""
+        node, request = self._node, waiter.request
+        if waiter.prepare is not None:
+            return _checked(request, waiter.prepare())
+        if request.change is not None:
+            return prepare_change(node.core, node.engine, request.change, node.known.stores, node.clock())
+        if request.call is not None:
+            command = node.plugins.find(request.call.name, node.core.state.me)
+            command.check(request.call)
+            node.workers.start(ticket, request, self._calling(command, request), is_python=True, clock=clock > 0)
+            return None
+        if not node.workers.expects(*request.texts) and not _is_bulky(request):
+            budget_s = node.config.limits.loop_ms_max / 1000
+            try:
+                if others:
+                    return _checked(request, node.engine.execute_together([request, *others], budget_s))
+                prepared = node.engine.execute(request, budget_s, clock)
+                node.workers.was_short(*request.texts)
+                return _checked(request, prepared)
+            except TakesLongError as error:
+                node.workers.took_long(next((text for text in request.texts if error.sql in text), request.texts[0]))
+        run = lambda aside: _checked(request, aside.execute(request))  # noqa: E731
+        node.workers.start(ticket, request, run, is_python=False, clock=clock > 0)
+        return None
+
+    async def explain(self, statement: Statement, *, columns: bool) -> list[dict[str, Any]]:
+        """Tell what a text would do, which is found by doing it: aside, for it may take long, or run for ever.
+
+        The columns of a result are found without running anything, so that is done at once, unless it took long before.
+        """
+        node, sql = self._node, statement.sql
+        if columns and not node.workers.expects(sql):
+            began = time.thread_time()
+            told = node.engine.explain(statement, columns=True)
+            if time.thread_time() - began > node.config.limits.loop_ms_max / 1000:
+                node.workers.took_long(sql)
+            return told
+        request = Request("", (statement,))
+        return await node.workers.run(request, lambda aside: aside.explain(statement, columns=columns))
+
+    def _calling(self, command: Command, request: Request) -> Callable[[Workspace], Prepared]:
+        """Return what runs a command at a place aside."""
+        node = self._node.core.state.me
+        room = self._node.config.limits.result_bytes_max
+        assert request.call is not None
+        args, kwargs = command.check(request.call)
+
+        def run(work: Work) -> Prepared:
+            tx = Transaction(work, request.command, node, time.time())
+            try:
+                value, processed = command.run(tx, args, kwargs)
+                result = encode_results([Result(("value",), [(_value(command, value),)])])
+            except (BedrockishError, StopWorkError):
+                raise
+            except BaseException as error:
+                commands.logger.exception("command %s (%s) failed", command.name, request.command)
+                raise commands.failed(command.name, node, error) from error
+            if len(result) > room:
+                raise TooLargeError(f"what command {command.name} returns takes more than {room} bytes; return less")
+            prepared = replace(work.finish(), result=result)
+            if processed and prepared.readonly:
+                # Led all the same: sent again after a lost answer, it must not find that there is nothing to do while
+                # its first run commits elsewhere.
+                prepared = replace(prepared, readonly=False, changes=encode_changes([]))
+            return _checked(request, prepared)
+
+        serializable = request.isolation == SERIALIZABLE
+        return lambda aside: aside.work(run, serializable=serializable)
+
+
+def _is_bulky(request: Request) -> bool:
+    """Whether a request brings a value so large that writing it would keep the loop from others for too long.
+
+    SQLite cannot be interrupted while it copies one.
+    """
+    for statement in request.statements:
+        params = statement.params or ()
+        for value in params.values() if isinstance(params, Mapping) else params:
+            if isinstance(value, bytes | str) and len(value) > BULKY_BYTES:
+                return True
+    return False
+
+
+def _value(command: Command, value: object) -> object:
+    if isinstance(value, Rows):
+        value = value.rows
+    try:
+        return plain("what it returns", value)
+    except UsageError as error:
+        raise TypeError(f"{error.message} (from command {command.name})") from None
+
+
+def _checked(request: Request, prepared: Prepared) -> Prepared:
+    if request.read_only and not prepared.readonly:
+        raise UsageError(WRITES)
+    try:
+        check_size(prepared)
+    except UsageError as error:
+        error.rests_on = replace(prepared, readonly=True)
+        raise
+    return prepared

@@ -1,0 +1,144 @@
+"""The modules that a node's configuration names: commands, and functions and collations for SQLite.
+
+All nodes should have the same ones. Nothing forces them to while an update is rolled out, so each tells the others what
+it has, and differences are shown.
+"""
+
+import hashlib
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import apsw
+
+from bedrockish.api.url import suggest
+from bedrockish.commands import Command
+from bedrockish.errors import CommandError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class Plugins:
+    """What the modules of one node hold, and what other nodes say that theirs do.
+
+    Attributes:
+        commands: by name.
+        digests: of each module's source.
+        others: by node: digest of each module, and the names of the commands.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.commands: dict[str, Command] = {}
+        self.digests: dict[str, str] = {}
+        self.others: dict[str, tuple[dict[str, str], frozenset[str]]] = {}
+        self._registers: list[tuple[str, Callable[[apsw.Connection], object]]] = []
+        self._warned: dict[str, str] = {}
+        for name in names:
+            self._load(name)
+
+    def _load(self, name: str) -> None:
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:
+            raise ConfigError(
+                f"plugins: {name} cannot be imported: {type(error).__name__}: {error}; it must be a module that the "
+                "node's Python finds (see PYTHONPATH)"
+            ) from error
+        self.digests[name] = _digest(module)
+        found = [value for value in vars(module).values() if isinstance(value, Command)]
+        for command in found:
+            earlier = self.commands.setdefault(command.name, command)
+            if earlier is not command:
+                raise ConfigError(f"plugins: {name} has a command {command.name}, and so has a module before it")
+        register = getattr(module, "register", None)
+        if register is not None:
+            self._registers.append((name, register))
+        if not found and register is None:
+            raise ConfigError(
+                f"plugins: {name} has no commands and no function register(connection); see docs/commands.md"
+            )
+
+    def prepare(self, db: apsw.Connection) -> None:
+        """Give a connection what the modules register.
+
+        Raises:
+            ConfigError: one of them fails to.
+        """
+        for name, register in self._registers:
+            try:
+                register(db)
+            except Exception as error:
+                raise ConfigError(f"plugins: {name}: register failed: {type(error).__name__}: {error}") from error
+
+    def tell(self) -> dict[str, Any]:
+        """Return what other nodes are told."""
+        return {"digests": dict(self.digests), "commands": sorted(self.commands)}
+
+    def learn(self, node: str, told: object) -> None:
+        """Take what another node tells, and warn if it has something else than we."""
+        digests: dict[str, str] = {}
+        commands: frozenset[str] = frozenset()
+        if isinstance(told, Mapping):
+            listed, named = told.get("digests"), told.get("commands")
+            if isinstance(listed, Mapping):
+                digests = {str(name): str(digest) for name, digest in listed.items()}
+            if isinstance(named, list):
+                commands = frozenset(str(name) for name in named)
+        self.others[node] = digests, commands
+        difference = self.difference(node)
+        if difference and self._warned.get(node) != difference:
+            logger.warning("plugins differ: %s; install the same ones everywhere", difference)
+        self._warned[node] = difference
+
+    def difference(self, node: str) -> str:
+        """Return in words how another node's modules differ from ours; empty if they do not, or it has told nothing."""
+        theirs, _ = self.others.get(node, (self.digests, frozenset[str]()))
+        parts = [f"{node} has no {name}" for name in self.digests if name not in theirs]
+        parts += [f"{node} has {name}, and this node has not" for name in theirs if name not in self.digests]
+        both = [name for name in self.digests if name in theirs]
+        parts += [f"{name} is another version at {node}" for name in both if self.digests[name] != theirs[name]]
+        return "; ".join(parts)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the part of a node's status."""
+        differ = {node: text for node in sorted(self.others) if (text := self.difference(node))}
+        missing = {
+            node: sorted(self.commands.keys() - commands)
+            for node, (_, commands) in sorted(self.others.items())
+            if self.commands.keys() - commands
+        }
+        return {"modules": dict(self.digests), "commands": sorted(self.commands), "differ": differ, "missing": missing}
+
+    def find(self, name: str, me: str) -> Command:
+        """Return a command.
+
+        Raises:
+            CommandError: this node has none of that name.
+        """
+        found = self.commands.get(name)
+        if found is not None:
+            return found
+        have = sorted(node for node, (_, commands) in self.others.items() if name in commands)
+        if have:
+            hint = f"{', '.join(have)} has it: name its module in the key plugins of {me} as well"
+        elif self.commands:
+            hint = suggest(name, sorted(self.commands))
+        else:
+            hint = "it has none at all; name a module in its key plugins"
+        raise CommandError(f"node {me} has no command {name!r}; {hint}", reason="unknown", name=name, node=me)
+
+
+def _digest(module: ModuleType) -> str:
+    """Return the digest of a module's source, of a package's whole folder."""
+    digest = hashlib.sha256()
+    paths = [Path(place) for place in getattr(module, "__path__", ())]
+    files = sorted(file for place in paths for file in place.rglob("*.py"))
+    source = getattr(module, "__file__", None)
+    if not files and source is not None:
+        files = [Path(source)]
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

@@ -1,0 +1,45 @@
+"""What a node answers out of its journal to a command that has happened before."""
+
+from bedrockish.api.requests import Answer, Request, Token
+from bedrockish.core.coordinator.request import schema_failed
+from bedrockish.core.protocol.events import Decided
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import VoidedError
+from bedrockish.node.scheduling.outbox import answer_of
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import SCHEMA
+from bedrockish_journal.storage.schema_history import FAILED, SCHEDULED
+
+
+def recall(engine: Engine, entry: Entry, command: str, token: Token) -> Answer:
+    """Return what the client of a command was told, which became an entry.
+
+    Raises:
+        ConstraintError: it was a schema change that the data forbade.
+        VoidedError: it fitted nowhere, and an operator had it applied as nothing.
+    """
+    if entry.txid in engine.void:
+        raise VoidedError(
+            f"command {command} became {entry.leader}{entry.tick}, which fitted at no node and was applied as nothing "
+            "by an operator: it did not happen; send it under a new id"
+        )
+    if entry.transaction.kind == SCHEMA:
+        standing = engine.versions.standing(entry.txid)
+        if standing.state == FAILED:
+            raise schema_failed(standing.failure)
+    return answer_of(entry, command, token)
+
+
+def again(engine: Engine, entry: Entry, request: Request, ticket: int) -> Answer | Decided:
+    """Return what to answer a ticket whose command has happened before.
+
+    Nothing is to be answered yet for a schema change that is not in force here: the core is told of it instead.
+
+    Raises:
+        ConstraintError: it was a schema change that the data forbade.
+        VoidedError: it fitted nowhere, and an operator had it applied as nothing.
+    """
+    answer = recall(engine, entry, request.command, request.token)
+    if entry.transaction.kind == SCHEMA and engine.versions.standing(entry.txid).state == SCHEDULED:
+        return Decided(ticket, entry.txid, answer)
+    return answer

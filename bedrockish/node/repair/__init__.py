@@ -1,0 +1,1 @@
+"""What a node does about damaged tables: finding them, telling whether it is alone, and filling itself again."""

@@ -1,0 +1,399 @@
+"""What a node with damaged tables does to become whole again: it asks the others, says what is true, and fills its file
+again from a copy that was proven, or from its own journal. It keeps its name, its votes and its promises.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bedrockish.api.url import parse_address
+from bedrockish.client.compare_nodes import Report
+from bedrockish.client.credentials import Entry
+from bedrockish.config.config import Config
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE, Alarm, Mode, encode_alarm
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.storage import refill
+from bedrockish.engine.storage.system_tables import ALARM, BLOCKED, VOID
+from bedrockish.errors import BedrockishError, DamagedError, UnavailableError, UsageError
+from bedrockish.node.cluster.join import calls, download
+from bedrockish.node.repair.scrubber import Scrubber, peer_calls
+from bedrockish.node.repair.verdict import COMMITTED, ROLLED_BACK, UNKNOWN, Ruling, Verdict, Word, judge
+from bedrockish.node.repair.verdict import VOID as VOIDED
+from bedrockish_journal.model.errors import EntryMalformedError, JournalError
+from bedrockish_journal.model.transaction import Txid, parse_txid
+from bedrockish_journal.model.vector import covers
+from bedrockish_journal.verify.replay import Prepare
+from bedrockish_net.events import Hello
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0  # between two looks at what the others say
+LOOK_AGAIN_S = 5.0  # and once it is known that an entry fits nowhere
+RESOLVE_TRIES = 10
+OWN_JOURNAL = "its own journal"
+NAMED = ("entry", "txid", "table", "key")  # what status has of a damage
+
+
+class RestartError(Exception):
+    """Raised to let the node begin anew on its file, or on another one that takes its place.
+
+    Attributes:
+        copy: the file that takes the place of the node's; None: it stays as it is.
+    """
+
+    def __init__(self, why: str, copy: Path | None = None) -> None:
+        super().__init__(why)
+        self.copy = copy
+
+
+class Healer:
+    """Repairs one node.
+
+    Args:
+        core: has the alarms, and knows the members.
+        engine: has the file.
+        config: says whether it may begin by itself.
+        entry: how this node comes in at others.
+        scrubber: compares tables.
+        prepare: gives a connection what plugins add.
+        durable: returns when all that is written so far is durable.
+        restart: lets the node begin anew.
+    """
+
+    def __init__(
+        self,
+        core: Node,
+        engine: Engine,
+        config: Config,
+        entry: Callable[[], Entry],
+        scrubber: Scrubber,
+        prepare: Prepare,
+        durable: Callable[[], Awaitable[None]],
+        restart: Callable[[RestartError | DamagedError], None],
+    ) -> None:
+        self._core, self._engine, self._config, self._entry = core, engine, config, entry
+        self._scrubber, self._prepare, self._durable, self._restart = scrubber, prepare, durable, restart
+        self._ordered: str | None = None  # by an operator: the node to copy from, or empty for any
+        self._wake = trio.Event()
+        self._said = ""
+
+    @property
+    def _txid(self) -> Txid | None:
+        alarm = self._core.state.health.alarms.get(DAMAGED_TABLES)
+        text = alarm.details.get("txid") if alarm is not None else None
+        return None if text is None else parse_txid(str(text))
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    async def entry(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer the order ``entry``: what this node knows of a transaction, and what it still does.
+
+        Raises:
+            UsageError: it names none.
+        """
+        state = self._core.state
+        txid = _txid_of(asked)
+        told = {"node": state.me, "mode": int(state.health.mode), "outcome": self._outcome(txid)}
+        return told | {"blocked": txid in state.blocked}
+
+    def _outcome(self, txid: Txid) -> str:
+        state = self._core.state
+        if txid in self._engine.void:
+            return VOIDED
+        if self._engine.find_places(txid):
+            return COMMITTED
+        vote = state.votes.get(txid)
+        # Our own, given up when we started: it can only be committed by somebody who had our promise before.
+        giving_up = txid.leader == state.me and vote is not None and vote.accepted == (1, False)
+        over = state.outcomes.get(txid) is False or txid.clock <= state.safe
+        return ROLLED_BACK if over or giving_up else UNKNOWN
+
+    async def repair(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer the order ``repair``: begin now, if the tables are damaged.
+
+        Raises:
+            UsageError: it names a node that is no other member.
+        """
+        state = self._core.state
+        source = asked.get("from", "")
+        if source and source != OWN_JOURNAL and source not in state.peers:
+            raise UsageError(f"there is no other member {source!r}; there is {', '.join(state.peers)}")
+        if DAMAGED_TABLES in state.health.alarms:
+            self._ordered = str(source)
+            self._wake.set()
+        elif await self._scrubber.fits_journal() is False:
+            why = f"the tables of node {state.me} are not what its own journal makes of them"
+            self._restart(DamagedError(why, table=""))
+            return {"node": state.me, "mode": Mode.DAMAGED.label, "reason": why}
+        return {"node": state.me, "mode": state.health.mode.label, "reason": state.health.reason}
+
+    async def resolve(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer the order ``resolve``: apply an entry that fits nowhere as nothing, here, from now on.
+
+        Raises:
+            UsageError: it is no such entry, or somebody may have applied and acknowledged it.
+        """
+        state, txid = self._core.state, _txid_of(asked)
+        if txid in self._engine.void:
+            return {"node": state.me, "resolved": str(txid)}
+        if self._engine.find_places(txid):
+            raise UsageError(
+                f"node {state.me} has applied {txid}, and may have acknowledged it: repair the other nodes from here "
+                "('bedrockish member repair URL NODE')"
+            )
+        await self._check_resolvable(txid, force=asked.get("force") is True)
+        self._engine.set_meta(f"{VOID}{txid}", 1)
+        self._engine.set_meta(f"{BLOCKED}{txid}", None)
+        self._engine.void.add(txid)
+        if state.blocked == {txid}:
+            self._engine.set_meta(ALARM + UNAPPLICABLE, None)
+        await self._durable()
+        logger.warning("an operator has decided that %s is applied as nothing", txid)
+        if txid in state.blocked or self._txid == txid:
+            self._restart(RestartError(f"{txid} is applied as nothing from now on"))
+        return {"node": state.me, "resolved": str(txid)}
+
+    async def _check_resolvable(self, txid: Txid, *, force: bool) -> None:
+        """Refuse to decide on what stops nobody, or may have been acknowledged."""
+        state = self._core.state
+        words, silent = await self._ask(txid)
+        for _ in range(RESOLVE_TRIES):  # one that has just followed the same order is beginning again
+            if not silent or force:
+                break
+            await trio.sleep(1.0)
+            words, silent = await self._ask(txid)
+        if txid not in state.blocked and not any(word.blocked or word.outcome == VOIDED for word in words.values()):
+            known = ", ".join(map(str, sorted(state.blocked))) or "nothing"
+            raise UsageError(f"{txid} stops no node; node {state.me} is stopped by {known}: see bedrockish status")
+        has = [node for node, word in words.items() if word.outcome == COMMITTED]
+        if has and not force:
+            raise UsageError(
+                f"{', '.join(has)} has applied {txid}, and may have acknowledged it: repair the other nodes from there "
+                "('bedrockish member repair'), or resolve it with --force, and its changes are in the journals alone"
+            )
+        if silent and not force:
+            raise UsageError(
+                f"{', '.join(silent)} does not answer, and may have applied {txid}: start it, or resolve with --force"
+            )
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """While the tables are damaged: look, say what is true, and repair; until cancelled."""
+        health = self._core.state.health
+        while DAMAGED_TABLES in health.alarms:
+            try:
+                verdict, report = await self.examine()
+                self._note(verdict.why)
+                await self._follow(verdict, report)
+            except (BedrockishError, JournalError) as error:
+                self._note(f"it cannot be repaired now: {error}")
+            with trio.move_on_after(LOOK_S):
+                await self._wake.wait()
+            self._wake = trio.Event()
+        while self._core.state.blocked:
+            for txid in sorted(self._core.state.blocked):
+                await self._look_again(txid)
+            await trio.sleep(LOOK_AGAIN_S)
+
+    async def _look_again(self, txid: Txid) -> None:
+        """Look whether what fitted nowhere fits somewhere by now: then these tables are wrong, or this machine."""
+        words, _ = await self._ask(txid)
+        fits = [node for node, word in words.items() if word.has_it]
+        if fits:
+            why = f"{txid}, which does not fit at node {self._core.state.me}, is applied at {', '.join(fits)}"
+            self._restart(DamagedError(why, table="", txid=str(txid)))
+
+    async def _ask(self, txid: Txid) -> tuple[dict[str, Word], list[str]]:
+        """Ask all others what they say of a transaction; return that, and who does not answer."""
+        others = list(self._core.state.peers)
+        words: dict[str, Word] = {}
+        async with peer_calls(self._core, self._config, self._entry(), others) as links:
+            for node, call in links.items():
+                try:
+                    told = await call({"do": "entry", "txid": str(txid)})
+                    words[node] = Word(Mode(told["mode"]), str(told["outcome"]), told.get("blocked") is True)
+                except (BedrockishError, KeyError, ValueError, TypeError) as error:
+                    logger.info("%s does not say what it knows of %s: %s", node, txid, error)
+        return words, [node for node in others if node not in words]
+
+    async def examine(self) -> tuple[Verdict, Report | None]:
+        """Find out whether these tables alone are damaged."""
+        state, txid = self._core.state, self._txid
+        details = state.health.alarms[DAMAGED_TABLES].details
+        words: dict[str, Word] = {}
+        silent: list[str] = []
+        own = UNKNOWN
+        if txid is not None:
+            words, silent = await self._ask(txid)
+            own = self._outcome(txid)
+        try:
+            report = await self._scrubber.compare(list(state.peers))
+            agrees, why = self._agrees(report)
+        except UnavailableError as error:
+            report, agrees, why = None, None, f"there is nobody to compare with: {error.message}"
+        if not agrees:  # the journal knows better than any majority, where it is whole
+            agrees, why = await self._agrees_with_journal(agrees, why)
+        what = f"{details.get('entry', txid)} ({txid})" if txid is not None else ""
+        return judge(what, own, words, silent, agrees, why), report
+
+    def _agrees(self, report: Report) -> tuple[bool | None, str]:
+        me, members = self._core.state.me, len(self._core.state.membership.members)
+        mine = [one for one in report.differences if me in one.minority]
+        if mine:
+            return False, str(mine[0])
+        if any(me in one.nodes for one in report.differences if not one.minority):
+            return None, "the nodes differ, and no majority says which is right"
+        if report.skipped:
+            return None, f"not all could be compared: {report.skipped[0]}"
+        wrong = {node for one in report.differences for node in one.minority}
+        agreeing = [node for node in report.nodes if node not in wrong]
+        if 2 * len(agreeing) <= members:
+            return None, f"only {', '.join(agreeing)} of {members} members could be compared"
+        return True, f"its tables are those of {', '.join(node for node in agreeing if node != me)}"
+
+    async def _agrees_with_journal(self, agrees: bool | None, why: str) -> tuple[bool | None, str]:
+        """Ask this node's own journal, where the others do not tell, or say that most have something else."""
+        try:
+            same = await trio.to_thread.run_sync(partial(refill.fits_journal, self._config.database, self._prepare))
+        except refill.NotWholeError as error:
+            return agrees, f"{why}; and this node's journal does not tell: {error}"
+        except JournalError as error:
+            return False, f"its own journal is damaged: {error}"
+        if same:
+            return True, f"its tables are what its journal makes of them ({why})"
+        return False, f"its tables are not what its own journal makes of them ({why})"
+
+    # -- repairing -------------------------------------------------------------------------------------------------
+
+    async def _follow(self, verdict: Verdict, report: Report | None) -> None:
+        """Do what follows from the verdict."""
+        state = self._core.state
+        if verdict.ruling is Ruling.SOUND:
+            self._engine.set_meta(ALARM + DAMAGED_TABLES, None)
+            await self._durable()
+            self._restart(RestartError(f"the tables are sound: {verdict.why}"))
+        elif verdict.ruling is Ruling.NOWHERE and self._txid is not None:
+            await self._block(self._txid, verdict.why)
+        elif verdict.ruling is Ruling.ALONE:
+            if not self._config.repair.repair_automatic and self._ordered is None:
+                self._note(f"run 'bedrockish member repair URL {state.me}'")
+                return
+            await self._refill(report)
+        elif self._ordered:
+            await self._refill(report)  # an operator has named the source, and so has decided
+
+    async def _refill(self, report: Report | None) -> None:
+        """Make a file that takes the place of this one, from the first source that is proven."""
+        why = []
+        for source in self._sources(report):
+            try:
+                copy = await self._from_own_journal() if source == OWN_JOURNAL else await self._from(source, report)
+            except (BedrockishError, JournalError) as error:
+                why.append(f"{source}: {error}")
+                logger.warning("not filled from %s: %s", source, error)
+                continue
+            logger.warning("filling the tables again from %s", source)
+            self._restart(RestartError(f"filled again from {source}", copy))
+            return
+        self._note(f"there is no source to fill it from: {'; '.join(why) or 'nobody answers'}")
+
+    def _sources(self, report: Report | None) -> list[str]:
+        if self._ordered:
+            return [self._ordered]
+        wrong = {node for one in report.differences for node in one.minority} if report is not None else set[str]()
+        serving = [node for node, peer in self._core.state.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
+        return [*sorted(node for node in serving if node not in wrong), OWN_JOURNAL]
+
+    async def _from(self, source: str, report: Report | None) -> Path:
+        """Fetch a copy of another node's file, and prove it.
+
+        Raises:
+            BedrockishError: there is none, it lacks something, or it is no better.
+            JournalError: it cannot be proven.
+        """
+        state, target = self._core.state, refill.refill_path(self._config.database)
+        address = parse_address(state.membership.members[source].address, where=f"member {source}")
+        async with calls(address, Hello(f"repair-{state.me}", self._config.cluster, "client"), self._entry()) as call:
+            await download(call, target)
+        has = await trio.to_thread.run_sync(refill.check_copy, target, dict(state.applied))
+        assert covers(has, state.applied)
+        if not self._ordered:
+            await self._prove(source, target, report)
+        return target
+
+    async def _prove(self, source: str, copy: Path, report: Report | None) -> None:
+        """Make sure that a copy is better than what is here: by its journal, or else by a majority.
+
+        Raises:
+            DamagedError: its tables are not what its journal makes of them.
+            JournalError: its journal does not tell, nor does a majority.
+        """
+        try:
+            await trio.to_thread.run_sync(refill.prove_copy, copy, self._prepare)
+        except refill.NotWholeError:
+            if not self._proven(source, report):
+                raise
+
+    def _proven(self, source: str, report: Report | None) -> bool:
+        """Whether the tables of a source are those of a majority: of others, for this node's are damaged.
+
+        Not if another node has stumbled, too: then the rows in question are just those that were not compared.
+        """
+        state = self._core.state
+        if report is None or report.skipped or source not in report.nodes:
+            return False
+        if any(peer.mode >= Mode.DAMAGED for peer in state.peers.values()):
+            return False
+        wrong = {node for one in report.differences for node in (one.minority or one.nodes)} | {state.me}
+        agreeing = [node for node in report.nodes if node not in wrong]
+        return source in agreeing and 2 * len(agreeing) > len(state.membership.members)
+
+    async def _from_own_journal(self) -> Path:
+        target = refill.refill_path(self._config.database)
+        await trio.to_thread.run_sync(refill.replay_own, self._config.database, target, self._prepare)
+        return target
+
+    async def _block(self, txid: Txid, why: str) -> None:
+        """Go on with sound tables, read-only, without the entry that fits nowhere."""
+        state = self._core.state
+        reason = (
+            f"{why}. The cluster only reads until an operator decides: read docs/operating.md, then run "
+            f"'bedrockish member resolve URL {txid}'"
+        )
+        self._engine.set_meta(f"{BLOCKED}{txid}", 1)
+        alarm = state.health.set_alarm(UNAPPLICABLE, Mode.READ_ONLY, reason, txid=str(txid))
+        self._engine.set_meta(ALARM + UNAPPLICABLE, encode_alarm(alarm))
+        self._engine.set_meta(ALARM + DAMAGED_TABLES, None)
+        await self._durable()
+        self._restart(RestartError(reason))
+
+    def _note(self, what: str) -> None:
+        """Add to the alarm, for status, what is known now."""
+        health = self._core.state.health
+        alarm = health.alarms[DAMAGED_TABLES]
+        details = {**alarm.details, "verdict": what}
+        health.set_alarm(DAMAGED_TABLES, alarm.mode, alarm.reason, **details)
+        if what != self._said:
+            logger.warning("%s", what)
+            self._said = what
+
+
+def note_damage(engine: Engine, damage: DamagedError) -> None:
+    """Keep in the file, durably, that its tables are damaged; the node begins with that."""
+    kept = {name: str(damage.details[name]) for name in NAMED if damage.details.get(name)}
+    engine.set_meta(ALARM + DAMAGED_TABLES, encode_alarm(Alarm(Mode.DAMAGED, damage.message, kept)))
+    engine.flush()
+    engine.sync()
+
+
+def _txid_of(asked: Mapping[str, Any]) -> Txid:
+    try:
+        return parse_txid(str(asked.get("txid")))
+    except EntryMalformedError as error:
+        raise UsageError(f"a transaction is named like A-64f0c3a1b2c00000, not {asked.get('txid')!r}") from error

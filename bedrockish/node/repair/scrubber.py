@@ -1,0 +1,236 @@
+"""The scrub: in the background a node compares its tables with those of the others, and so finds what nobody wrote."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import trio
+
+from bedrockish.api.url import parse_address
+from bedrockish.api.wire import UPKEEP, Ask
+from bedrockish.client.compare_nodes import AskRange, NodeComparison, Report
+from bedrockish.client.credentials import Entry
+from bedrockish.config.config import Config
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.health import Mode
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.storage import refill
+from bedrockish.errors import BedrockishError, DamagedError, ProtocolMismatchError, UnavailableError, UsageError
+from bedrockish.node.cluster.join import calls
+from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.verify.compare_rows import Difference
+from bedrockish_journal.verify.replay import Prepare
+from bedrockish_journal.verify.row_digests import (
+    Range,
+    RangeDigest,
+    pack_digest,
+    pack_range,
+    unpack_digest,
+    unpack_range,
+)
+from bedrockish_net.events import Hello
+
+logger = logging.getLogger(__name__)
+
+FIRST_S = 10.0  # after its start a node leaves the others in peace for so long
+AGAIN_S = 30.0  # when there was nobody to compare with
+RANGE_ROWS = 500
+DOUBT_S = 1.0  # between two looks at whether a voter has met other rows than its own
+ORDER_S = 5.0  # an order to compare at once is followed at most so often
+Call = Callable[[Mapping[str, Any]], Awaitable[Any]]
+
+
+@asynccontextmanager
+async def peer_calls(core: Node, config: Config, entry: Entry, nodes: list[str]) -> AsyncIterator[dict[str, Call]]:
+    """Open links to other members on which they can be told to do something; to those that can be reached."""
+    members = core.state.membership.members
+    async with AsyncExitStack() as stack:
+        found: dict[str, Call] = {}
+        for node in nodes:
+            address = parse_address(members[node].address, where=f"member {node}")
+            hello = Hello(f"repair-{config.node}", config.cluster, "client")
+            try:
+                call = await stack.enter_async_context(calls(address, hello, entry))
+            except BedrockishError as error:
+                logger.debug("%s cannot be asked: %s", node, error)
+                continue
+            found[node] = _one_at_a_time(node, call)
+        yield found
+
+
+def _one_at_a_time(node: str, call: Callable[[Ask], Awaitable[Any]]) -> Call:
+    lock = trio.Lock()
+
+    async def ask(asked: Mapping[str, Any]) -> Any:
+        async with lock:
+            with trio.move_on_after(60.0):
+                return await call(Ask(1, UPKEEP, asked=asked))
+        raise UnavailableError(f"{node} does not answer")
+
+    return ask
+
+
+def ask_range(call: Call) -> AskRange:
+    """Return how a node is asked for the digest of a range over a link."""
+
+    async def ask(asked: Range, beyond: Vector | None) -> RangeDigest:
+        try:
+            return unpack_digest(await call({"do": "digest", **pack_range(asked, beyond)}))
+        except ValueError as error:
+            raise ProtocolMismatchError(str(error)) from error
+
+    return ask
+
+
+class Scrubber:
+    """The scrub of one node.
+
+    Args:
+        core: knows the members.
+        engine: has the tables.
+        config: the pace.
+        entry: how this node comes in at others.
+        prepare: gives a connection what plugins add.
+        damaged: called when this node is found to have what most others have not.
+
+    Attributes:
+        found: what the last comparison found, as text.
+    """
+
+    def __init__(
+        self,
+        core: Node,
+        engine: Engine,
+        config: Config,
+        entry: Callable[[], Entry],
+        prepare: Prepare,
+        damaged: Callable[[DamagedError], None],
+    ) -> None:
+        self._core, self._engine, self._config, self._entry = core, engine, config, entry
+        self._prepare, self._damaged = prepare, damaged
+        self._limiter = trio.CapacityLimiter(1)
+        self._wake = trio.Event()
+        self._ordered_at = -ORDER_S
+        self.found: list[str] = []
+        self._last: dict[str, Any] = {"passes": 0, "rows": 0, "seconds": None, "nodes": []}
+
+    # -- answering -------------------------------------------------------------------------------------------------
+
+    async def digest(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer the order ``digest``.
+
+        Raises:
+            UsageError: it asks for no range.
+        """
+        try:
+            what, beyond = unpack_range(asked)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        return pack_digest(await self.own(what, beyond))
+
+    async def own(self, asked: Range, beyond: Vector | None) -> RangeDigest:
+        """Return what this node has in a range, as of its last batch."""
+        return await trio.to_thread.run_sync(self._engine.digest_range, asked, beyond, limiter=self._limiter)
+
+    async def hurry(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer the order ``scrub``: begin a comparison now."""
+        if trio.current_time() - self._ordered_at > ORDER_S:  # two that find each other must not do so for ever
+            self._ordered_at = trio.current_time()
+            self._wake.set()
+        return {"node": self._core.state.me}
+
+    def status(self) -> dict[str, Any]:
+        """Return the part of the node's status that is about this."""
+        return {"scrub": {**self._last, "differences": list(self.found)}}
+
+    # -- comparing -------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Compare again and again, at the pace that is configured, until cancelled; at once when there is a doubt."""
+        told, state = self._config.repair, self._core.state
+        wait_s = FIRST_S if told.scrub_rows_per_second else float("inf")
+        while state.health.reads:
+            doubts = state.doubts
+            await self._wait(wait_s)
+            hurried, self._wake = self._wake.is_set() or state.doubts > doubts, trio.Event()
+            began = trio.current_time()
+            try:
+                report = await self.compare(self._serving(), **({} if hurried else {"pause": self._pause}))
+                await self._judge(report, trio.current_time() - began)
+            except BedrockishError as error:
+                logger.info("the tables could not be compared: %s", error.message)
+                wait_s = min(wait_s, AGAIN_S)
+                continue
+            next_s = max(1.0, began + 60 * told.scrub_minutes - trio.current_time())
+            wait_s = next_s if told.scrub_rows_per_second else float("inf")
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait for the next comparison: its time, an order, or a voter that has met other rows than its own."""
+        doubts = self._core.state.doubts
+        with trio.move_on_after(seconds):
+            while self._core.state.doubts == doubts and not self._wake.is_set():
+                with trio.move_on_after(DOUBT_S):
+                    await self._wake.wait()
+
+    async def _pause(self, rows: int) -> None:
+        await trio.sleep(rows / self._config.repair.scrub_rows_per_second)
+
+    def _serving(self) -> list[str]:
+        return [node for node, peer in self._core.state.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
+
+    async def compare(self, nodes: list[str], **options: Any) -> Report:
+        """Compare this node's tables with those of others.
+
+        Raises:
+            UnavailableError: no other one can be asked.
+        """
+        state = self._core.state
+        async with peer_calls(self._core, self._config, self._entry(), nodes) as links:
+            asks: dict[str, AskRange] = {state.me: self.own}
+            asks |= {node: ask_range(call) for node, call in links.items()}
+            if len(asks) < 2:
+                raise UnavailableError("no other node can be asked")
+            members = len(state.membership.members)
+            return await NodeComparison(asks, members, limit=RANGE_ROWS, **options).run()
+
+    async def _judge(self, report: Report, seconds: float) -> None:
+        me, found = self._core.state.me, report.differences
+        self.found = [str(one) for one in found]
+        passes = self._last["passes"] + 1
+        self._last = {"passes": passes, "rows": report.rows, "seconds": round(seconds, 1), "nodes": report.nodes}
+        for one in found:
+            logger.error("the nodes differ: %s", one)
+        if not found:
+            return
+        others = {node for node in report.nodes if node != me}
+        right = await self.fits_journal()
+        if right is None:  # only a majority can tell
+            mine = [one for one in found if me in one.minority]
+            others &= {node for one in found for node in one.minority or one.nodes}
+        else:
+            mine = [] if right else found
+        if mine:
+            self._damaged(differs(me, mine[0]))
+            return
+        async with peer_calls(self._core, self._config, self._entry(), sorted(others)) as links:
+            for call in links.values():
+                await call({"do": "scrub"})  # whoever is damaged finds the same, and heals
+
+    async def fits_journal(self) -> bool | None:
+        """Whether these tables are what this node's journal makes of them; None if it is not whole."""
+        try:
+            return await trio.to_thread.run_sync(
+                refill.fits_journal, self._config.database, self._prepare, limiter=self._limiter
+            )
+        except refill.NotWholeError:
+            return None
+        except JournalError as error:
+            logger.error("the journal of this node is damaged: %s", error)
+            return False
+
+
+def differs(me: str, found: Difference) -> DamagedError:
+    """Return the error with which a node stops serving tables of which most others have another content."""
+    return DamagedError(f"node {me} is damaged: {found}", table=found.table, key=found.key)

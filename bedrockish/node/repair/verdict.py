@@ -1,0 +1,94 @@
+"""What is wrong: this node's tables alone, or an entry that fits at no node? Pure.
+
+Two facts decide: whether others have applied the entry that does not fit here, and whether the tables here are what
+most others have. A node decides only what follows; while somebody who could know more does not answer, it waits.
+"""
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+
+from bedrockish.core.protocol.health import Mode
+from bedrockish_journal.model.value import value
+
+COMMITTED, VOID, ROLLED_BACK, UNKNOWN = "committed", "void", "rolled back", "unknown"
+
+
+class Ruling(Enum):
+    """What a damaged node concludes."""
+
+    ALONE = "alone"  # its tables are wrong: it has to be filled again
+    NOWHERE = "nowhere"  # its tables are right, and the entry fits nowhere: only an operator can decide
+    SOUND = "sound"  # its tables are right, and there is no entry any more: it serves again
+    WAIT = "wait"  # it cannot be told yet
+
+
+@value
+class Word:
+    """What a member says of the entry.
+
+    Attributes:
+        mode: what that member still does.
+        outcome: ``committed`` if it has applied the entry, ``void`` if an operator has decided that it does so as
+            nothing, ``rolled back`` or ``unknown``.
+        blocked: whether that member is stopped by it.
+    """
+
+    mode: Mode
+    outcome: str
+    blocked: bool = False
+
+    @property
+    def has_it(self) -> bool:
+        """Whether the entry fits there: it is in that member's journal, and its tables serve."""
+        return self.outcome in (COMMITTED, VOID) and self.mode < Mode.DAMAGED
+
+
+@value
+class Verdict:
+    """The ruling, and why, for people."""
+
+    ruling: Ruling
+    why: str
+
+
+def judge(
+    entry: str, own: str, words: Mapping[str, Word], silent: Collection[str], agrees: bool | None, agree_why: str = ""
+) -> Verdict:
+    """Return what is wrong.
+
+    Args:
+        entry: what does not fit here, for people; empty if rows were found to differ.
+        own: what this node knows of its outcome.
+        words: what each other member that answers says of it.
+        silent: the other members that do not answer.
+        agrees: whether the tables here are what a majority of the members, or the journal, has; None: unknown.
+        agree_why: how that was found out, for people.
+    """
+    if agrees is False:
+        return Verdict(Ruling.ALONE, f"the tables of this node alone are damaged: {agree_why}")
+    if not entry:
+        return _without_entry(silent, agrees, agree_why)
+    fits = sorted(node for node, word in words.items() if word.has_it)
+    if fits:
+        return Verdict(Ruling.ALONE, f"{entry} fits at {', '.join(fits)}: the tables of this node alone are damaged")
+    if ROLLED_BACK in (own, *(word.outcome for word in words.values())):
+        if agrees:
+            return Verdict(Ruling.SOUND, f"{entry} was rolled back everywhere, and {agree_why}")
+        return Verdict(Ruling.WAIT, f"{entry} was rolled back everywhere; {_unknown(silent, agree_why)}")
+    if silent:
+        return Verdict(Ruling.WAIT, f"{entry} does not fit here; {_unknown(silent, agree_why)}")
+    if agrees is None:
+        return Verdict(Ruling.WAIT, f"{entry} does not fit here, and nobody has applied it; {agree_why}")
+    return Verdict(Ruling.NOWHERE, f"{entry} fits at no node, and {agree_why}")
+
+
+def _without_entry(silent: Collection[str], agrees: bool | None, agree_why: str) -> Verdict:
+    if agrees:
+        return Verdict(Ruling.SOUND, f"nothing differs any more: {agree_why}")
+    return Verdict(Ruling.WAIT, f"rows differ; {_unknown(silent, agree_why)}")
+
+
+def _unknown(silent: Collection[str], agree_why: str) -> str:
+    if silent:
+        return f"waiting for {', '.join(sorted(silent))}, who may know more"
+    return agree_why or "which node is right cannot be told"

@@ -1,0 +1,108 @@
+"""Where an exception that nobody expected ends: with the request, the task or the caller that it hit, and no further.
+
+A bug is one request's misfortune and not the node's: it becomes an ``InternalError`` with an id, it is logged under
+that id with its traceback, and it is counted. Only what the node cannot go on without stops it: a ``DamagedError``
+passes through here untouched, and so does everything that is no ``Exception``.
+"""
+
+import logging
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from bedrockish.errors import DamagedError, InternalError
+
+logger = logging.getLogger(__name__)
+
+COUNT = "internal_errors"
+PLACES_MAX = 200  # places in the program whose traceback was logged
+RECENT_S = 600.0
+PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # before a background task that failed begins again
+
+
+class Faults:
+    """The unexpected exceptions of one node.
+
+    Args:
+        counts: where they are counted, under ``internal_errors``.
+    """
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+        self._logged: Counter[str] = Counter()
+        self._when: deque[float] = deque(maxlen=100)
+        self.last = ""
+
+    @property
+    def recent(self) -> int:
+        """How many there were in the last ten minutes; at most 100 are remembered."""
+        oldest = time.monotonic() - RECENT_S
+        return sum(1 for when in self._when if when >= oldest)
+
+    def caught(self, what: str, error: Exception) -> InternalError:
+        """Log and count an exception; return the error to answer with.
+
+        Args:
+            what: what was being done, as a phrase that an operator understands.
+            error: what was raised.
+
+        Raises:
+            DamagedError: it is one: the node must stop.
+        """
+        if isinstance(error, DamagedError) or (
+            isinstance(error, ExceptionGroup) and error.subgroup(DamagedError) is not None
+        ):
+            raise error
+        number, where = secrets.token_hex(4), _place(error)
+        self._counts[COUNT] += 1
+        self._when.append(time.monotonic())
+        self.last = f"{type(error).__name__} in {where} at {what} (id {number})"
+        if len(self._logged) >= PLACES_MAX:
+            self._logged.clear()
+        self._logged[where] += 1
+        again = self._logged[where] > 1  # the same line of the program: its traceback is in the log already
+        logger.error(
+            "internal error %s at %s: %s in %s%s",
+            number,
+            what,
+            type(error).__name__,
+            where,
+            f", for the {self._logged[where]}th time: {error}" if again else "",
+            exc_info=None if again else error,
+        )
+        return InternalError(
+            f"the node's program failed at this ({type(error).__name__} in {where}); nothing of it happened, and the "
+            f"node goes on; its log has more under the id {number}: please report it",
+            id=number,
+        )
+
+    async def keep_running(self, what: str, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a background task that never returns, and begin it again after a growing pause when it fails.
+
+        Raises:
+            DamagedError: the node must stop.
+        """
+        pause_s = PAUSE_S_MIN
+        while True:
+            began = trio.current_time()
+            try:
+                await task()
+                return
+            except Exception as error:
+                self.caught(what, error)
+            if trio.current_time() - began > PAUSE_S_MAX:
+                pause_s = PAUSE_S_MIN
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+def _place(error: BaseException) -> str:
+    """Return where in the program an exception was raised, as file:line; '?' if it never was."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return "?" if last is None else f"{Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}"

@@ -1,0 +1,62 @@
+"""A thread that does nothing but sync: it waits for the disk so that the loop need not.
+
+One thread for the life of the node, handed one job at a time: a general thread pool costs several times as much per
+call, and this call is in the way of every transaction.
+"""
+
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+
+import trio
+
+from bedrockish.common.histogram import Histogram
+
+Done = Callable[[BaseException | None], None]
+
+
+class FsyncThread:
+    """Runs ``sync`` in its thread; used as a context manager inside trio.
+
+    Attributes:
+        took: how long each took.
+    """
+
+    def __init__(self, sync: Callable[[], None]) -> None:
+        self._sync = sync
+        self._jobs: SimpleQueue[Done | None] = SimpleQueue()
+        self.took = Histogram()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._thread = Thread(target=self._run, name="sync", daemon=True)
+
+    def __enter__(self) -> "FsyncThread":
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def start(self, done: Done) -> None:
+        """Sync, then call ``done`` in the trio thread with the error that there was, or None."""
+        self._jobs.put(done)
+
+    def _run(self) -> None:
+        assert self._token is not None
+        while (done := self._jobs.get()) is not None:
+            error: BaseException | None = None
+            began = time.monotonic()
+            try:
+                self._sync()
+            except BaseException as caught:
+                error = caught
+            self.took.observe(time.monotonic() - began)
+            try:
+                self._token.run_sync_soon(done, error)
+            except trio.RunFinishedError:
+                return

@@ -1,0 +1,86 @@
+"""Who waits at a node: callers for their answers, and everything that must not leave before it is durable."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from bedrockish.api.requests import Answer, Request, Token
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import BedrockishError, OutcomeUnknownError
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.vector import merge
+
+Done = Callable[[Answer | BedrockishError], None]
+Prepare = Callable[[], Prepared]
+Packed = tuple[tuple[bytes, bytes, bytes], ...]
+
+
+class Submit(Protocol):
+    """Has something led to its end; see ``Runtime.submit``."""
+
+    def __call__(
+        self, request: Request, prepare: Callable[[], Prepared] | None = None, *, once: bool = False
+    ) -> Awaitable[Answer]:
+        """Return the answer; ``prepare`` executes it, ``once`` if always with the same result."""
+
+
+@dataclass(slots=True)
+class Waiter:
+    """Who waits for the answer of a ticket; ``done`` is called with it once it may leave.
+
+    ``prepare`` executes the request, if that is not for the engine alone to do; ``held`` are the bytes that are kept
+    of what it does and of its answer, if they are many.
+    """
+
+    request: Request
+    done: Done
+    prepare: Prepare | None = None
+    answer: Answer | BedrockishError | None = None
+    began: float = field(default_factory=time.monotonic)
+    held: int = 0
+
+    def tell(self) -> None:
+        """Give the answer; if there is none, the node is leaving."""
+        unknown = OutcomeUnknownError(
+            "the node is leaving; ask another one with the same command id", command=self.request.command
+        )
+        self.done(unknown if self.answer is None else self.answer)
+
+
+@dataclass(slots=True)
+class Kept:
+    """What must not leave before the open batch is durable."""
+
+    messages: dict[str, list[bytes]] = field(default_factory=dict)  # by peer
+    replies: list[Waiter] = field(default_factory=list)
+    marks: list[trio.Event] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.messages or self.replies or self.marks)
+
+
+def packed_entries(engine: Engine, wants: Mapping[str, int], limit: int) -> Packed:
+    """Return entries of several timelines, each from a tick on, in the form in which they travel.
+
+    Args:
+        engine: has them.
+        wants: timeline -> first tick.
+        limit: bytes, of all of them together, roughly.
+    """
+    share = max(1, limit // max(1, len(wants)))
+    found = (entry for leader, tick in wants.items() for entry in engine.read_entries(leader, tick, share))
+    return tuple((entry.prev, entry.label, entry.transaction.body) for entry in found)
+
+
+def answer_of(entry: Entry, command: str, token: Token) -> Answer:
+    """Return the answer that the client of a command had, for one that has seen what the token says.
+
+    ``entry`` is what the command became.
+    """
+    vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
+    clock = max(entry.txid.clock, entry.transaction.activates, token.clock)
+    return Answer(entry.transaction.result_of(command), Token(vector, clock), entry.place)

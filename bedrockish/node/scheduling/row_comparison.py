@@ -1,0 +1,99 @@
+"""Compares the rows that a large transaction was made of with ours, in a thread and on a snapshot, before we vote.
+
+The snapshot has all that was applied when the voter asked, the transaction's base with it. What is applied between then
+and the vote makes no difference: it is not in that base, so if it has written one of these rows, the two conflict, and
+the voter, which tests that in the same step in which it takes the verdict, rejects the transaction anyway.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from bedrockish.core.protocol.events import Compared, Event
+from bedrockish.engine.engine import LONG_BYTES, Engine
+from bedrockish.errors import DamagedError, UnavailableError
+from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.snapshots import Snapshots
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+
+KEPT_MAX = 16  # verdicts that nobody has asked for again, for their transactions have ended
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a comparison has found; ``why`` is None if it could not be made."""
+
+    body: bytes
+    schema: int
+    why: str | None
+
+
+class RowComparison:
+    """What the core asks ``compare_rows`` of.
+
+    Args:
+        engine: whose rows.
+        snapshots: where they are read.
+        post: takes events for the core.
+        start: runs a task until the node ends.
+        stop: ends the node's loop with an error.
+        faults: takes what nobody expected.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        snapshots: Snapshots,
+        post: Callable[[Event], None],
+        start: Callable[..., None],
+        stop: Callable[[Exception], None],
+        faults: Faults,
+    ) -> None:
+        self._engine, self._snapshots, self._post = engine, snapshots, post
+        self._start, self._stop, self._faults = start, stop, faults
+        self._running: set[Txid] = set()
+        self._found: OrderedDict[Txid, Verdict] = OrderedDict()
+        self._limiter = trio.CapacityLimiter(1)  # one at a time: each keeps a part of its rows in memory
+
+    def compare(self, transaction: Transaction) -> str | None:
+        """Return why a transaction was not made of our rows, empty if it was; None: ``Compared`` will be stepped."""
+        engine, txid = self._engine, transaction.txid
+        if len(transaction.changes) <= LONG_BYTES or transaction.kind != ROWS:
+            return engine.misfit(transaction)
+        found = self._found.pop(txid, None)
+        if found is not None and found.body == transaction.body and found.schema == engine.schema_version:
+            return engine.misfit(transaction) if found.why is None else found.why
+        if txid not in self._running:
+            self._running.add(txid)
+            self._start(self._compare, transaction, engine.schema_version)
+        return None
+
+    async def _compare(self, transaction: Transaction, schema: int) -> None:
+        why: str | None = None
+        try:
+            if transaction.schema != schema:
+                why = ""  # on a schema that is not in force here yet there is nothing to compare
+            else:
+                why = await self._on_snapshot(transaction)
+        except UnavailableError:
+            pass  # no room for another connection: in the loop then
+        except DamagedError as error:
+            self._stop(error)
+            return
+        except Exception as error:
+            self._faults.caught(f"comparing the rows of {transaction.txid}", error)
+        self._running.discard(transaction.txid)
+        self._found[transaction.txid] = Verdict(transaction.body, schema, why)
+        while len(self._found) > KEPT_MAX:
+            self._found.popitem(last=False)
+        self._post(Compared(transaction.txid))
+
+    async def _on_snapshot(self, transaction: Transaction) -> str:
+        async with self._limiter:
+            snapshot, _ = await self._snapshots.take()
+            try:
+                return await trio.to_thread.run_sync(snapshot.compare, transaction.changes)
+            finally:
+                self._snapshots.give_back(snapshot)

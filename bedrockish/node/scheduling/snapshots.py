@@ -1,0 +1,70 @@
+"""Snapshots of what a node has applied, for whoever reads for a while: in a helper thread, or between round trips.
+
+One can be taken only at a *boundary*, when a batch has just been committed: before, the file lacks what was applied.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.snapshot import Readers, Snapshot
+
+
+class Snapshots:
+    """Takes snapshots.
+
+    Args:
+        engine: whose file is read.
+        readers: the connections.
+        durable: returns when all that was written so far is durable.
+    """
+
+    def __init__(self, engine: Engine, readers: Readers, durable: Callable[[], Awaitable[None]]) -> None:
+        self._engine, self._readers, self._durable = engine, readers, durable
+        self._wanted: list[Callable[[], None]] = []
+
+    def at_boundary(self) -> None:
+        """Take those that are wanted: everything that was applied has just been committed to the file."""
+        wanted, self._wanted = self._wanted, []
+        for take in wanted:
+            take()
+
+    async def take(self) -> tuple[Snapshot, dict[str, int]]:
+        """Return a snapshot, all of it durable, and which tick of each timeline is the last in it.
+
+        Raises:
+            UnavailableError: the machine has no room for another connection.
+        """
+        found: list[tuple[Snapshot, dict[str, int]] | Exception] = []
+        taken, abandoned = trio.Event(), False
+
+        def take() -> None:
+            if abandoned:
+                return
+            try:
+                found.append((self._readers.take(), dict(self._engine.applied)))
+            except Exception as error:  # it is raised where somebody waits for the snapshot, not in the node's loop
+                found.append(error)
+            taken.set()
+
+        try:
+            if self._engine.dirty:
+                self._wanted.append(take)
+            else:
+                take()
+            await self._durable()
+            await taken.wait()
+        except BaseException:
+            abandoned = True
+            for one in found:
+                if not isinstance(one, Exception):
+                    self._readers.give_back(one[0])
+            raise
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
+
+    def give_back(self, snapshot: Snapshot) -> None:
+        """End a snapshot."""
+        self._readers.give_back(snapshot)

@@ -1,0 +1,456 @@
+"""What takes long runs aside: in threads, on snapshots, so that the node's loop goes on for everybody else.
+
+The loop gives a request a few milliseconds. What needs more, and what is a function of somebody's, comes here: it gets
+a place (``engine.aside``) and a snapshot at the next moment at which the file has exactly what was applied, and runs.
+What comes out is compared with all that was committed meanwhile. If nothing of it meets, it is led like any other; else
+it runs again, on a newer snapshot, until its client's time is over.
+"""
+
+import ctypes
+import logging
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import trio
+
+from bedrockish.api.requests import STRICT, Answer, Request
+from bedrockish.core.coordinator.revalidation import lost
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.engine.statements.clock_functions import Scope
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    DamagedError,
+    DeadlineError,
+    StatementTimeoutError,
+    UnavailableError,
+)
+from bedrockish.node.scheduling.faults import Faults
+
+logger = logging.getLogger(__name__)
+
+TEXTS_MAX = 1_000  # texts that are remembered to take long
+TIMES = 5  # how often each of them was looked at
+WATCH_S = 0.25
+CLOCKS = 256  # values of the clock that a thread gets at a time
+SWITCH_S = 0.0005  # how long a function keeps Python's interpreter; by default ten times that
+STUCK_S = 5.0  # after which a function that was told to stop counts as stuck
+
+Action = Callable[[Workspace], Any]
+T = TypeVar("T")
+
+
+class StopWorkError(BaseException):
+    """Raised in the middle of a function that is to stop. No ``except Exception`` catches it."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request that runs aside, once.
+
+    Attributes:
+        key: the ticket, or something else that no other job has.
+        take: takes what comes out, if it is not for a ticket.
+        since: seconds at which it was given a place.
+        stopped: seconds at which it was told to stop; 0: it was not.
+        clock: whether a majority has been asked for its transaction's clock.
+        is_over: its thread is done. Guarded by ``lock``.
+        busy_s: how long its thread had the processor, in seconds.
+    """
+
+    key: object
+    request: Request
+    action: Action
+    is_python: bool
+    clock: bool = False
+    take: Callable[[Any], None] | None = None
+    aside: Workspace | None = None
+    thread: threading.Thread | None = None
+    since: float = 0.0
+    stopped: float = 0.0
+    is_over: bool = False
+    busy_s: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class _Clocks:
+    """Values of the node's clock for a thread: taken from the loop, a block at a time."""
+
+    def __init__(self, scope: Scope, token: trio.lowlevel.TrioToken) -> None:
+        self._scope, self._token = scope, token
+        self._next = self._end = 0
+
+    def take(self) -> int:
+        """Return the next value.
+
+        Raises:
+            UnavailableError: the node is leaving.
+        """
+        if self._next == self._end:
+            try:
+                self._end = 1 + trio.from_thread.run_sync(self._block, trio_token=self._token)
+            except trio.RunFinishedError:
+                raise UnavailableError("the node is leaving; it did not happen") from None
+            self._next = self._end - CLOCKS
+        self._next += 1
+        return self._next - 1
+
+    def _block(self) -> int:
+        """Return the last of as many values that nobody else gets."""
+        return self._scope.take_many(CLOCKS)
+
+
+class WorkerPool:
+    """All that runs aside at one node.
+
+    Args:
+        engine: whose file it is.
+        core: knows what was committed.
+        places: how many run at the same time; others wait.
+        command_s: how long somebody's function may run, in seconds.
+        deliver: takes what came out: what is to be led or answered, the error, or None to have it executed again.
+        faults: takes what no request was expected to raise.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        core: Node,
+        places: int,
+        command_s: float,
+        deliver: Callable[[int, Prepared | BedrockishError | None], None],
+        faults: Faults,
+    ) -> None:
+        self._engine, self._core, self._places, self._deliver = engine, core, places, deliver
+        self._command_s, self._faults = command_s, faults
+        self._free: list[Workspace] = []
+        self._jobs: dict[object, Job] = {}  # those that somebody waits for
+        self._queue: deque[Job] = deque()  # those without a place
+        self._running: set[Job] = set()
+        self._lost: dict[int, tuple[int, ConflictError]] = {}  # by ticket: how often it was overtaken, and by what
+        self._long: dict[str, deque[bool]] = {}  # texts that took long: whether they did, the last few times
+        self._damage: BaseException | None = None
+        self._switch_s = sys.getswitchinterval()
+        self.counts: Counter[str] = Counter()
+
+    # -- what the runtime does -------------------------------------------------------------------------------------
+
+    def expects(self, *texts: str) -> bool:
+        """Whether one of these texts takes long as a rule, by the median of the last times, so that the loop need not
+        try.
+        """
+        if not self._long:
+            return False
+        return any(2 * sum(times) > len(times) for times in map(self._long.get, texts) if times is not None)
+
+    def took_long(self, sql: str) -> None:
+        """Remember a text whose request was over the loop's budget; once is not a rule."""
+        self.counts["over_budget"] += 1
+        if sql not in self._long:
+            if len(self._long) >= TEXTS_MAX:
+                del self._long[next(iter(self._long))]
+            self._long[sql] = deque([False], maxlen=TIMES)
+        self._long[sql].append(True)
+
+    def was_short(self, *texts: str) -> None:
+        """Remember that these texts were within the loop's budget; those that always are need no memory."""
+        if not self._long:
+            return
+        for text in texts:
+            times = self._long.get(text)
+            if times is not None:
+                times.append(False)
+                if not any(times):
+                    del self._long[text]
+
+    def start(self, ticket: int, request: Request, action: Action, *, is_python: bool, clock: bool) -> None:
+        """Do something with a place as soon as there is one; if it is somebody's function, it has its own limit."""
+        self._add(Job(ticket, request, action, is_python, clock))
+
+    async def run(self, request: Request, action: Callable[[Workspace], T]) -> T:
+        """Do something with a place, for nobody's ticket, and return what comes of it."""
+        found: list[Any] = []
+        over = trio.Event()
+
+        def take(what: Any) -> None:
+            found.append(what)
+            over.set()
+
+        job = Job(object(), request, action, is_python=False, take=take)
+        self._add(job)
+        try:
+            await over.wait()
+        except BaseException:
+            self._jobs.pop(job.key, None)
+            self._stop(job)
+            raise
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        result: T = found[0]
+        return result
+
+    def scope(self, command: str, clock: int) -> Scope:
+        """Return what the clock's functions give in a statement of an open transaction that runs in another thread."""
+        scope = Scope(locks=self._engine.locks)
+        scope.begin_aside(command, clock, _Clocks(self._engine.scope, trio.lowlevel.current_trio_token()).take)
+        return scope
+
+    def _add(self, job: Job) -> None:
+        self._jobs[job.key] = job
+        self._queue.append(job)
+        self.counts["asides"] += 1
+        if not self._engine.dirty:
+            self._fill()
+
+    def at_boundary(self) -> None:
+        """Begin what waits: everything that was applied has just been committed to the file.
+
+        Raises:
+            BaseException: something went wrong that must not; the node must stop.
+        """
+        if self._damage is not None:
+            raise self._damage
+        if self._queue:
+            self._fill()
+
+    async def watch(self) -> None:
+        """Stop functions that run too long; until cancelled."""
+        while True:
+            await trio.sleep(WATCH_S)
+            for job in [job for job in self._jobs.values() if job.is_python and job.aside is not None]:
+                if time.monotonic() - job.since > self._command_s:
+                    name = job.request.call.name if job.request.call is not None else ""
+                    error = StatementTimeoutError(
+                        f"command {name} ran longer than {self._command_s:g} s and was stopped; let it do less, or "
+                        "raise command_ms_max at the node",
+                        name=name,
+                        limit_s=self._command_s,
+                    )
+                    self._stop(job)
+                    self._give(job, error)
+
+    def settle(self, ticket: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
+        """A ticket is answered: stop what still runs for it, and return what to answer."""
+        lost = self._lost.pop(ticket, None)
+        job = self._jobs.pop(ticket, None)
+        if job is not None:
+            self._stop(job)
+        if not isinstance(answer, DeadlineError):
+            return answer
+        if lost is not None:
+            times, error = lost
+            text = f"it ran {times} times, and each time {error.message}; or use the isolation 'snapshot'"
+            return ConflictError(text, **{**error.details, "attempts": times})
+        if job is None:
+            return answer
+        waited = "was waiting for others that take long" if job.aside is None else "was still running"
+        seconds = max(job.request.timeout_s, job.request.longest_s)
+        return DeadlineError(f"command {job.request.command} {waited} after {seconds:g} s; it did not happen")
+
+    def describe(self) -> dict[str, int]:
+        """Return how many run, wait, and do not stop although they were told to."""
+        now = time.monotonic()
+        stuck = sum(1 for job in self._running if job.stopped and now - job.stopped > STUCK_S)
+        return {
+            "places": self._places,
+            "running": len(self._running) - stuck,
+            "waiting": len(self._queue),
+            "stuck": stuck,
+        }
+
+    def close(self) -> None:
+        """Stop everything: the node leaves."""
+        for job in [*self._jobs.values(), *self._running]:
+            self._stop(job)
+        for job in list(self._running):
+            assert job.thread is not None
+            job.thread.join(STUCK_S)
+        for aside in self._free:
+            aside.close()
+        self._free.clear()
+
+    # -- places ----------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Give places to those who wait."""
+        while self._queue:
+            stuck = self.describe()["stuck"]
+            if stuck >= 2 * self._places:
+                error = UnavailableError(f"{stuck} commands do not stop at this node; restart it, and repair them")
+                for job in self._queue:
+                    self._give(job, error)
+                self._queue.clear()
+            if len(self._running) - stuck >= self._places or (self._running and not self._has_memory()):
+                return
+            job = self._queue.popleft()
+            if not job.stopped:
+                self._begin(job)
+
+    def _has_memory(self) -> bool:
+        """Whether there is memory for a result of each that runs, and of one more; none runs into another's."""
+        limits = self._engine.beside().limits
+        each = 2 * limits.result_bytes  # as rows, and encoded
+        return limits.memory.taken + (len(self._running) + 1) * each <= limits.memory.max_bytes
+
+    def _begin(self, job: Job) -> None:
+        engine = self._engine
+        aside: Workspace | None = None
+        if isinstance(job.key, int) and engine.journal.command_txid(job.request.command) is not None:
+            # Sent a second time, it has happened while it waited: what it would do on top of itself is nothing.
+            del self._jobs[job.key]
+            self._deliver(job.key, None)
+            return
+        try:
+            engine.memory.check_large()  # what runs here may take much
+            aside = self._free.pop() if self._free else Workspace(engine.beside())
+            aside.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+        except Exception as error:  # no room for another connection, or thread, is this job's trouble alone
+            self._refuse(job, aside, error)
+            return
+        job.aside, job.since = aside, time.monotonic()
+        token = trio.lowlevel.current_trio_token()
+        clocks = _Clocks(engine.scope, token)
+        # The clock is of this moment, so that it is later than what the snapshot has.
+        aside.scope.begin_aside(job.request.command, engine.scope.take() if job.clock else 0, clocks.take)
+        job.thread = threading.Thread(target=self._run, args=(job, aside, token), name="aside", daemon=True)
+        self._running.add(job)
+        try:
+            job.thread.start()
+        except RuntimeError as error:  # the machine has no room for another thread
+            self._running.discard(job)
+            job.aside = job.thread = None
+            self._refuse(job, aside, UnavailableError(f"the node has no room for another thread ({error}); try again"))
+            return
+        self._share()
+
+    def _refuse(self, job: Job, aside: Workspace | None, error: Exception) -> None:
+        if aside is not None:
+            aside.close()
+        self._give(job, error)
+
+    def _share(self) -> None:
+        """Let the loop have the interpreter more often while threads run: what they gather of rows is Python too."""
+        wanted = SWITCH_S if self._running else self._switch_s
+        if sys.getswitchinterval() != wanted:
+            sys.setswitchinterval(wanted)
+
+    def _run(self, job: Job, aside: Workspace, token: trio.lowlevel.TrioToken) -> None:
+        """Do the work; in its own thread."""
+        found: Any
+        began = time.thread_time()
+        try:
+            try:
+                found = job.action(aside)
+            except BaseException as error:
+                found = error if isinstance(error, DamagedError) else _bare(error)
+            job.busy_s = time.thread_time() - began
+            with job.lock:
+                job.is_over = True
+        except StopWorkError as error:  # it came too late to stop anything
+            job.is_over, found = True, error
+        for _ in range(2):  # again, if it comes as late as this
+            try:
+                token.run_sync_soon(self._done, job, aside, found)
+                return
+            except trio.RunFinishedError:
+                aside.close()
+                return
+            except StopWorkError:
+                continue
+
+    def _done(self, job: Job, aside: Workspace, found: Any) -> None:
+        if job not in self._running:
+            return
+        aside.end()
+        self._running.discard(job)
+        self._share()
+        if aside.is_broken or (job.is_python and job.stopped):  # a function may have been stopped anywhere
+            aside.close()
+        else:
+            self._free.append(aside)
+        if isinstance(found, Prepared) and not job.is_python and job.busy_s < 0.5 * self._budget_s:
+            self.was_short(*job.request.texts)
+        if self._jobs.get(job.key) is job:
+            self._give(job, found)
+        if self._queue and not self._engine.dirty:
+            self._fill()
+
+    @property
+    def _budget_s(self) -> float:
+        return self._engine.beside().limits.budget_s
+
+    def _give(self, job: Job, found: Any) -> None:
+        """Hand on what came out."""
+        if self._jobs.get(job.key) is job:
+            del self._jobs[job.key]
+        if isinstance(found, Exception) and not isinstance(found, BedrockishError):
+            found = self._faults.caught(f"command {job.request.command} in a background worker", found)
+        if isinstance(found, DamagedError) or (
+            isinstance(found, BaseException) and not isinstance(found, BedrockishError)
+        ):
+            self._damage = self._damage or found
+        elif job.take is not None:
+            job.take(found)
+        else:
+            self._certify(job, found, found.rests_on if isinstance(found, BedrockishError) else found)
+
+    def _certify(self, job: Job, found: Prepared | BedrockishError, read: Prepared | None) -> None:
+        """Hand on what a request does, or is refused with, if it would be the same now; else have it run again."""
+        ticket = _ticket(job)
+        if read is None or (read.readonly and job.request.read != STRICT):
+            self._deliver(ticket, found)
+            return
+        error = lost(self._core.state, job.request.command, read)
+        if error is None:
+            # One that was told its clock stays younger than all that it has seen; others move up.
+            moved = read if read.clock else replace(read, base=dict(self._engine.applied))
+            if isinstance(found, BedrockishError):
+                found.rests_on = moved
+            self._deliver(ticket, found if isinstance(found, BedrockishError) else moved)
+            return
+        times, _ = self._lost.get(ticket, (0, error))
+        self._lost[ticket] = times + 1, error
+        self.counts["asides_overtaken"] += 1
+        self._deliver(ticket, None)
+
+    def _stop(self, job: Job) -> None:
+        """Let a job end soon; nobody waits for it."""
+        if job.stopped:
+            return
+        job.stopped = time.monotonic()
+        if job.aside is None:
+            return
+        error = DeadlineError(f"command {job.request.command} was stopped; it did not happen")
+        with job.lock:
+            if job.is_over:
+                return
+            job.aside.stop(error)
+            if job.is_python and job.thread is not None and job.thread.ident is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(job.thread.ident), ctypes.py_object(StopWorkError)
+                )
+
+
+def _bare(error: BaseException) -> BaseException:
+    """Return an error without the frames that it went through, which keep all rows that there were so far.
+
+    One that nobody expected keeps them, to be told.
+    """
+    seen: BaseException | None = error if isinstance(error, BedrockishError) else None
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__
+    return error
+
+
+def _ticket(job: Job) -> int:
+    assert isinstance(job.key, int)
+    return job.key

@@ -1,0 +1,30 @@
+"""What ``skip_locked()`` is told of transactions that are not open at this node: the core knows them."""
+
+from bedrockish.core.state.state import State
+from bedrockish.engine.statements.row_locks import Base
+from bedrockish_journal.model.footprint import Footprint
+
+
+class ContestedRows:
+    """Answers from the state of the core."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def is_writing(self, key: bytes, base: Base | None) -> bool:
+        """Whether a transaction that is pending here writes a key, or a commit has that is not in ``base``."""
+        state = self._state
+        if state.pending.is_writing(key):
+            return True
+        # Another thread, which has no base to give, may not look at what the loop changes meanwhile.
+        return base is not None and any(state.commit_window.conflicts(Footprint(frozenset({key})), dict(base)))
+
+    def share(self, objects: tuple[str, ...]) -> tuple[int, int]:
+        """Return our place among the nodes that have met at a table or its indexes, and how many they are."""
+        state = self._state
+        nodes = sorted(state.contests.rivals(objects, state.now.seconds) | {state.me})
+        return nodes.index(state.me), len(nodes)
+
+    def seconds(self) -> float:
+        """Return the time of the node's last step, in seconds."""
+        return self._state.now.seconds

@@ -1,0 +1,308 @@
+"""The streamed results that are open at this node: who reads them, how long they may last, how they end.
+
+A stream goes by the id of its command, belongs to one client's link and ends with it. It reads on its own snapshot, in
+helper threads, and a batch only when it is asked for: a client that does not read costs one connection and nothing
+else, and not for long, because the write-ahead log cannot begin anew while its snapshot is there.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import trio
+
+from bedrockish.api.requests import NOTHING, SESSION, STRICT, Answer, Request, Result, Token, encode_results
+from bedrockish.api.wire import FETCH, STREAM
+from bedrockish.config.config import Bounds
+from bedrockish.core.coordinator.request import lagging
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.cursor import Batches, compile_read, footprint_of
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.snapshot import Snapshot
+from bedrockish.engine.sqlite.errors import is_in_the_text
+from bedrockish.engine.statements.classify import Piece
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    DamagedError,
+    DeadlineError,
+    SqlError,
+    UnavailableError,
+    UsageError,
+)
+from bedrockish.node.scheduling.outbox import Submit
+from bedrockish.node.scheduling.snapshots import Snapshots
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS
+from bedrockish_journal.model.vector import Vector
+
+logger = logging.getLogger(__name__)
+
+THREADS = 4  # batches that are read at the same time
+ENDED_MAX = 1_000  # streams whose end is remembered, to tell a client why
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One open stream.
+
+    Attributes:
+        name: the id of its command.
+        owner: the link, or whatever else it belongs to.
+        columns: of its rows.
+        token: what it sees.
+        snapshot: what it reads.
+        batches: its rows.
+        since: seconds at which it began.
+        touched: seconds at which a batch was last taken.
+        rows: how many were taken.
+        error: why it ended; None while it is open.
+    """
+
+    name: str
+    owner: object
+    columns: tuple[str, ...]
+    token: Token
+    snapshot: Snapshot
+    batches: Batches
+    since: float
+    touched: float
+    rows: int = 0
+    is_busy: bool = False
+    error: BedrockishError | None = None
+    turn: trio.Lock = field(default_factory=trio.Lock)
+
+
+class Streams:
+    """All that are open at one node.
+
+    Args:
+        interactive: compiles statements, and has the connections that read.
+        core: of the node.
+        submit: has a read led to its end.
+        snapshots: of what is applied.
+        bounds: how many, and how long.
+        damaged: told of an error after which the node must stop.
+    """
+
+    def __init__(
+        self,
+        interactive: Interactive,
+        core: Node,
+        submit: Submit,
+        snapshots: Snapshots,
+        bounds: Bounds,
+        damaged: Callable[[DamagedError], None],
+    ) -> None:
+        self._interactive, self._core, self._submit, self._snapshots = interactive, core, submit, snapshots
+        self._bounds, self._damaged = bounds, damaged
+        self._open: dict[str, Stream] = {}
+        self._opening: dict[str, object] = {}
+        self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
+        self._threads = trio.CapacityLimiter(THREADS)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def handle(self, owner: object, op: str, request: Request) -> Answer:
+        """Do one operation of a client: ``stream``, ``fetch`` or ``close``.
+
+        Raises:
+            BedrockishError: what went wrong; the stream is over.
+        """
+        if op == STREAM:
+            stream = await self.open(owner, request)
+            return Answer(encode_results([Result(stream.columns, [])]), stream.token, more=True)
+        if op == FETCH:
+            rows, more = await self.fetch(self._find(owner, request.command))
+            return Answer(rows, Token(), more=more)
+        if self._opening.get(request.command) is owner:
+            del self._opening[request.command]
+        stream_or_none = self._open.get(request.command)
+        if stream_or_none is not None and stream_or_none.owner is owner:
+            self.end(stream_or_none, UsageError("the stream was closed"))
+        return Answer(NOTHING, Token())
+
+    async def open(self, owner: object, request: Request) -> Stream:
+        """Begin to read.
+
+        Raises:
+            UsageError: it is no one statement that reads.
+            UnavailableError: the node has no room for another one, or has not seen what the client has seen.
+        """
+        name = request.command
+        if len(request.statements) != 1:
+            raise UsageError("a stream is the result of one statement; send one")
+        earlier = self._open.get(name)
+        if self._opening.get(name) is owner or (earlier is not None and earlier.owner is owner):
+            raise UsageError(f"a stream {name} is open already; give each its own id")
+        if earlier is not None:  # its client has lost the answer, and asks again on another link
+            self.end(earlier, UnavailableError("the stream was opened again"))
+        if len(self._open) + len(self._opening) >= self._bounds.streams_max:
+            raise UnavailableError(
+                f"node {self._core.state.me} has {self._bounds.streams_max} open streams, which is its limit; try again"
+            )
+        self._opening[name] = owner
+        try:
+            stream = await self._begin(owner, request)
+        except BaseException:
+            if self._opening.get(name) is owner:
+                del self._opening[name]
+            raise
+        if self._opening.get(name) is not owner:  # closed, opened again, or its client has gone, meanwhile
+            self._let_go(stream)
+            raise UsageError("the stream was closed")
+        del self._opening[name]
+        self._open[name] = stream
+        self._ended.pop(name, None)
+        return stream
+
+    async def _begin(self, owner: object, request: Request) -> Stream:
+        interactive, engine = self._interactive, self._interactive.engine
+        caught_up = replace(request, read=SESSION, statements=())
+        await self._submit(caught_up, lambda: self._read_on(dict(engine.applied), Footprint()))
+        while True:
+            piece, params = await self._compile(request)
+            version = engine.schema_version
+            snapshot, base = await self._snapshots.take()
+            try:
+                if version == engine.schema_version and (
+                    request.read != STRICT
+                    or await self._is_current(
+                        request, self._read_on(base, footprint_of(interactive.parts, piece, params, snapshot))
+                    )
+                ):
+                    break
+            except BaseException:
+                self._snapshots.give_back(snapshot)
+                raise
+            self._snapshots.give_back(snapshot)
+        state, now = self._core.state, time.monotonic()
+        token = Token(base, state.clock.read(state.now.wall_ms))
+        batches = Batches(snapshot, piece, params, interactive.parts.executor.lengths(piece))
+        return Stream(request.command, owner, piece.columns, token, snapshot, batches, now, now)
+
+    def _read_on(self, base: Vector, footprint: Footprint) -> Prepared:
+        """Return a read of these keys that was made on a snapshot."""
+        schema = self._interactive.engine.schema_version
+        return Prepared(dict(base), schema, True, ROWS, footprint, b"", NOTHING)
+
+    async def _is_current(self, request: Request, read: Prepared) -> bool:
+        """Whether a majority knows of nothing newer than a strict read.
+
+        They are asked about this very snapshot. One that is merely taken after they were asked about another may have
+        a commit that is newer than one that it lacks.
+        """
+        try:
+            await self._submit(replace(request, statements=()), lambda: read, once=True)
+        except ConflictError:
+            return False
+        return True
+
+    async def _compile(self, request: Request) -> tuple[Piece, tuple[Any, ...]]:
+        """Compile the statement on a schema that is good enough for a refusal, too.
+
+        Raises:
+            UsageError: as ``compile_read``.
+        """
+        parts, engine = self._interactive.parts, self._interactive.engine
+        while True:
+            try:
+                return compile_read(parts, request.statements[0])
+            except SqlError as error:
+                if is_in_the_text(error):
+                    raise
+                read = self._read_on(dict(engine.applied), Footprint())
+                if request.read != STRICT:
+                    raise lagging(error) if self._core.reading.may_lag(read) else error from None
+                if await self._is_current(request, read):
+                    raise
+
+    def _find(self, owner: object, name: str) -> Stream:
+        stream = self._open.get(name)
+        if stream is not None and stream.owner is owner:
+            return stream
+        error = self._ended.get(name)
+        if error is not None:
+            raise type(error)(error.message, **error.details)
+        raise UnavailableError(f"node {self._core.state.me} has no open stream {name}")
+
+    async def fetch(self, stream: Stream) -> tuple[bytes, bool]:
+        """Return the next rows, as an encoded result, and whether there may be more; without more it is over.
+
+        Raises:
+            BedrockishError: the stream is over, and why.
+        """
+        async with stream.turn:
+            if stream.error is not None:
+                raise type(stream.error)(stream.error.message, **stream.error.details)
+            stream.is_busy = True
+            try:
+                encoded, count, more = await trio.to_thread.run_sync(stream.batches.take, limiter=self._threads)
+            except BedrockishError as error:
+                stream.is_busy = False
+                if isinstance(error, DamagedError):
+                    self._damaged(error)
+                if stream.error is None:
+                    self.end(stream, error)
+                else:
+                    self._let_go(stream)
+                raise stream.error or error from error
+            except BaseException:
+                stream.is_busy = False
+                self.end(stream, UnavailableError("the reading was given up"))
+                raise
+            stream.is_busy = False
+            stream.touched = time.monotonic()
+            if stream.error is not None:  # it was ended while the thread had the connection
+                self._let_go(stream)
+                raise stream.error
+            stream.rows += count
+            if not more:
+                self.end(stream, UsageError("the stream is over"))
+            return encoded, more
+
+    def end(self, stream: Stream, why: BedrockishError) -> None:
+        """End a stream. Ending it twice is fine."""
+        if stream.error is not None:
+            return
+        stream.error = why
+        if self._open.get(stream.name) is stream:
+            del self._open[stream.name]
+        if not isinstance(why, UsageError):
+            self._ended[stream.name] = why
+            while len(self._ended) > ENDED_MAX:
+                self._ended.popitem(last=False)
+        if stream.is_busy:
+            stream.batches.stop()  # whoever waits for the thread lets go of the connection
+        else:
+            self._let_go(stream)
+
+    def _let_go(self, stream: Stream) -> None:
+        stream.batches.close()
+        self._snapshots.give_back(stream.snapshot)
+
+    def end_owner(self, owner: object) -> None:
+        """A client has gone: its streams go with it."""
+        self._opening = {name: one for name, one in self._opening.items() if one is not owner}
+        for stream in [stream for stream in self._open.values() if stream.owner is owner]:
+            self.end(stream, UnavailableError("the client has gone"))
+
+    def end_late(self) -> None:
+        """End what nobody has read from, or has lasted, for too long."""
+        now = time.monotonic()
+        idle_s, life_s = self._bounds.idle_stream_ms / 1000, self._bounds.stream_ms_max / 1000
+        for stream in list(self._open.values()):
+            if now - stream.since > life_s:
+                self.end(stream, DeadlineError(f"the stream was open for {life_s:g} s (stream_ms_max)"))
+            elif not stream.is_busy and now - stream.touched > idle_s:
+                self.end(stream, DeadlineError(f"nobody read from the stream for {idle_s:g} s (idle_stream_ms)"))
+
+    def close(self) -> None:
+        """End all of them: the node leaves."""
+        for stream in list(self._open.values()):
+            self.end(stream, UnavailableError("the node is leaving"))

@@ -1,0 +1,140 @@
+"""Open transactions that change the schema: in threads, each on a private copy of the database (``engine.draft``)."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import trio
+
+from bedrockish.api.requests import Result, Statement
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.ddl_workspace import Draft
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import LOG_BYTES, LOG_MAX, Session
+from bedrockish.errors import ConflictError, TooLargeError, UnavailableError
+from bedrockish.sqltext.transaction_control import Control
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+DRAFTS_MAX = 4  # each may take much memory
+
+
+class SchemaTransactions:
+    """Those of one node; ``durable`` returns when all that the node has written so far is."""
+
+    def __init__(self, engine: Engine, interactive: Interactive, durable: Callable[[], Awaitable[None]]) -> None:
+        self._engine, self._interactive, self._durable = engine, interactive, durable
+        self._open: set[Session] = set()
+        self._waiting: list[tuple[Session, Draft, trio.Event]] = []
+
+    def at_boundary(self) -> None:
+        """Take the snapshots that are wanted: everything that was applied has just been committed to the file."""
+        waiting, self._waiting = self._waiting, []
+        for session, draft, begun in waiting:
+            self._begin(session, draft)
+            begun.set()
+
+    async def run(self, session: Session, statement: Statement, room: int) -> tuple[Result, int]:
+        """Run one text; the first one makes the transaction one that changes the schema.
+
+        Returns:
+            the result of its last statement, and about how many bytes the results take.
+
+        Raises:
+            ConflictError: the schema has changed, or what the transaction was told before.
+            BedrockishError: as ``Draft.run``.
+        """
+        if session.draft is None:
+            await self._start(session, room)
+        draft = self._draft(session)
+        return await self._in_thread(session, lambda: draft.run(statement, room))
+
+    async def control(self, session: Session, control: Control) -> None:
+        """Do SAVEPOINT, RELEASE or ROLLBACK TO.
+
+        Raises:
+            BedrockishError: as ``Draft.control``.
+        """
+        draft = self._draft(session)
+        await self._in_thread(session, lambda: draft.control(control))
+
+    async def finish(self, session: Session) -> Prepared:
+        """Return what the transaction is, to be led. It stays open if this raises a usage error.
+
+        Raises:
+            BedrockishError: as ``Draft.finish``.
+        """
+        return await self._in_thread(session, self._draft(session).finish)
+
+    async def _start(self, session: Session, room: int) -> None:
+        self._interactive.check_schema(session)
+        if session.log is None:
+            raise TooLargeError(
+                f"a transaction may have {LOG_MAX} statements and {LOG_BYTES >> 20} MiB of results before it changes "
+                "the schema, and this one has more; change the schema first, or in a transaction of its own"
+            )
+        self._open = {one for one in self._open if one.draft is not None}
+        if len(self._open) >= DRAFTS_MAX:
+            raise UnavailableError(
+                f"{len(self._open)} transactions change the schema at this node now, which is its limit; try again"
+            )
+        draft = session.draft = Draft(self._engine.beside())
+        self._open.add(session)
+        session.lent = True
+        try:
+            if self._engine.dirty:
+                begun = trio.Event()
+                self._waiting.append((session, draft, begun))
+                await self._durable()
+                await begun.wait()
+            else:
+                self._begin(session, draft)
+            await self._durable()  # its client is going to be told what is in it
+        finally:
+            self._back(session)
+        log = session.log
+        session.log = []
+        await self._in_thread(session, lambda: draft.open(log, room))
+
+    def _begin(self, session: Session, draft: Draft) -> None:
+        engine = self._engine
+        try:
+            draft.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+        except UnavailableError as error:
+            draft.stop(error)
+        except Exception as error:  # this runs in the node's loop, where nobody waits for it
+            logger.exception("a schema workspace could not be opened")
+            draft.stop(UnavailableError(f"the node has no room for a schema workspace ({error}); try again"))
+        self._interactive.forget(session)
+
+    def _draft(self, session: Session) -> Draft:
+        """Return a transaction's copy, if it has one and that is still of the schema in force.
+
+        Raises:
+            ConflictError: it is not.
+            UnavailableError: the transaction has ended.
+        """
+        if session.draft is None:
+            raise UnavailableError("the transaction was ended; it did not happen")
+        if session.draft.version != self._engine.schema_version:
+            raise ConflictError(
+                "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
+            )
+        assert isinstance(session.draft, Draft)
+        return session.draft
+
+    async def _in_thread(self, session: Session, action: Callable[[], T]) -> T:
+        session.lent = True
+        try:
+            return await trio.to_thread.run_sync(action)
+        finally:
+            session.over = session.over or (session.draft is not None and session.draft.is_over)
+            self._back(session)
+
+    def _back(self, session: Session) -> None:
+        """A transaction's copy is nobody's any more; if it has ended meanwhile, throw it away."""
+        session.lent = False
+        if session.ended:
+            self._interactive.end(session)

@@ -1,0 +1,466 @@
+"""The interactive transactions that are open at this node: who owns them, how long they may last, how they end.
+
+A transaction goes by the id of the command that its COMMIT is. It belongs to one client's link and ends with it. What
+it did so far is in memory only; COMMIT hands it to the core, as something that cannot be executed again.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import trio
+
+from bedrockish.api.requests import (
+    NOTHING,
+    SERIALIZABLE,
+    SESSION,
+    STALE,
+    STRICT,
+    Answer,
+    Request,
+    Result,
+    Statement,
+    Token,
+)
+from bedrockish.api.requests import encode_results as encode
+from bedrockish.api.wire import BEGIN, ROLLBACK, SETTLE, STATEMENTS, STREAM, STREAM_STEPS
+from bedrockish.config.config import Bounds
+from bedrockish.core.coordinator.request import write_elsewhere
+from bedrockish.core.coordinator.revalidation import overtaken
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import Logged, Session
+from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.errors import (
+    BedrockishError,
+    ConstraintError,
+    DamagedError,
+    DeadlineError,
+    SqlError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
+from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.outbox import Submit
+from bedrockish.node.scheduling.snapshots import Snapshots
+from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.transactions.contested_rows import ContestedRows
+from bedrockish.node.transactions.cursors import Streams
+from bedrockish.node.transactions.ddl import SchemaTransactions
+from bedrockish.node.transactions.open import Open
+from bedrockish.node.transactions.statements import StatementRunner
+from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, parse_control
+from bedrockish_journal.model.changes import encode_changes
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS
+
+logger = logging.getLogger(__name__)
+
+SHOWN_MAX, TOLD_MAX = 200, 50  # characters of a statement that are told, and transactions
+ENDED_MAX = 1_000  # transactions whose end is remembered, to tell a client why
+TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before others get their turn
+REDO_S = 10e-6  # per row: a turn lasts longer than to do the rows again that it begins with
+
+
+class Transactions:
+    """All that are open at one node."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        core: Node,
+        submit: Submit,
+        durable: Callable[[], Awaitable[None]],
+        bounds: Bounds,
+        workers: WorkerPool,
+        faults: Faults,
+    ) -> None:
+        self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
+        self._bounds, self._faults = bounds, faults
+        engine.locks.others = ContestedRows(core.state)
+        self._interactive = Interactive(engine, lambda footprint, base: overtaken(core.state, footprint, base))
+        self.snapshots = Snapshots(engine, self._interactive.readers, durable)
+        self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, self._damaged)
+        self._schema_transactions = SchemaTransactions(engine, self._interactive, durable)
+        self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
+        self._open: dict[str, Open] = {}
+        self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
+        self._waiting: list[tuple[Session, trio.Event]] = []  # for a snapshot
+        self._damage: DamagedError | None = None
+        self.on_ran: Callable[[Sequence[str], float], None] = lambda _texts, _took_s: None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes all of them have changed."""
+        return sum(one.session.size for one in self._open.values())
+
+    # -- what the runtime does -------------------------------------------------------------------------------------
+
+    def at_boundary(self) -> None:
+        """Take the snapshots that are wanted: everything that was applied has just been committed to the file.
+
+        Raises:
+            DamagedError: a statement has found that the node must stop.
+        """
+        if self._damage is not None:
+            raise self._damage
+        self.snapshots.at_boundary()
+        self._schema_transactions.at_boundary()
+        waiting, self._waiting = self._waiting, []
+        for session, taken in waiting:
+            try:
+                self._interactive.take_snapshot(session)
+            except UnavailableError as error:
+                logger.warning("%s", error)
+            except Exception as error:  # the transaction finds that it has none
+                self._faults.caught(f"taking a snapshot for transaction {session.command}", error)
+            taken.set()
+
+    async def watch(self) -> None:
+        """End what was idle, or has lasted, too long; until cancelled."""
+        idle_s, life_s = self._times()
+        while True:
+            await trio.sleep(min(1.0, idle_s / 4, self._bounds.idle_stream_ms / 4000))
+            self.streams.end_late()
+            now = time.monotonic()
+            for one in list(self._open.values()):
+                if not one.busy and now - one.touched > idle_s:
+                    self._end(one, DeadlineError(f"the transaction was idle for {idle_s:g} s; it did not happen"))
+                elif not one.busy and now - one.since > life_s:
+                    self._end(one, DeadlineError(f"the transaction was open for {life_s:g} s; it did not happen"))
+
+    def _times(self) -> tuple[float, float]:
+        window_ms = self._core.state.settings.conflict_window_ms
+        return min(self._bounds.idle_transaction_ms, window_ms) / 1000, window_ms / 1000
+
+    def end_owner(self, owner: object) -> None:
+        """A client has gone: its transactions and streams go with it."""
+        self.streams.end_owner(owner)
+        for one in [one for one in self._open.values() if one.owner is owner]:
+            self._end(one, UnavailableError("the client has gone; it did not happen"))
+
+    def close(self) -> None:
+        """End all of them: the node leaves."""
+        self.streams.close()
+        for one in list(self._open.values()):
+            self._end(one, UnavailableError("the node is leaving; it did not happen"))
+        self._interactive.close()
+
+    def _damaged(self, error: DamagedError) -> None:
+        self._damage = error
+
+    # -- what operators do -----------------------------------------------------------------------------------------
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return what is open, the oldest first, as plain values."""
+        now = time.monotonic()
+        found = sorted(self._open.values(), key=lambda one: one.since)[:TOLD_MAX]
+        return [
+            {
+                "command": one.name,
+                "client": str(getattr(getattr(one.owner, "remote", None), "node", "HTTP")),
+                "open_ms": round(1000 * (now - one.since)),
+                "idle_ms": 0 if one.busy else round(1000 * (now - one.touched)),
+                "changed": len(one.session.changes),
+                "statement": one.last,
+            }
+            for one in found
+        ]
+
+    async def end_by_order(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """End an open transaction; its client is told that it did not happen.
+
+        Raises:
+            UsageError: there is none with this id, or its COMMIT is under way.
+        """
+        one = self._open.get(str(asked.get("command")))
+        if one is None:
+            raise UsageError("this node has no such open transaction; it has ended, or is being committed")
+        logger.warning("an operator has ended transaction %r", one.name)
+        self._end(one, UnavailableError("an operator has ended the transaction; it did not happen"))
+        return {"ended": one.name}
+
+    # -- what clients do -------------------------------------------------------------------------------------------
+
+    async def handle(self, owner: object, op: str, request: Request) -> Answer:
+        """Do one operation of a client.
+
+        Args:
+            owner: the client's link.
+            op: ``begin``, ``statements``, ``commit``, ``rollback`` or ``settle``; or one of a streamed result.
+            request: names the transaction by its command, and brings the statements.
+
+        Raises:
+            BedrockishError: what went wrong; after a usage error the transaction is still open, unless its details
+                say ``ended``.
+        """
+        state = self._core.state
+        if not state.health.reads:
+            raise UnavailableError(state.trouble)
+        if op in (BEGIN, STATEMENTS, STREAM):
+            self._engine.memory.check()
+        match op:
+            case _ if op in STREAM_STEPS:
+                return await self.streams.handle(owner, op, request)
+            case _ if op == BEGIN:
+                return await self._begin(owner, request)
+            case _ if op == SETTLE:
+                return await self._settle(request)
+            case _ if op == ROLLBACK:
+                one = self._open.get(request.command)
+                if one is not None and one.owner is owner:
+                    self._end(one, UsageError("the transaction was rolled back"))
+                return Answer(NOTHING, Token())
+        one = self._find(owner, request.command)
+        one.busy += 1
+        try:
+            async with one.turn:
+                if self._engine.is_away:
+                    await self._durable()  # else its statement would hold up the whole loop until the writer is back
+                self._find(owner, request.command)
+                return await (self._statements if op == STATEMENTS else self._commit)(one, request)
+        except DamagedError as error:
+            self._damage = error
+            await self._durable()  # which never comes: the node's loop ends instead
+            raise
+        except BedrockishError as error:
+            if one.session.over:
+                ended = type(error)(f"{error.message}; the transaction was rolled back", **error.details, ended=True)
+                self._end(one, ended)
+                raise ended from error
+            if not isinstance(error, UsageError):
+                self._end(one, error)
+            raise
+        except Exception as error:  # nobody knows how much of the statement is in it: it must not be committed
+            fault = self._faults.caught(f"a step of transaction {request.command}", error)
+            self._end(one, fault)
+            raise fault from error
+        finally:
+            one.busy -= 1
+            one.touched = time.monotonic()
+
+    async def _begin(self, owner: object, request: Request) -> Answer:
+        if len(self._open) >= self._bounds.open_transactions_max:
+            raise UnavailableError(
+                f"node {self._core.state.me} has {len(self._open)} open transactions, which is its limit; try again"
+            )
+        # A BEGIN whose answer was lost is sent again, maybe to this node. Nobody has used what the first one opened.
+        earlier = self._open.get(request.command)
+        if earlier is not None and earlier.owner is owner:
+            raise UsageError(f"the transaction {request.command} is open already; give each its own id")
+        if earlier is not None:
+            self._close(earlier)
+        self._ended.pop(request.command, None)
+        now = time.monotonic()
+        one = Open(request, owner, Session(request.isolation == SERIALIZABLE, request.command), now, now, busy=1)
+        self._open[request.command] = one
+        try:
+            answer = await self._submit(replace(request, read=SESSION, statements=()), self._nothing, once=True)
+        except BaseException:
+            self._close(one)
+            raise
+        finally:
+            one.busy, one.touched = 0, time.monotonic()
+        self._find(owner, request.command)
+        if answer.place is not None:
+            error = UsageError(f"command {request.command} has happened before; give each transaction its own id")
+            self._end(one, error)
+            raise error
+        return answer
+
+    def _nothing(self) -> Prepared:
+        return Prepared(dict(self._engine.applied), self._engine.schema_version, True, ROWS, Footprint(), b"", NOTHING)
+
+    def _find(self, owner: object, name: str) -> Open:
+        one = self._open.get(name)
+        if one is not None and one.owner is owner:
+            return one
+        error = self._ended.get(name)
+        if error is not None:
+            raise type(error)(error.message, **{**error.details, "ended": True})
+        raise UnavailableError(
+            f"node {self._core.state.me} has no open transaction {name}; it did not happen: run it again"
+        )
+
+    def _end(self, one: Open, why: BedrockishError) -> None:
+        """Forget a transaction that is not to be committed."""
+        if self._close(one):
+            self._ended[one.name] = why
+            while len(self._ended) > ENDED_MAX:
+                self._ended.popitem(last=False)
+
+    def _close(self, one: Open) -> bool:
+        if self._open.get(one.name) is not one:
+            return False
+        del self._open[one.name]
+        self._interactive.end(one.session)
+        return True
+
+    # -- statements ------------------------------------------------------------------------------------------------
+
+    async def _statements(self, one: Open, request: Request) -> Answer:
+        results: list[Result] = []
+        began = time.monotonic()
+        room, state = self._bounds.result_bytes_max, self._core.state
+        until = time.monotonic() + _turn_s(one.session)
+        try:
+            for place, statement in enumerate(request.statements):
+                one.last = statement.sql[:SHOWN_MAX]
+                try:
+                    room -= await self._statement(one, statement, room, results)
+                    if (one.session.wrote or one.session.draft is not None) and not state.is_voter(state.me):
+                        raise write_elsewhere(state)  # a learner could not commit it
+                except UsageError as error:
+                    error.details = {**error.details, "statement": place}
+                    raise
+                if time.monotonic() > until:
+                    await trio.lowlevel.checkpoint()
+                    self._find(one.owner, one.name)
+                    until = time.monotonic() + _turn_s(one.session)
+        finally:
+            await self._rest(one)
+            self.on_ran([statement.sql for statement in request.statements[:5]], time.monotonic() - began)
+        return Answer(encode(results), self._token(one))
+
+    async def _statement(self, one: Open, statement: Statement, room: int, results: list[Result]) -> int:
+        """Run one text; add its results, and return about how many bytes they take."""
+        session, interactive = one.session, self._interactive
+        control = parse_control(statement.sql)
+        if control is not None:
+            if session.draft is not None:
+                await self._schema_transactions.control(session, control)
+            else:
+                self._control(session, control)
+                session.note(Logged(control))
+            results.append(Result((), [], -1, session.lastrowid or None))
+            return 0
+        if session.draft is not None or interactive.is_schema(statement):
+            last, size = await self._schema_transactions.run(session, statement, room)
+            self._find(one.owner, one.name)
+            results.append(last)
+            return size
+        try:
+            last, taken = await self._ordinary(one, statement, room)
+        except (ConstraintError, SqlError) as error:
+            session.note(Logged(statement, failure=error.message))
+            raise
+        session.note(Logged(statement, last), taken)
+        results.append(last)
+        return taken
+
+    async def _ordinary(self, one: Open, statement: Statement, room: int) -> tuple[Result, int]:
+        """Run one text of a transaction that does not change the schema, or not yet."""
+        session, interactive = one.session, self._interactive
+        taken = 0
+        last: Result | None = None
+        for piece, params in interactive.pieces(session, statement):
+            if interactive.needs_snapshot(session, piece):
+                await self._snapshot(one)
+            run = partial(self._runner.run, session, one.request, piece, params, room - taken)
+            try:
+                last, size = await run()
+            except ClockNeededError:
+                await self._take_clock(one)
+                last, size = await run()
+            self._find(one.owner, one.name)
+            taken += size
+        assert last is not None
+        return last, taken
+
+    async def _take_clock(self, one: Open) -> None:
+        """Give a transaction its clock: later than all that was acknowledged anywhere before this call."""
+        asks = (Statement("SELECT transaction_clock()"),)
+        await self._submit(replace(one.request, command=f"{one.name}+clock"[-200:], statements=asks, read=STALE))
+        self._find(one.owner, one.name)
+        # Newer than what a majority has moved up to, and than all that the statement is going to see in this moment.
+        one.session.clock = self._engine.scope.take()
+
+    def _control(self, session: Session, control: Control) -> None:
+        match control.kind:
+            case _ if control.kind == SAVEPOINT:
+                session.mark(control.name)
+            case _ if control.kind == RELEASE:
+                session.release(control.name)
+            case _ if control.kind == ROLLBACK_TO:
+                self._interactive.rollback_to(session, control.name)
+            case _:
+                raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
+
+    async def _snapshot(self, one: Open) -> None:
+        """Wait for the next moment at which the file has exactly what was applied, and take a snapshot."""
+        if not self._engine.dirty:
+            self._interactive.take_snapshot(one.session)
+            return
+        taken = trio.Event()
+        self._waiting.append((one.session, taken))
+        await self._durable()
+        await taken.wait()
+        if self._open.get(one.name) is not one:
+            self._interactive.end(one.session)  # it ended meanwhile, and nobody else knows of its snapshot
+            self._find(one.owner, one.name)
+        if one.session.snapshot is None:
+            raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
+
+    async def _rest(self, one: Open) -> None:
+        """Wait until all that this client is going to be told rests on what is durable."""
+        base = one.session.base
+        if base is None:
+            return
+        state = self._core.state
+        on_snapshot = one.session.snapshot is not None and not one.session.wrote
+        seen = base if on_snapshot else dict(self._engine.applied)
+        if seen != one.told or state.clock.value > state.ceiling:  # it may have been told a clock
+            await self._durable()
+            one.told = seen
+
+    def _token(self, one: Open) -> Token:
+        state = self._core.state
+        base = one.session.base
+        return Token() if base is None else Token(base, state.clock.read(state.now.wall_ms))
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    async def _commit(self, one: Open, request: Request) -> Answer:
+        begun, session = one.request, one.session
+        last = replace(begun, statements=(), timeout_s=request.timeout_s)
+        if session.draft is not None:
+            drafted = await self._schema_transactions.finish(session)
+            self._find(one.owner, one.name)
+            self._close(one)
+            try:
+                return await self._submit(last, lambda: replace(drafted, base=dict(self._engine.applied)), once=True)
+            except UsageError as error:  # the data forbade it when it was to come into force
+                raise type(error)(error.message, **{**error.details, "ended": True}) from error
+        prepared = self._interactive.finish(session)
+        token = self._token(one)
+        self._close(one)
+        if prepared.readonly and begun.read != STRICT and not prepared.clock:
+            return Answer(prepared.result, token)
+        return await self._submit(last, lambda: prepared, once=True)
+
+    async def _settle(self, request: Request) -> Answer:
+        """Make sure that a command has happened, or never will: an empty transaction takes its place."""
+        one = self._open.get(request.command)
+        if one is not None:
+            self._end(one, UnavailableError("its client has given the transaction up; it did not happen"))
+
+        def empty() -> Prepared:
+            changes = encode_changes([])
+            engine = self._engine
+            return Prepared(dict(engine.applied), engine.schema_version, False, ROWS, Footprint(), changes, NOTHING)
+
+        return await self._submit(replace(request, statements=(), read=SESSION), empty, once=True)
+
+
+def _turn_s(session: Session) -> float:
+    return max(TURN_S, min(TURN_S_MAX, REDO_S * len(session.changes)))

@@ -1,0 +1,39 @@
+"""What a node keeps of a transaction that is open at it."""
+
+from dataclasses import dataclass, field
+
+import trio
+
+from bedrockish.api.requests import Request
+from bedrockish.engine.execution.open_transaction import Session
+
+
+@dataclass(slots=True, eq=False)
+class Open:
+    """One open transaction.
+
+    Attributes:
+        request: its BEGIN.
+        owner: the link that it belongs to.
+        session: what it has done.
+        since: seconds at which it began.
+        touched: seconds of its last statement's end.
+        busy: statements that run, or wait for their turn.
+        last: the beginning of its last statement.
+        told: what its client has been told rests on these commits, which are durable.
+    """
+
+    request: Request
+    owner: object
+    session: Session
+    since: float
+    touched: float
+    busy: int = 0
+    last: str = ""
+    told: dict[str, int] | None = None
+    turn: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def name(self) -> str:
+        """The id of its command."""
+        return self.request.command

@@ -1,0 +1,123 @@
+"""Statements of open transactions: in the loop as long as they are short, else in threads."""
+
+import trio
+
+from bedrockish.api.requests import Request, Result
+from bedrockish.core.coordinator.revalidation import overtaken
+from bedrockish.core.node import Node
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.workspace import Begun, Resumed, Work, Workspace
+from bedrockish.engine.sqlite.limits import TakesLongError
+from bedrockish.engine.statements.classify import READ, Piece
+from bedrockish.errors import ConflictError
+from bedrockish.node.scheduling.workers import WorkerPool
+
+
+class StatementRunner:
+    """Runs them; ``budget_s`` is how long one may take in the loop, in seconds."""
+
+    def __init__(
+        self, engine: Engine, core: Node, interactive: Interactive, workers: WorkerPool, budget_s: float
+    ) -> None:
+        self._engine, self._core, self._interactive, self._workers = engine, core, interactive, workers
+        self._budget_s = budget_s
+
+    async def run(
+        self, session: Session, request: Request, piece: Piece, params: tuple[object, ...], room: int
+    ) -> tuple[Result, int]:
+        """Run one statement, as ``Interactive.run`` does. The transaction may have ended meanwhile.
+
+        Raises:
+            ConflictError: what the transaction rests on has changed.
+            BedrockishError: as there.
+        """
+        if not self._workers.expects(piece.sql):
+            try:
+                found = self._interactive.run(session, piece, params, room, self._budget_s)
+                self._workers.was_short(piece.sql)
+                return found
+            except TakesLongError:
+                self._workers.took_long(piece.sql)
+        self._interactive.start(session)
+        if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
+            return await self._on_snapshot(session, piece, params, room)
+        return await self._on_overlay(session, request, piece, params)
+
+    async def _on_snapshot(
+        self, session: Session, piece: Piece, params: tuple[object, ...], room: int
+    ) -> tuple[Result, int]:
+        """Read on the transaction's own snapshot."""
+        assert session.snapshot is not None
+        session.lent = True
+        scope = self._workers.scope(session.command, session.clock)
+        lengths = self._interactive.parts.executor.lengths(piece)
+        try:
+            rows, size = await trio.to_thread.run_sync(session.snapshot.run, piece, params, room, lengths, scope)
+        finally:
+            session.lent = False
+            if session.ended:
+                self._interactive.end(session)
+        if session.snapshot is not None:  # else it was ended meanwhile, and nobody asks any more what it has read
+            session.saw(piece, params, rows, session.snapshot.query)
+            assert session.sets is not None
+            session.sets.lock(scope.take_locked())
+        return Result(piece.columns, rows, -1, session.lastrowid or None), size
+
+    async def _on_overlay(
+        self, session: Session, request: Request, piece: Piece, params: tuple[object, ...]
+    ) -> tuple[Result, int]:
+        """Run it on a newer snapshot, after the transaction's own changes, if nothing has changed that it rests on."""
+        begun = Begun(list(session.changes), session.lastrowid, session.clock)
+        serializable = session.serializable
+
+        def resume(workspace: Workspace) -> Resumed:
+            def run(work: Work) -> Resumed:
+                return work.resume(begun, piece, params)
+
+            return workspace.work(run, serializable=serializable, stays_open=True)
+
+        try:
+            resumed = await self._workers.run(request, resume)
+        finally:
+            if session.ended:  # meanwhile: nobody else knows of the rows that it has locked since
+                self._engine.locks.release(session.command)
+        done, sets = resumed.session, session.sets
+        assert sets is not None
+        assert done.sets is not None
+        if isinstance(resumed.error, ConflictError):
+            raise resumed.error
+        sets.merge(done.sets)
+        self._move(session, done)
+        session.changes += done.changes[len(begun.changes) :]
+        session.blurred += done.blurred
+        session.size = max(session.size, done.size)
+        session.lastrowid, session.over = done.lastrowid, done.over
+        session.unsure = session.unsure or done.unsure
+        session.wrote = session.wrote or done.wrote
+        if resumed.error is not None:
+            raise resumed.error
+        assert resumed.result is not None
+        return resumed.result, sum(len(row) for row in resumed.result.rows)
+
+    def _move(self, session: Session, done: Session) -> None:
+        """Let the transaction rest on what is committed now, if that makes no difference to it.
+
+        Raises:
+            ConflictError: it does.
+        """
+        assert session.sets is not None
+        assert done.sets is not None
+        assert session.base is not None
+        state = self._core.state
+        self._interactive.check_schema(session)
+        for footprint in (session.sets.footprint(), done.sets.footprint(reads=True)):
+            error = overtaken(state, footprint, session.base)
+            if error is not None:
+                raise error
+        if session.serializable:
+            session.base, session.base_clock = dict(self._engine.applied), self._engine.applied_clock
+            if session.snapshot is not None:
+                self._interactive.readers.give_back(session.snapshot)
+                session.snapshot = None

@@ -1,0 +1,68 @@
+"""Transactions that are run again when they lost, for sessions of SQLAlchemy's ORM and for connections of its core."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from sqlalchemy.exc import DBAPIError
+
+from bedrockish.common.pauses import Pauses
+
+T = TypeVar("T")
+
+
+def run_transaction(maker: Any, function: Callable[[Any], T], *, timeout: float = 30.0) -> T:
+    """Run ``function(session)`` in a transaction, and the whole again if it lost to another one.
+
+    The function may be run several times, each time with a new session, so it should change nothing but the database,
+    and return no object that belongs to the session.
+
+    Args:
+        maker: a ``sessionmaker``, or an ``Engine``, which gives the function a connection instead.
+        function: what to do.
+        timeout: seconds after which it is not tried again.
+
+    Raises:
+        DBAPIError: it could not be committed in time. If ``error.orig.code`` is ``unknown``, it cannot be told whether
+            it was; otherwise it was not.
+    """
+    pauses = Pauses(timeout)
+    while True:
+        try:
+            begun: AbstractContextManager[Any] = maker.begin()
+            with begun as session:
+                return function(session)
+        except DBAPIError as error:
+            pause_s = pauses.draw() if lost(error) else None
+            if pause_s is None:
+                raise
+        time.sleep(pause_s)
+
+
+async def run_transaction_async(
+    maker: Any,
+    function: Callable[[Any], Awaitable[T]],
+    *,
+    timeout: float = 30.0,  # noqa: ASYNC109  as its twin has it
+) -> T:
+    """Await ``function(session)`` in a transaction, and the whole again if it lost; see ``run_transaction``.
+
+    ``maker`` is an ``async_sessionmaker``, or an ``AsyncEngine``.
+    """
+    pauses = Pauses(timeout)
+    while True:
+        try:
+            async with maker.begin() as session:
+                return await function(session)
+        except DBAPIError as error:
+            pause_s = pauses.draw() if lost(error) else None
+            if pause_s is None:
+                raise
+        await asyncio.sleep(pause_s)
+
+
+def lost(error: DBAPIError) -> bool:
+    """Whether an error says that the transaction did not happen, and can be run again."""
+    return bool(getattr(error.orig, "retry", False))

@@ -1,0 +1,172 @@
+"""The dialect for ``create_async_engine("bedrockish://…")``: the DB-API, whose calls run in threads, for asyncio.
+
+A call of the DB-API waits for a node, so each is made in a thread of asyncio's pool while the program's other tasks go
+on. Results are complete when ``execute`` returns, so fetching needs no thread; a streamed result fetches in one.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from sqlalchemy import pool
+from sqlalchemy.engine import URL
+from sqlalchemy.util import concurrency
+
+from bedrockish.sqlalchemy.dialect import BedrockishContext, BedrockishDialect
+
+_await: Callable[[Any], Any] = getattr(concurrency, "await_", None) or concurrency.await_only
+
+
+def _in_thread(call: Callable[..., Any], *args: Any) -> Any:
+    """Make a call in a thread, and let other tasks go on until it returns."""
+    return _await(asyncio.to_thread(call, *args))
+
+
+class AsyncCursor:
+    """A cursor of which SQLAlchemy believes that it does not wait."""
+
+    server_side = False
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+    @property
+    def arraysize(self) -> int:
+        """How many rows ``fetchmany`` returns by default."""
+        return int(self._cursor.arraysize)
+
+    @arraysize.setter
+    def arraysize(self, size: int) -> None:
+        self._cursor.arraysize = size
+
+    def execute(self, sql: str, parameters: Any = ()) -> Any:
+        """Run one statement."""
+        _in_thread(self._cursor.execute, sql, parameters if parameters is not None else ())
+        return self
+
+    def executemany(self, sql: str, every: Any) -> Any:
+        """Run one statement with each of many parameters."""
+        _in_thread(self._cursor.executemany, sql, every)
+        return self
+
+    async def _async_soft_close(self) -> None:
+        """Do nothing: a result holds nothing at a node."""
+
+
+class AsyncStreamingCursor(AsyncCursor):
+    """One whose rows come as they are fetched."""
+
+    server_side = True
+
+    def fetchone(self) -> Any:
+        """Return the next row."""
+        return _in_thread(self._cursor.fetchone)
+
+    def fetchmany(self, size: int | None = None) -> Any:
+        """Return the next rows."""
+        return _in_thread(self._cursor.fetchmany, size)
+
+    def fetchall(self) -> Any:
+        """Return all rows that are left."""
+        return _in_thread(self._cursor.fetchall)
+
+    def close(self) -> None:
+        """End the result at its node."""
+        _in_thread(self._cursor.close)
+
+    async def _async_soft_close(self) -> None:
+        await asyncio.to_thread(self._cursor.close)
+
+
+class AsyncConnection:
+    """A connection of which SQLAlchemy believes that it does not wait.
+
+    Attributes:
+        driver_connection: the one of ``bedrockish.dbapi`` behind it.
+    """
+
+    _OWN = frozenset({"driver_connection"})
+
+    def __init__(self, connection: Any) -> None:
+        self.driver_connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver_connection, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            super().__setattr__(name, value)
+        else:  # autocommit may commit
+            _in_thread(setattr, self.driver_connection, name, value)
+
+    def cursor(self, kind: Any = None, **_: Any) -> Any:
+        """Return a cursor, or one of a class of ``bedrockish.dbapi``."""
+        if kind is None:
+            return AsyncCursor(self.driver_connection.cursor())
+        return AsyncStreamingCursor(self.driver_connection.cursor(kind))
+
+    def commit(self) -> None:
+        """Commit the open transaction."""
+        _in_thread(self.driver_connection.commit)
+
+    def rollback(self) -> None:
+        """Roll the open transaction back."""
+        _in_thread(self.driver_connection.rollback)
+
+    def ping(self) -> None:
+        """Make sure that some node answers."""
+        _in_thread(self.driver_connection.ping)
+
+    def close(self) -> None:
+        """Close the session."""
+        _in_thread(self.driver_connection.close)
+
+    def terminate(self) -> None:
+        """Close the session where nobody can wait: the task that used it was cancelled, or its loop has ended."""
+        self.driver_connection.close()
+
+
+class _Module:
+    """The DB-API module with connections that do not wait."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def connect(self, *args: Any, **options: Any) -> AsyncConnection:
+        """Open a session."""
+        return AsyncConnection(_in_thread(lambda: self._module.connect(*args, **options)))
+
+
+class BedrockishDialectAsync(BedrockishDialect):
+    """What ``create_async_engine("bedrockish://...")`` uses."""
+
+    driver = "bedrockish_async"
+    is_async = True
+    has_terminate = True
+    supports_statement_cache = True
+    execution_ctx_cls = BedrockishContext
+
+    @classmethod
+    def import_dbapi(cls) -> Any:
+        """Return the DB-API module, with connections that do not wait."""
+        return _Module(super().import_dbapi())
+
+    @classmethod
+    def get_pool_class(cls, url: URL) -> type[pool.Pool]:  # noqa: ARG003
+        """Return the pool."""
+        return pool.AsyncAdaptedQueuePool
+
+    def get_driver_connection(self, connection: Any) -> Any:
+        """Return the connection of ``bedrockish.dbapi``."""
+        return connection.driver_connection
+
+    def do_terminate(self, dbapi_connection: Any) -> None:
+        """Close a connection that nobody can wait for."""
+        dbapi_connection.terminate()

@@ -1,0 +1,1 @@
+"""Whole databases and tables in and out: import of files, CSV and dumps, export."""

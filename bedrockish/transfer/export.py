@@ -1,0 +1,52 @@
+"""Writes what a cluster holds into a plain SQLite file: a copy of some node's file, without what makes it a node's."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from bedrockish.engine.storage.rename_copy import put_in_place, strip
+from bedrockish.errors import ConfigError
+from bedrockish.node.cluster.join import back_up
+from bedrockish_journal.model.vector import Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        size: of the file, in bytes.
+        vector: how much of each timeline is in it: all of these transactions, and no other.
+        clock: the highest clock of a transaction that is in it.
+        cursor: where the change feed goes on.
+    """
+
+    size: int
+    vector: Vector
+    clock: int
+    cursor: str
+
+
+async def export(url: str, path: Path) -> Exported:
+    """Write a consistent copy of the tables to a new file; clients go on meanwhile.
+
+    Raises:
+        ConfigError: the file is there already or cannot be written.
+        BedrockishError: no node gave a copy.
+    """
+    if await trio.Path(path).exists():
+        raise ConfigError(f"{path} is there already; give another name")
+    unfinished = path.with_name(path.name + ".unfinished")
+    with suppress(FileNotFoundError):
+        await trio.Path(unfinished).unlink()  # left behind by a run that was killed
+    await back_up(url, unfinished)
+    try:
+        vector, clock, cursor = await trio.to_thread.run_sync(strip, unfinished)
+        put_in_place(unfinished, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            unfinished.unlink()
+        raise
+    return Exported((await trio.Path(path).stat()).st_size, vector, clock, cursor)

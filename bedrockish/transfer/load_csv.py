@@ -1,0 +1,224 @@
+"""Loads a file of CSV, or of lines of JSON, into a table, each row once however often it is interrupted and run."""
+
+import codecs
+import csv
+import hashlib
+import io
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bedrockish.api.json_forms import read_row
+from bedrockish.client.trio_client import Client
+from bedrockish.errors import BedrockishError, UsageError
+from bedrockish.transfer.load_database import (
+    BATCH_BYTES,
+    LAYOUT,
+    ROW_BYTES_MAX,
+    Once,
+    commands_done,
+    cut,
+    inserts,
+    quote,
+)
+
+BATCH_ROWS = 1_000
+CHUNK_BYTES = 1 << 20
+LINE_BYTES_MAX = 2 * ROW_BYTES_MAX
+
+
+Found = Sequence[Any] | dict[str, Any]  # a row: values in their order, or by the names of columns
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file to be loaded, and how.
+
+    Attributes:
+        path: the file, in UTF-8.
+        separator: between two values.
+        skip: lines at its beginning that are no rows.
+        again: a word that makes this another load than one without it: the rows are added once more.
+        is_json: each line is an object of JSON with names of columns, or an array of values.
+    """
+
+    path: Path
+    separator: str = ","
+    skip: int = 0
+    again: str = ""
+    is_json: bool = False
+
+    def fingerprint(self, table: str) -> str:
+        """Return a digest of what is loaded into which table.
+
+        Raises:
+            UsageError: the file is not UTF-8 text.
+        """
+        how = f"{LAYOUT} {self.separator!r} {self.skip} {self.again} {table.lower()}"
+        digest = hashlib.sha256((how + " JSON" * self.is_json).encode())
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        with self.path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                try:
+                    decoder.decode(chunk)
+                except UnicodeDecodeError as error:
+                    raise UsageError(f"{self.path} is not UTF-8 text ({error.reason}); convert it first") from error
+        return digest.hexdigest()[:32]
+
+    def rows(self, told: Callable[[int], None]) -> Generator[tuple[int, Found], None, None]:
+        """Yield the number of the line at which each row ends and its values; ``told`` how far in bytes.
+
+        Raises:
+            UsageError: it is no CSV, or no JSON.
+        """
+        return self._json_rows(told) if self.is_json else self._csv_rows(told)
+
+    def _json_rows(self, told: Callable[[int], None]) -> Generator[tuple[int, Found], None, None]:
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if number <= self.skip or not line.strip():
+                    continue
+                if len(line) > LINE_BYTES_MAX:
+                    raise UsageError(f"{self.path}:{number}: the line has more than {LINE_BYTES_MAX >> 20} MiB")
+                try:
+                    yield number, read_row(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
+                except UsageError as error:
+                    raise UsageError(
+                        f"{self.path}:{number}: {error.message.replace('the body', 'the line')}"
+                    ) from error
+                if not number % 1000:
+                    told(file.tell())
+        told(self.path.stat().st_size)
+
+    def _csv_rows(self, told: Callable[[int], None]) -> Generator[tuple[int, Found], None, None]:
+        csv.field_size_limit(ROW_BYTES_MAX)
+        with self.path.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
+            for _ in range(self.skip):
+                file.readline()
+            reader = csv.reader(file, delimiter=self.separator, strict=True)
+            try:
+                for row in reader:
+                    if row:
+                        yield self.skip + reader.line_num, row
+                        if not reader.line_num % 1000:
+                            told(raw.tell())
+            except csv.Error as error:
+                raise UsageError(f"{self.path}:{self.skip + reader.line_num}: this is no CSV: {error}") from error
+        told(self.path.stat().st_size)
+
+
+@dataclass(slots=True)
+class Filled:
+    """What was loaded.
+
+    Attributes:
+        rows: in all.
+        before: batches that an earlier run had loaded.
+        created: the table was made from the names in the file's first row.
+        short, long: rows with fewer values than columns, whose rest is NULL, and with more, whose rest is left out.
+    """
+
+    rows: int = 0
+    before: int = 0
+    created: bool = False
+    short: int = 0
+    long: int = 0
+
+
+async def load_table(client: Client, source: TableFile, table: str, told: Callable[[int], None]) -> Filled:
+    """Load a file into a table; without such a table, make one with the names in the first row.
+
+    Args:
+        client: session with the cluster.
+        source: the file.
+        table: name of the table.
+        told: how many bytes of the file are done.
+
+    Raises:
+        UsageError: the file cannot be read, or the cluster refuses a row; the text says which rows it took before.
+        BedrockishError: no node takes it.
+    """
+    prefix = f"csv-{source.fingerprint(table)}-"
+    once = Once(client, prefix, await commands_done(client, prefix))
+    found = await client.execute("SELECT name FROM pragma_table_xinfo(?) WHERE hidden = 0", (table,))
+    columns = [name for (name,) in found]
+    rows = source.rows(told)
+    filled = Filled(created=not columns or once.has("create"))
+    if filled.created:
+        with closing(source.rows(lambda _: None)) as peek:
+            columns = _header(source, next(peek, (0, []))[1])
+        kind = "" if source.is_json else " TEXT"  # JSON's values have kinds of their own
+        made = ", ".join(f"{quote(column)}{kind}" for column in columns)
+        await once.send("create", [f"CREATE TABLE {quote(table)}({made})"])
+        if not source.is_json:
+            next(rows)
+    lines: list[int] = []  # of the batch
+
+    def fitted() -> Iterator[tuple[Any, ...]]:
+        for line, row in rows:
+            lines.append(line)
+            yield _fit(row, columns, filled, f"{source.path}:{line}")
+
+    with closing(rows):
+        for number, batch in enumerate(cut(fitted(), BATCH_ROWS, BATCH_BYTES)):
+            try:
+                await once.send(f"rows-{number}", inserts(table, columns, batch))
+            except BedrockishError as error:
+                place = await _culprit(client, table, columns, batch) if isinstance(error, UsageError) else None
+                line = f"line {lines[place]}" if place is not None else f"up to line {lines[-1]}"
+                where = f"{source.path}: rows {filled.rows + 1} to {filled.rows + len(batch)} ({line})"
+                done = f"the {filled.rows} rows before are in the table"
+                raise type(error)(f"{where}: {error.message}; {done}", **error.details) from error
+            filled.rows += len(batch)
+            lines.clear()
+    filled.before = once.before
+    return filled
+
+
+def _fit(row: Found, columns: list[str], filled: Filled, where: str) -> tuple[Any, ...]:
+    """Return the values of a row in the order of the columns."""
+    if not isinstance(row, dict):
+        filled.short += len(row) < len(columns)
+        filled.long += len(row) > len(columns)
+        return (*row[: len(columns)], *[None] * (len(columns) - len(row)))
+    given = {name.lower(): value for name, value in row.items()}
+    strange = given.keys() - {column.lower() for column in columns}
+    if strange:
+        raise UsageError(f"{where}: there is no column {min(strange)!r}; the table has {', '.join(columns)}")
+    if len(given) < len(row):
+        raise UsageError(f"{where}: the line names a column twice")
+    filled.short += len(given) < len(columns)
+    return tuple(given.get(column.lower()) for column in columns)
+
+
+async def _culprit(client: Client, table: str, columns: list[str], batch: list[tuple[Any, ...]]) -> int | None:
+    """Return which row of a batch the cluster does not take, found by trying each, and taking all back.
+
+    None if it takes each of them, so that it refused the batch as a whole, or cannot be asked.
+    """
+    place = None
+    with suppress(BedrockishError):
+        transaction = await client.begin()
+        try:
+            for place, row in enumerate(batch):  # noqa: B007  (where it stopped)
+                ((sql, params),) = inserts(table, columns, [row])
+                await transaction.execute(sql, params)
+            place = None
+        finally:
+            await transaction.rollback()
+    return place
+
+
+def _header(source: TableFile, row: Found) -> list[str]:
+    if source.is_json and not isinstance(row, dict):
+        raise UsageError(f"{source.path}: there is no such table, and its first line names no columns; make it first")
+    names = [name.strip() for name in row]
+    if not names or not all(names):
+        raise UsageError(f"{source.path}: its first row should name the columns of the new table, without a gap")
+    twice = {name for name in names if [other.lower() for other in names].count(name.lower()) > 1}
+    if twice:
+        raise UsageError(f"{source.path}: its first row has the name {min(twice)!r} twice; make the table first")
+    return names

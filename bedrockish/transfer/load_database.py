@@ -1,0 +1,335 @@
+"""Loads a plain SQLite database into a cluster: schema as schema transactions, rows in batches, each of them once.
+
+Every batch has a command id that is made of what is loaded and of the batch's number. So a batch whose answer was lost
+is sent again and still happens once, and a load that was interrupted goes on where it was when it is run again.
+"""
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bedrockish.api.requests import STRICT, Params
+from bedrockish.client.trio_client import Client
+from bedrockish.errors import BedrockishError, OutcomeUnknownError, SqlError, UsageError
+
+BATCH_ROWS, BATCH_BYTES = 300, 256 * 1024
+# Tables that refer to each other, or to themselves: their keys are checked at the end of a batch, so it is a large one.
+KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
+ROW_BYTES_MAX = 16 << 20  # below what a node takes as one transaction
+PARAMS_MAX = 900
+FINDINGS_MAX = 20
+LAYOUT = 1  # counts up when batches are cut differently, so that their ids do not name other rows
+DEFER = "PRAGMA defer_foreign_keys = ON"
+REST_ORDER = ("index", "view", "trigger")
+
+Progress = Callable[[str, int, int], None]
+Statements = list[tuple[str, Params]]
+SYSTEM, JOURNAL = "bedrockish_", "bedrockish_journal"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is in the database to be loaded.
+
+    Attributes:
+        tables: name and CREATE statement, parents before the children that refer to them.
+        rest: type, name and CREATE statement of indexes, views and triggers.
+        knots: of each table that refers to itself, or to others in a circle: all that are in the circle.
+        settings: PRAGMAs that belong to the content.
+    """
+
+    tables: list[tuple[str, str]]
+    rest: list[tuple[str, str, str]]
+    knots: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was loaded.
+
+    Attributes:
+        rows: of each table, in all.
+        left_out: what the cluster did not take, and why.
+        before: batches that an earlier run had loaded.
+    """
+
+    rows: dict[str, int]
+    left_out: list[str]
+    before: int
+
+
+def quote(name: str) -> str:
+    """Quote an identifier for SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def open_source(path: Path) -> sqlite3.Connection:
+    """Open the database to be loaded, without the means to change it.
+
+    Raises:
+        UsageError: it cannot be opened.
+    """
+    try:
+        return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    except sqlite3.Error as error:
+        raise UsageError(f"{path} cannot be opened: {error}; check the path and its permissions") from error
+
+
+def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
+    """Read the schema.
+
+    Raises:
+        UsageError: the file is no SQLite database, or has virtual tables.
+    """
+    try:
+        rows = db.execute(
+            "SELECT type, name, sql, tbl_name FROM sqlite_schema "
+            "WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY rowid"
+        ).fetchall()
+        settings = [(name, db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("user_version", "application_id")]
+    except sqlite3.DatabaseError as error:
+        raise UsageError(f"{path} cannot be read as a SQLite database: {error}") from error
+    if any(one[:2] == ("table", JOURNAL) for one in rows):  # a node's file, such as a backup: its own tables stay there
+        rows = [one for one in rows if not one[3].lower().startswith(SYSTEM)]
+    tables = {name: sql for kind, name, sql, _ in rows if kind == "table"}
+    virtual = [repr(name) for name, sql in tables.items() if sql.upper().startswith("CREATE VIRTUAL")]
+    if virtual:
+        word = "table" if len(virtual) == 1 else "tables"
+        raise UsageError(f"{path} has the virtual {word} {', '.join(virtual)}; only ordinary tables are replicated")
+    named = {name.lower(): name for name in tables}
+    references = {
+        name: {
+            named[key[2].lower()]
+            for key in db.execute(f"PRAGMA foreign_key_list({quote(name)})").fetchall()
+            if key[2].lower() in named
+        }
+        for name in tables
+    }
+    rest = [(kind, name, sql) for kind, name, sql, _ in rows if kind != "table"]
+    rest.sort(key=lambda one: REST_ORDER.index(one[0]))
+    return Plan(
+        [(name, tables[name]) for name in parents_first(tables, references)],
+        rest,
+        knots(references),
+        tuple(f"PRAGMA {name} = {value}" for name, value in settings if value),
+    )
+
+
+def parents_first(names: Iterable[str], references: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return tables so that each comes after those it refers to, as far as that can be."""
+    ordered: dict[str, None] = {}
+
+    def place(name: str, above: tuple[str, ...]) -> None:
+        for parent in sorted(references.get(name, ())):
+            if parent not in above and parent not in ordered:
+                place(parent, (*above, parent))
+        ordered.setdefault(name)
+
+    for name in names:
+        place(name, (name,))
+    return list(ordered)
+
+
+def knots(references: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
+    """Return the circles of tables that refer to each other, by each table in them."""
+
+    def reached(name: str) -> set[str]:
+        found: set[str] = set()
+        ahead = list(references.get(name, ()))
+        while ahead:
+            one = ahead.pop()
+            if one not in found:
+                found.add(one)
+                ahead += references.get(one, ())
+        return found
+
+    ways = {name: reached(name) for name in references}
+    return {name: frozenset(other for other in way if name in ways[other]) for name, way in ways.items() if name in way}
+
+
+def fingerprint(path: Path) -> str:
+    """Return a digest of a database file and of its write-ahead log."""
+    digest = hashlib.sha256(f"database {LAYOUT}".encode())
+    for one in (path, path.with_name(path.name + "-wal")):
+        if one.exists():
+            with one.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:32]
+
+
+def survey(db: sqlite3.Connection, plan: Plan) -> list[str]:
+    """Return what in the rows a cluster would not take: broken references and text, rows that are too large."""
+    found: list[str] = []
+    try:
+        for child, row, parent, _ in db.execute("PRAGMA foreign_key_check"):
+            found.append(f"table {child}: row {row} refers to a row of {parent} that does not exist")
+            if len(found) >= FINDINGS_MAX:
+                return found
+    except sqlite3.Error as error:  # a foreign key of columns that are not unique, or are not there
+        found.append(str(error))
+    for name, _ in plan.tables:
+        number = 0
+        try:
+            for row in db.execute(f"SELECT * FROM {quote(name)}"):
+                number += 1
+                if row_bytes(row) > ROW_BYTES_MAX:
+                    found.append(f"table {name}: its row number {number} is larger than {ROW_BYTES_MAX >> 20} MiB")
+        except sqlite3.Error as error:
+            found.append(f"table {name}: after {number} rows: {error}")
+    return found[:FINDINGS_MAX]
+
+
+def row_bytes(row: Iterable[Any]) -> int:
+    """Return about how many bytes a row has."""
+    return sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
+
+
+def inserts(table: str, columns: list[str], rows: list[tuple[Any, ...]]) -> Statements:
+    """Return INSERT statements for rows, several rows in each."""
+    wide = max(1, PARAMS_MAX // len(columns))  # rows of one statement
+    head = f"INSERT INTO {quote(table)} ({', '.join(map(quote, columns))}) VALUES "
+    one = "(" + ", ".join("?" * len(columns)) + ")"
+    parts = [rows[i : i + wide] for i in range(0, len(rows), wide)]
+    return [(head + ", ".join([one] * len(part)), [value for row in part for value in row]) for part in parts]
+
+
+def cut(rows: Iterable[tuple[Any, ...]], rows_max: int, bytes_max: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield rows in batches of at most so many rows, and not much more than so many bytes."""
+    batch: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += row_bytes(row)
+        if len(batch) >= rows_max or size >= bytes_max:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def batches(db: sqlite3.Connection, table: str, *, knot: bool = False) -> Iterator[tuple[int, Statements]]:
+    """Yield a table's rows as INSERT statements, with the number of rows so far."""
+    listed = db.execute(f"PRAGMA table_xinfo({quote(table)})").fetchall()
+    columns = [row[1] for row in listed if row[6] == 0]  # generated columns compute themselves
+    names = ", ".join(map(quote, columns))
+    limits = (KNOT_ROWS, KNOT_BYTES) if knot else (BATCH_ROWS, BATCH_BYTES)
+    done = 0
+    for rows in cut(db.execute(f"SELECT {names} FROM {quote(table)}"), *limits):
+        done += len(rows)
+        yield done, inserts(table, columns, rows)
+
+
+def knotted(db: sqlite3.Connection, tables: list[str]) -> Iterator[Statements]:
+    """Yield the rows of tables that refer to each other: all in one transaction if they fit, else in large ones."""
+    whole = [statements for name in tables for _, statements in batches(db, name, knot=True)]
+    if len(whole) <= len(tables):
+        whole = [[one for statements in whole for one in statements]]
+    return ([(DEFER, []), *statements] for statements in whole if statements)
+
+
+async def commands_done(client: Client, prefix: str) -> set[str]:
+    """Return the ids with this beginning of all commands that have happened, wherever they were sent.
+
+    Raises:
+        BedrockishError: no node could be asked.
+    """
+    rows = await client.execute(
+        "SELECT command FROM bedrockish_journal WHERE repeat = 0 AND command >= ?1 AND command < ?2 "
+        "UNION ALL SELECT command FROM bedrockish_joined WHERE command >= ?1 AND command < ?2",
+        (prefix, prefix + "~"),
+        read=STRICT,
+    )
+    done = {command for (command,) in rows}
+    with suppress(SqlError):  # release 0.1.0 remembers none that were removed from the journal
+        past = "SELECT command FROM bedrockish_past WHERE command >= ? AND command < ?"
+        done |= {command for (command,) in await client.execute(past, (prefix, prefix + "~"), read=STRICT)}
+    return done
+
+
+class Once:
+    """Sends transactions under ids, and leaves out those that are in the journal already.
+
+    Args:
+        client: session with the cluster.
+        prefix: beginning of the ids.
+        done: ids that are in the journal.
+    """
+
+    def __init__(self, client: Client, prefix: str, done: set[str] | frozenset[str] = frozenset()) -> None:
+        self._client, self._prefix, self._done = client, prefix, done
+        self.before = 0
+
+    def has(self, name: str) -> bool:
+        """Whether it happened in an earlier run."""
+        return self._prefix + name in self._done
+
+    async def send(self, name: str, statements: Sequence[str | tuple[str, Params]]) -> None:
+        """Send one transaction until its outcome is known.
+
+        Raises:
+            BedrockishError: it did not happen.
+        """
+        command = self._prefix + name
+        if command in self._done:
+            self.before += 1
+            return
+        try:
+            await self._client.transact(statements, command=command)
+        except OutcomeUnknownError:
+            await self._client.transact(statements, command=command)
+
+
+async def load(
+    client: Client, path: Path, run: str, progress: Progress, done: set[str] | frozenset[str] = frozenset()
+) -> Loaded:
+    """Load a database.
+
+    Args:
+        client: session with the cluster.
+        path: the database; it is only read.
+        run: what the command ids begin with, a word for this file and no other.
+        progress: told the table, the rows loaded and the rows in all.
+        done: ids of the commands that an earlier run has brought into the journal.
+
+    Raises:
+        UsageError: the database cannot be read, or the cluster refuses a part of it; the text says where it stopped.
+        BedrockishError: no node takes it.
+    """
+    left_out: list[str] = []
+    once = Once(client, f"{run}-", done)
+    with closing(open_source(path)) as db:
+        plan = read_plan(db, path)
+        names = [name for name, _ in plan.tables]
+        counts = {name: int(db.execute(f"SELECT count(*) FROM {quote(name)}").fetchone()[0]) for name in names}
+        where = "schema"
+        try:
+            for number, (name, sql) in enumerate(plan.tables):
+                where = name
+                await once.send(f"table-{number}", [sql])
+            for place, where in enumerate(names):
+                progress(where, 0, counts[where])
+                knot = plan.knots.get(where)
+                if knot is None:
+                    for number, (rows, statements) in enumerate(batches(db, where)):
+                        await once.send(f"rows-{place}-{number}", statements)
+                        progress(where, rows, counts[where])
+                elif knot.isdisjoint(names[place + 1 :]):
+                    for number, statements in enumerate(knotted(db, [name for name in names if name in knot])):
+                        await once.send(f"knot-{place}-{number}", statements)
+                    for name in knot:
+                        progress(name, counts[name], counts[name])
+        except BedrockishError as error:
+            raise type(error)(f"{path.name}, table {where}: {error.message}", **error.details) from error
+        for number, (kind, name, sql) in enumerate(plan.rest):
+            try:
+                await once.send(f"rest-{number}", [sql])
+            except UsageError as error:
+                left_out.append(f"{kind} {name}: {error}")
+        if plan.settings:
+            await once.send("settings", list(plan.settings))
+    return Loaded(counts, left_out, once.before)

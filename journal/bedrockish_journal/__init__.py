@@ -1,0 +1,5 @@
+"""The journal: what was decided, in order, provably.
+
+The modules directly in this package are pure, but for ``store`` and ``replay``, which use SQLite.
+``bedrockish_journal.spark`` is imported inside Spark's workers and stays free of trio, apsw and the node's code.
+"""

@@ -1,0 +1,1 @@
+"""The change feed: every commit once, in the order of the cluster's clock."""

@@ -1,0 +1,218 @@
+"""The change feed: every committed transaction once, whole, in the order of (clock, leader), up to safe time.
+
+Nothing at or below a node's safe time can still appear, at that node or anywhere else, so a reader that remembers the
+last transaction it has seen can go on at any node, and misses and repeats nothing. Pure: it makes the question, in
+SQL, and reads the answer.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from bedrockish_journal.model.changes import Change, decode_changes, decode_statements
+from bedrockish_journal.model.clock import milliseconds
+from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, decode_transaction
+
+PAGE_BYTES = 4 << 20  # of transactions, after which a page ends; one is as large as it is
+LAST_LEADER = "~"  # comes after every name of a node
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# The first row tells how far the journal was pruned and what safe time is; the others are the page. One statement, so
+# that all of it is true of the same moment. A change of the schema stands where it came into force, not where it was
+# decided: between what ran on the schema before it and what ran on the one that it made.
+PAGE = """
+WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)),
+  removed AS (SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1),
+  next AS (SELECT seq, clock AS at, origin, length(body) AS size, '' AS failure FROM bedrockish_journal AS j
+      WHERE repeat = 0 AND (clock, origin) > (?1, ?2) AND clock <= (SELECT clock FROM safe)
+        AND NOT EXISTS (SELECT 1 FROM bedrockish_meta WHERE key = 'void:' || j.origin || '-' || printf('%x', j.clock))
+        AND (kind <> 'schema' OR NOT EXISTS (
+          SELECT 1 FROM bedrockish_schema AS s WHERE s.clock = j.clock AND s.leader = j.origin))
+    UNION ALL SELECT j.seq, s.activates, s.leader, coalesce(length(j.body), 0), s.failure
+      FROM bedrockish_schema AS s LEFT JOIN bedrockish_journal AS j
+        ON j.clock = s.clock AND j.origin = s.leader AND j.repeat = 0
+      WHERE (s.activates, s.leader) > (?1, ?2) AND s.activates <= (SELECT clock FROM safe)
+    ORDER BY 2, 3 LIMIT ?3),
+  upto AS (SELECT *, sum(size) OVER (ORDER BY at, origin) - size AS before FROM next),
+  page AS (SELECT u.at AS clock, u.origin AS origin, leader, tick, body, failure
+    FROM upto AS u LEFT JOIN bedrockish_journal AS j ON j.seq = u.seq WHERE before < ?4)
+SELECT 0, coalesce((SELECT clock FROM removed), 0), coalesce((SELECT origin FROM removed), ''), '',
+  (SELECT clock FROM safe), x'', ''
+UNION ALL SELECT 1, clock, origin, leader, tick, body, failure FROM page
+ORDER BY 1, 2, 3
+"""
+
+
+class CursorError(JournalError):
+    """Raised when a text is not the cursor of a change feed. Nothing was read; pass what a feed gave, or none."""
+
+
+class FeedPrunedError(JournalError):
+    """Raised when the node no longer has what comes after a cursor: the beginning of its journal was removed.
+
+    Nothing was skipped. Go on at a node that still has it, or copy the tables and follow from there: ``bedrockish
+    export`` prints the cursor of its copy. Who must not be left behind asks for that with ``bedrockish journal hold``.
+    """
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """A place in the feed: after this transaction. It is good at every node.
+
+    Attributes:
+        clock: the transaction's clock.
+        leader: who led it first.
+        seen: later ones that its reader has already, because it began with a copy that had them.
+    """
+
+    clock: int = 0
+    leader: str = ""
+    seen: "tuple[Cursor, ...]" = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        return "+".join([f"{self.clock}.{self.leader}", *map(str, self.seen)])
+
+
+def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]]) -> Cursor:
+    """Return the place from which whoever has a copy of a node's tables goes on.
+
+    Args:
+        safe: safe time in the copy: everything up to it is there.
+        above: clock and leader of what is there beyond.
+    """
+    return Cursor(safe, LAST_LEADER, tuple(sorted(Cursor(*one) for one in above)))
+
+
+def parse_cursor(text: str | None) -> Cursor:
+    """Read a cursor; None or an empty text is the beginning.
+
+    Raises:
+        CursorError: it is not one.
+    """
+    if not text:
+        return Cursor()
+    text, *seen = text.split("+")
+    if seen:
+        return replace(parse_cursor(text), seen=tuple(parse_cursor(one or "?") for one in seen))
+    clock, dot, leader = text.partition(".")
+    if not dot or not clock.isdecimal() or int(clock) >= 1 << 63 or len(leader) > 64:
+        raise CursorError(f"{text!r} is not a cursor such as 7529850000000000000.A; pass one that a feed gave")
+    return Cursor(int(clock), leader)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """One transaction of the feed.
+
+    Attributes:
+        cursor: the place right after it, to go on from.
+        clock: its hybrid clock, or of a change of the schema, the one from which on it is in force; later transactions
+            of the feed have greater ones.
+        leader: who led it.
+        place: its timeline and tick in the journal.
+        command: the client's id of the command.
+        joined: the ids of further commands that were executed after it in the same transaction; which of them made
+            which change, the journal does not say.
+        kind: ``rows``, ``schema`` or ``members``.
+        changes: the rows that it changed, in the order in which it did, with the whole row before and after.
+        statements: of a change of the schema; none if the data forbade them.
+        after: what it had seen, as a vector.
+    """
+
+    cursor: Cursor
+    clock: int
+    leader: str
+    place: tuple[str, int]
+    command: str
+    joined: tuple[str, ...]
+    kind: str
+    changes: tuple[Change, ...]
+    statements: tuple[str, ...]
+    after: dict[str, int]
+
+    @property
+    def at(self) -> datetime:
+        """The moment in its clock, which is when it began, in UTC."""
+        return EPOCH + timedelta(milliseconds=milliseconds(self.clock))
+
+
+class Feed:
+    """Reads the feed page by page.
+
+    Args:
+        after: where to go on; None for the beginning.
+        tables: leave out the changes of other tables, and transactions of which then nothing is left.
+
+    Attributes:
+        cursor: the place after the last transaction that was read, left out or not.
+        safe: up to which clock the node said that nothing can appear any more.
+        is_last: whether the last page was the last one for now.
+    """
+
+    def __init__(self, after: str | None = None, tables: Collection[str] | None = None) -> None:
+        self.cursor = parse_cursor(after)
+        self.safe = 0
+        self.is_last = False
+        self._limit = 0
+        self._tables = None if tables is None else {table.lower() for table in tables}
+
+    def question(self, limit: int) -> tuple[str, tuple[Any, ...]]:
+        """Return the statement and parameters that ask a node for the next transactions, ``limit`` at most."""
+        self._limit = limit
+        return PAGE, (self.cursor.clock, self.cursor.leader, limit, PAGE_BYTES)
+
+    def take(self, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
+        """Read a page; the feed moves on with every transaction, also with those that are left out.
+
+        Raises:
+            FeedPrunedError: some of what comes next is no longer there; the feed stays where it is.
+            EntryMalformedError: a node's journal cannot be read.
+        """
+        _, clock, leader, _, self.safe, *_ = rows[0]
+        removed = Cursor(clock, leader)
+        if self.cursor < removed or any(row[5] is None for row in rows):  # the second: decided just before the cursor
+            raise FeedPrunedError(
+                f"the journal of this node begins after {removed}, and the feed would go on after "
+                f"{self.cursor if self.cursor.clock else 'the beginning'}: what is between was removed to make room; "
+                "ask a node that still has it, or copy the tables with 'bedrockish export' and go on from the cursor "
+                "that it prints"
+            )
+        self.is_last = len(rows) - 1 < self._limit and sum(len(row[5]) for row in rows) < PAGE_BYTES
+        taken = []
+        for _, clock, origin, leader, tick, body, failure in rows[1:]:
+            transaction = decode_transaction(body)
+            here = Cursor(clock, origin)
+            assert here > self.cursor, "a feed goes forward"
+            is_known = here in self.cursor.seen
+            self.cursor = cursor = replace(here, seen=tuple(one for one in self.cursor.seen if one > here))
+            if is_known:
+                continue
+            found = self._filter(committed(cursor, (leader, tick), transaction, failure))
+            if found is not None:
+                taken.append(found)
+        return taken
+
+    def _filter(self, found: Committed) -> Committed | None:
+        if self._tables is None or found.kind != ROWS:
+            return found
+        changes = tuple(change for change in found.changes if change.table.lower() in self._tables)
+        return replace(found, changes=changes) if changes else None
+
+
+def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction, failure: str = "") -> Committed:
+    """Return a transaction at its place in the journal as the feed gives it; ``failure``: of a schema change."""
+    kind = transaction.kind
+    return Committed(
+        cursor,
+        cursor.clock,
+        cursor.leader,
+        place,
+        transaction.command,
+        transaction.commands[1:],
+        kind,
+        tuple(decode_changes(transaction.changes)) if kind == ROWS else (),
+        tuple(decode_statements(transaction.changes)) if kind == SCHEMA and not failure else (),
+        dict(transaction.base),
+    )

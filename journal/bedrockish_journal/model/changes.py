@@ -1,0 +1,235 @@
+"""Row changes: what a transaction did to tables, with whole rows before and after.
+
+Rows travel, never SQL, so triggers, random() and the time of day happen once, at the leader. A schema change is the
+exception: its statements travel as text (see ``Transaction.kind``), those that write rows among them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from io import BytesIO
+from math import copysign
+from typing import Any
+
+import cbor2
+
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.value import value
+
+Value = None | int | float | str | bytes
+Row = tuple[Value, ...]
+
+INSERT, UPDATE, DELETE = "INSERT", "UPDATE", "DELETE"
+PIECE = 2_000  # rows that are encoded, or decoded, at a time: some milliseconds
+AT_ONCE_BYTES = 1 << 18  # of what is decoded in one go
+READ_BYTES = 512  # that the decoder reads ahead at least; more has it go back further after each row
+DO, SEE, FAIL = "do", "see", "fail"
+OVERTAKEN = "it was told what is no longer so"
+"""How the failure of a schema change begins that would have given other answers than its client had."""
+
+
+def same_value(left: Value, right: Value) -> bool:
+    """Whether two values are the same to the byte: 1 and 1.0 are not, and neither are 0.0 and -0.0.
+
+    SQLite holds both pairs equal, and keeps, in a column without a type, which of them it was given.
+    """
+    if left != right or type(left) is not type(right):
+        return False
+    return bool(left) or type(left) is not float or copysign(1.0, left) == copysign(1.0, right)  # type: ignore[arg-type]
+
+
+def same_row(left: Row, right: Row) -> bool:
+    """Whether two rows of one table are the same to the byte."""
+    return all(map(same_value, left, right))
+
+
+@value
+class Change:
+    """One row inserted, updated or deleted.
+
+    ``rowid`` is the row's id before the change (for an INSERT: the new one), ``rowid_after`` the id after it
+    (for a DELETE: the old one); both are None for a table WITHOUT ROWID. ``before`` is None for an INSERT,
+    ``after`` for a DELETE.
+    Columns and rows leave out generated columns that are not stored.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    op: str
+    rowid: int | None
+    rowid_after: int | None
+    before: Row | None
+    after: Row | None
+
+
+@value
+class Step:
+    """One statement of a schema change, run when that comes into force.
+
+    Attributes:
+        sql: the statement, with the values of its parameters written into it.
+        kind: ``do``; ``see`` if it only reads; ``fail`` if it failed, and must again.
+        told: a digest of what its client was told of it; empty if that was nothing that could be otherwise.
+    """
+
+    sql: str
+    kind: str = DO
+    told: bytes = b""
+
+
+def encode_changes(changes: Iterable[Change]) -> bytes:
+    """Return the canonical bytes of a list of row changes, in the order in which they happened.
+
+    They are those of one CBOR array, ``[heads, rows]``. It is put together from pieces, because encoding holds up all
+    other threads: of a million rows, it would do so for a second.
+    """
+    tables: dict[str, int] = {}
+    heads: list[tuple[str, tuple[str, ...]]] = []
+    rows: list[tuple[Any, ...]] = []
+    pieces: list[bytes] = []
+    for change in changes:
+        place = tables.setdefault(change.table, len(tables))
+        if place == len(heads):
+            heads.append((change.table, change.columns))
+        rows.append((place, change.op, change.rowid, change.rowid_after, change.before, change.after))
+        if len(rows) == PIECE:
+            pieces.append(_items(rows))
+            rows.clear()
+    count = len(pieces) * PIECE + len(rows)
+    return b"\x82" + _encode_heads(tuple(heads)) + array_head(count) + b"".join(pieces) + _items(rows)
+
+
+@lru_cache(1_000)
+def _encode_heads(heads: tuple[tuple[str, tuple[str, ...]], ...]) -> bytes:
+    return cbor2.dumps(heads)
+
+
+def _items(rows: list[tuple[Any, ...]]) -> bytes:
+    """Return the bytes of the items of an array, without those that say how many they are."""
+    return cbor2.dumps(rows)[len(array_head(len(rows))) :]
+
+
+def array_head(count: int) -> bytes:
+    """Return what a CBOR array of so many items begins with."""
+    if count < 24:
+        return bytes((0x80 + count,))
+    for code, size in ((0x98, 1), (0x99, 2), (0x9A, 4)):
+        if count < 1 << 8 * size:
+            return bytes((code,)) + count.to_bytes(size)
+    raise OverflowError(f"an array of {count} items")
+
+
+def decode_changes(data: bytes) -> list[Change]:
+    """Read what ``encode_changes`` wrote.
+
+    Raises:
+        EntryMalformedError: the bytes are not a list of changes.
+    """
+    try:
+        return _changes(*cbor2.loads(data))
+    except (cbor2.CBORError, ValueError, TypeError, IndexError) as error:
+        raise _malformed(data, error) from error
+
+
+def decode_changes_in_pieces(data: bytes) -> Iterator[list[Change]]:
+    """Yield what ``decode_changes`` returns, some of it at a time: nobody is held up for long, and little is in memory.
+
+    Raises:
+        EntryMalformedError: the bytes are not a list of changes, which may be found only after the first of them.
+    """
+    start = _start_of_rows(data) if len(data) > AT_ONCE_BYTES else None
+    if start is None:
+        yield decode_changes(data)
+        return
+    heads, count, at = start
+    file = BytesIO(data)
+    file.seek(at)
+    decoder = cbor2.CBORDecoder(file, read_size=READ_BYTES)
+    while count:
+        rows: list[Any] = []
+        until = min(len(data), file.tell() + AT_ONCE_BYTES)
+        try:
+            while count and len(rows) < PIECE and (not rows or file.tell() < until):
+                rows.append(decoder.decode())
+                count -= 1
+            piece = _changes(heads, rows)
+        except (cbor2.CBORError, ValueError, TypeError, IndexError) as error:
+            raise _malformed(data, error) from error
+        yield piece
+
+
+def _start_of_rows(data: bytes) -> tuple[Any, int, int] | None:
+    """Return the heads, how many rows follow, and where; None if the bytes are not as ``encode_changes`` makes them."""
+    if data[:1] != b"\x82":
+        return None
+    file = BytesIO(data)
+    file.seek(1)
+    try:
+        heads = cbor2.CBORDecoder(file, read_size=READ_BYTES).decode()
+    except (cbor2.CBORError, ValueError, TypeError):
+        return None
+    at = file.tell()
+    kind = int.from_bytes(data[at : at + 1])
+    size = {0x98: 1, 0x99: 2, 0x9A: 4}.get(kind, 0)
+    if not size and not 0x80 <= kind < 0x98:
+        return None
+    count = int.from_bytes(data[at + 1 : at + 1 + size]) if size else kind - 0x80
+    return heads, count, at + 1 + size
+
+
+def _changes(heads: Any, rows: Any) -> list[Change]:
+    names = [name for name, _ in heads]
+    columns = [tuple(columns) for _, columns in heads]
+    return [
+        Change(names[place], columns[place], op, rowid, rowid_after, _row(before), _row(after))
+        for place, op, rowid, rowid_after, before, after in rows
+    ]
+
+
+def _malformed(data: bytes, error: Exception) -> EntryMalformedError:
+    return EntryMalformedError(f"these {len(data)} bytes are not row changes: {error}")
+
+
+def _row(value: Sequence[Value] | None) -> Row | None:
+    return None if value is None else tuple(value)
+
+
+def encode_statements(statements: Sequence[str]) -> bytes:
+    """Return the canonical bytes of the statements of a schema change that holds nothing else."""
+    return cbor2.dumps(list(statements))
+
+
+def encode_steps(steps: Iterable[Step]) -> bytes:
+    """Return the canonical bytes of a schema change: a text for what nobody was told of, else [text, kind, told]."""
+    return cbor2.dumps(
+        [step.sql if step.kind == DO and not step.told else [step.sql, step.kind, step.told] for step in steps]
+    )
+
+
+def decode_steps(data: bytes) -> list[Step]:
+    """Read what ``encode_steps`` or ``encode_statements`` wrote.
+
+    Raises:
+        EntryMalformedError: the bytes are not a schema change.
+    """
+    try:
+        packed = cbor2.loads(data)
+        if not isinstance(packed, list):
+            raise EntryMalformedError("a schema change should be a list of statements")
+        return [Step(one) if isinstance(one, str) else _step(*one) for one in packed]
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise EntryMalformedError(f"these {len(data)} bytes are not a schema change: {error}") from error
+
+
+def _step(sql: object, kind: object, told: object) -> Step:
+    if not isinstance(sql, str) or kind not in (DO, SEE, FAIL) or not isinstance(told, bytes):
+        raise EntryMalformedError("a statement of a schema change should be a text, its kind and a digest")
+    return Step(sql, kind, told)
+
+
+def decode_statements(data: bytes) -> list[str]:
+    """Return the statements of a schema change that do something, in their order: all that a copy needs.
+
+    Raises:
+        EntryMalformedError: the bytes are not a schema change.
+    """
+    return [step.sql for step in decode_steps(data) if step.kind == DO]

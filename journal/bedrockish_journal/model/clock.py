@@ -1,0 +1,53 @@
+"""How a clock of the cluster is laid out in one integer: Unix milliseconds, and a counter below them.
+
+Until July 2037 it is as Citus has it: the milliseconds times 2**22. Such a clock would be at 2**63, where the integers
+of SQLite, Spark and Java end, in September 2039. So from ``BEND_MS`` on a millisecond is worth 2**12 instead of 2**22:
+the same 64 bits, in the same order, last beyond the year 4100. 4,096 clocks are left for a millisecond, which is more
+than any cluster gives; a counter that overflows carries into the milliseconds. Before the bend nothing is different, so
+old journals and programs know nothing of it.
+"""
+
+COUNTER_BITS = 22
+BEND_MS = (1 << 41) - (1 << 36)
+"""In July 2037: from then on a millisecond has ``LATER_BITS`` below it."""
+LATER_BITS = 12
+BEND = BEND_MS << COUNTER_BITS
+
+CLOCK_LIMIT = 1 << 63  # SQLite's integers are signed
+CLOCK_READ_LIMIT = CLOCK_LIMIT - (1 << 52)
+"""No clock comes as far as this by itself: it stops following the wall before, and 2**52 counts are left. What is heard
+or read of one beyond is an error; believed, it would put every clock of a cluster where nothing can be kept any more.
+"""
+
+
+def pack(milliseconds: int, counter: int = 0) -> int:
+    """Return the clock value of a moment in Unix milliseconds and a counter."""
+    if milliseconds < BEND_MS:
+        return (milliseconds << COUNTER_BITS) + counter
+    return BEND + (milliseconds - BEND_MS << LATER_BITS) + counter
+
+
+WALL_MS_MAX = BEND_MS + (CLOCK_LIMIT - (1 << 53) - BEND >> LATER_BITS)
+"""The last moment, about the year 4197, at which a clock follows the wall; from then on it only counts."""
+
+
+def milliseconds(clock: int) -> int:
+    """Return the Unix milliseconds of a clock value."""
+    return clock >> COUNTER_BITS if clock < BEND else BEND_MS + (clock - BEND >> LATER_BITS)
+
+
+def counter(clock: int) -> int:
+    """Return the counter of a clock value."""
+    return clock - pack(milliseconds(clock))
+
+
+def moved(clock: int, by_ms: int) -> int:
+    """Return the clock of so many milliseconds later, or earlier if there are less than none.
+
+    A clock that only counts may be near 0: earlier than that is below 0, which no clock is.
+    """
+    plain = clock + (by_ms << COUNTER_BITS)
+    if clock < BEND and plain < BEND:
+        return plain
+    there = milliseconds(clock) + by_ms
+    return min(pack(there, counter(clock)), pack(there + 1) - 1)

@@ -1,0 +1,30 @@
+"""Ids of commands that tell when they were made: UUIDs of version 7.
+
+A node remembers every id for as long as its commit is in the journal, and longer. An id that tells its time can be
+forgotten in the end: whoever sends it again then is told that it is too old to tell, and it is not run. An id without a
+time, such as ``order-7``, says nothing of how old it is, and is remembered for good.
+"""
+
+import re
+
+_UUID7 = re.compile(r"([0-9a-f]{8})-?([0-9a-f]{4})-?7[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}")
+
+
+def time_ms(command: str) -> int | None:
+    """Return the Unix time in milliseconds at which an id was made, or None if it does not say."""
+    found = _UUID7.fullmatch(command)
+    return int(found[1] + found[2], 16) if found is not None else None
+
+
+def make_id(unix_ms: int, random: bytes) -> str:
+    """Return an id that tells its time.
+
+    Args:
+        unix_ms: now, in milliseconds since 1970.
+        random: ten bytes that nobody else has.
+    """
+    assert len(random) == 10
+    number = unix_ms << 80 | int.from_bytes(random)
+    number = number & ~(0xF << 76) | 7 << 76  # version 7
+    number = number & ~(0x3 << 62) | 2 << 62  # variant
+    return f"{number:032x}"

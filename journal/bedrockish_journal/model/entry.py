@@ -1,0 +1,140 @@
+"""An entry: one commit, at its place in its leader's timeline.
+
+``hash = sha256(prev + label + body)``, all three stored as they are hashed, so that an auditor can recompute a chain in
+SQL (``sha2(concat(prev, label, body), 256)``) without knowing how anything is encoded.
+"""
+
+from dataclasses import field
+from hashlib import sha256
+from typing import NamedTuple
+
+import cbor2
+
+from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
+from bedrockish_journal.model.value import value
+from bedrockish_journal.model.vector import Vector, check
+
+VERSION = 1
+GENESIS = bytes(32)  # what the first entry of every timeline continues
+
+
+@value
+class Entry:
+    """One commit.
+
+    Attributes:
+        leader: the timeline that it stands in; only this node ever wrote it.
+        tick: its place there: 1, 2, 3, …
+        quorum: the gist's partial vector: for each approver its own tick when it approved (the leader: this tick).
+            For an adopted entry: the nodes that held the transaction when its adopter asked.
+        transaction: what was committed; ``transaction.base`` is the entry's ``after``.
+        adopted_from: the leader whose transaction this is, when the one who committed it is another; else None.
+        prev: hash of the entry before it in the timeline.
+        label: canonical bytes of (leader, tick, txid, quorum, adopted_from).
+        hash: sha256 over prev, label and the transaction's body.
+    """
+
+    leader: str
+    tick: int
+    quorum: Vector
+    transaction: Transaction
+    adopted_from: str | None
+    prev: bytes
+    label: bytes = field(repr=False, default=b"")
+    hash: bytes = field(repr=False, default=b"")
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", self._encode_label())
+        if not self.hash:
+            object.__setattr__(self, "hash", entry_hash(self.prev, self.label, self.transaction.body))
+
+    def _encode_label(self) -> bytes:
+        txid = self.transaction.txid
+        quorum = {node: self.quorum[node] for node in sorted(self.quorum)}
+        return cbor2.dumps([VERSION, self.leader, self.tick, txid.clock, txid.leader, quorum, self.adopted_from])
+
+    @property
+    def txid(self) -> Txid:
+        """The temporary name under which this was voted on."""
+        return self.transaction.txid
+
+    @property
+    def after(self) -> Vector:
+        """Everything that must be applied before this: the causal dependencies."""
+        return self.transaction.base
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Leader and tick."""
+        return self.leader, self.tick
+
+
+def entry_hash(prev: bytes, label: bytes, body: bytes) -> bytes:
+    """Return the hash of an entry; the one place that says what it covers."""
+    digest = sha256(prev)
+    digest.update(label)
+    digest.update(body)
+    return digest.digest()
+
+
+class Label(NamedTuple):
+    """What an entry adds to its transaction: its place, and who approved."""
+
+    leader: str
+    tick: int
+    txid: Txid
+    quorum: Vector
+    adopted_from: str | None
+    packed: bytes  # as it is stored, sent and hashed
+
+
+def decode_label(packed: bytes) -> Label:
+    """Read the canonical bytes of a label.
+
+    Raises:
+        EntryMalformedError: it is not a label, or one of a version that this program does not know.
+    """
+    try:
+        fields = cbor2.loads(packed)
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise EntryMalformedError(f"these {len(packed)} bytes are not a label: {error}") from error
+    if not isinstance(fields, list) or len(fields) < 7:
+        raise EntryMalformedError("a label should be a list of 7 fields")
+    version, leader, tick, clock, origin, quorum, adopted_from = fields[:7]
+    if type(version) is int and version > VERSION:
+        raise EntryMalformedError(
+            f"this entry has version {version}, and this program reads versions up to {VERSION}; install the release "
+            "of the node that wrote it"
+        )
+    if type(version) is not int or type(leader) is not str or type(tick) is not int or tick < 1:
+        raise EntryMalformedError(f"a label cannot be at {leader!r} {tick!r}")
+    if type(clock) is not int or not 0 <= clock < CLOCK_READ_LIMIT or type(origin) is not str:
+        raise EntryMalformedError(f"a label should name a transaction, not {clock!r} of {origin!r}")
+    if adopted_from is not None and type(adopted_from) is not str:
+        raise EntryMalformedError(f"a commit cannot be adopted from {adopted_from!r}")
+    return Label(leader, tick, Txid(clock, origin), check(quorum, zeros=True), adopted_from, bytes(packed))
+
+
+def decode_entry(prev: bytes, label: bytes, body: bytes) -> Entry:
+    """Put an entry together from the three byte strings that are stored, sent and hashed.
+
+    Raises:
+        EntryMalformedError: they are not an entry, or the label is of another transaction than the body.
+    """
+    return label_entry(prev, decode_label(label), decode_transaction(body))
+
+
+def label_entry(prev: bytes, label: Label, transaction: Transaction) -> Entry:
+    """Put an entry together from its label and its transaction.
+
+    Raises:
+        EntryMalformedError: the label is of another transaction, or what it continues is no hash.
+    """
+    if label.txid != transaction.txid:
+        raise EntryMalformedError(f"the label {label.leader}{label.tick} is of {label.txid}, not of {transaction.txid}")
+    if type(prev) is not bytes or len(prev) != 32:
+        raise EntryMalformedError("prev should be a hash of 32 bytes")
+    return Entry(label.leader, label.tick, label.quorum, transaction, label.adopted_from, prev, label.packed)

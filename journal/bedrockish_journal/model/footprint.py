@@ -1,0 +1,189 @@
+"""What a transaction read and wrote, as logical keys: the same on every node, never pages.
+
+A key is ``<object> 0x00 <encoded columns>`` as one byte string, so every object is an interval of one ordered key
+space, and a range is a pair (low, high) with low <= key < high. Objects are named
+
+* ``t:NAME``  the rows of a table, by rowid or by primary key (WITHOUT ROWID),
+* ``i:NAME``  an index, by its columns and then the rowid,
+* ``e:``      clocks, eight bytes each. A transaction reads the point of its own clock, and a schema change writes all
+  from its activation on: so the two conflict just when that transaction belongs on the new schema.
+
+How columns become bytes is the engine's business; nobody else looks inside.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import field
+from itertools import islice
+from operator import lt
+from typing import Any
+
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.value import value
+
+Range = tuple[bytes, bytes]
+
+HIGH = b"\xff"  # sorts after every encoded column
+_CLOCKS, _CLOCKS_END = b"e:\0", b"e:\x01"
+LAST_CLOCK = (1 << 64) - 1
+READS, WRITES = "read_points", "write_points"
+MANY = 1_000  # single keys that are worth to be put in order: each range of somebody else is looked for among them
+
+
+def clock_key(clock: int) -> bytes:
+    """Return the key that a transaction with this clock reads: it runs on the schema in force then."""
+    return _CLOCKS + clock.to_bytes(8)
+
+
+def is_clock(key: bytes) -> bool:
+    """Whether a key stands for a clock."""
+    return key.startswith(_CLOCKS)
+
+
+def clocks_from(clock: int) -> Range:
+    """Return what a schema change writes that is in force from a clock on."""
+    return clock_key(clock), _CLOCKS_END
+
+
+def object_range(name: str) -> Range:
+    """Return the range of all keys of an object such as ``t:accounts``."""
+    prefix = name.encode() + b"\0"
+    return prefix, prefix + HIGH
+
+
+def object_of(key: bytes) -> str:
+    """Return the object that a key, or the low end of a range, belongs to: ``t:accounts``."""
+    return key.partition(b"\0")[0].decode(errors="replace")
+
+
+@value
+class Footprint:
+    """The reads and writes of one transaction."""
+
+    read_points: frozenset[bytes] = frozenset()
+    read_ranges: tuple[Range, ...] = ()
+    write_points: frozenset[bytes] = frozenset()
+    write_ranges: tuple[Range, ...] = ()
+    _orders: dict[str, list[bytes]] | None = field(init=False, default=None, repr=False, compare=False)
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether anything was read or written that is more than single keys."""
+        return bool(self.read_ranges or self.write_ranges)
+
+    @property
+    def touched(self) -> frozenset[bytes]:
+        """The single keys that were read or written."""
+        reads, writes = self.read_points, self.write_points
+        return writes if reads <= writes else writes | reads
+
+    def pack(self) -> list[Any]:
+        """Return the canonical form, ready for CBOR."""
+        return [
+            self.ordered(READS),
+            [list(pair) for pair in sorted(self.read_ranges)],
+            self.ordered(WRITES),
+            [list(pair) for pair in sorted(self.write_ranges)],
+        ]
+
+    def ordered(self, which: str) -> list[bytes]:
+        """Return the single keys that were read, or written, in order; many are put in order once."""
+        points: frozenset[bytes] = getattr(self, which)
+        if len(points) <= MANY:
+            return sorted(points)
+        if self._orders is None:
+            object.__setattr__(self, "_orders", {})
+        assert self._orders is not None
+        found = self._orders.get(which)
+        if found is None:
+            found = self._orders[which] = sorted(points)
+        return found
+
+    def first(self, which: str, low: bytes, high: bytes) -> bytes | None:
+        """Return the smallest single key of a range that was read, or written, or None."""
+        points: frozenset[bytes] = getattr(self, which)
+        if len(points) <= MANY:
+            return min((point for point in points if low <= point < high), default=None)
+        order = self.ordered(which)
+        at = bisect_left(order, low)
+        return order[at] if at < len(order) and order[at] < high else None
+
+    @classmethod
+    def unpack(cls, packed: object) -> "Footprint":
+        """Read the canonical form.
+
+        Raises:
+            EntryMalformedError: it is not one.
+        """
+        if not isinstance(packed, list) or [*map(type, packed)] != [list] * 4:
+            raise EntryMalformedError("a footprint should be four lists")
+        read_points, read_ranges, write_points, write_ranges = packed
+        for point in (*read_points, *write_points):
+            if type(point) is not bytes:
+                raise EntryMalformedError(f"a key should be bytes, not {type(point).__name__}")
+        found = cls(
+            frozenset(read_points),
+            tuple(_ranges(read_ranges)),
+            frozenset(write_points),
+            tuple(_ranges(write_ranges)),
+        )
+        orders = {
+            which: points for which, points in ((READS, read_points), (WRITES, write_points)) if _is_order(points)
+        }
+        if orders:
+            object.__setattr__(found, "_orders", orders)
+        return found
+
+
+def _is_order(points: list[bytes]) -> bool:
+    """Whether these are many keys, and in order."""
+    return len(points) > MANY and all(map(lt, points, islice(points, 1, None)))
+
+
+def _ranges(packed: list[Any]) -> Iterator[Range]:
+    for pair in packed:
+        if not (isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is bytes and type(pair[1]) is bytes):
+            raise EntryMalformedError("a range should be two byte strings")
+        yield pair[0], pair[1]
+
+
+def meeting(writer: Footprint, other: Footprint) -> bytes | None:
+    """Return a key at which the writes of ``writer`` meet the reads or writes of ``other``, or None.
+
+    This is one direction; a conflict is either direction.
+    """
+    if not writer.write_points.isdisjoint(other.write_points):
+        return min(writer.write_points & other.write_points)
+    if not writer.write_points.isdisjoint(other.read_points):
+        return min(writer.write_points & other.read_points)
+    if other.read_ranges or other.write_ranges:
+        for low, high in (*other.read_ranges, *other.write_ranges):
+            found = writer.first(WRITES, low, high)
+            if found is not None:
+                return found
+    for low, high in writer.write_ranges:
+        for which in (WRITES, READS):
+            found = other.first(which, low, high)
+            if found is not None:
+                return found
+        for other_low, other_high in (*other.read_ranges, *other.write_ranges):
+            if low < other_high and other_low < high:
+                return max(low, other_low)
+    return None
+
+
+def conflict(left: Footprint, right: Footprint) -> bytes | None:
+    """Return a key on which two transactions conflict, or None if they commute.
+
+    They conflict when the writes of one meet the reads or the writes of the other. Symmetric, except for which of
+    several keys is named.
+    """
+    if (
+        left.write_points.isdisjoint(right.write_points)
+        and left.write_points.isdisjoint(right.read_points)
+        and left.read_points.isdisjoint(right.write_points)
+        and not (left.read_ranges or left.write_ranges or right.read_ranges or right.write_ranges)
+    ):
+        return None  # nearly always
+    found = meeting(left, right)  # may be the empty key, which is false and yet a conflict
+    return meeting(right, left) if found is None else found

@@ -1,0 +1,50 @@
+"""Keys as people read them: the way back from the bytes that ``bedrockish.engine.sqlite.key_encoding`` makes.
+
+A descending or folded column does not come back as it was, and a range may end anywhere: whatever cannot be read is
+shown in hexadecimal, so this never fails.
+"""
+
+from struct import Struct
+
+_ALL = (1 << 64) - 1
+_SIGN = 1 << 63
+_END, _ESCAPED = b"\0\x01", b"\0\xff"
+_NULL, _NUMBER, _TEXT, _BLOB = 0x05, 0x10, 0x20, 0x30
+_number = Struct(">BQH")
+_word = Struct(">Q")
+_double = Struct(">d")
+TEXT_MAX = 80  # characters
+
+
+def key_text(key: bytes) -> str:
+    """Return the columns of a key, without its object: ``17, 'Alice'``."""
+    rest = key.partition(b"\0")[2]
+    found: list[str] = []
+    while rest:
+        one = _first(rest)
+        if one is None:
+            found.append(f"x'{rest.hex()}'")
+            break
+        text, size = one
+        found.append(text)
+        rest = rest[size:]
+    text = ", ".join(found)
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
+
+
+def _first(data: bytes) -> tuple[str, int] | None:
+    """Return the first column as text, and its size; None if it is not one."""
+    kind = data[0]
+    if kind == _NULL:
+        return "NULL", 1
+    if kind == _NUMBER and len(data) >= _number.size:
+        _, word, above = _number.unpack_from(data)
+        value: float = _double.unpack(_word.pack(word ^ (_SIGN if word & _SIGN else _ALL)))[0]
+        return (str(int(value) + above) if value.is_integer() else repr(value)), _number.size
+    if kind in (_TEXT, _BLOB):
+        end = data.find(_END)
+        if end > 0:
+            body = data[1:end].replace(_ESCAPED, b"\0")
+            text = f"x'{body.hex()}'" if kind == _BLOB else repr(body.decode(errors="replace"))
+            return text, end + len(_END)
+    return None

@@ -1,0 +1,86 @@
+"""Who was in the cluster as of some commit, as a membership is encoded: the one place that reads it.
+
+A timeline whose leader has left never grows again. A membership names those that are *retired*: who counts by it, or by
+a later one, has all of them in its past, because a change of the membership meets everything. So no vector says where
+they end any more: what is absent there is a whole timeline.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import cbor2
+
+from bedrockish_journal.model.errors import EntryMalformedError
+
+
+class MemberSaid(NamedTuple):
+    """What a membership says of one member: its name, ``host:port``, whether it votes, and the id of its file."""
+
+    node: str
+    address: str
+    voter: bool
+    store: str
+
+
+class MembershipSaid(NamedTuple):
+    """What the bytes of a membership say.
+
+    Attributes:
+        version: how many changes there were before.
+        members: as they are encoded, by name.
+        cluster_id: empty in one of release 0.1.0.
+        level: the release level; 1 in one of release 0.1.0.
+        retired: timelines that no vector names any more, each with the version of the membership from which on.
+    """
+
+    version: int
+    members: tuple[MemberSaid, ...]
+    cluster_id: str
+    level: int
+    retired: Mapping[str, int]
+
+    @property
+    def voters(self) -> dict[str, bool]:
+        """For each member whether it votes."""
+        return {member.node: member.voter for member in self.members}
+
+
+def pack_membership(said: MembershipSaid) -> bytes:
+    """Return the canonical bytes: [version, {node: [address, voter, store]}, cluster id, level, {timeline: version}].
+
+    At level 1 there are the first two only: release 0.1.0 reads nothing else. The last is left out if it is empty.
+    """
+    members = {one.node: [one.address, one.voter, one.store] for one in sorted(said.members)}
+    fields: list[object] = [said.version, members]
+    if said.level > 1:
+        fields += [said.cluster_id, said.level]
+        if said.retired:
+            fields.append(dict(sorted(said.retired.items())))
+    assert said.level > 1 or not said.retired, "release 0.1.0 reads vectors as they are"
+    return cbor2.dumps(fields)
+
+
+def read_membership(data: bytes) -> MembershipSaid:
+    """Read what ``pack_membership`` wrote; what a later release appends is left alone.
+
+    Raises:
+        EntryMalformedError: the bytes are not a membership.
+    """
+    try:
+        version, packed, *later = cbor2.loads(data)
+        members = tuple(MemberSaid(node, *fields[:3]) for node, fields in packed.items())
+        cluster_id, level = later[:2] if later else ("", 1)
+        retired = later[2] if len(later) > 2 else {}
+        retirements = list(retired.items())
+    except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
+        raise EntryMalformedError(f"these {len(data)} bytes are not a membership: {error}") from error
+    texts = [cluster_id, *(text for one in members for text in (one.node, one.address, one.store))]
+    texts += [leader for leader, _ in retirements]
+    numbers = [version, level - 1 if type(level) is int else None, *(since for _, since in retirements)]
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or not all(type(number) is int and number >= 0 for number in numbers)
+        or not all(type(one.voter) is bool for one in members)
+    ):
+        raise EntryMalformedError("a membership should be a version and members with names, addresses and stores")
+    return MembershipSaid(version, members, cluster_id, level, retired)

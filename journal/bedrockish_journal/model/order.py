@@ -1,0 +1,187 @@
+"""In which orders may entries be applied? Any that respects two rules, and all of them give the same database:
+
+* the entry before it in its timeline is applied (a timeline never jumps: E2 without E1 is never applied), and
+* every component of its ``after`` is covered by what is applied.
+
+A second label of one transaction (adopted by S, later found in L's timeline) is an entry like any other here: it covers
+its tick. That it changes no data is the business of whoever applies it.
+
+Only the next entry of each timeline can ever be applicable, so the orders are made by interleaving timelines and need
+no more memory than one entry of each.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from bedrockish_journal.model.errors import ReplayBlockedError
+from bedrockish_journal.model.vector import Vector, covers
+
+Place = tuple[str, int]
+
+
+class Placed(Protocol):
+    """What an order needs to know of an entry."""
+
+    @property
+    def place(self) -> Place:
+        """Leader and tick."""
+
+    @property
+    def after(self) -> Vector:
+        """What must be applied before."""
+
+
+P = TypeVar("P", bound=Placed)
+
+
+def may_apply(entry: Placed, applied: Vector) -> bool:
+    """Whether an entry may be the next on a node that has applied ``applied``."""
+    leader, tick = entry.place
+    return applied.get(leader, 0) == tick - 1 and covers(applied, entry.after)
+
+
+def next_applicable(entries: Iterable[P], applied: Vector) -> list[P]:
+    """Return those of ``entries`` that may be applied next, in the order given."""
+    return [entry for entry in entries if may_apply(entry, applied)]
+
+
+def draws(seed: int) -> Callable[[], float]:
+    """Return a source of numbers in [0, 1) that are the same for the same seed on every machine (splitmix64)."""
+    state = seed & _MASK
+
+    def draw() -> float:
+        nonlocal state
+        state = (state + 0x9E3779B97F4A7C15) & _MASK
+        mixed = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK
+        return ((mixed ^ mixed >> 31) >> 11) / (1 << 53)
+
+    return draw
+
+
+_MASK = (1 << 64) - 1
+
+
+def replay_order(entries: Iterable[P], draw: Callable[[], float], start: Vector | None = None) -> Iterator[P]:
+    """Yield ``entries`` in a causally valid order, drawn at random.
+
+    At each step every timeline whose next entry may be applied is equally likely. An entry that was given twice is
+    yielded once; what ``start`` covers is left out.
+
+    Args:
+        entries: in any order, from any mix of nodes.
+        draw: gives numbers in [0, 1).
+        start: what is applied already.
+
+    Raises:
+        ReplayBlockedError: after all that could be applied has been yielded, when something is left.
+    """
+    timelines: dict[str, dict[int, P]] = {}
+    for entry in entries:
+        leader, tick = entry.place
+        timelines.setdefault(leader, {}).setdefault(tick, entry)
+    ordered = {leader: [byplace[tick] for tick in sorted(byplace)] for leader, byplace in timelines.items()}
+    return interleave({leader: iter(ordered[leader]) for leader in sorted(ordered)}, draw, start)
+
+
+def interleave(
+    timelines: Mapping[str, Iterator[P]], draw: Callable[[], float], start: Vector | None = None
+) -> Iterator[P]:
+    """Yield the entries of timelines, each given by rising tick, in a causally valid random order.
+
+    Takes one entry at a time of each timeline, so the journals may be larger than memory. The work is proportional to
+    the entries and the components of their ``after``: an entry that must wait is looked at again only when the tick
+    that it waits for has come.
+
+    Raises:
+        ReplayBlockedError: after all that could be applied has been yielded, when something is left.
+    """
+    return _Interleaving(timelines, draw, start or {}).run()
+
+
+class _Interleaving(Generic[P]):
+    """The state of ``interleave``: one head per timeline, ready or waiting for one tick."""
+
+    def __init__(self, timelines: Mapping[str, Iterator[P]], draw: Callable[[], float], start: Vector) -> None:
+        self.timelines, self.draw, self.applied = timelines, draw, dict(start)
+        self.heads: dict[str, P] = {}
+        self.needs: dict[str, list[Place]] = {}  # what the head of a timeline still has to be checked for
+        self.ready: list[str] = []  # timelines whose head may be applied
+        self.waiting: dict[Place, list[str]] = {}  # timelines whose head waits for a tick
+
+    def run(self) -> Iterator[P]:
+        for leader in self.timelines:
+            self._pull(leader)
+        while self.ready:
+            pick = int(self.draw() * len(self.ready))
+            assert 0 <= pick < len(self.ready), "draw() gives numbers in [0, 1)"
+            self.ready[pick], self.ready[-1] = self.ready[-1], self.ready[pick]
+            leader = self.ready.pop()
+            entry = self.heads.pop(leader)
+            tick = self.applied[leader] = entry.place[1]
+            yield entry
+            for waiter in self.waiting.pop((leader, tick), ()):
+                self._look(waiter)
+            self._pull(leader)
+        if self.heads:
+            raise self._blocked()
+
+    def _pull(self, leader: str) -> None:
+        """Make the next entry of a timeline its head."""
+        done = self.applied.get(leader, 0)
+        for entry in self.timelines[leader]:
+            owner, tick = entry.place
+            assert owner == leader, f"{owner}{tick} is not of timeline {leader}"
+            if tick > done:
+                self.heads[leader] = entry
+                before = [(leader, tick - 1)] if tick > 1 else []
+                self.needs[leader] = [*entry.after.items(), *before]
+                self._look(leader)
+                return
+
+    def _look(self, leader: str) -> None:
+        """Put the head of a timeline among the ready, or let it wait for the first tick that is not applied."""
+        needs = self.needs[leader]
+        while needs:
+            other, tick = needs[-1]
+            if self.applied.get(other, 0) < tick:
+                self.waiting.setdefault((other, tick), []).append(leader)
+                return
+            needs.pop()
+        self.ready.append(leader)
+
+    def _blocked(self) -> ReplayBlockedError:
+        blocked: list[Place] = []
+        wanted: set[Place] = set()
+        for leader in sorted(self.heads):
+            before = self.applied.get(leader, 0)
+            for entry in (self.heads[leader], *self.timelines[leader]):
+                tick = entry.place[1]
+                blocked.append(entry.place)
+                if tick > before + 1:
+                    wanted.add((leader, tick - 1))
+                before = tick
+                wanted.update(need for need in entry.after.items() if self.applied.get(need[0], 0) < need[1])
+        return ReplayBlockedError(blocked, sorted(wanted.difference(blocked)))
+
+
+def all_orders(entries: Iterable[P]) -> Iterator[list[P]]:
+    """Yield every causally valid order of a few entries.
+
+    Their number grows like a factorial: this is for tests and for explaining.
+
+    Raises:
+        ReplayBlockedError: some of them can never be applied, in any order; nothing has been yielded.
+    """
+    pool = list(replay_order(entries, lambda: 0.0))
+    yield from _orders(pool, {})
+
+
+def _orders(pool: list[P], applied: dict[str, int]) -> Iterator[list[P]]:
+    if not pool:
+        yield []
+    for entry in next_applicable(pool, applied):
+        leader, tick = entry.place
+        rest = [other for other in pool if other is not entry]
+        for order in _orders(rest, {**applied, leader: tick}):
+            yield [entry, *order]

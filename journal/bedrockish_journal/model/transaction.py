@@ -1,0 +1,241 @@
+"""A transaction as its leader describes it: what BEGIN carries, what voters keep, what the journal holds as the body.
+
+It is encoded once, by its leader; everybody else keeps and passes on those very bytes, so a hash over them proves the
+whole conversation to be about the same thing.
+"""
+
+from dataclasses import field
+from typing import NamedTuple
+
+import cbor2
+
+from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.value import value
+from bedrockish_journal.model.vector import Vector, canonical, check
+
+VERSION = 1
+LONG_BYTES = 1 << 20
+"""The version of a transaction's form, and the highest that is read. A field that changes what a transaction does is
+appended together with a new version, which is written only where the field is used, and only when the cluster's level
+says that all members read it: a program that does not know the version refuses the whole transaction.
+"""
+
+ROWS, SCHEMA, MEMBERS = "rows", "schema", "members"
+KINDS = frozenset({ROWS, SCHEMA, MEMBERS})
+
+
+class Txid(NamedTuple):
+    """The temporary name of a transaction: its clock and its leader. It says nothing about its place in the order.
+
+    Sorts by clock, then leader: the total order of the change feed.
+    """
+
+    clock: int
+    leader: str
+
+    def __str__(self) -> str:
+        return f"{self.leader}-{self.clock:x}"
+
+
+def parse_txid(text: str) -> Txid:
+    """Read the printed form of a txid, ``A-64f0c3a1b2c00000``.
+
+    Raises:
+        EntryMalformedError: the text is not a txid.
+    """
+    leader, dash, clock = text.rpartition("-")
+    try:
+        if dash and leader:
+            return Txid(int(clock, 16), leader)
+    except ValueError:
+        pass
+    raise EntryMalformedError(f"{text!r} is not a transaction id such as A-64f0c3a1b2c00000")
+
+
+def check_txid(value: object) -> Txid:
+    """Return the txid that a decoded pair is.
+
+    Raises:
+        EntryMalformedError: it is not one.
+    """
+    if isinstance(value, list | tuple) and len(value) == 2:
+        clock, leader = value
+        if type(clock) is int and 0 <= clock < CLOCK_READ_LIMIT and isinstance(leader, str):
+            return Txid(clock, leader)
+    raise EntryMalformedError(f"a transaction id should be a clock and a leader, not {value!r:.80}")
+
+
+def head(kind: int, count: int) -> bytes:
+    """Return the canonical head of a CBOR byte string (2) or array (4)."""
+    if count < 24:
+        return bytes([kind << 5 | count])
+    size = next(size for size in (1, 2, 4, 8) if count < 1 << 8 * size)
+    return bytes([kind << 5 | 23 + size.bit_length()]) + count.to_bytes(size)
+
+
+def pack(fields: list[object]) -> bytes:
+    """Return the CBOR of a list; a long byte string in it is copied once, where the encoder copies it several times."""
+    if not any(type(item) is bytes and len(item) > LONG_BYTES for item in fields):
+        return cbor2.dumps(fields)
+    packed = [head(4, len(fields))]
+    for item in fields:
+        packed += (head(2, len(item)), item) if type(item) is bytes else (cbor2.dumps(item),)
+    return b"".join(packed)
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise EntryMalformedError(f"there should be a list, not {type(value).__name__}")
+    return value
+
+
+def _joined(value: object) -> tuple[tuple[str, bytes], ...]:
+    found = []
+    for pair in _list(value):
+        match pair:
+            case [str(command), bytes(result)]:
+                found.append((command, result))
+            case _:
+                raise EntryMalformedError("a joined command of a transaction should be an id and a result")
+    return tuple(found)
+
+
+@value
+class Transaction:
+    """One executed and not yet committed transaction.
+
+    Attributes:
+        txid: its temporary name; ``txid.clock`` is clock(X), fixed at BEGIN.
+        base: the leader's applied vector at the snapshot X ran on; becomes the entry's ``after``.
+        safe: the leader's safe time at that snapshot.
+        schema: version of the schema that X ran on.
+        config: version of the membership in base(X); its quorum is counted by that membership.
+        command: the client's id of the command; two executions of one command always conflict.
+        isolation: ``serializable`` or ``snapshot``.
+        kind: ``rows``, ``schema`` or ``members``: how ``changes`` is to be read.
+        footprint: what X read and wrote.
+        changes: encoded row changes, schema statements or membership.
+        result: what the client is answered, encoded; kept so that a retry gets the same answer.
+        rollbacks: the leader's transactions that it has given up and of which it did not yet know that a majority
+            accepted this; whoever approves or holds X accepts their rollback first.
+        activates: of a schema change, the clock from which on it is in force: transactions with a smaller clock run on
+            the schema before it, all others on the one that it makes. 0: from its commit on, as journals of earlier
+            versions have it.
+        joined: further commands that were executed after ``command``, one after the other, in the same transaction:
+            each with what its client is answered.
+        body: the canonical bytes of all of the above.
+    """
+
+    txid: Txid
+    base: Vector
+    safe: int
+    schema: int
+    config: int
+    command: str
+    isolation: str
+    kind: str
+    footprint: Footprint
+    changes: bytes
+    result: bytes
+    rollbacks: tuple[Txid, ...] = ()
+    activates: int = 0
+    joined: tuple[tuple[str, bytes], ...] = ()
+    body: bytes = field(repr=False, default=b"")
+
+    def __post_init__(self) -> None:
+        if not self.body:
+            object.__setattr__(self, "body", self._encode())
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The ids of all its commands, in the order in which they were executed."""
+        return (self.command, *(command for command, _ in self.joined))
+
+    def result_of(self, command: str) -> bytes:
+        """Return what the client of one of its commands is answered, encoded."""
+        return self.result if command == self.command else dict(self.joined)[command]
+
+    def _encode(self) -> bytes:
+        return pack(
+            [
+                VERSION,
+                self.txid.clock,
+                self.txid.leader,
+                canonical(self.base),
+                self.safe,
+                self.schema,
+                self.config,
+                self.command,
+                self.isolation,
+                self.kind,
+                self.footprint.pack(),
+                self.changes,
+                self.result,
+                [[clock, leader] for clock, leader in self.rollbacks],
+                *((self.activates,) if self.activates or self.joined else ()),
+                *(([[command, result] for command, result in self.joined],) if self.joined else ()),
+            ]
+        )
+
+
+def decode_transaction(body: bytes) -> Transaction:
+    """Read the canonical bytes of a transaction.
+
+    Raises:
+        EntryMalformedError: the bytes are not a transaction, or one of a version that this program does not know.
+    """
+    try:
+        packed = cbor2.loads(body)
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise EntryMalformedError(f"these {len(body)} bytes are not a transaction: {error}") from error
+    if isinstance(packed, list) and packed and type(packed[0]) is int and packed[0] > VERSION:
+        raise EntryMalformedError(
+            f"this transaction has version {packed[0]}, and this program reads versions up to {VERSION}; install the "
+            "release of the node that wrote it"
+        )
+    if not isinstance(packed, list) or len(packed) < 14:
+        raise EntryMalformedError("a transaction should be a list of 14 fields")
+    (
+        version,
+        clock,
+        leader,
+        base,
+        safe,
+        schema,
+        config,
+        command,
+        isolation,
+        kind,
+        footprint,
+        changes,
+        result,
+    ) = packed[:13]
+    activates = packed[14] if len(packed) > 14 else 0
+    numbers = (version, clock, safe, schema, config, activates)
+    if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) >= CLOCK_READ_LIMIT:
+        raise EntryMalformedError(
+            f"version, clocks and schema of a transaction should be integers from 0 to {CLOCK_READ_LIMIT - 1}"
+        )
+    if not (type(leader) is type(command) is type(isolation) is type(kind) is str and kind in KINDS):
+        raise EntryMalformedError(f"a transaction cannot be of kind {kind!r} or have fields that are not text")
+    if type(changes) is not bytes or type(result) is not bytes:
+        raise EntryMalformedError("changes and result of a transaction should be bytes")
+    return Transaction(
+        Txid(clock, leader),
+        check(base),
+        safe,
+        schema,
+        config,
+        command,
+        isolation,
+        kind,
+        Footprint.unpack(footprint),
+        changes,
+        result,
+        tuple(check_txid(txid) for txid in _list(packed[13])),
+        activates,
+        _joined(packed[15]) if len(packed) > 15 else (),
+        bytes(body),
+    )

@@ -1,0 +1,99 @@
+"""Vectors: for each leader, the last tick seen.
+
+A vector is a plain mapping from node to tick. A missing component is 0, and zeros are never stored, so equal
+vectors are equal mappings. The bracket form of the gist, ``[4, *, 0, *, 0]``, needs the list of the nodes to be
+printed or read; a ``*`` in it is a component that nobody speaks for, and is not the same as 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from bedrockish_journal.model.errors import EntryMalformedError
+
+Vector = Mapping[str, int]
+
+EMPTY: Vector = {}
+
+
+class Order(Enum):
+    """How two vectors stand to each other."""
+
+    EQUAL = "equal"
+    BEFORE = "before"
+    AFTER = "after"
+    CONCURRENT = "concurrent"
+
+
+def covers(vector: Vector, other: Vector) -> bool:
+    """Whether ``vector`` has seen everything that ``other`` has seen."""
+    for node, tick in other.items():  # noqa: SIM110  all() of a generator takes three times as long
+        if vector.get(node, 0) < tick:
+            return False
+    return True
+
+
+def compare(left: Vector, right: Vector) -> Order:
+    """Tell how ``left`` stands to ``right``: before it, after it, equal, or concurrent with it."""
+    below, above = covers(right, left), covers(left, right)
+    if below and above:
+        return Order.EQUAL
+    if below:
+        return Order.BEFORE
+    return Order.AFTER if above else Order.CONCURRENT
+
+
+def merge(*vectors: Vector) -> dict[str, int]:
+    """Return the smallest vector that covers all the given ones."""
+    merged: dict[str, int] = {}
+    for vector in vectors:
+        for node, tick in vector.items():
+            if tick > merged.get(node, 0):
+                merged[node] = tick
+    return merged
+
+
+def canonical(vector: Vector) -> dict[str, int]:
+    """Return the vector without zeros and in the order of its node names, as it is encoded and hashed."""
+    return {node: vector[node] for node in sorted(vector) if vector[node]}
+
+
+def check(value: object, *, zeros: bool = False) -> dict[str, int]:
+    """Return ``value`` if it is a vector.
+
+    Args:
+        value: what a peer or a file gave us.
+        zeros: whether a component may be 0 (the approvals of an entry are such a partial vector).
+
+    Raises:
+        EntryMalformedError: it is not a map from node names to ticks.
+    """
+    if not isinstance(value, dict):
+        raise EntryMalformedError(f"a vector should be a map, not {type(value).__name__}")
+    for node, tick in value.items():
+        if not isinstance(node, str) or type(tick) is not int or tick < (0 if zeros else 1):
+            raise EntryMalformedError(f"a vector cannot have the component {node!r}: {tick!r}")
+    return value
+
+
+def format_vector(vector: Vector, nodes: Sequence[str]) -> str:
+    """Print a vector in the gist's form: ``[4, *, 0, *, 0]``; a component that is absent is a ``*``."""
+    return "[" + ", ".join(str(vector[node]) if node in vector else "*" for node in nodes) + "]"
+
+
+def parse_vector(text: str, nodes: Sequence[str]) -> dict[str, int]:
+    """Read the gist's form; a ``*`` leaves the component out, a 0 is kept.
+
+    Raises:
+        EntryMalformedError: the text is not a bracketed list of as many components as there are nodes.
+    """
+    parts = [part.strip() for part in text.strip().removeprefix("[").removesuffix("]").split(",")]
+    if not (text.strip().startswith("[") and text.strip().endswith("]")) or len(parts) != len(nodes):
+        raise EntryMalformedError(f"{text!r} is not a vector of the nodes {', '.join(nodes)}")
+    found: dict[str, int] = {}
+    for node, part in zip(nodes, parts, strict=True):
+        if part == "*":
+            continue
+        if not part.isdecimal():
+            raise EntryMalformedError(f"{part!r} in {text!r} is neither a tick nor '*'")
+        found[node] = int(part)
+    return found

@@ -1,0 +1,1 @@
+"""The laws of the journal, checked in Spark over the files of all nodes."""

@@ -1,0 +1,1 @@
+"""Journals as Parquet: batch jobs and a sink for streams."""

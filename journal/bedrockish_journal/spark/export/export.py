@@ -1,0 +1,242 @@
+"""Exports journals to Parquet with pyarrow alone: incremental, idempotent, and it may be killed at any moment.
+
+A run takes what the export lacks in steps. Each step is a causally closed piece of the journal, in the order in which
+the node applied it; it is written aside, named, and counted by the manifest, in this order. The hash of the last entry
+exported is kept, so that a journal which does not continue the export is refused.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bedrockish_journal.model.entry import GENESIS
+from bedrockish_journal.model.errors import ChainBrokenError, JournalError
+from bedrockish_journal.spark.export.manifest import (
+    PARTIAL,
+    Manifest,
+    clear,
+    file_of,
+    locked,
+    read_manifest,
+    sync_directory,
+    write_manifest,
+)
+from bedrockish_journal.spark.source.columns import batch
+from bedrockish_journal.spark.source.feeds import Feed
+from bedrockish_journal.spark.source.plans import Span, Wanted, advance, cut, spans_between
+from bedrockish_journal.spark.source.reading import rows_before
+from bedrockish_journal.spark.source.tables import TABLES, Context
+from bedrockish_journal.storage.row import Stored
+
+STEP = 20_000  # entries between two manifests, and in a file at most
+BUFFER_ROWS = 32_768  # a row group of a file
+ENTRIES_AT_ONCE = 2_048
+
+
+class Written(NamedTuple):
+    """A range of ticks that was written aside.
+
+    Attributes:
+        span: the range.
+        tables: the tables that have rows of it.
+        prev: what its first entry continues.
+        hash: of its last entry.
+    """
+
+    span: Span
+    tables: list[str]
+    prev: bytes
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        node: whose journal.
+        entries: entries exported by this run.
+        expected: entries that it found to export when it began.
+        vector: how far the export of this node goes.
+    """
+
+    node: str
+    entries: int
+    expected: int
+    vector: dict[str, int]
+
+
+def export(
+    feed: Feed,
+    directory: str,
+    progress: Callable[[Progress], None] | None = None,
+    step: int = STEP,
+    *,
+    oldest: bool = False,
+) -> Progress:
+    """Bring the export of one node's journal up to what the journal holds when this begins.
+
+    Args:
+        feed: the journal.
+        directory: where; it is made if it is not there. Exports of several nodes may share one.
+        progress: called after each step.
+        step: entries in a step.
+        oldest: begin a new export with the oldest entry that the journal has, not with the first that there was.
+
+    Raises:
+        ExportError: the directory is something else, or in use.
+        ChainBrokenError: the journal does not continue what was exported.
+        JournalError: the journal cannot be read, or has lost what comes next.
+    """
+    node = feed.context.node
+    with locked(directory):
+        manifest = read_manifest(directory)
+        clear(directory, manifest)
+        done = begin(manifest, feed.context, oldest=oldest)
+        end = advance(feed.ask, feed.context.path, done)
+        expected = sum(high - low + 1 for _, low, high in spans_between(done, end))
+        told = Progress(node, 0, expected, done)
+        while told.vector != end or node not in manifest.vectors:
+            upto = advance(feed.ask, feed.context.path, told.vector, end, step)
+            spans = [span for group in cut(spans_between(told.vector, upto), step) for span in group]
+            written = [write_aside(feed, span, directory) for span in spans]
+            publish(directory, manifest, feed.context, upto, written)
+            taken = sum(high - low + 1 for _, low, high in spans)
+            told = Progress(node, told.entries + taken, expected, upto)
+            if progress is not None:
+                progress(told)
+    return told
+
+
+def begin(manifest: Manifest, context: Context, *, oldest: bool) -> dict[str, int]:
+    """Return how far the export of a node goes, or where a new one begins."""
+    node, marks = context.node, context.beginning.marks if oldest else ()
+    if node in manifest.vectors:
+        return manifest.vectors[node]
+    manifest.hashes[node] = {mark.leader: mark.hash.hex() for mark in marks}
+    return {mark.leader: mark.tick for mark in marks}
+
+
+def write_aside(feed: Feed, span: Span, directory: str) -> Written:
+    """Write the rows of all tables that a range of ticks makes, into files that do not count yet.
+
+    Raises:
+        ChainBrokenError: an entry does not continue the one before it.
+        JournalError: the journal cannot be read, or has a gap.
+    """
+    leader, low, high = span
+    feed.context.skip = True  # what cannot be decoded is a row of commits, with the reason
+    tables = _Tables(feed.context, span, directory)
+    last: Stored | None = None
+    first_prev = GENESIS
+    try:
+        with closing(feed.scan([span], Wanted(whole=True))) as rows:
+            while chunk := list(islice(rows, ENTRIES_AT_ONCE)):
+                for row in chunk:
+                    if last is None:
+                        first_prev = row.prev
+                    elif row.prev != last.hash:
+                        raise ChainBrokenError(leader, row.tick, last.hash, row.prev)
+                    last = row
+                tables.take(chunk)
+    finally:
+        tables.close()
+    if last is None or last.tick != high:
+        raise JournalError(f"{feed.context.path} lost entries of {leader}{low} to {leader}{high} while they were read")
+    return Written(span, tables.names, first_prev, last.hash)
+
+
+def publish(directory: str, manifest: Manifest, context: Context, upto: dict[str, int], written: list[Written]) -> None:
+    """Name the files that were written aside, and count them.
+
+    Raises:
+        ChainBrokenError: they do not continue what was exported before.
+    """
+    node = context.node
+    hashes = dict(manifest.hashes.get(node, {}))
+    for one in written:
+        leader, low, _ = one.span
+        expected = bytes.fromhex(hashes[leader]) if leader in hashes else GENESIS
+        if one.prev != expected:
+            raise ChainBrokenError(leader, low, expected, one.prev)
+        hashes[leader] = one.hash.hex()
+    for one in written:
+        for table in one.tables:
+            path = file_of(directory, table, node, one.span)
+            path.with_name(PARTIAL + path.name).replace(path)
+            sync_directory(path.parent)
+    if node not in manifest.vectors:
+        _write_before(directory, context)
+    manifest.vectors[node], manifest.hashes[node] = upto, hashes
+    write_manifest(directory, manifest)
+
+
+def _write_before(directory: str, context: Context) -> None:
+    """Write what is of no entry: the founding membership, and where the journal began when the export began."""
+    for name, table in TABLES.items():
+        rows = list(rows_before(context, table))
+        if rows:
+            path = file_of(directory, name, context.node, None)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_batches([_batch(name, rows)]), path)
+
+
+def _kept(table: str) -> dict[str, str]:
+    """Return the columns that are in the files; the node is in the name of their directory."""
+    return {name: kind for name, kind in TABLES[table].columns.items() if name != "node"}
+
+
+def _batch(table: str, rows: list[tuple[object, ...]]) -> pa.RecordBatch:
+    names, kept = list(TABLES[table].columns), _kept(table)
+    return batch(kept, rows, [names.index(name) for name in kept])
+
+
+class _Tables:
+    """The files of all tables for one range of ticks, each made when its first row comes."""
+
+    def __init__(self, context: Context, span: Span, directory: str) -> None:
+        self._context, self._span, self._directory = context, span, directory
+        self._rows: dict[str, list[tuple[object, ...]]] = {name: [] for name in TABLES}
+        self._writers: dict[str, pq.ParquetWriter] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The tables that have rows."""
+        return list(self._writers)
+
+    def take(self, chunk: list[Stored]) -> None:
+        """Add the rows that some entries make."""
+        for row in chunk:
+            for name, table in TABLES.items():
+                if table.make is not None and (table.kind is None or (table.kind == row.kind and not row.repeat)):
+                    self._rows[name].extend(table.make(self._context, row))
+        for name, rows in self._rows.items():
+            if len(rows) >= BUFFER_ROWS:
+                self._write(name)
+
+    def _write(self, name: str) -> None:
+        made = _batch(name, self._rows[name])
+        self._rows[name] = []
+        if name not in self._writers:
+            path = file_of(self._directory, name, self._context.node, self._span)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writers[name] = pq.ParquetWriter(
+                path.with_name(PARTIAL + path.name), made.schema, compression="zstd", version="2.6"
+            )
+        self._writers[name].write_batch(made)
+
+    def close(self) -> None:
+        """Write what is left, and make the files durable."""
+        for name, rows in self._rows.items():
+            if rows:
+                self._write(name)
+        for writer in self._writers.values():
+            writer.close()
+            with open(writer.where, "rb") as file:
+                os.fsync(file.fileno())

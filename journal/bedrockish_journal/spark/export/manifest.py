@@ -1,0 +1,152 @@
+"""What an export is: a directory of Parquet, and a manifest that says how far it goes.
+
+``<directory>/<table>/node=A/B-000000000001-000000020000.parquet`` holds the rows that ticks 1 to 20000 of
+timeline B make, as node A's journal has them. A file counts if its ticks are within the manifest's vector. Files are
+written under names that readers of Parquet ignore (``_partial-…``), then renamed, and then the manifest is replaced: a
+run that is killed leaves at most files that do not count yet, and the next run removes them.
+"""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.spark.source.plans import Span
+from bedrockish_journal.spark.source.tables import TABLES
+
+FORMAT = 1
+MANIFEST, LOCK, PARTIAL = "manifest.json", "_lock", "_partial-"
+FOUNDING = "founding.parquet"
+_RANGE = re.compile(r"(\w+)-(\d{12})-(\d{12})\.parquet")
+
+
+class ExportError(JournalError):
+    """Raised when a directory is no export, or cannot be written as one. What it held before is unchanged."""
+
+
+@dataclass(slots=True)
+class Manifest:
+    """How far an export goes.
+
+    Attributes:
+        vectors: for each node, the last tick of each timeline.
+        hashes: for each node, the hash of the entry at that tick, in hexadecimal.
+    """
+
+    vectors: dict[str, dict[str, int]] = field(default_factory=dict)
+    hashes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+def is_export(path: str) -> bool:
+    """Whether a path is a directory with a manifest in it."""
+    return os.path.isfile(os.path.join(path, MANIFEST))
+
+
+def read_manifest(directory: str) -> Manifest:
+    """Return the manifest of an export; that of a directory which has none yet says that nothing was exported.
+
+    Raises:
+        ExportError: it cannot be read, or was written by a newer version.
+    """
+    path = Path(directory, MANIFEST)
+    try:
+        packed = json.loads(path.read_text())
+        if packed["format"] != FORMAT:
+            raise ExportError(f"{path} is of format {packed['format']}, and this version knows {FORMAT}; update it")
+        timelines: dict[str, dict[str, dict[str, object]]] = packed["nodes"]
+        vectors = {node: {leader: int(str(end["tick"])) for leader, end in t.items()} for node, t in timelines.items()}
+        hashes = {node: {leader: str(end["hash"]) for leader, end in t.items()} for node, t in timelines.items()}
+    except FileNotFoundError:
+        return Manifest()
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ExportError(f"{path} cannot be read ({error!r}); export again into a new directory") from error
+    return Manifest(vectors, hashes)
+
+
+def write_manifest(directory: str, manifest: Manifest) -> None:
+    """Replace the manifest in one step, durably; from then on the files within its vector count."""
+    nodes = {
+        node: {leader: {"tick": tick, "hash": manifest.hashes[node][leader]} for leader, tick in sorted(vector.items())}
+        for node, vector in sorted(manifest.vectors.items())
+    }
+    packed = {
+        "format": FORMAT,
+        "nodes": nodes,
+        "columns": {name: table.columns for name, table in TABLES.items()},
+    }
+    new = Path(directory, f"_{MANIFEST}")
+    with new.open("w") as file:
+        json.dump(packed, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(Path(directory, MANIFEST))
+    sync_directory(directory)
+
+
+def sync_directory(directory: str | Path) -> None:
+    """Make the names in a directory durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked(directory: str) -> Iterator[None]:
+    """Keep other exports out of a directory, which is made if it is not there.
+
+    Raises:
+        ExportError: another one is writing, or the directory has something else in it.
+    """
+    os.makedirs(directory, exist_ok=True)
+    strangers = sorted({one.name for one in os.scandir(directory)} - {*TABLES, MANIFEST, f"_{MANIFEST}", LOCK})
+    if strangers:
+        raise ExportError(f"{directory} has {strangers[0]} in it, which no export wrote; name a new directory")
+    with open(os.path.join(directory, LOCK), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ExportError(f"another export is writing into {directory}; wait until it has ended") from error
+        yield
+
+
+def file_of(directory: str, table: str, node: str, span: Span | None) -> Path:
+    """Return the name of the file that holds a table's rows of some ticks; without ticks, the founding members."""
+    name = FOUNDING if span is None else f"{span[0]}-{span[1]:012}-{span[2]:012}.parquet"
+    return Path(directory, table, f"node={node}", name)
+
+
+def files_of(directory: str, table: str, manifest: Manifest) -> list[str]:
+    """Return the files of a table that count, sorted."""
+    found = [(path, node) for path, node in _all_files(directory, table) if _counts(path, node, manifest)]
+    return sorted(str(path) for path, _ in found)
+
+
+def clear(directory: str, manifest: Manifest) -> None:
+    """Remove what runs left behind that were killed: files that do not count, and parts of files."""
+    for table in TABLES:
+        for path, node in _all_files(directory, table):
+            if not _counts(path, node, manifest):
+                path.unlink()
+    Path(directory, f"_{MANIFEST}").unlink(missing_ok=True)
+
+
+def _all_files(directory: str, table: str) -> Iterator[tuple[Path, str]]:
+    for path in Path(directory, table).glob("node=*/*"):
+        yield path, path.parent.name.removeprefix("node=")
+
+
+def _counts(path: Path, node: str, manifest: Manifest) -> bool:
+    vector = manifest.vectors.get(node)
+    if vector is None:
+        return False
+    if path.name == FOUNDING:
+        return True
+    ticks = _RANGE.fullmatch(path.name)
+    return ticks is not None and int(ticks[3]) <= vector.get(ticks[1], 0)

@@ -1,0 +1,1 @@
+"""The Spark data source: tables and streams over journals and running nodes."""

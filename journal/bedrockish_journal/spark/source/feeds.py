@@ -1,0 +1,133 @@
+"""Journals to read, wherever they are: node files, directories of them, and running nodes, all read in the same way."""
+
+import glob
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from bedrockish_journal.model.errors import FileMissingError, JournalError
+from bedrockish_journal.model.vector import covers
+from bedrockish_journal.spark.source.files import open_file_feed
+from bedrockish_journal.spark.source.plans import Ask, Span, Wanted, bounds
+from bedrockish_journal.spark.source.tables import Context
+from bedrockish_journal.storage.row import Stored
+
+Access = Mapping[str, str]
+NO_ACCESS: Access = {}
+SUFFIXES = (".db", ".sqlite", ".sqlite3")  # what a directory is searched for
+
+
+class Feed(Protocol):
+    """The journal of one node, open."""
+
+    @property
+    def context(self) -> Context:
+        """What its rows have in common."""
+
+    @property
+    def ask(self) -> Ask:
+        """Runs a query on it."""
+
+    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
+        """Yield what is wanted of some ranges, by timeline and tick.
+
+        Raises:
+            JournalPrunedError: the beginning of a range was removed from the journal.
+            JournalError: ticks are missing, and ``wanted`` says that none may be.
+        """
+
+
+def is_url(path: str) -> bool:
+    """Whether this is the URL of a running node."""
+    return "://" in path
+
+
+def open_feed(path: str, access: Access = NO_ACCESS) -> AbstractContextManager[Feed]:
+    """Open the journal of a node: in its file, or at the node itself.
+
+    Args:
+        path: a file, or a client's URL.
+        access: what the URL does not say of how the node lets us in: user, password, ca, cert, key.
+
+    Raises:
+        JournalFileError: the file cannot be read as a node's file.
+        BedrockishError: the node cannot be reached, or refuses.
+    """
+    if is_url(path):
+        from bedrockish_journal.spark.source.live import open_node_feed  # the client is needed for running nodes alone
+
+        return open_node_feed(path, access)
+    return open_file_feed(path)
+
+
+def expand(path: str) -> list[str]:
+    """Return what a ``path`` option names: comma separated files, globs, directories and URLs, sorted, once each.
+
+    Raises:
+        FileMissingError: a part names nothing.
+    """
+    found: set[str] = set()
+    for part in (piece.strip() for piece in path.split(",")):
+        if not part:
+            continue
+        if is_url(part):
+            found.add(part)
+            continue
+        if os.path.isdir(part):
+            names = [str(file) for file in Path(part).iterdir() if file.suffix in SUFFIXES and file.is_file()]
+            if os.path.isfile(os.path.join(part, "manifest.json")):
+                raise FileMissingError(part, f"{part} is an export; read {part}/commits and the others as Parquet")
+            if not names:
+                raise FileMissingError(part, f"{part} has no file that ends in {', '.join(SUFFIXES)}; name the files")
+        elif os.path.exists(part):
+            names = [part]
+        else:
+            names = [name for name in glob.glob(part) if os.path.isfile(name)]
+            if not names:
+                raise FileMissingError(part, f"{part}: no such file; give the path of a node's database file")
+        found.update(os.path.abspath(name) for name in names)
+    if not found:
+        raise FileMissingError(path, "the option 'path' is empty; give one or many node files, separated by commas")
+    return sorted(found)
+
+
+def shown(path: str) -> str:
+    """Return a path or URL to be printed, without the password."""
+    scheme, separator, rest = path.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else path
+
+
+def nodes_of(paths: Sequence[str], access: Access = NO_ACCESS, *, newest: bool = False) -> dict[str, str]:
+    """Return the path of each node's journal, after opening every one.
+
+    Args:
+        paths: node files and URLs.
+        access: see ``open_feed``.
+        newest: of several copies of one node's journal take the one that goes furthest, instead of refusing.
+
+    Raises:
+        JournalError: one cannot be read, or two are of the same node.
+    """
+    found: dict[str, str] = {}
+    heads: dict[str, dict[str, int]] = {}
+    for path in paths:
+        with open_feed(path, access) as feed:
+            node, head = feed.context.node, {leader: high for leader, (_, high) in bounds(feed.ask).items()}
+        if node not in found or (newest and covers(head, heads[node])):
+            found[node], heads[node] = path, head
+        elif not newest:
+            raise both_of(node, found[node], path)
+        elif not covers(heads[node], head):
+            raise JournalError(
+                f"{shown(found[node])} and {shown(path)} of node {node} each have what the other lacks; audit both"
+            )
+    return found
+
+
+def both_of(node: str, first: str, second: str) -> JournalError:
+    """Return the error for two journals of one node."""
+    return JournalError(
+        f"{shown(first)} and {shown(second)} are both of node {node}; give one for each node, or copies=newest"
+    )

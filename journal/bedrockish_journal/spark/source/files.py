@@ -1,0 +1,138 @@
+"""Node files as Spark's planner and workers see them: opened read-only, and read in fixed ranges of ticks.
+
+Only the standard library's ``sqlite3`` is used, so a worker needs nothing but Python, pyarrow and cbor2. A file is
+opened inside each task and closed with it; a running node may go on writing, because entries are only ever added and a
+range of ticks, once planned, never changes.
+"""
+
+import os
+import sqlite3
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+from bedrockish_journal.model.errors import (
+    FileMissingError,
+    FileUnreadableError,
+    JournalError,
+    JournalPrunedError,
+    NoJournalError,
+    NotDatabaseError,
+)
+from bedrockish_journal.spark.source.founding import read_beginning
+from bedrockish_journal.spark.source.plans import PRIMARY_KEY, Ask, Span, Wanted
+from bedrockish_journal.spark.source.tables import Context
+from bedrockish_journal.storage.row import COLUMNS, Stored
+
+BUSY_S = 5.0
+_MAGIC = b"SQLite format 3\0"
+
+
+@contextmanager
+def open_file(path: str) -> Iterator[sqlite3.Connection]:
+    """Open a node's file to read its journal, also while the node runs; it is closed at the end of the ``with``.
+
+    Raises:
+        FileMissingError: there is no such file.
+        NotDatabaseError: it is not a SQLite database.
+        NoJournalError: it is one, but has no journal.
+        FileUnreadableError: it may not be read, or SQLite cannot read it.
+    """
+    if not os.path.isfile(path):
+        raise FileMissingError(path, f"{path}: no such file; every Spark worker must see it under this very path")
+    try:
+        with open(path, "rb") as file:
+            head = file.read(len(_MAGIC))
+    except OSError as error:
+        raise FileUnreadableError(path, f"{path} cannot be read ({error}); run Spark as a user who may") from error
+    if head != _MAGIC:
+        raise NotDatabaseError(path, f"{path} is not a SQLite database; give the file of a bedrockish node")
+    # A file in WAL mode needs a -shm beside it. Where none can be made and no -wal is left, the file is at rest.
+    directory = os.path.dirname(os.path.abspath(path))
+    at_rest = not os.access(directory, os.W_OK) and not os.path.exists(f"{path}-wal")
+    uri = f"file:{quote(os.path.abspath(path))}?mode=ro" + ("&immutable=1" if at_rest else "")
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as db:
+            db.text_factory = partial(str, encoding="utf-8", errors="replace")
+            if not _has_table(db, "bedrockish_journal"):
+                raise NoJournalError(path, f"{path} is a database without a journal; give the file of a node")
+            yield db
+    except sqlite3.OperationalError as error:
+        raise FileUnreadableError(
+            path, f"{path} cannot be read ({error}); copy it and its -wal to a directory of yours and read that"
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise NotDatabaseError(path, f"{path} is damaged ({error}); run `bedrockish journal verify` on it") from error
+
+
+def _has_table(db: sqlite3.Connection, name: str) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone() is not None
+
+
+def meta(db: sqlite3.Connection, key: str) -> object:
+    """Return a value that the node keeps about itself, or None."""
+    if not _has_table(db, "bedrockish_meta"):
+        return None
+    row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else row[0]
+
+
+def node_of(db: sqlite3.Connection, path: str) -> str:
+    """Return the name of the node whose file this is; a bare journal, made without a node, is named by its file."""
+    name = meta(db, "node")
+    return name if isinstance(name, str) and name else Path(path).stem
+
+
+class FileFeed:
+    """The journal in a node's file; get one from ``open_file_feed``."""
+
+    def __init__(self, db: sqlite3.Connection, path: str) -> None:
+        self._db, self._path = db, path
+        self.context = Context(node_of(db, path), path, self._primary_key, read_beginning(db.execute, path))
+        self.ask: Ask = db.execute
+
+    def _primary_key(self, table: str) -> list[str]:
+        return [name for (name,) in self._db.execute(PRIMARY_KEY, (table,))]
+
+    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
+        """Yield what is wanted of some ranges, by timeline and tick, as of one moment for each range.
+
+        Raises:
+            JournalPrunedError: the beginning of a range was removed from the journal.
+            JournalError: ticks are missing, and ``wanted`` says that none may be.
+        """
+        condition, values = wanted.condition
+        columns = COLUMNS if wanted.blobs else COLUMNS.replace("label, body", "x'', x''")
+        query = f"""SELECT {columns} FROM bedrockish_journal
+            WHERE leader = ? AND tick BETWEEN ? AND ?{condition} ORDER BY tick"""
+        for span in spans:
+            self._db.execute("BEGIN")  # no longer than a range is read: it holds up the node's checkpoints
+            try:
+                self._check(span, wanted.whole)
+                for row in self._db.execute(query, (*span, *values)):
+                    yield Stored._make(row)
+            finally:
+                self._db.execute("ROLLBACK")
+
+    def _check(self, span: Span, whole: bool) -> None:
+        leader, low, high = span
+        ((first,),) = self._db.execute("SELECT min(tick) FROM bedrockish_journal WHERE leader = ?", (leader,))
+        if first is not None and first > low:
+            raise JournalPrunedError(self._path, leader, low, first)
+        if whole:
+            query = "SELECT count(*) FROM bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ?"
+            ((found,),) = self._db.execute(query, span)
+            if found != high - low + 1:
+                raise JournalError(
+                    f"{self._path} holds {found} of the {high - low + 1} entries from {leader}{low} to {leader}{high}; "
+                    "run `bedrockish journal verify` on it"
+                )
+
+
+@contextmanager
+def open_file_feed(path: str) -> Iterator[FileFeed]:
+    """Open a node's file to read its journal; see ``open_file``."""
+    with open_file(path) as db:
+        yield FileFeed(db, path)

@@ -1,0 +1,87 @@
+"""The conditions of a ``where``, as Spark hands them to a data source, turned into limits on what is read.
+
+A condition that is not understood here only means that more is read: Spark applies it afterwards.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from bedrockish_journal.model.clock import pack
+from bedrockish_journal.spark.source.plans import HIGHEST, LOWEST, NO_LIMITS, Between, Limits
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def limits_of(condition: Filter) -> tuple[Limits, bool]:
+    """Return what a condition says about which entries are wanted, and whether that is all that it says."""
+    if not isinstance(
+        condition, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual | In
+    ):
+        return NO_LIMITS, False
+    column, value = ".".join(condition.attribute), condition.value
+    if column in ("leader", "table"):
+        names = _names(condition, value)
+        if names is None:
+            return NO_LIMITS, False
+        return (Limits(leaders=names) if column == "leader" else Limits(tables=names)), True
+    if column in ("clock", "tick"):
+        between = _between(condition, value)
+        if between is None:
+            return NO_LIMITS, False
+        exact = not isinstance(condition, In)  # of a list only the least and the greatest are used
+        return (Limits(clocks=between) if column == "clock" else Limits(ticks=between)), exact
+    if column == "committed_at" and not isinstance(condition, In):
+        return _within(condition, value), False  # a clock says more than its moment
+    return NO_LIMITS, False
+
+
+def _names(condition: Filter, value: Any) -> frozenset[str] | None:
+    values = value if isinstance(condition, In) else (value,)
+    if not isinstance(condition, In | EqualTo | EqualNullSafe) or not all(isinstance(one, str) for one in values):
+        return None
+    return frozenset(values)
+
+
+def _between(condition: Filter, value: Any) -> Between | None:
+    values = value if isinstance(condition, In) else (value,)
+    if not values or not all(type(one) is int for one in values):
+        return None
+    match condition:
+        case GreaterThan():
+            return value + 1, HIGHEST
+        case GreaterThanOrEqual():
+            return value, HIGHEST
+        case LessThan():
+            return LOWEST, value - 1
+        case LessThanOrEqual():
+            return LOWEST, value
+        case _:
+            return min(values), max(values)
+
+
+def _within(condition: Filter, value: Any) -> Limits:
+    """Return the limits of a moment, rounded outwards to the milliseconds that a clock counts."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        return NO_LIMITS
+    millisecond: int = (value - _EPOCH) // _MICROSECOND // 1000
+    low = min(max(pack(millisecond), LOWEST), HIGHEST)
+    high = min(max(pack(millisecond + 1) - 1, LOWEST), HIGHEST)
+    match condition:
+        case GreaterThan() | GreaterThanOrEqual():
+            return Limits(clocks=(low, HIGHEST))
+        case LessThan() | LessThanOrEqual():
+            return Limits(clocks=(LOWEST, high))
+        case _:
+            return Limits(clocks=(low, high))

@@ -1,0 +1,104 @@
+"""Where a journal begins: who founded the cluster, and what was removed of it since.
+
+``bedrockish_journal.storage.pruning`` removes. These are rows of tables, too, but of no entry.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cbor2
+
+from bedrockish_journal.model.errors import EntryMalformedError, JournalError
+from bedrockish_journal.model.membership import read_membership
+from bedrockish_journal.spark.source.plans import Ask
+
+_HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+_META = "SELECT value FROM bedrockish_meta WHERE key = ?"
+_MARKS = "SELECT leader, tick, hash, clock, origin FROM bedrockish_pruned ORDER BY leader"
+
+Member = tuple[int, str, str, bool, str, list[tuple[str, int]]]
+
+
+class Mark(NamedTuple):
+    """The last entry of a timeline that was removed, and the greatest (clock, origin) that was removed of it."""
+
+    leader: str
+    tick: int
+    hash: bytes
+    clock: int
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a node keeps of the time before its journal.
+
+    Attributes:
+        founding: the membership that the cluster was founded with, encoded; None if the file does not say it.
+        changed: the memberships of removed entries, encoded; None for none.
+        marks: one for each timeline of which something was removed.
+    """
+
+    founding: object = None
+    changed: object = None
+    marks: tuple[Mark, ...] = ()
+
+    def members(self, path: str) -> Iterator[tuple[str | None, int | None, Member]]:
+        """Yield timeline, tick and member of each membership that no entry of the journal made.
+
+        Raises:
+            EntryMalformedError: they are not in the form in which they are kept.
+        """
+        try:
+            if self.founding is not None:
+                for member in decode_members(_bytes(self.founding)):
+                    yield None, None, member
+            if self.changed is not None:
+                for leader, changes in sorted(cbor2.loads(_bytes(self.changed)).items()):
+                    for tick, membership in changes:
+                        for member in decode_members(_bytes(membership)):
+                            yield str(leader), int(tick), member
+        except (EntryMalformedError, cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
+            raise EntryMalformedError(
+                f"the memberships before the journal in {path} cannot be read: {error}"
+            ) from error
+
+
+def read_beginning(ask: Ask, path: str) -> Beginning:
+    """Ask a journal where it begins.
+
+    Raises:
+        JournalError: its marks are not what a node writes.
+    """
+    founding = changed = None
+    if _has(ask, "bedrockish_meta"):
+        founding, changed = (
+            next((row[0] for row in ask(_META, (key,))), None) for key in ("bootstrap", "pruned_members")
+        )
+    marks = tuple(Mark._make(row) for row in ask(_MARKS, ())) if _has(ask, "bedrockish_pruned") else ()
+    for mark in marks:
+        if list(map(type, mark)) != [str, int, bytes, int, str] or mark.tick < 1 or len(mark.hash) != 32:
+            raise JournalError(f"{path} says of the timeline {mark.leader!r} what no node says; fill this node again")
+    return Beginning(founding, changed, marks)
+
+
+def _has(ask: Ask, table: str) -> bool:
+    return any(row[0] for row in ask(_HAS, (table,)))
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise EntryMalformedError(f"a membership should be bytes, not {type(value).__name__}")
+    return value
+
+
+def decode_members(data: bytes) -> list[Member]:
+    """Return version, name, address, voter, store and the retired timelines for each member of an encoded membership.
+
+    Raises:
+        EntryMalformedError: the bytes are not a membership.
+    """
+    said = read_membership(data)
+    retired = sorted(said.retired.items())
+    return [(said.version, *member, retired) for member in sorted(said.members)]

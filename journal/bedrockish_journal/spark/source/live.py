@@ -1,0 +1,142 @@
+"""The journal of a running node, read over the network through the ordinary client, in pages that take milliseconds.
+
+Stale reads, which wait for nobody, and pages of bounded size: the node goes on as if it answered any other client.
+After each page the reader rests as long as the node has taken, so that it never has more than half of a node's time.
+"""
+
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from bedrockish.api.requests import STALE
+from bedrockish.api.url import hide_password
+from bedrockish.client.blocking import Connection, connect
+from bedrockish.errors import ConfigError
+from bedrockish_journal.model.errors import JournalError, JournalPrunedError
+from bedrockish_journal.spark.source.founding import read_beginning
+from bedrockish_journal.spark.source.plans import PRIMARY_KEY, Ask, Span, Wanted
+from bedrockish_journal.spark.source.tables import Context
+from bedrockish_journal.storage.row import COLUMNS, Stored
+
+PAGE_BYTES = 1 << 20
+PAGE_TICKS = 1_000
+REST_MAX_S = 1.0
+_NODE = "SELECT value FROM bedrockish_meta WHERE key = 'node'"
+_FIRST = "SELECT min(tick) FROM bedrockish_journal WHERE leader = ?"
+_SIZES = """SELECT tick, length(label) + length(body) FROM bedrockish_journal
+  WHERE leader = ? AND tick BETWEEN ? AND ? ORDER BY tick"""
+
+
+class NodeFeed:
+    """A running node's journal; get one from ``open_node_feed``.
+
+    Raises:
+        BedrockishError: the node cannot be reached, or refuses.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._node = str(connection.execute(_NODE, read=STALE).value())
+        path = f"node {self._node}"
+        self.context = Context(self._node, path, self._primary_key, read_beginning(self._ask, path))
+        self.ask: Ask = self._ask
+
+    def _ask(self, sql: str, params: tuple[object, ...]) -> Iterable[Sequence[Any]]:
+        (rows,) = self._ask_all((sql, params))
+        return rows
+
+    def _ask_all(self, *questions: tuple[str, tuple[object, ...]]) -> list[Iterable[Sequence[Any]]]:
+        """Ask several questions at one moment; all of them of the node that was asked first."""
+        asked: Any = [_NODE, *questions]
+        begun = time.monotonic()
+        node, *found = self._connection.transact(asked, read=STALE)
+        if node.value() != self._node:
+            raise JournalError(
+                f"node {self._node} does not answer any more, node {node.value()} does; give each its own URL"
+            )
+        time.sleep(min(time.monotonic() - begun, REST_MAX_S))
+        return [one.rows for one in found]
+
+    def _primary_key(self, table: str) -> list[str]:
+        return [str(row[0]) for row in self.ask(PRIMARY_KEY, (table,))]
+
+    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
+        """Yield what is wanted of some ranges, page by page, by timeline and tick.
+
+        Raises:
+            JournalPrunedError: the beginning of a range was removed from the journal.
+            JournalError: ticks are missing, and ``wanted`` says that none may be.
+            BedrockishError: the node cannot be reached any more.
+        """
+        condition, values = wanted.condition
+        columns = COLUMNS if wanted.blobs else COLUMNS.replace("label, body", "x'', x''")
+        query = f"""SELECT {columns} FROM bedrockish_journal
+            WHERE leader = ? AND tick BETWEEN ? AND ?{condition} ORDER BY tick"""
+        for leader, low, high in spans:
+            while low <= high:
+                last, ticks = self._page(leader, low, high, wanted)
+                if ticks:
+                    first, rows = self._ask_all((_FIRST, (leader,)), (query, (leader, low, last, *values)))
+                    self._check_first(leader, low, first)
+                    yield from map(Stored._make, rows)
+                low = last + 1
+
+    def _check_first(self, leader: str, low: int, found: Iterable[Sequence[Any]]) -> None:
+        for (first,) in found:
+            if first is not None and first > low:
+                raise JournalPrunedError(f"node {self._node}", leader, low, first)
+
+    def _page(self, leader: str, low: int, high: int, wanted: Wanted) -> tuple[int, list[int]]:
+        """Return where a page that begins at tick ``low`` ends, and which ticks it has.
+
+        It has one entry, whatever the size of that, or many small ones; and none if there are none for a while.
+        """
+        window = min(high, low + PAGE_TICKS - 1)
+        first, sizes = self._ask_all((_FIRST, (leader,)), (_SIZES, (leader, low, window)))
+        self._check_first(leader, low, first)
+        size, ticks = 0, list[int]()
+        for tick, length in sizes:
+            size += length
+            if wanted.blobs and ticks and size > PAGE_BYTES:
+                window = ticks[-1]
+                break
+            ticks.append(tick)
+        if wanted.whole and ticks != list(range(low, window + 1)):
+            raise JournalError(f"node {self._node} holds {len(ticks)} entries from {leader}{low} to {leader}{window}")
+        return window, ticks
+
+
+@contextmanager
+def open_node_feed(url: str, access: Mapping[str, str]) -> Iterator[NodeFeed]:
+    """Connect to a running node to read its journal.
+
+    Args:
+        url: of the node, as clients have it.
+        access: user, password, ca, cert and key, as far as they are not in the URL.
+
+    Raises:
+        BedrockishError: the node cannot be reached, or does not let us in.
+    """
+    with connect(url_with(url, access)) as connection:
+        yield NodeFeed(connection)
+
+
+def url_with(url: str, access: Mapping[str, str]) -> str:
+    """Return a URL that says how a node lets us in, and is of that node alone.
+
+    Raises:
+        ConfigError: the URL names a user, and so do the options.
+    """
+    scheme, _, rest = url.partition("://")
+    if "user" in access:
+        if "@" in rest:
+            raise ConfigError(f"{hide_password(url)!r} names a user, and so does the option 'user'; leave one out")
+        password = f":{quote(access['password'], safe='')}" if "password" in access else ""
+        rest = f"{quote(access['user'], safe='')}{password}@{rest}"
+    options = {name: access[name] for name in ("ca", "cert", "key") if name in access}
+    if "discover=" not in rest:
+        options["discover"] = "no"  # the journal of another node is another one
+    mark = "&" if "?" in rest else "?" if rest.endswith("/") else "/?"
+    return f"{scheme}://{rest}{mark if options else ''}{urlencode(options)}"

@@ -1,0 +1,139 @@
+"""The options of the data source, checked where a query is made and not where it runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bedrockish_journal.spark.source.plans import HIGHEST, LOWEST, NO_LIMITS, Limits
+from bedrockish_journal.spark.source.tables import TABLES, Table
+
+PARTITION_ROWS = 50_000
+BEGINNING, OLDEST, NOW = "beginning", "oldest", "now"
+APPLIED, SAFE = "applied", "safe"
+ACCESS = ("user", "password", "ca", "cert", "key")  # as in the URL of a client
+CHOICES = {
+    "malformed": ("fail", "skip"),
+    "copies": ("fail", "newest"),
+    "pushdown": ("no", "yes"),
+    "starting": (BEGINNING, OLDEST, NOW),
+    "until": (APPLIED, SAFE),
+}  # the first is the default
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a read, checked.
+
+    Attributes:
+        path: the journals: comma separated node files, globs, directories, and URLs of running nodes.
+        table: which table.
+        limits: which entries and changes are wanted.
+        columns: the columns wanted, in this order; empty for all.
+        partition_rows: commits read by one task; None for what is usual, which for a running node is all by one.
+        skip_malformed: leave out entries that cannot be decoded, instead of failing.
+        pushdown: take the conditions of a query from Spark.
+        newest: of several copies of a node's journal read the one that goes furthest, instead of failing.
+        starting: where a new stream begins.
+        until: how far a stream goes: to what the node has applied, or to its safe time.
+        max_commits: commits of each node in one batch of a stream at most; None for all that there are.
+        access: how running nodes let us in: user, password, ca, cert and key, as far as they are not in the URLs.
+    """
+
+    path: str
+    table: str = "commits"
+    limits: Limits = NO_LIMITS
+    columns: tuple[str, ...] = ()
+    partition_rows: int | None = None
+    skip_malformed: bool = False
+    pushdown: bool = False
+    newest: bool = False
+    starting: str = BEGINNING
+    until: str = APPLIED
+    max_commits: int | None = None
+    access: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> "Options":
+        """Check the options of ``spark.read`` or ``spark.readStream``.
+
+        Raises:
+            ValueError: an option is missing, unknown, or has a value that it cannot have.
+        """
+        options = {name.lower(): value for name, value in given.items()}
+        unknown = sorted(set(options) - OPTIONS)
+        if unknown:
+            raise ValueError(f"bedrockish has no option {unknown[0]!r}; it has {', '.join(sorted(OPTIONS))}")
+        if not options.get("path", "").strip():
+            raise ValueError("give the node files: .load('a.db,b.db') or .option('path', …)")
+        table = options.get("table", "commits")
+        if table not in TABLES:
+            raise ValueError(f"there is no table {table!r}; the tables are {', '.join(TABLES)}")
+        columns = _names(options, "columns")
+        check_columns(TABLES[table], table, columns)
+        chosen = {name: _choice(options, name) for name in CHOICES}
+        access = {name: options[name] for name in ACCESS if name in options}
+        if "password" in access and "user" not in access:
+            raise ValueError("there is a password and no user; give the option 'user' as well")
+        low, high = _number(options, "clock_from", 0), _number(options, "clock_to", 0)
+        leaders, tables = _names(options, "leader"), _names(options, "tables")
+        if tables and "table" not in TABLES[table].columns:
+            raise ValueError(f"the option 'tables' is for the table changes, and this is {table}")
+        limits = Limits(
+            frozenset(leaders) if leaders else None,
+            clocks=(LOWEST if low is None else low, HIGHEST if high is None else high),
+            tables=frozenset(tables) if tables else None,
+        )
+        return cls(
+            options["path"],
+            table,
+            limits,
+            columns,
+            _number(options, "partition_rows", 1),
+            chosen["malformed"] == "skip",
+            chosen["pushdown"] == "yes",
+            chosen["copies"] == "newest",
+            chosen["starting"],
+            chosen["until"],
+            _number(options, "max_commits", 1),
+            access,
+        )
+
+
+OPTIONS = {
+    *("path", "table", "leader", "clock_from", "clock_to", "tables", "columns", "partition_rows", "max_commits"),
+    *CHOICES,
+    *ACCESS,
+}
+
+
+def _names(options: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in options.get(name, "").split(",") if word.strip())
+
+
+def _choice(options: Mapping[str, str], name: str) -> str:
+    choices = CHOICES[name]
+    given = options.get(name, choices[0])
+    if given not in choices:
+        raise ValueError(f"{name} cannot be {given!r}; it is {' or '.join(map(repr, choices))}")
+    return given
+
+
+def _number(options: Mapping[str, str], name: str, least: int) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or not least <= int(text) < 1 << 63:
+        raise ValueError(f"{name} cannot be {text!r}; it is a whole number from {least} to 2^63 - 1")
+    return int(text)
+
+
+def check_columns(table: Table, name: str, columns: tuple[str, ...]) -> None:
+    """Check that a table has the columns that are asked for.
+
+    Raises:
+        ValueError: it lacks one, or one is asked for twice.
+    """
+    for column in columns:
+        if column not in table.columns:
+            raise ValueError(f"the table {name} has no column {column!r}; it has {', '.join(table.columns)}")
+        if columns.count(column) > 1:
+            raise ValueError(f"the column {column!r} is asked for twice")

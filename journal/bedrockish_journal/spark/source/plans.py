@@ -1,0 +1,262 @@
+"""What a reader is to read, as ranges of ticks: how far a journal goes, what lies between two vectors, and what is left
+of that by the conditions of a query. Pure but for the questions that it asks of a journal, which may be far away.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bedrockish_journal.model.errors import JournalError, JournalPrunedError
+
+Ask = Callable[[str, tuple[object, ...]], Iterable[Sequence[Any]]]  # runs a query, on a file or at a node
+Span = tuple[str, int, int]  # a timeline and its ticks low..high, both included
+Between = tuple[int, int]  # both included
+
+LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+ALL: Between = (LOWEST, HIGHEST)
+NARROW_MOST = 200_000  # entries that are looked at to find out which ticks some clocks are at
+ORDER_PAGE = 10_000
+PRIMARY_KEY = "SELECT name FROM pragma_table_info(?) WHERE pk > 0 ORDER BY pk"
+_BOUNDS = """WITH RECURSIVE leaders(leader) AS (
+    SELECT min(leader) FROM bedrockish_journal
+    UNION ALL
+    SELECT (SELECT min(leader) FROM bedrockish_journal WHERE leader > leaders.leader)
+      FROM leaders WHERE leader IS NOT NULL)
+  SELECT leader, (SELECT min(tick) FROM bedrockish_journal AS j WHERE j.leader = leaders.leader),
+    (SELECT max(tick) FROM bedrockish_journal AS j WHERE j.leader = leaders.leader)
+  FROM leaders WHERE leader IS NOT NULL ORDER BY leader"""  # a few seeks for each leader, not a walk over all entries
+_SEQ = "SELECT min(seq) FROM bedrockish_journal WHERE leader = ? AND tick = ?"
+_ORDER = "SELECT seq, leader, tick FROM bedrockish_journal WHERE seq >= ? ORDER BY seq LIMIT ?"
+# Two subqueries, or SQLite would walk through all of the table.
+_HELD = "SELECT (SELECT max(seq) FROM bedrockish_journal) - (SELECT min(seq) FROM bedrockish_journal) + 1"
+# The constants repeat = 0 and repeat = 1 let SQLite use the two partial indexes on the clock.
+_WITHIN = "clock BETWEEN ?1 AND ?2 AND repeat"
+_MANY = f"""SELECT (SELECT count(*) FROM (SELECT 1 FROM bedrockish_journal WHERE {_WITHIN} = 0 LIMIT ?3))
+  + (SELECT count(*) FROM (SELECT 1 FROM bedrockish_journal WHERE {_WITHIN} = 1 LIMIT ?3))"""
+_NARROW = f"""SELECT leader, min(tick), max(tick) FROM (
+    SELECT leader, tick FROM bedrockish_journal WHERE {_WITHIN} = 0
+    UNION ALL SELECT leader, tick FROM bedrockish_journal WHERE {_WITHIN} = 1) GROUP BY leader"""
+_CUTS = """SELECT leader, tick FROM (SELECT leader, tick, row_number() OVER (ORDER BY leader, tick) AS place
+    FROM bedrockish_journal) WHERE place % ? = 0 ORDER BY leader, tick"""
+_SAFE = "coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)"
+_UNSAFE = f"""SELECT leader, min(tick) FROM (
+    SELECT leader, tick FROM bedrockish_journal WHERE clock > {_SAFE} AND repeat = 0
+    UNION ALL SELECT leader, tick FROM bedrockish_journal WHERE clock > {_SAFE} AND repeat = 1) GROUP BY leader"""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a query wants of a journal: entries that meet all of these.
+
+    Attributes:
+        leaders: in these timelines; None for all.
+        ticks: with ticks in these bounds.
+        clocks: with clocks in these bounds.
+        tables: of ``changes``, only those of these tables; None for all.
+    """
+
+    leaders: frozenset[str] | None = None
+    ticks: Between = ALL
+    clocks: Between = ALL
+    tables: frozenset[str] | None = None
+
+    def both(self, other: "Limits") -> "Limits":
+        """Return the limits of what meets these and the others."""
+        return Limits(
+            _common(self.leaders, other.leaders),
+            _overlap(self.ticks, other.ticks),
+            _overlap(self.clocks, other.clocks),
+            _common(self.tables, other.tables),
+        )
+
+    def meet(self, leader: str | None, tick: int | None, clock: int | None) -> bool:
+        """Whether a row is within the limits; as in SQL, what it does not say is not."""
+        return (
+            (self.leaders is None or leader in self.leaders)
+            and (self.ticks == ALL or (tick is not None and self.ticks[0] <= tick <= self.ticks[1]))
+            and (self.clocks == ALL or (clock is not None and self.clocks[0] <= clock <= self.clocks[1]))
+        )
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which entries of a range of ticks are wanted, and how much of each.
+
+    Attributes:
+        clocks: with clocks in these bounds.
+        kind: only of this kind, and no repeats, which change nothing; None for all.
+        blobs: whether label and body are wanted; without them SQLite does not read their pages.
+        whole: whether each tick of the range must be there.
+    """
+
+    clocks: Between = ALL
+    kind: str | None = None
+    blobs: bool = True
+    whole: bool = False
+
+    @property
+    def condition(self) -> tuple[str, tuple[object, ...]]:
+        """The condition as SQL that follows another one, and its values."""
+        sql, values = "", tuple[object, ...]()
+        if self.clocks != ALL:
+            sql, values = " AND clock BETWEEN ? AND ?", self.clocks
+        if self.kind is not None:
+            sql, values = f"{sql} AND kind = ? AND repeat = 0", (*values, self.kind)
+        return sql, values
+
+
+def _common(left: frozenset[str] | None, right: frozenset[str] | None) -> frozenset[str] | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return left & right
+
+
+def _overlap(left: Between, right: Between) -> Between:
+    return max(left[0], right[0]), min(left[1], right[1])
+
+
+def bounds(ask: Ask) -> dict[str, Between]:
+    """Return the first and the last tick that the journal holds of each timeline.
+
+    Raises:
+        JournalError: the journal has a tick that is not a number.
+    """
+    found: dict[str, Between] = {}
+    for leader, low, high in ask(_BOUNDS, ()):
+        if type(low) is not int or type(high) is not int:
+            raise JournalError(f"timeline {leader} has a tick that is no number; run `bedrockish journal verify`")
+        found[leader] = (low, high)
+    return found
+
+
+def plan(ask: Ask, limits: Limits, rows: int | None) -> list[tuple[Span, ...]]:
+    """Return the ranges that hold what is wanted of all that the journal has now, in groups of ``rows`` entries.
+
+    A few seeks for each timeline, however long the journal is. The ranges may hold more than what is wanted.
+
+    Args:
+        ask: runs queries on the journal.
+        limits: what is wanted.
+        rows: entries in a group, at most; None for all in one.
+
+    Raises:
+        JournalError: the journal has a tick that is not a number.
+    """
+    held = bounds(ask)
+    spans = [
+        (leader, *_overlap(found, limits.ticks))
+        for leader, found in held.items()
+        if limits.leaders is None or leader in limits.leaders
+    ]
+    spans = _narrow(ask, [span for span in spans if span[1] <= span[2]], limits.clocks)
+    if not spans:
+        return []
+    if rows is None:
+        return [tuple(spans)]
+    ((entries,),) = ask(_HELD, ())
+    if sum(high - low + 1 for low, high in held.values()) > 2 * entries:
+        return _cut_by_count(ask, spans, rows)
+    return cut(spans, rows)
+
+
+def _narrow(ask: Ask, spans: list[Span], clocks: Between) -> list[Span]:
+    """Shorten ranges to what lies between two clocks, if that is little: a timeline is not in the order of clocks."""
+    if clocks == ALL or not spans:
+        return spans
+    ((many,),) = ask(_MANY, (*clocks, NARROW_MOST))
+    if many >= NARROW_MOST:
+        return spans
+    found = {leader: (low, high) for leader, low, high in ask(_NARROW, clocks)}
+    shorter = [(leader, *_overlap((low, high), found[leader])) for leader, low, high in spans if leader in found]
+    return [span for span in shorter if span[1] <= span[2]]
+
+
+def _cut_by_count(ask: Ask, spans: Sequence[Span], rows: int) -> list[tuple[Span, ...]]:
+    """Cut where ticks cannot be counted on: one that was altered may be any number. It walks over the whole index."""
+    cuts = list(ask(_CUTS, (rows,)))
+    groups: list[tuple[Span, ...]] = []
+    group: list[Span] = []
+    for leader, low, high in spans:
+        for name, tick in cuts:
+            if name == leader and low <= tick <= high:
+                groups.append((*group, (leader, low, tick)))
+                group, low = [], tick + 1
+        if low <= high:
+            group.append((leader, low, high))
+    return [*groups, tuple(group)] if group else groups
+
+
+def cut(spans: Sequence[Span], rows: int) -> list[tuple[Span, ...]]:
+    """Cut ranges of ticks into groups of ``rows`` ticks: a small journal is one task, a large one many."""
+    groups: list[tuple[Span, ...]] = []
+    group: list[Span] = []
+    room = rows
+    for leader, low, high in spans:
+        while low <= high:
+            last = min(high, low + room - 1)
+            group.append((leader, low, last))
+            room -= last - low + 1
+            low = last + 1
+            if room == 0:
+                groups.append(tuple(group))
+                group, room = [], rows
+    return [*groups, tuple(group)] if group else groups
+
+
+def spans_between(start: Mapping[str, int], end: Mapping[str, int]) -> list[Span]:
+    """Return the ticks that are in the vector ``end`` and not in ``start``."""
+    spans = [(leader, start.get(leader, 0) + 1, tick) for leader, tick in sorted(end.items())]
+    return [span for span in spans if span[1] <= span[2]]
+
+
+def safe_prefix(ask: Ask) -> dict[str, int]:
+    """Return the vector of the entries up to safe time: nothing earlier by clock can still appear.
+
+    An entry follows only what has a lower clock, so this is a causally closed prefix as well. Only the entries beyond
+    are looked at, which are few.
+    """
+    found = {leader: high for leader, (_, high) in bounds(ask).items()}
+    found |= {leader: first - 1 for leader, first in ask(_UNSAFE, ())}
+    return {leader: tick for leader, tick in found.items() if tick > 0}
+
+
+def advance(
+    ask: Ask, path: str, start: Mapping[str, int], upto: Mapping[str, int] | None = None, most: int | None = None
+) -> dict[str, int]:
+    """Return the vector that the next ``most`` entries lead to, in the order in which the node applied them.
+
+    Args:
+        ask: runs queries on the journal.
+        path: whose, for errors.
+        start: what was taken so far; entries up to it are left out.
+        upto: entries beyond this vector are left out as well; None for no such bound.
+        most: how many entries; None for all.
+
+    Raises:
+        JournalPrunedError: the journal no longer holds what comes next.
+    """
+    wanted: dict[str, int] = {}
+    for leader, (first, last) in bounds(ask).items():
+        done = start.get(leader, 0)
+        last = last if upto is None else min(last, upto.get(leader, 0))
+        if last > done:
+            if first > done + 1:
+                raise JournalPrunedError(path, leader, done + 1, first)
+            wanted[leader] = last
+    if most is None or not wanted:
+        return {**start, **wanted}
+    begins = [row[0] for leader in wanted for row in ask(_SEQ, (leader, start.get(leader, 0) + 1))]
+    seq = min((one for one in begins if one is not None), default=0)
+    reached = dict(start)
+    while page := list(ask(_ORDER, (seq, ORDER_PAGE))):
+        for _, leader, tick in page:
+            if start.get(leader, 0) < tick <= wanted.get(leader, 0):
+                reached[leader] = max(tick, reached.get(leader, 0))
+                most -= 1
+                if most == 0:
+                    return reached
+        seq = page[-1][0] + 1
+    return reached

@@ -1,0 +1,151 @@
+"""The data source as a stream: every commit that a node has applied, once, in batches between two vectors.
+
+An offset is the vector timestamp of each node: ``{"A": {"A": 76, "B": 36}}``, by node and then by leader. A batch takes
+what a node applied next, in the order in which it did, so that every offset is a causally closed prefix of the journal:
+nothing is read before what it follows. What lies between two offsets never changes, so a batch that is read again after
+a crash has the same rows.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from bedrockish_journal.model.errors import FileMissingError
+from bedrockish_journal.spark.source.feeds import Feed, expand, nodes_of, open_feed
+from bedrockish_journal.spark.source.options import BEGINNING, OLDEST, PARTITION_ROWS, SAFE, Options
+from bedrockish_journal.spark.source.plans import Span, advance, bounds, cut, safe_prefix, spans_between
+from bedrockish_journal.spark.source.reading import batches
+from bedrockish_journal.spark.source.tables import TABLES
+
+Offset = dict[str, dict[str, int]]
+
+
+@dataclass
+class Range(InputPartition):
+    """What one task reads: ranges of ticks that were all there when the batch was planned."""
+
+    path: str
+    spans: tuple[Span, ...]
+    before: bool
+
+
+class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Says how far the files go, plans the batches between two offsets, and reads them in Spark's workers."""
+
+    def __init__(self, options: Options, columns: dict[str, str]) -> None:
+        self.options = options
+        self.columns = columns
+        self._end: Offset | None = None  # of a run that takes what there is now and ends
+
+    def initialOffset(self) -> Offset:  # noqa: N802  (the names of Spark's interface, here and below)
+        """Return where a stream without a checkpoint begins.
+
+        Raises:
+            JournalError: a file cannot be read.
+        """
+        if self.options.starting == BEGINNING:
+            return ordered({node: {} for node in self._files()})
+        if self.options.starting == OLDEST:
+            return ordered({node: self._removed(path) for node, path in self._files().items()})
+        return self._ends()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return how much one batch takes, by the option ``max_commits``."""
+        return ReadAllAvailable() if self.options.max_commits is None else ReadMaxRows(self.options.max_commits)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix where this run ends: what is committed from now on is left to the next run."""
+        self._end = self._ends()
+
+    def reportLatestOffset(self) -> Offset:  # noqa: N802
+        """Return how far the files go, for the progress that Spark reports."""
+        return self._ends()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """Return where the batch that begins at ``start`` ends.
+
+        Raises:
+            JournalPrunedError: a file no longer holds what comes after ``start``.
+            JournalError: a file cannot be read.
+        """
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        end = {node: dict(vector) for node, vector in start.items()}
+        for node, path in self._files().items():
+            if self._end is not None and node not in self._end:
+                continue
+            with self._open(path) as feed:
+                upto = self._upto(feed) if self._end is None else self._end[node]
+                end[node] = advance(feed.ask, path, end.get(node, {}), upto, most)
+        return ordered(end)
+
+    def _upto(self, feed: Feed) -> dict[str, int] | None:
+        """Return the vector that the stream goes to; None for no bound."""
+        return safe_prefix(feed.ask) if self.options.until == SAFE else None
+
+    def _ends(self) -> Offset:
+        found: Offset = {}
+        for node, path in self._files().items():
+            with self._open(path) as feed:
+                held = {leader: high for leader, (_, high) in bounds(feed.ask).items()}
+                found[node] = held if (upto := self._upto(feed)) is None else upto
+        return ordered(found)
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Cut what lies between two offsets into tasks.
+
+        Raises:
+            JournalError: a file is gone.
+        """
+        files = self._files()
+        pieces: list[InputPartition] = []
+        for node, vector in sorted(end.items()):
+            before = start.get(node, {})
+            spans = spans_between(before, vector)
+            if not spans:
+                continue
+            if node not in files:
+                raise FileMissingError(
+                    self.options.path, f"{self.options.path}: the file of node {node} is gone; the stream began with it"
+                )
+            first = not before and TABLES[self.options.table].before is not None
+            leaders = self.options.limits.leaders
+            for group in cut(spans, self.options.partition_rows or PARTITION_ROWS):
+                if leaders is not None:
+                    group = tuple(span for span in group if span[0] in leaders)
+                pieces.append(Range(files[node], group, first))
+                first = False
+        return pieces
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task.
+
+        Raises:
+            JournalPrunedError: the file no longer holds what the batch was planned to read.
+            JournalError: the file cannot be read, or an entry of it cannot be decoded.
+        """
+        assert isinstance(partition, Range)
+        options = self.options
+        with self._open(partition.path) as feed:
+            yield from batches(
+                feed, partition.spans, options, options.limits, self.columns, before=partition.before, whole=True
+            )
+
+    def _files(self) -> dict[str, str]:
+        return nodes_of(expand(self.options.path), self.options.access, newest=self.options.newest)
+
+    def _open(self, path: str) -> AbstractContextManager[Feed]:
+        return open_feed(path, self.options.access)
+
+    def _removed(self, path: str) -> dict[str, int]:
+        """Return the vector of all that a journal no longer holds."""
+        with self._open(path) as feed:
+            return {leader: low - 1 for leader, (low, _) in bounds(feed.ask).items() if low > 1}
+
+
+def ordered(offset: Mapping[str, Mapping[str, int]]) -> Offset:
+    """Return an offset with its keys in order: Spark compares offsets as text."""
+    return {node: dict(sorted(vector.items())) for node, vector in sorted(offset.items())}

@@ -1,0 +1,72 @@
+"""Whether SQLite draws an id, as it does for a row without one in a table whose highest possible id is taken.
+
+A statement that every node runs for itself must not: each node would draw another one. That an id was drawn cannot be
+seen on the row. So an insert into a table that holds the highest id counts as one, also where its id was given.
+"""
+
+from types import TracebackType
+
+import apsw
+
+from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote, user_tables
+
+HIGHEST = 2**63 - 1
+WHY = (
+    "inserts into the table {}, which holds the highest id there is: SQLite may draw ids at random there, and each "
+    "node would draw others"
+)
+
+
+class DrawnIds:
+    """Watches statements on a connection, while it is entered.
+
+    Attributes:
+        table: into which rows were inserted that may have drawn ids; empty if there is none.
+    """
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._full: set[str] = set()
+        self._met = False  # a table that holds the highest id, in this transaction
+        self.table = ""
+        self._look()
+
+    def schema_changed(self) -> None:
+        """Tables have other names now, or others' contents: statements for the schema or for savepoints were run."""
+        if self._met:
+            self._look()
+
+    def _look(self) -> None:
+        self._full.clear()
+        for table in user_tables(self._db):
+            if table.rowid is not None and not table.virtual:
+                rowid = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
+                query = f"SELECT 1 FROM {quote(table.name)} WHERE {rowid} = {HIGHEST}"
+                if self._db.execute(query, can_cache=False).fetchone() is not None:
+                    self._full.add(table.name)
+        self._met = self._met or bool(self._full)
+
+    def _changed(self, kind: int, _database: str, table: str, rowid: int) -> None:
+        if rowid == HIGHEST:
+            self._full.add(table)
+            self._met = True
+        elif table in self._full and kind == apsw.SQLITE_INSERT:
+            self.table = table
+
+    def __enter__(self) -> None:
+        self.table = ""
+        self._db.set_update_hook(self._changed)
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._db.set_update_hook(None)
+        if self.table and self._is_autoincrement(self.table):
+            self.table = ""  # SQLite says that such a table is full
+
+    def _is_autoincrement(self, table: str) -> bool:
+        known = "SELECT 1 FROM sqlite_schema WHERE name = 'sqlite_sequence'"
+        if self._db.execute(known).fetchone() is None:
+            return False
+        found = "SELECT 1 FROM sqlite_sequence WHERE name = ?"
+        return self._db.execute(found, (table,)).fetchone() is not None

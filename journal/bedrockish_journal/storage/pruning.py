@@ -1,0 +1,261 @@
+"""Forgetting the beginning of a journal: what was removed leaves a mark, at which the rest can still be verified.
+
+Only a prefix of a timeline is ever removed, and never its last entry. For each timeline the table
+``bedrockish_pruned`` keeps the tick and the hash of the last entry that was removed, so the entry after it still has
+something to continue; and the greatest (clock, origin) that was removed, so that a feed knows whether it has missed
+anything. The ids of the commands that were removed go to ``bedrockish_past``, so that none of them is run again.
+Memberships that were removed are kept beside it, because later quorums are counted by them.
+
+Functions over a connection that belongs to the caller: nothing here begins or commits a transaction.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+import cbor2
+
+from bedrockish_journal.model.command_id import time_ms
+from bedrockish_journal.model.entry import decode_entry
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import MEMBERS, SCHEMA
+from bedrockish_journal.model.vector import Vector
+
+MEMBERS_KEY = "pruned_members"
+FORGOTTEN_KEY = "commands_forgotten_ms"
+TABLE = "bedrockish_pruned"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a timeline begins now.
+
+    Attributes:
+        tick: the last tick that was removed.
+        hash: the hash of that entry, which the next one continues.
+        clock, origin: the greatest name of a transaction that was removed.
+        changed: memberships that were removed: (tick, encoded membership), oldest first.
+    """
+
+    tick: int
+    hash: bytes
+    clock: int
+    origin: str
+    changed: tuple[tuple[int, bytes], ...] = ()
+
+
+def marks(db: apsw.Connection) -> dict[str, Mark]:
+    """Return the marks of all timelines of which something was removed; none in a file of an earlier version.
+
+    Raises:
+        EntryMalformedError: they are not what was written.
+    """
+    if not _exists(db):
+        return {}
+    changed = _changed(db)
+    found: dict[str, Mark] = {}
+    for leader, tick, digest, clock, origin in db.execute(f"SELECT leader, tick, hash, clock, origin FROM {TABLE}"):
+        typed = (type(leader), type(tick), type(digest), type(clock), type(origin))
+        if typed != (str, int, bytes, int, str) or tick < 1 or len(digest) != 32:
+            raise EntryMalformedError(
+                f"the table {TABLE} says of the timeline {leader!r} what it never says; fill this node again"
+            )
+        found[leader] = Mark(tick, digest, clock, origin, tuple(changed.get(leader, ())))
+    return found
+
+
+def _exists(db: apsw.Connection) -> bool:
+    query = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?"
+    return db.execute(query, (TABLE,)).fetchone() is not None
+
+
+def _changed(db: apsw.Connection) -> dict[str, list[tuple[int, bytes]]]:
+    try:
+        row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (MEMBERS_KEY,)).fetchone()
+    except apsw.SQLError:  # no such table: a journal kept by another program than a node
+        return {}
+    if row is None or not isinstance(row[0], bytes):
+        return {}
+    try:
+        packed = cbor2.loads(row[0])
+        return {leader: [(int(tick), bytes(body)) for tick, body in found] for leader, found in packed.items()}
+    except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
+        raise EntryMalformedError(f"the removed memberships cannot be read: {error}; fill this node again") from error
+
+
+def horizon(db: apsw.Connection) -> tuple[int, str]:
+    """Return the greatest (clock, origin) that was removed; (0, "") if nothing was."""
+    if not _exists(db):
+        return 0, ""
+    row = db.execute(f"SELECT clock, origin FROM {TABLE} ORDER BY clock DESC, origin DESC LIMIT 1").fetchone()
+    return (0, "") if row is None else (row[0], row[1])
+
+
+# The first entry that must stay: later than the bound, or not applied everywhere, or the last of its timeline.
+_FIRST_KEPT = """SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1 AND (clock > ?2 OR tick > ?3 OR tick = (
+  SELECT max(tick) FROM bedrockish_journal WHERE leader = ?1))"""
+
+
+def plan(db: apsw.Connection, clock: int, held: Vector | None = None) -> dict[str, int]:
+    """Return up to which tick of each timeline the journal can be removed.
+
+    Args:
+        db: the node's connection.
+        clock: no transaction with a later clock is removed.
+        held: nor any tick above these, a timeline that is not in it counting as 0; None: no such bound.
+    """
+    found = {}
+    leaders = [leader for (leader,) in db.execute("SELECT leader FROM bedrockish_journal GROUP BY leader")]
+    for leader in leaders:
+        most = (1 << 62) if held is None else held.get(leader, 0)
+        row = db.execute(_FIRST_KEPT, (leader, clock, most)).fetchone()
+        first = db.execute("SELECT min(tick) FROM bedrockish_journal WHERE leader = ?", (leader,)).fetchone()
+        if row is not None and first is not None and row[0] > first[0]:
+            found[leader] = row[0] - 1
+    return found
+
+
+def remove(db: apsw.Connection, upto: Mapping[str, int], most: int = 1 << 62) -> int:
+    """Remove the beginning of timelines, and set their marks; return how many entries were removed.
+
+    Args:
+        db: the node's connection, inside the caller's transaction.
+        upto: the last tick to be removed of each timeline, as ``plan`` gave it.
+        most: how many entries at most.
+    """
+    removed = 0
+    for leader, tick in sorted(upto.items()):
+        if removed >= most:
+            break
+        row = db.execute("SELECT min(tick) FROM bedrockish_journal WHERE leader = ?", (leader,)).fetchone()
+        first = row[0] if row is not None and row[0] is not None else tick + 1
+        last = min(tick, first + most - removed - 1)
+        if last >= first:
+            removed += last - first + 1
+            _remove(db, leader, last)
+    return removed
+
+
+def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
+    where = "FROM bedrockish_journal WHERE leader = ? AND tick <= ?"
+    members: list[Any] = db.execute(
+        f"SELECT tick, prev, label, body {where} AND kind = ?", (leader, upto, MEMBERS)
+    ).fetchall()
+    if members:
+        changed = _changed(db)
+        kept = changed.setdefault(leader, [])
+        kept += [(tick, decode_entry(prev, label, body).transaction.changes) for tick, prev, label, body in members]
+        db.execute(
+            "INSERT INTO bedrockish_meta VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
+            (MEMBERS_KEY, cbor2.dumps(changed)),
+        )
+    db.execute(
+        f"""INSERT INTO {TABLE}(leader, tick, hash, clock, origin)
+            SELECT leader, ?2, (SELECT hash FROM bedrockish_journal WHERE leader = ?1 AND tick = ?2), clock, origin
+              FROM bedrockish_journal WHERE leader = ?1 AND tick <= ?2 ORDER BY clock DESC, origin DESC LIMIT 1
+            ON CONFLICT(leader) DO UPDATE SET tick = excluded.tick, hash = excluded.hash,
+              clock = max(clock, excluded.clock),
+              origin = CASE WHEN (excluded.clock, excluded.origin) > (clock, origin) THEN excluded.origin
+                ELSE origin END""",
+        (leader, upto),
+    )
+    # A change of the schema stands in the feed where it came into force, which is later than its clock.
+    changes: list[Any] = db.execute(f"SELECT prev, label, body {where} AND kind = ?", (leader, upto, SCHEMA)).fetchall()
+    for row in changes:
+        transaction = decode_entry(*row).transaction
+        later = (transaction.activates, transaction.txid.leader)
+        query = f"UPDATE {TABLE} SET clock = ?1, origin = ?2 WHERE leader = ?3 AND (clock, origin) < (?1, ?2)"
+        db.execute(query, (*later, leader))
+    db.execute(
+        f"""INSERT OR IGNORE INTO bedrockish_past
+            SELECT command, clock, origin {where} AND repeat = 0
+            UNION ALL SELECT further.command, clock, origin FROM bedrockish_journal JOIN bedrockish_joined AS further
+              USING (seq) WHERE leader = ? AND tick <= ?""",
+        (leader, upto, leader, upto),
+    )
+    db.execute(f"DELETE FROM bedrockish_joined WHERE seq IN (SELECT seq {where} AND repeat = 0)", (leader, upto))
+    db.execute(f"DELETE {where}", (leader, upto))
+
+
+def forgotten_ms(db: apsw.Connection) -> int:
+    """Return up to which Unix time, in milliseconds, ids of removed commands may have been forgotten."""
+    row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (FORGOTTEN_KEY,)).fetchone()
+    return row[0] if row is not None and isinstance(row[0], int) else 0
+
+
+# An id that tells its time begins with it, so these are among the first of the table.
+_OLD = """SELECT command FROM bedrockish_past WHERE command < ?1 AND (
+    length(command) = 32 AND substr(command, 13, 1) = '7' OR length(command) = 36 AND substr(command, 15, 1) = '7')
+  ORDER BY command LIMIT ?2"""
+
+
+def old_commands(db: apsw.Connection, unix_ms: int, most: int) -> dict[str, int]:
+    """Return ids of removed commands that were made up to a Unix time, and when, in milliseconds.
+
+    Ids that do not tell when they were made are not among them.
+
+    Args:
+        db: the node's connection.
+        unix_ms: Unix time in milliseconds.
+        most: how many at most.
+    """
+    made = {command: time_ms(command) for (command,) in db.execute(_OLD, (f"{max(0, unix_ms) + 1:012x}", most))}
+    return {command: ms for command, ms in made.items() if ms is not None and ms <= unix_ms}
+
+
+def forget_commands(db: apsw.Connection, commands: Mapping[str, int]) -> None:
+    """Forget ids that ``old_commands`` has given, and keep in mind up to when they reach.
+
+    The connection is inside the caller's transaction.
+    """
+    upto = max(forgotten_ms(db), *commands.values())
+    db.execute("INSERT OR REPLACE INTO bedrockish_meta VALUES (?, ?)", (FORGOTTEN_KEY, upto))
+    db.executemany("DELETE FROM bedrockish_past WHERE command = ?", [(command,) for command in commands])
+
+
+def size(db: apsw.Connection) -> tuple[int, int, int]:
+    """Return (entries, about how many bytes, the smallest clock) of what the journal holds.
+
+    The bytes are those of labels and bodies of up to some hundred entries spread over the journal, and what lies
+    around them, times how many there are: close enough to decide by, and quick in a journal of any size.
+    """
+    row = db.execute("SELECT count(*), min(seq), max(seq) FROM bedrockish_journal").fetchone()
+    assert row is not None
+    entries, first, last = row
+    if not entries:
+        return 0, 0, 0
+    oldest = db.execute("SELECT min(clock) FROM bedrockish_journal WHERE repeat = 0").fetchone()
+    return entries, round(_bytes_each(db, first, last) * entries), oldest[0] if oldest and oldest[0] is not None else 0
+
+
+def rough_bytes(db: apsw.Connection) -> int:
+    """Return about how many bytes the journal holds, as ``size`` does, but in the same time however long it is."""
+    first = db.execute("SELECT min(seq) FROM bedrockish_journal").get
+    last = db.execute("SELECT max(seq) FROM bedrockish_journal").get
+    return round(_bytes_each(db, first, last) * (last - first + 1)) if first is not None else 0
+
+
+def _bytes_each(db: apsw.Connection, first: int, last: int) -> float:
+    """Return about how many bytes an entry takes, by some hundred that are spread over all."""
+    step = max(1, (last - first) // 128)
+    sampled = db.execute(
+        """WITH RECURSIVE place(seq) AS (SELECT ?1 UNION ALL SELECT seq + ?3 FROM place WHERE seq + ?3 <= ?2)
+           SELECT count(*), coalesce(sum(length(label) + length(body) + length(command) + 220), 0)
+             FROM place JOIN bedrockish_journal USING (seq)""",
+        (first, last, step),
+    ).fetchone()
+    assert sampled is not None
+    return float(sampled[1] / sampled[0]) if sampled[0] else 0.0
+
+
+def clock_at(db: apsw.Connection, fraction: float) -> int:
+    """Return a clock at or below which lies about this part of the transactions, the oldest ones."""
+    row = db.execute("SELECT count(*) FROM bedrockish_journal WHERE repeat = 0").fetchone()
+    assert row is not None
+    place = int(row[0] * min(1.0, max(0.0, fraction)))
+    if place < 1:
+        return 0
+    query = "SELECT clock FROM bedrockish_journal WHERE repeat = 0 ORDER BY clock, origin LIMIT 1 OFFSET ?"
+    found = db.execute(query, (place - 1,)).fetchone()
+    return 0 if found is None else found[0]

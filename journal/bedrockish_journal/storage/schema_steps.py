@@ -1,0 +1,193 @@
+"""How the statements of a schema change are run at the moment from which it is in force, and what is compared then.
+
+A change may hold more than definitions: statements that write rows, and that read them. Somebody ran them before, one
+after the other, to learn their answers, and what he was told is in the change as a digest. At its activation all nodes
+have the same tables before them, so the statements give the same on each of them; where one gives something else than
+was told, the change fails, on every node alike. So it is as if the transaction had run just then, all at once.
+
+What was told of rows is all of them, in their order if the statement has an ORDER BY. Of a number of rows changed, it
+is whether there was none, one or more: a copy of a table is not void because the table has grown meanwhile.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Any
+
+import apsw
+import cbor2
+
+from bedrockish_journal.model.changes import DO, FAIL, OVERTAKEN, Step
+from bedrockish_journal.storage.drawn_ids import WHY, DrawnIds
+
+KEYS_OFF, KEYS_ON = "PRAGMA foreign_keys = OFF", "PRAGMA foreign_keys = ON"
+DEFER_ON, DEFER_OFF = "PRAGMA defer_foreign_keys = ON", "PRAGMA defer_foreign_keys = OFF"
+SETTINGS = (KEYS_OFF, KEYS_ON, DEFER_ON, DEFER_OFF)
+MARK = "bedrockish_in_force"
+"""The savepoint around the statements of a change; none of them may have one of that name."""
+BROKEN = "FOREIGN KEY constraint failed"
+DATA = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
+"""What the data may do to a statement; every other error of SQLite is a node's own."""
+
+_SWITCHES = (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, apsw.SQLITE_DBCONFIG_ENABLE_FKEY)
+_ORDERED = re.compile(r"\border\s+by\b", re.IGNORECASE)
+_BYTES = 32
+
+
+def answer_digest(sql: str, rows: Iterable[Sequence[Any]], changed: int = 0, rowid: int = 0) -> bytes:
+    """Return the digest of what a statement gave.
+
+    Args:
+        sql: the statement; with an ORDER BY anywhere in it, the order of the rows counts.
+        rows: what it returned.
+        changed: how many rows it changed.
+        rowid: of the row that it inserted last, 0 if it inserted none; counts only if it changed one row.
+    """
+    ordered = _ORDERED.search(sql) is not None
+    total = count = 0
+    for row in rows:
+        one = sha256(cbor2.dumps(list(row)))
+        if ordered:
+            one.update(total.to_bytes(_BYTES, "big"))
+            total = 0
+        total = (total + int.from_bytes(one.digest(), "big")) % (1 << 8 * _BYTES)
+        count += 1
+    return sha256(cbor2.dumps([min(changed, 2), rowid if changed == 1 else 0, count, total])).digest()[:16]
+
+
+def failure_digest(text: str) -> bytes:
+    """Return the digest of what a statement failed with."""
+    return sha256(text.encode()).digest()[:16]
+
+
+def violations(db: apsw.Connection) -> Counter[Any]:
+    """Return the rows whose foreign keys name no row."""
+    return Counter(db.execute("PRAGMA foreign_key_check"))
+
+
+def deferred_broken(db: apsw.Connection) -> bool:
+    """Whether SQLite counts a deferred foreign key as broken now."""
+    return bool(db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0])
+
+
+def set_option(db: apsw.Connection, sql: str) -> None:
+    """Do what one of ``SETTINGS`` says. SQLite ignores the first two of them inside a transaction."""
+    assert sql in SETTINGS
+    if sql in (KEYS_OFF, KEYS_ON):
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_FKEY, int(sql == KEYS_ON))
+        return
+    cursor = db.cursor()
+    cursor.execute(sql, can_cache=False)  # SQLite does it when it compiles it
+    cursor.close(True)
+
+
+def run(db: apsw.Connection, steps: Sequence[Step]) -> str:
+    """Run the statements of a change inside the open transaction, all or none of them.
+
+    Triggers and foreign keys must be on, as ``switch`` does it.
+
+    Returns:
+        why the data forbids it; empty if it is done.
+
+    Raises:
+        apsw.Error: it failed for another reason than the data, such as a full disk, or a function or collation that
+            was not registered: not every node fails so.
+    """
+    options = [step.sql for step in steps if step.sql in SETTINGS]
+    db.execute(f"SAVEPOINT {MARK}")
+    try:
+        failure = _run(db, steps, unchecked=KEYS_OFF in options)
+        if failure:
+            db.execute(f"ROLLBACK TO {MARK}")
+        return failure
+    except DATA as error:
+        db.execute(f"ROLLBACK TO {MARK}")
+        if is_missing(str(error)):
+            raise  # not the data: other nodes have what is missing here
+        return str(error)
+    finally:
+        if db.in_transaction:
+            db.execute(f"RELEASE {MARK}")
+        for option in (KEYS_ON, DEFER_OFF) if options else ():
+            set_option(db, option)
+
+
+def _run(db: apsw.Connection, steps: Sequence[Step], *, unchecked: bool) -> str:
+    before = violations(db) if unchecked else None
+    drawn: DrawnIds | None = None
+    for number, step in enumerate(steps, 1):
+        if step.sql in SETTINGS:
+            set_option(db, step.sql)
+        elif step.kind == DO and not step.told:
+            db.execute(step.sql).fetchall()
+            if drawn is not None:
+                drawn.schema_changed()
+        else:
+            drawn = drawn or DrawnIds(db)
+            with drawn:
+                failure = _check(db, step)
+            if drawn.table:
+                failure = failure or WHY.format(drawn.table)
+            if failure:
+                return f"{OVERTAKEN}: statement {number}, {step.sql.strip()[:200]!r}, {failure}"
+    if deferred_broken(db) or (before is not None and violations(db) - before):
+        return BROKEN
+    return ""
+
+
+def _check(db: apsw.Connection, step: Step) -> str:
+    """Run a statement of which something was told; return what is otherwise now, or an empty text."""
+    db.set_last_insert_rowid(0)
+    try:
+        rows = db.execute(step.sql, can_cache=False).fetchall()
+        counts = (db.changes(), db.last_insert_rowid()) if step.kind == DO else (0, 0)
+        told = answer_digest(step.sql, rows, *counts) if step.kind != FAIL else b""
+    except UnicodeDecodeError:
+        return "gives a text that is not UTF-8"
+    except DATA as error:
+        if is_missing(str(error)):
+            raise
+        if step.kind != FAIL:
+            return f"fails: {error}"
+        told = failure_digest(str(error))
+    return "" if told == step.told else "gives another answer now"
+
+
+def put_in_force(db: apsw.Connection, statements: Sequence[str]) -> None:
+    """Do what a schema change of the feed did, to a copy on which triggers and foreign keys are off otherwise.
+
+    Raises:
+        apsw.Error: the copy is not what the cluster was.
+    """
+    switch(db, on=True)
+    try:
+        for sql in statements:
+            if sql in SETTINGS:
+                set_option(db, sql)
+            else:
+                db.execute(sql).fetchall()
+    finally:
+        set_option(db, DEFER_OFF)
+        switch(db, on=False)
+
+
+def is_missing(text: str) -> bool:
+    """Whether an error of SQLite says that a function or a collation was not registered."""
+    return text.startswith(("no such function", "no such collation", "unknown function"))
+
+
+def switch(db: apsw.Connection, *, on: bool) -> None:
+    """Switch triggers, foreign keys and CHECKs on or off for the whole connection."""
+    for one in _SWITCHES:
+        db.config(one, int(on))
+    enforce_checks(db, on=on)
+
+
+def enforce_checks(db: apsw.Connection, *, on: bool) -> None:
+    """Let statements that are compiled from now on obey CHECKs, or not.
+
+    SQLite sets it when it compiles the PRAGMA. If it ran, too, it would have all cached statements compiled again; so
+    it is only explained. Whoever keeps statements must keep those apart that were compiled without CHECKs.
+    """
+    db.execute(f"EXPLAIN PRAGMA ignore_check_constraints = {int(not on)}", can_cache=False).close(True)

@@ -1,0 +1,309 @@
+"""The journal as tables of a SQLite file, next to the data it made, so that both are durable in one transaction.
+
+Functions over an ``apsw.Connection`` that belongs to the caller: nothing here begins or commits a transaction, so a
+commit and its journal row cannot come apart. Only one process appends; anybody may read (``open_readonly``).
+
+The columns leader, tick, clock, origin, command and kind repeat what the bytes of label and body say, to be searched
+by. The bytes are the truth, and ``bedrockish_journal.verify.verify`` holds the columns against them.
+"""
+
+import os
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import apsw
+
+from bedrockish_journal.model.clock import CLOCK_LIMIT
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.errors import (
+    EntryMalformedError,
+    FileMissingError,
+    FileUnreadableError,
+    NoJournalError,
+    NotDatabaseError,
+)
+from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.storage.row import COLUMNS, Stored, hashed_entry
+
+DDL = """
+CREATE TABLE bedrockish_journal(
+  seq INTEGER PRIMARY KEY,            -- order in which this node applied it
+  leader TEXT NOT NULL,               -- whose timeline it stands in
+  tick INTEGER NOT NULL,              -- its place there: 1, 2, 3, ...
+  clock INTEGER NOT NULL,             -- txid = (clock, origin): the transaction's name while it was voted on
+  origin TEXT NOT NULL,
+  command TEXT NOT NULL,              -- the client's id of the command
+  kind TEXT NOT NULL,                 -- rows | schema | members
+  repeat INTEGER NOT NULL DEFAULT 0,  -- 1: a second label of a txid already applied; changed no data
+  applied_ms INTEGER NOT NULL,        -- this node's wall clock when it applied it; not hashed
+  label BLOB NOT NULL,                -- canonical bytes: leader, tick, txid, quorum, adopted_from
+  body BLOB NOT NULL,                 -- canonical bytes of the transaction
+  prev BLOB NOT NULL,                 -- hash of the entry before it in its timeline
+  hash BLOB NOT NULL                  -- sha256(prev || label || body)
+);
+CREATE UNIQUE INDEX bedrockish_journal_place ON bedrockish_journal(leader, tick);
+CREATE UNIQUE INDEX bedrockish_journal_command ON bedrockish_journal(command) WHERE repeat = 0;
+CREATE UNIQUE INDEX bedrockish_journal_txid ON bedrockish_journal(clock, origin) WHERE repeat = 0;
+CREATE INDEX bedrockish_journal_repeat ON bedrockish_journal(clock, origin) WHERE repeat = 1;
+"""
+PRUNED_DDL = """
+CREATE TABLE IF NOT EXISTS bedrockish_pruned(
+  leader TEXT PRIMARY KEY,            -- a timeline whose beginning was removed (see bedrockish_journal.storage.pruning)
+  tick INTEGER NOT NULL,              -- the last tick that was removed
+  hash BLOB NOT NULL,                 -- the hash of that entry: the prev of the first one that is left
+  clock INTEGER NOT NULL,             -- the greatest (clock, origin) that was removed
+  origin TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+JOINED_DDL = """
+CREATE TABLE IF NOT EXISTS bedrockish_joined(
+  command TEXT PRIMARY KEY,           -- a command that was executed in the transaction of another one
+  seq INTEGER NOT NULL                -- the journal's row of that transaction
+) WITHOUT ROWID;
+"""
+
+PAST_DDL = """
+CREATE TABLE IF NOT EXISTS bedrockish_past(
+  command TEXT PRIMARY KEY,           -- a command whose entry was removed from the journal
+  clock INTEGER NOT NULL,             -- what it had become: (clock, origin)
+  origin TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+BUSY_MS = 5_000  # how long a reader waits for another one that is recovering the WAL
+
+_APPEND = """INSERT INTO bedrockish_journal(
+  leader, tick, clock, origin, command, kind, repeat, applied_ms, label, body, prev, hash)
+  VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+
+# One index seek per leader instead of a walk over all entries: from each leader to the next greater one.
+_HEADS = """WITH RECURSIVE leaders(leader) AS (
+    SELECT min(leader) FROM bedrockish_journal
+    UNION ALL
+    SELECT (SELECT min(later.leader) FROM bedrockish_journal AS later WHERE later.leader > leaders.leader)
+      FROM leaders WHERE leaders.leader IS NOT NULL)
+  SELECT leader, tick, hash FROM leaders CROSS JOIN bedrockish_journal USING (leader)
+    WHERE tick = (SELECT max(last.tick) FROM bedrockish_journal AS last WHERE last.leader = leaders.leader)"""
+_APPLIED = _HEADS.replace("SELECT leader, tick, hash", "SELECT leader, tick")
+
+_BYTES = "prev, label, body, hash"
+_READ = f"SELECT tick, {_BYTES} FROM bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick"
+_COMMAND = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE command = ?1 AND repeat = 0
+  UNION ALL SELECT {_BYTES} FROM bedrockish_journal
+    WHERE seq = (SELECT seq FROM bedrockish_joined WHERE command = ?1)"""
+_COMMAND_TXID = """SELECT clock, origin FROM bedrockish_journal WHERE command = ?1 AND repeat = 0
+  UNION ALL SELECT clock, origin FROM bedrockish_journal
+    WHERE seq = (SELECT seq FROM bedrockish_joined WHERE command = ?1)
+  UNION ALL SELECT clock, origin FROM bedrockish_past WHERE command = ?1"""
+_JOIN = "INSERT INTO bedrockish_joined(command, seq) VALUES (?, ?)"
+# The constant repeat = 0 and repeat = 1 are what lets SQLite use the two partial indexes.
+_TXID = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE seq IN (
+    SELECT seq FROM bedrockish_journal WHERE clock = ?1 AND origin = ?2 AND repeat = 0
+    UNION ALL SELECT seq FROM bedrockish_journal WHERE clock = ?1 AND origin = ?2 AND repeat = 1) ORDER BY seq"""
+_PLACES = _TXID.replace(_BYTES, "leader, tick")
+_TAIL = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE seq IN (
+    SELECT seq FROM bedrockish_journal WHERE clock > ?1 AND repeat = 0
+    UNION ALL SELECT seq FROM bedrockish_journal WHERE clock > ?1 AND repeat = 1) ORDER BY seq"""
+_STORED = f"SELECT {COLUMNS} FROM bedrockish_journal"
+
+
+def create(db: apsw.Connection) -> None:
+    """Create the journal's table and indexes in a file that has none."""
+    for _ in db.execute(DDL + PRUNED_DDL + JOINED_DDL + PAST_DDL):
+        raise AssertionError("DDL returns no rows")
+
+
+def complete(db: apsw.Connection) -> None:
+    """Create what the journal of an earlier version does not have yet."""
+    db.execute(PRUNED_DDL + JOINED_DDL + PAST_DDL).fetchall()
+
+
+def append(db: apsw.Connection, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
+    """Write one entry, inside the caller's transaction.
+
+    Args:
+        db: the node's connection.
+        entry: the next of its timeline; the caller has checked that it is.
+        repeat: whether its txid is in the journal already, under another label.
+        applied_ms: the node's wall clock, in milliseconds since 1970.
+
+    Raises:
+        EntryMalformedError: its clock is beyond what SQLite can order.
+    """
+    transaction = entry.transaction
+    clock, origin = transaction.txid
+    if clock >= CLOCK_LIMIT:
+        raise EntryMalformedError(
+            f"{entry.leader}{entry.tick} has the clock {clock}; a journal holds clocks below 2^63"
+        )
+    db.execute(
+        _APPEND,
+        (
+            entry.leader,
+            entry.tick,
+            clock,
+            origin,
+            transaction.command,
+            transaction.kind,
+            1 if repeat else 0,
+            applied_ms,
+            entry.label,
+            transaction.body,
+            entry.prev,
+            entry.hash,
+        ),
+    )
+    if transaction.joined and not repeat:
+        seq = db.last_insert_rowid()
+        db.executemany(_JOIN, [(command, seq) for command, _ in transaction.joined]).fetchall()
+
+
+def read(db: apsw.Connection, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
+    """Return entries of one timeline with consecutive ticks from ``first_tick`` on; empty if that one is not here.
+
+    Args:
+        db: the node's connection.
+        leader: whose timeline.
+        first_tick: where to begin.
+        limit_bytes: stop before the labels and bodies exceed this; the first entry is returned whatever its size.
+
+    Raises:
+        EntryMalformedError: an entry is not what was written.
+    """
+    entries: list[Entry] = []
+    size = 0
+    rows = db.execute(_READ, (leader, first_tick))
+    for tick, prev, label, body, digest in rows:
+        size += len(label) + len(body)
+        if tick != first_tick + len(entries) or (entries and size > limit_bytes):
+            break
+        entries.append(hashed_entry(prev, label, body, digest))
+    rows.close()  # an open cursor would keep the caller's transaction from being rolled back
+    return entries
+
+
+def heads(db: apsw.Connection) -> dict[str, tuple[int, bytes]]:
+    """Return the last tick and its hash of every timeline; the cost grows with the leaders, not with the entries."""
+    return {leader: (tick, digest) for leader, tick, digest in db.execute(_HEADS)}
+
+
+def applied(db: apsw.Connection) -> dict[str, int]:
+    """Return the vector of all that this journal holds."""
+    return dict(db.execute(_APPLIED))
+
+
+def find_command(db: apsw.Connection, command: str) -> Entry | None:
+    """Return the entry that a client's command became, alone or with others, or None."""
+    row = db.execute(_COMMAND, (command,)).fetchone()
+    return None if row is None else hashed_entry(*row)
+
+
+def command_txid(db: apsw.Connection, command: str) -> Txid | None:
+    """Return the transaction that a client's command became, also if it was removed from the journal; or None."""
+    row = db.execute(_COMMAND_TXID, (command,)).fetchone()
+    return None if row is None else Txid(*row)
+
+
+def find_places(db: apsw.Connection, txid: Txid) -> list[tuple[str, int]]:
+    """Return where a transaction stands, in the order applied; nothing of its body is read, however large that is."""
+    return [(leader, tick) for leader, tick in db.execute(_PLACES, tuple(txid))]
+
+
+def find_txid(db: apsw.Connection, txid: Txid) -> list[Entry]:
+    """Return the entries of a transaction in the order applied: one for each label that it got."""
+    return [hashed_entry(*row) for row in db.execute(_TXID, tuple(txid))]
+
+
+def tail(db: apsw.Connection, clock: int) -> Iterator[Entry]:
+    """Yield the entries whose transaction's clock is above ``clock``, in the order applied.
+
+    The connection stays in a read until the iterator is exhausted or closed.
+    """
+    for row in db.execute(_TAIL, (clock,)):
+        yield hashed_entry(*row)
+
+
+def scan(db: apsw.Connection) -> Iterator[Entry]:
+    """Yield every entry in the order applied. See ``tail`` for the open read."""
+    for row in db.execute(f"SELECT {_BYTES} FROM bedrockish_journal ORDER BY seq"):
+        yield hashed_entry(*row)
+
+
+def scan_timeline(db: apsw.Connection, leader: str, first_tick: int = 1) -> Iterator[Entry]:
+    """Yield the entries of one timeline by tick. See ``tail`` for the open read."""
+    for _, *row in db.execute(_READ, (leader, first_tick)):
+        yield hashed_entry(*row)
+
+
+def scan_stored(db: apsw.Connection) -> Iterator[Stored]:
+    """Yield every row in the order applied, nothing decoded or believed. See ``tail`` for the open read."""
+    for row in db.execute(f"{_STORED} ORDER BY seq"):
+        yield Stored._make(row)
+
+
+def stored_at(db: apsw.Connection, seq: int) -> Stored | None:
+    """Return the row of the entry that this node applied as its ``seq``-th, or None."""
+    row = db.execute(f"{_STORED} WHERE seq = ?", (seq,)).fetchone()
+    return None if row is None else Stored._make(row)
+
+
+def has_journal(db: apsw.Connection) -> bool:
+    """Whether the file has a journal."""
+    found = db.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'bedrockish_journal'").fetchone()
+    return found is not None
+
+
+def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
+    """Open any SQLite file to read it, also one that a running node writes or that a killed node left behind.
+
+    Nothing is written into the database; beside it SQLite may create its ``-shm`` file.
+
+    Raises:
+        FileMissingError: there is no such file.
+        NotDatabaseError: it is not a SQLite database.
+        FileUnreadableError: it may not be read.
+    """
+    name = os.fspath(path)
+    if not os.path.exists(name):
+        raise FileMissingError(name, f"{name}: no such file; give the path of a node's database file")
+    if not os.path.isfile(name):
+        raise FileUnreadableError(name, f"{name} is not a file; give the path of the database file itself")
+    if not os.access(name, os.R_OK):
+        raise FileUnreadableError(name, f"{name} may not be read by this user; change to the user that runs the node")
+    if os.path.getsize(name) == 0:
+        raise NotDatabaseError(name, f"{name} is empty; no node has finished creating it yet")
+    # A read-only WAL database needs a -shm file. Where it cannot be made and no -wal is left, the file is at rest.
+    writable = os.access(os.path.dirname(os.path.abspath(name)), os.W_OK)
+    at_rest = not writable and not os.path.exists(f"{name}-wal")
+    uri = f"file:{quote(os.path.abspath(name))}?mode=ro" + ("&immutable=1" if at_rest else "")
+    db: apsw.Connection | None = None
+    try:
+        db = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        db.set_busy_timeout(BUSY_MS)
+        db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    except apsw.Error as error:
+        if db is not None:
+            db.close()
+        if isinstance(error, apsw.NotADBError | apsw.CorruptError):
+            raise NotDatabaseError(
+                name, f"{name} is not a SQLite database ({error}); restore it from a backup or fill the node again"
+            ) from error
+        raise FileUnreadableError(
+            name,
+            f"{name} cannot be read ({error}); copy it and its -wal to a directory of yours and read that",
+        ) from error
+    return db
+
+
+def open_readonly(path: str | os.PathLike[str]) -> apsw.Connection:
+    """Open a node's file to read its journal; see ``open_database``.
+
+    Raises:
+        JournalFileError: one of its subclasses, saying why and what to do.
+    """
+    db = open_database(path)
+    if not has_journal(db):
+        db.close()
+        name = os.fspath(path)
+        raise NoJournalError(name, f"{name} is a database without a journal; give the file of a bedrockish node")
+    return db

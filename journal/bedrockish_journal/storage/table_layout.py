@@ -1,0 +1,184 @@
+"""A user's tables, as far as replaying and comparing them needs: columns, keys, and one row found by its key."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+
+from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value
+
+SKIP_LOCKED = "skip_locked"
+CLOCK_FUNCTIONS = ("cluster_clock", "transaction_clock", "transaction_id", "safe_clock", "clock_time", "is_after")
+ROWID_NAMES = ("rowid", "_rowid_", "oid")
+
+
+class RowMismatchError(Exception):
+    """Raised when a change does not find the row that it expects; a replay adds which entry asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table.
+
+    Attributes:
+        name: its name.
+        columns: names of the columns that ``SELECT *`` gives.
+        generated: those among them that SQLite computes.
+        primary: names of the primary key's columns, in the key's order.
+        rowid: a name under which the rowid can be had, None for a table WITHOUT ROWID.
+        alias: the INTEGER PRIMARY KEY column, which is the rowid itself; None for none.
+        virtual: a virtual table.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    generated: frozenset[str]
+    primary: tuple[str, ...]
+    rowid: str | None
+    alias: str | None
+    virtual: bool = False
+
+
+def quote(name: str) -> str:
+    """Return a name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def value_as_sql(value: Value) -> str:
+    """Return a value as SQL writes it: what reads it has the same value, the sign of a zero included."""
+    return "-0.0" if value == 0 and str(value) == "-0.0" else str(apsw.format_sql_value(value))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a table, index or the like is SQLite's or bedrockish's own, not the user's."""
+    return name.lower().startswith(("bedrockish_", "sqlite_"))
+
+
+def user_tables(db: apsw.Connection) -> Iterator[Table]:
+    """Yield the user's tables by name; shadow tables of virtual tables are left out."""
+    listed: list[Any] = db.execute(
+        "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' ORDER BY name"
+    ).fetchall()
+    for name, kind, without_rowid in listed:
+        if kind in ("table", "virtual") and not is_hidden(name):
+            yield describe(db, name, bool(without_rowid), kind == "virtual")
+
+
+def find_table(db: apsw.Connection, name: str) -> Table | None:
+    """Return one table, or None."""
+    query = "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' AND lower(name) = lower(?)"
+    row = db.execute(query, (name,)).fetchone()
+    return None if row is None or row[1] == "view" else describe(db, row[0], bool(row[2]), row[1] == "virtual")
+
+
+def describe(db: apsw.Connection, name: str, without_rowid: bool, virtual: bool) -> Table:
+    """Read a table's columns from the schema."""
+    query = "SELECT name, upper(type), pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid"
+    info: list[Any] = db.execute(query, (name,)).fetchall()
+    columns = tuple(column for column, _, _, hidden in info if hidden != 1)
+    primary = tuple(column for column, _, place, _ in sorted(info, key=lambda row: row[2]) if place)
+    types = {column: kind for column, kind, _, _ in info}
+    alias = None
+    if not without_rowid and len(primary) == 1 and types[primary[0]] == "INTEGER" and not _has_key_index(db, name):
+        alias = primary[0]
+    taken = {column.lower() for column in columns}
+    free = [] if without_rowid else [word for word in ROWID_NAMES if word not in taken]
+    rowid = None if without_rowid else (free[0] if free else alias)
+    generated = frozenset(column for column, _, _, hidden in info if hidden in (2, 3))
+    return Table(name, columns, generated, primary, rowid, alias, virtual)
+
+
+def _has_key_index(db: apsw.Connection, name: str) -> bool:
+    """``INTEGER PRIMARY KEY DESC`` is, by an old accident, no alias of the rowid, and has an index of its own."""
+    return db.execute("SELECT 1 FROM pragma_index_list(?) WHERE origin = 'pk'", (name,)).fetchone() is not None
+
+
+class Applier:
+    """Applies row changes to a database, each to exactly the row it was made of."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._tables: dict[str, Table] = {}
+
+    def forget(self) -> None:
+        """Forget what is known of tables, because the schema has changed."""
+        self._tables.clear()
+
+    def apply(self, change: Change) -> None:
+        """Apply one change.
+
+        Raises:
+            RowMismatchError: the row is not what the change was made of, or SQLite refuses the new one.
+        """
+        table = self._tables.get(change.table)
+        if table is None:
+            table = find_table(self._db, change.table)
+            if table is None:
+                raise RowMismatchError("there is no such table")
+            self._tables[change.table] = table
+        try:
+            if change.op != INSERT:
+                self._expect(table, change)
+            self._write(table, change)
+        except (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError) as error:
+            raise RowMismatchError(f"SQLite refuses it: {error}") from error
+
+    def _expect(self, table: Table, change: Change) -> None:
+        where, key = self._where(table, change)
+        # Qualified, or SQLite would take the quoted name of a column that is not there for a string.
+        columns = ", ".join(f"{quote(table.name)}.{quote(column)}" for column in change.columns)
+        found = self._db.execute(f"SELECT {columns} FROM {quote(table.name)} WHERE {where}", key).fetchone()
+        if found is None:
+            raise RowMismatchError("there is no such row")
+        for column, expected, value in zip(change.columns, change.before or (), found, strict=True):
+            if not same(expected, value):
+                raise RowMismatchError(f"its {column} should be {expected!r} and is {value!r}")
+
+    def _write(self, table: Table, change: Change) -> None:
+        name = quote(table.name)
+        if change.op == DELETE:
+            where, key = self._where(table, change)
+            self._db.execute(f"DELETE FROM {name} WHERE {where}", key)
+        else:
+            assert change.after is not None, "an insert or update has a new row"
+            pairs = list(zip(change.columns, change.after, strict=True))
+            row = {quote(column): value for column, value in pairs if column not in table.generated}
+            if table.rowid is not None:
+                row.pop(quote(table.alias or ""), None)
+                row[table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)] = change.rowid_after
+            if change.op == INSERT:
+                marks = ", ".join("?" * len(row))
+                self._db.execute(f"INSERT OR ABORT INTO {name}({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+            else:
+                where, key = self._where(table, change)
+                sets = ", ".join(f"{column} = ?" for column in row)
+                self._db.execute(f"UPDATE OR ABORT {name} SET {sets} WHERE {where}", (*row.values(), *key))
+        if self._db.changes() != 1:
+            raise RowMismatchError(f"it met {self._db.changes()} rows instead of one")
+
+    def _where(self, table: Table, change: Change) -> tuple[str, tuple[Value, ...]]:
+        if table.rowid is not None:
+            name = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
+            return f"{name} = ?", (change.rowid,)
+        assert change.before is not None
+        row = dict(zip(change.columns, change.before, strict=True))
+        return " AND ".join(f"{quote(column)} = ?" for column in table.primary), tuple(
+            row[column] for column in table.primary
+        )
+
+
+def same(expected: Value, found: Value) -> bool:
+    """Whether two values are the same for SQLite: an integer 1 and a real 1.0 are not, except that a REAL column may
+    have been reported as the integer that it is stored as.
+    """
+    return expected == found and (type(expected) is type(found) or (type(expected) is int and type(found) is float))
+
+
+def print_key(change: Change, primary: tuple[str, ...] = ()) -> str:
+    """Return the key of a changed row for a person: ``7`` for a rowid, ``('p', 3)`` for a primary key."""
+    if change.rowid is not None:
+        return str(change.rowid)
+    row: Row = change.before or change.after or ()
+    values = dict(zip(change.columns, row, strict=False))
+    return repr(tuple(values[column] for column in primary or change.columns if column in values))

@@ -1,0 +1,1 @@
+"""Checking journals against their laws, against each other and, by a replay, against tables."""

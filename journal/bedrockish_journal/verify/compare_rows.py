@@ -1,0 +1,112 @@
+"""Compare what nodes have in a range of a table: which rows differ, and who has what most do not have. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import cbor2
+
+from bedrockish_journal.model.value import value
+from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.verify.row_digests import RangeDigest
+
+UNREADABLE = "a page that cannot be read"
+
+
+@value
+class Difference:
+    """One row that is not the same at all nodes, though nothing that only some have applied has written it.
+
+    Attributes:
+        table: whose row; empty for the definition of a table or an index.
+        key: its key, as a person reads it.
+        nodes: what each node has: a digest, empty if it has no such row.
+        minority: the nodes that have something else than most members of the cluster; empty if that cannot be told.
+    """
+
+    table: str
+    key: str
+    nodes: Mapping[str, str]
+    minority: tuple[str, ...]
+
+    def __str__(self) -> str:
+        what = f"row {self.key} of {self.table}" if self.table else f"the definition of {self.key}"
+        if not self.minority:
+            groups = ", ".join(f"{node} has {digest or 'none'}" for node, digest in sorted(self.nodes.items()))
+            return f"{what} differs, and no majority says which is right: {groups}"
+        lacks = [node for node in self.minority if self.nodes.get(node) == ""]
+        verb = "is missing" if len(lacks) == len(self.minority) else "differs"
+        return f"{what} {verb} at {', '.join(self.minority)}: most nodes have another one"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What comparing one range gave.
+
+    Attributes:
+        differences: rows that differ.
+        open: how many rows could not be compared, because somebody has written them meanwhile.
+        why_not: why nothing could be compared; empty if it could.
+    """
+
+    differences: list[Difference]
+    open: int = 0
+    why_not: str = ""
+
+
+def alike(answers: Mapping[str, RangeDigest]) -> bool:
+    """Whether all nodes have the same in a range, whatever else they have applied."""
+    found = list(answers.values())
+    return not any(one.unreadable for one in found) and len({(one.digest, one.count) for one in found}) == 1
+
+
+def common(answers: Mapping[str, RangeDigest]) -> dict[str, int]:
+    """Return the vector of what all nodes have applied."""
+    vectors: Sequence[Vector] = [one.vector for one in answers.values()]
+    leaders = {leader for vector in vectors for leader in vector}
+    return {leader: min(vector.get(leader, 0) for vector in vectors) for leader in leaders}
+
+
+def compare(table: str, answers: Mapping[str, RangeDigest], members: int) -> Comparison:
+    """Compare the listed rows of a range.
+
+    Args:
+        table: whose.
+        answers: of each node, all beyond one vector that all of them cover.
+        members: how many there are in the cluster: a majority of these says what is right.
+    """
+    unreadable = sorted(node for node, one in answers.items() if one.unreadable)
+    if unreadable:
+        facts = {node: one.unreadable for node, one in answers.items()}
+        return Comparison([Difference(table, UNREADABLE, facts, tuple(unreadable))])
+    if len({one.schema for one in answers.values()}) > 1:
+        return Comparison([], why_not="the schema is being changed")
+    why_not = next((one.incomparable for one in answers.values() if one.incomparable), "")
+    if why_not:
+        return Comparison([], why_not=why_not)
+    touched = {key for one in answers.values() for key in one.touched}
+    keys = {key for one in answers.values() for key in one.rows}
+    differences, left_open = [], 0
+    for key in sorted(keys):
+        rows = {node: one.rows.get(key, b"").hex() for node, one in answers.items()}
+        if len(set(rows.values())) == 1:
+            continue
+        if key in touched:
+            left_open += 1
+            continue
+        differences.append(Difference(table, print_key(key), rows, minority(rows, members)))
+    return Comparison(differences, left_open)
+
+
+def minority(rows: Mapping[str, str], members: int) -> tuple[str, ...]:
+    """Return who has something else than more than half of all members have; nobody if no such half is among them."""
+    row, count = Counter(rows.values()).most_common(1)[0]
+    if 2 * count <= members:
+        return ()
+    return tuple(sorted(node for node, other in rows.items() if other != row))
+
+
+def print_key(key: bytes) -> str:
+    """Return a key as a person reads it: ``7`` for a rowid or a key of one column, ``('p', 3)`` for one of several."""
+    values = cbor2.loads(key)
+    return repr(values[0]) if len(values) == 1 else repr(tuple(values))

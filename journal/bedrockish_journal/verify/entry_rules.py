@@ -1,0 +1,277 @@
+"""What one entry must satisfy, given all that the same node applied before it. Pure; ``verify`` feeds it.
+
+The state is one vector, the clocks of each timeline (eight bytes an entry) and the memberships: a journal of millions
+of entries is walked through without holding it.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from bedrockish_journal.model.chain import Chains, Finding, Link
+from bedrockish_journal.model.entry import Entry, decode_entry
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.membership import MembershipSaid, read_membership
+from bedrockish_journal.model.transaction import MEMBERS
+
+Say = Callable[..., Finding]
+_CLOCK_MAX = (1 << 64) - 1
+_GAP_MAX = 1_000_000  # a tick that was altered may be any number; do not fill memory for it
+
+
+class Row(Link, Protocol):
+    """An entry as stored, with the columns that repeat what its bytes say."""
+
+    @property
+    def clock(self) -> int:
+        """Clock of its transaction."""
+
+    @property
+    def origin(self) -> str:
+        """Leader of its transaction."""
+
+    @property
+    def command(self) -> str:
+        """The client's id."""
+
+    @property
+    def kind(self) -> str:
+        """What its changes are."""
+
+    @property
+    def repeat(self) -> int:
+        """Whether it is a second label of a transaction applied already."""
+
+
+def quorum(voters: int) -> int:
+    """Return how many of ``voters`` must approve a transaction: max(n//2 + 1, (n + f)//2), with f = (n - 1)//2."""
+    return max(voters // 2 + 1, (voters + (voters - 1) // 2) // 2)
+
+
+def majority(voters: int) -> int:
+    """Return how many of ``voters`` must have held a transaction that was adopted."""
+    return voters // 2 + 1
+
+
+class Removed(Protocol):
+    """Where a timeline begins whose first entries were removed (``bedrockish_journal.storage.pruning.Mark``)."""
+
+    @property
+    def tick(self) -> int:
+        """The last tick that was removed."""
+
+    @property
+    def hash(self) -> bytes:
+        """Its hash."""
+
+    @property
+    def clock(self) -> int:
+        """The greatest clock that was removed."""
+
+    @property
+    def changed(self) -> tuple[tuple[int, bytes], ...]:
+        """The memberships that were removed, with their ticks."""
+
+
+class Audit:
+    """The walk through one node's journal in the order in which it was applied."""
+
+    def __init__(
+        self,
+        node: str,
+        founding: bytes | None,
+        original: Callable[[int, str], bytes | None],
+        removed: Mapping[str, Removed] | None = None,
+    ) -> None:
+        """Begin at an empty database, or where the file's journal begins.
+
+        Args:
+            node: whose journal it is.
+            founding: the membership that the cluster was founded with, encoded; None if the file does not say.
+            original: looks up the body under which (clock, origin) was first applied, for second labels.
+            removed: where the timelines begin of which something was removed.
+        """
+        self.node, self.original = node, original
+        self.chains = Chains(node)
+        self.applied: dict[str, int] = {}
+        self.entries = self.repeats = self.adopted = 0
+        self.entry: Entry | None = None  # the last one that was checked; None if it cannot be read
+        self._clocks: dict[str, array[int]] = {}  # for each tick the highest clock up to it
+        self._before: dict[str, int] = {}  # the tick before the first of those; 0 for a whole timeline
+        self._removed = dict(removed or {})
+        self._members: dict[int, dict[str, bool]] = {}
+        self._retired: dict[str, int] = {}  # timelines that no vector names any more: from which membership on
+        self._changed: list[tuple[str, int, int]] = []  # leader, tick and version of each membership change
+        self._founding = founding
+        self._founded = 0
+
+    @property
+    def nodes(self) -> list[str]:
+        """Every node that leads a timeline or ever was a member, sorted."""
+        return sorted({*self.applied, *(node for members in self._members.values() for node in members)})
+
+    def begin(self) -> Iterator[Finding]:
+        """Yield what is wrong before the first entry."""
+        if self._founding is None:
+            yield Finding(
+                "members", self.node, text="the file does not say who founded the cluster: no quorum can be judged"
+            )
+            return
+        try:
+            founding = read_membership(self._founding)
+        except EntryMalformedError as error:
+            yield Finding("members", self.node, text=f"the founding membership cannot be read: {error}")
+        else:
+            self._learn_members(founding)
+            self._founded = founding.version
+        for leader, mark in self._removed.items():
+            yield from self._begin_at(leader, mark)
+
+    def _begin_at(self, leader: str, mark: Removed) -> Iterator[Finding]:
+        self.chains.heads[leader] = mark.tick, mark.hash
+        self.applied[leader] = mark.tick
+        self._clocks[leader], self._before[leader] = array("Q", [mark.clock]), mark.tick - 1
+        for tick, changes in mark.changed:
+            try:
+                said = read_membership(changes)
+            except EntryMalformedError as error:
+                text = f"the membership of {leader}{tick}, which was removed, cannot be read: {error}"
+                yield Finding("members", self.node, leader, tick, text=text)
+            else:
+                self._learn_members(said)
+                self._changed.append((leader, tick, said.version))
+
+    def _learn_members(self, said: MembershipSaid) -> None:
+        self._members[said.version] = said.voters
+        self._retired.update(said.retired)
+
+    def check(self, row: Row) -> Iterator[Finding]:
+        """Yield what is wrong with the next entry."""
+        yield from self.chains.check(row)
+        self.entries += 1
+        self.repeats += bool(row.repeat)
+
+        def say(check: str, text: str) -> Finding:
+            txid = f"{row.origin}-{row.clock:x}"
+            return Finding(check, self.node, row.leader, row.tick, txid, text=f"{row.leader}{row.tick} {text}")
+
+        clock = _CLOCK_MAX
+        self.entry = None
+        try:
+            self.entry = entry = decode_entry(row.prev, row.label, row.body)
+        except EntryMalformedError as error:
+            yield say("bytes", f"cannot be read: {error}")
+        else:
+            clock = entry.txid.clock
+            self.adopted += entry.adopted_from is not None
+            yield from self._columns(row, entry, say)
+            yield from self._label(entry, say)
+            yield from self._causality(entry, say)
+            yield from self._once(row, entry, say)
+            yield from self._quorum(entry, say)
+            if entry.transaction.kind == MEMBERS:
+                yield from self._membership(row, entry, say)
+        self._advance(row.leader, row.tick, clock)
+
+    def _advance(self, leader: str, tick: int, clock: int) -> None:
+        clocks = self._clocks.setdefault(leader, array("Q"))
+        highest = clocks[-1] if clocks else 0
+        # A clock that could not be read must not make every later entry look wrong as well.
+        highest = highest if clock == _CLOCK_MAX else max(highest, clock)
+        ahead = tick - self._before.get(leader, 0) - len(clocks)
+        if ahead == 1:
+            clocks.append(highest)
+        elif 0 < ahead <= _GAP_MAX:  # entries are missing: told already, nothing is known of their clocks
+            clocks.extend([highest] * ahead)
+        self.applied[leader] = max(tick, self.applied.get(leader, 0))
+
+    def _columns(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
+        transaction = entry.transaction
+        pairs = (
+            ("leader", row.leader, entry.leader),
+            ("tick", row.tick, entry.tick),
+            ("clock", row.clock, entry.txid.clock),
+            ("origin", row.origin, entry.txid.leader),
+            ("command", row.command, transaction.command),
+            ("kind", row.kind, transaction.kind),
+        )
+        for name, column, truth in pairs:
+            if column != truth:
+                yield say("columns", f"has the {name} {column!r} in its column and {truth!r} in its bytes")
+
+    def _label(self, entry: Entry, say: Say) -> Iterator[Finding]:
+        origin = entry.txid.leader
+        if entry.adopted_from is None:
+            if entry.leader != origin:
+                yield say("label", f"commits a transaction of {origin} without saying that it adopted it")
+            if entry.quorum.get(entry.leader) != entry.tick:
+                yield say("quorum", f"lacks its leader's own approval at tick {entry.tick}")
+            for node, tick in entry.quorum.items():
+                if tick < entry.after.get(node, 0):
+                    seen = entry.after[node]
+                    yield say("quorum", f"was approved by {node} at {node}{tick}, but it had seen {node}{seen} already")
+        elif entry.adopted_from != origin:  # it may be the leader itself, who had to recover its own transaction
+            yield say("label", f"is adopted from {entry.adopted_from}, but its transaction is of {origin}")
+
+    def _causality(self, entry: Entry, say: Say) -> Iterator[Finding]:
+        after, clock = entry.after, entry.txid.clock
+        for node, tick in after.items():
+            if self.applied.get(node, 0) < tick:
+                yield say("causality", f"was applied before {node}{tick}, which it comes after")
+            elif (latest := self._latest(node, tick)) >= clock:
+                yield say("clock", f"has the clock {clock:x}, not later than {latest:x} in {node}1 to {node}{tick}")
+
+    def _latest(self, node: str, tick: int) -> int:
+        clocks = self._clocks[node]
+        place = tick - self._before.get(node, 0)
+        return clocks[min(place, len(clocks)) - 1] if clocks and place > 0 else 0
+
+    def _once(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
+        first = self.original(entry.txid.clock, entry.txid.leader) if row.repeat else None
+        if (
+            row.repeat
+            and first is None
+            and entry.txid.clock > max((m.clock for m in self._removed.values()), default=0)
+        ):
+            yield say("txid", f"is said to repeat {entry.txid}, which was never applied: its changes are missing here")
+        elif first is not None and first != entry.transaction.body:
+            yield say("txid", f"repeats {entry.txid} with another content")
+
+    def _quorum(self, entry: Entry, say: Say) -> Iterator[Finding]:
+        config = entry.transaction.config
+        if not self._members:
+            return  # said once, at the beginning
+        seen = (version for leader, tick, version in self._changed if entry.after.get(leader, 0) >= tick)
+        expected = max(seen, default=self._founded)
+        if config != expected:
+            yield say("quorum", f"counts by membership {config}, but by what it had seen membership {expected} held")
+        members = self._members.get(config)
+        if members is None:
+            yield say("quorum", f"counts by membership {config}, which is not in the journal")
+            return
+        voters = {node for node, voter in members.items() if voter}
+        approved = voters.intersection(entry.quorum)
+        need = quorum(len(voters)) if entry.adopted_from is None else majority(len(voters))
+        if len(approved) < need:
+            verb = "approved" if entry.adopted_from is None else "held"
+            names = ", ".join(sorted(approved)) or "nobody"
+            yield say("quorum", f"was {verb} by {names}: {len(approved)} of {len(voters)} voters, {need} are needed")
+
+    def _membership(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
+        try:
+            said = read_membership(entry.transaction.changes)
+        except EntryMalformedError as error:
+            yield say("members", f"does not say who the members are: {error}")
+            return
+        config, version = entry.transaction.config, said.version
+        if not row.repeat and version != config + 1:
+            yield say("members", f"makes membership {version} out of membership {config}")
+        for leader in said.retired.keys() - self._retired.keys():
+            # What counts by it is taken to have seen the whole timeline, so this change must have.
+            if entry.after.get(leader, 0) < self.applied.get(leader, 0):
+                seen, held = entry.after.get(leader, 0), self.applied[leader]
+                yield say(
+                    "members", f"retires the timeline {leader} at {leader}{seen}, and it goes on to {leader}{held}"
+                )
+        self._learn_members(said)
+        self._changed.append((entry.leader, entry.tick, version))

@@ -1,0 +1,417 @@
+"""Rebuild a database from journals alone, in any causally valid order, and tell whether two databases are the same.
+
+That every such order gives the same database is what the whole protocol promises; replaying in random orders and
+comparing digests is how anybody can see for himself.
+"""
+
+import heapq
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import apsw
+import cbor2
+
+from bedrockish_journal.model.changes import Step, decode_changes, decode_steps
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.errors import (
+    ChainBrokenError,
+    ForkError,
+    JournalPrunedError,
+    ReplayMismatchError,
+    TargetExistsError,
+)
+from bedrockish_journal.model.order import draws, interleave, may_apply
+from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid, parse_txid
+from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.storage.pruning import marks
+from bedrockish_journal.storage.schema_history import settled
+from bedrockish_journal.storage.schema_steps import run, switch
+from bedrockish_journal.storage.store import applied, open_database, open_readonly, scan, scan_timeline
+from bedrockish_journal.storage.table_layout import (
+    CLOCK_FUNCTIONS,
+    ROWID_NAMES,
+    SKIP_LOCKED,
+    Applier,
+    RowMismatchError,
+    find_table,
+    is_hidden,
+    print_key,
+    quote,
+    user_tables,
+)
+
+JOURNAL, RANDOM = "journal", "random"
+ORDERS = (JOURNAL, RANDOM)
+Prepare = Callable[[apsw.Connection], None]
+PROGRESS_EVERY = 1_000  # entries
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replay did.
+
+    Attributes:
+        target: the file that was written.
+        digest: its digest.
+        entries: entries taken, second labels included.
+        repeats: second labels among them, which changed nothing.
+        voids: entries that fitted nowhere, and that an operator had applied as nothing.
+        changes: rows inserted, updated and deleted.
+        statements: statements of schema changes.
+        applied: the vector of the result.
+        order: ``journal`` or ``random``.
+        seed: what the random order was drawn from.
+    """
+
+    target: str
+    digest: str
+    entries: int
+    repeats: int
+    voids: int
+    changes: int
+    statements: int
+    applied: dict[str, int]
+    order: str
+    seed: int
+
+
+class Sourced(NamedTuple):
+    """An entry and whose journal it was read from."""
+
+    entry: Entry
+    path: str
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Leader and tick."""
+        return self.entry.place
+
+    @property
+    def after(self) -> Vector:
+        """What must be applied before."""
+        return self.entry.after
+
+
+def replay(
+    paths: Sequence[str | os.PathLike[str]],
+    target: str | os.PathLike[str],
+    *,
+    order: str = JOURNAL,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+    prepare: Prepare | None = None,
+) -> Report:
+    """Write a new database from the journals of one or several nodes.
+
+    Args:
+        paths: nodes' files; together they must hold every entry that any of theirs depends on.
+        target: the file to write; it must not exist. If the replay fails, none is left behind.
+        order: ``journal`` takes the first file's own order and then what the others have beyond it; ``random`` draws
+            any causally valid order.
+        seed: from which the random order is drawn; the same seed gives the same order.
+        progress: called with the number of entries taken, now and then.
+        prepare: gives a connection the functions and collations that indexes, CHECKs and generated columns use.
+
+    Raises:
+        JournalFileError: a file is not one that has a journal, or the target exists.
+        JournalPrunedError: the beginning of a timeline was removed in all of them.
+        EntryMalformedError, ChainBrokenError, ForkError: the journals are not what was written.
+        ReplayBlockedError: entries are missing.
+        ReplayMismatchError: an entry does not fit the database that those before it made.
+    """
+    assert order in ORDERS, f"{order!r} is not an order"
+    assert paths, "there must be a journal to replay"
+    name = os.fspath(target)
+    if os.path.lexists(name):
+        raise TargetExistsError(name, f"{name} exists already; name another file, or remove it first")
+    sources: list[tuple[str, apsw.Connection]] = []
+    done = False
+    try:
+        for path in paths:
+            sources.append((os.fspath(path), open_readonly(path)))
+            sources[-1][1].execute("BEGIN")
+        _check_whole(sources if order == RANDOM else sources[:1])
+        entries = _journal_order(sources) if order == JOURNAL else interleave(_timelines(sources, {}), draws(seed))
+        report = _rebuild(entries, sources, name, order, seed, progress, prepare)
+        done = True
+    finally:
+        for _, db in sources:
+            db.close(True)
+        if not done and os.path.exists(name):
+            os.unlink(name)
+    return report
+
+
+def _check_whole(sources: list[tuple[str, apsw.Connection]]) -> None:
+    begins: dict[str, int] = {}  # timeline -> the least that was removed of it in any of the files
+    for place, (_, db) in enumerate(sources):
+        removed = {leader: mark.tick for leader, mark in marks(db).items()}
+        if place == 0:
+            begins = removed
+        begins = {leader: min(tick, removed.get(leader, 0)) for leader, tick in begins.items()}
+    for leader, tick in sorted(begins.items()):
+        if tick:
+            hint = (
+                "a database can be built from a whole journal only: put a file first that has all of it, such as a "
+                "backup made before, or copy the tables with 'bedrockish export'"
+            )
+            raise JournalPrunedError(sources[0][0], leader, 1, tick + 1, hint)
+
+
+def _journal_order(sources: list[tuple[str, apsw.Connection]]) -> Iterator[Sourced]:
+    path, db = sources[0]
+    done: dict[str, int] = {}
+    for entry in scan(db):
+        if not may_apply(entry, done):
+            raise ReplayMismatchError(path, entry.place, None, None, "it stands before something that it comes after")
+        done[entry.leader] = entry.tick
+        yield Sourced(entry, path)
+    yield from interleave(_timelines(sources, done), lambda: 0.0, done)
+
+
+def _timelines(sources: list[tuple[str, apsw.Connection]], start: Vector) -> dict[str, Iterator[Sourced]]:
+    leaders = sorted({leader for _, db in sources for leader in applied(db)})
+    return {leader: _timeline(sources, leader, start.get(leader, 0) + 1) for leader in leaders}
+
+
+def _timeline(sources: list[tuple[str, apsw.Connection]], leader: str, first_tick: int) -> Iterator[Sourced]:
+    """Yield a timeline out of all journals that have some of it, each entry once."""
+    streams = [_read(path, db, leader, first_tick) for path, db in sources]
+    last: Sourced | None = None
+    for tick, place, sourced in heapq.merge(*streams, key=lambda found: found[0]):
+        assert place == leader
+        if last is not None and last.entry.tick == tick:
+            if last.entry.hash != sourced.entry.hash:
+                raise ForkError(leader, tick, (last.path, sourced.path))
+            continue
+        last = sourced
+        yield sourced
+
+
+def _read(path: str, db: apsw.Connection, leader: str, first_tick: int) -> Iterator[tuple[int, str, Sourced]]:
+    for entry in scan_timeline(db, leader, first_tick):
+        yield entry.tick, entry.leader, Sourced(entry, path)
+
+
+def _rebuild(
+    entries: Iterator[Sourced],
+    sources: list[tuple[str, apsw.Connection]],
+    name: str,
+    order: str,
+    seed: int,
+    progress: Callable[[int], None] | None,
+    prepare: Prepare | None,
+) -> Report:
+    db = apsw.Connection(name)
+    try:
+        db.execute(f"PRAGMA encoding = '{sources[0][1].pragma('encoding')}'")
+        # The file is new: it is whole, or it is removed. But a schema change that the data forbids is rolled back.
+        db.execute("PRAGMA journal_mode = MEMORY")
+        db.execute("PRAGMA synchronous = OFF")
+        # The rows that triggers and foreign keys changed are in the entries: they must not happen a second time.
+        switch(db, on=False)
+        for function in (*CLOCK_FUNCTIONS, SKIP_LOCKED):  # views and triggers may name them; nothing calls them here
+            db.create_scalar_function(function, _not_here)
+        if prepare is not None:
+            prepare(db)
+        rebuild = _Rebuild(db, _adopted(sources), {txid for _, source in sources for txid in voided(source)})
+        db.execute("BEGIN")
+        for sourced in entries:
+            rebuild.take(sourced)
+            if progress is not None and rebuild.entries % PROGRESS_EVERY == 0:
+                progress(rebuild.entries)
+        rebuild.end({txid for _, source in sources for txid in settled(source)})
+        db.execute("COMMIT")
+        if progress is not None:
+            progress(rebuild.entries)
+        return Report(
+            name,
+            digest(db),
+            rebuild.entries,
+            rebuild.repeats,
+            rebuild.voids,
+            rebuild.changes,
+            rebuild.statements,
+            dict(sorted((leader, tick) for leader, (tick, _) in rebuild.heads.items())),
+            order,
+            seed,
+        )
+    finally:
+        db.close(True)
+
+
+def _not_here(*_arguments: object) -> None:
+    raise AssertionError("a replay takes rows, and runs nothing that makes them")
+
+
+def _adopted(sources: list[tuple[str, apsw.Connection]]) -> set[Txid]:
+    """Return the transactions that may have two labels: each label but one is in another timeline than its origin's."""
+    query = "SELECT clock, origin FROM bedrockish_journal WHERE origin <> leader"
+    return {Txid(clock, origin) for _, db in sources for clock, origin in db.execute(query)}
+
+
+def voided(db: apsw.Connection) -> set[Txid]:
+    """Return the transactions that fitted nowhere, and that an operator had applied as nothing at this node."""
+    try:
+        rows: list[Any] = db.execute(
+            "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
+        ).fetchall()
+    except apsw.SQLError:  # no such table: a journal kept by another program than a node
+        return set()
+    return {parse_txid(key.removeprefix("void:")) for (key,) in rows}
+
+
+class _Rebuild:
+    """The database that is being made, and what has gone into it."""
+
+    def __init__(self, db: apsw.Connection, adopted: set[Txid], void: set[Txid]) -> None:
+        self.adopted, self.void = adopted, void
+        self.db, self.applier = db, Applier(db)
+        self.heads: dict[str, tuple[int, bytes]] = {}
+        self.seen: set[Txid] = set()
+        self.waiting: Sourced | None = None  # the change of the schema that is decided and not yet in force
+        self.entries = self.repeats = self.voids = self.changes = self.statements = 0
+
+    def take(self, sourced: Sourced) -> None:
+        entry = sourced.entry
+        _, head = self.heads.get(entry.leader, (0, GENESIS))
+        if entry.prev != head:
+            raise ChainBrokenError(entry.leader, entry.tick, head, entry.prev)
+        self.heads[entry.leader] = entry.tick, entry.hash
+        self.entries += 1
+        if entry.txid in self.adopted:
+            if entry.txid in self.seen:
+                self.repeats += 1
+                return
+            self.seen.add(entry.txid)
+        waiting = self.waiting
+        if waiting is not None and entry.transaction.schema > waiting.entry.transaction.schema:
+            self._activate(waiting)  # what runs on the schema after it has seen all that runs on the one before
+        if entry.txid in self.void:
+            self.voids += 1
+        elif entry.transaction.kind == ROWS:
+            self._rows(sourced)
+        elif entry.transaction.kind == SCHEMA:
+            self._schema(sourced)
+
+    def _rows(self, sourced: Sourced) -> None:
+        for change in decode_changes(sourced.entry.transaction.changes):
+            try:
+                self.applier.apply(change)
+            except RowMismatchError as error:
+                table = find_table(self.db, change.table)
+                key = print_key(change, table.primary if table is not None else ())
+                raise ReplayMismatchError(sourced.path, sourced.place, change.table, key, str(error)) from error
+            self.changes += 1
+
+    def _schema(self, sourced: Sourced) -> None:
+        steps = decode_steps(sourced.entry.transaction.changes)
+        self.statements += len(steps)
+        if sourced.entry.transaction.activates:
+            if self.waiting is not None:
+                why = "it changes the schema before the change before it is in force"
+                raise ReplayMismatchError(sourced.path, sourced.place, None, None, why)
+            self.waiting = sourced
+            return
+        failure = self._run(sourced, steps)
+        if failure:
+            why = f"SQLite refuses the schema change {'; '.join(step.sql for step in steps)!r}: {failure}"
+            raise ReplayMismatchError(sourced.path, sourced.place, None, None, why)
+
+    def _activate(self, sourced: Sourced) -> None:
+        """Put a change of the schema in force; one that the data forbids changes nothing, as on the nodes."""
+        self.waiting = None
+        self._run(sourced, decode_steps(sourced.entry.transaction.changes))
+
+    def _run(self, sourced: Sourced, steps: Sequence[Step]) -> str:
+        switch(self.db, on=True)
+        try:
+            return run(self.db, steps)
+        except apsw.Error as error:
+            why = f"SQLite refuses the schema change {'; '.join(step.sql for step in steps)!r}: {error}"
+            raise ReplayMismatchError(sourced.path, sourced.place, None, None, why) from error
+        finally:
+            switch(self.db, on=False)
+            self.applier.forget()
+
+    def end(self, settled: set[Txid]) -> None:
+        """All entries are taken: put in force what is so at a node whose journal was read."""
+        if self.waiting is not None and self.waiting.entry.txid in settled:
+            self._activate(self.waiting)
+
+
+def digest(source: apsw.Connection | str | os.PathLike[str]) -> str:
+    """Return a digest of what a user can see in a database: definitions and rows, not how they lie in pages.
+
+    Equal for a node's file and for any replay of its journal. Tables ``bedrockish_*`` and ``sqlite_*`` are left out.
+    Integers, reals, texts and blobs differ even where they print alike.
+
+    Args:
+        source: a path, or a connection, which is read in one transaction unless it is inside one already.
+
+    Raises:
+        JournalFileError: the file cannot be read as a database.
+    """
+    if not isinstance(source, apsw.Connection):
+        db = open_database(source)
+        try:
+            return digest(db)
+        finally:
+            db.close(True)
+    begun = not source.in_transaction
+    if begun:
+        source.execute("BEGIN")
+    try:
+        return _digest(source)
+    finally:
+        if begun:
+            source.execute("COMMIT")
+
+
+def _digest(db: apsw.Connection) -> str:
+    total = sha256()
+    schema = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
+    for kind, name, table, sql in db.execute(schema):
+        if not (is_hidden(name) or is_hidden(table)):
+            total.update(cbor2.dumps([kind, name, table, sql]))
+    for table in user_tables(db):
+        total.update(cbor2.dumps(["rows of", table.name]))
+        columns = [quote(column) for column in table.columns]
+        order = ", ".join(map(quote, table.primary)) or ", ".join(columns)
+        if table.rowid is not None and not table.virtual:
+            order = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
+            columns.insert(0, order)
+        rest = f"FROM {quote(table.name)} ORDER BY {order}"
+        before = total.copy()
+        try:
+            for row in db.execute(f"SELECT {', '.join(columns)} {rest}"):
+                total.update(cbor2.dumps(row))
+        except UnicodeDecodeError:
+            total = before
+            for row in _with_any_text(db, columns, rest):
+                total.update(cbor2.dumps(row))
+    return total.hexdigest()
+
+
+def _with_any_text(db: apsw.Connection, columns: list[str], rest: str) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of a table in which somebody has put text that is not UTF-8, past its node: no journal has such.
+
+    Other rows come as they would without it; such a text comes as something that no value is, with its bytes.
+    """
+    encoding = str(db.pragma("encoding"))
+    pairs = ", ".join(
+        f"typeof({name}), CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) END" for name in columns
+    )
+    others = ", ".join(f"CASE typeof({name}) WHEN 'text' THEN NULL ELSE {name} END" for name in columns)
+    for row in db.execute(f"SELECT {others}, {pairs} {rest}"):
+        values = list(row[: len(columns)])
+        for place, (kind, text) in enumerate(zip(row[len(columns) :: 2], row[len(columns) + 1 :: 2], strict=True)):
+            if kind == "text":
+                try:
+                    values[place] = bytes(text).decode(encoding)
+                except UnicodeDecodeError:
+                    values[place] = ["text that is not UTF-8", bytes(text)]
+        yield tuple(values)

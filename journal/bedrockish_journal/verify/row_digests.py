@@ -1,0 +1,291 @@
+"""Digests of key ranges of a node's tables, as of one snapshot: what nodes compare to find a row that has changed by
+itself.
+
+Two nodes apply concurrent transactions in different orders, so their snapshots are rarely the same cut. A question can
+therefore name a vector: the answer then also lists the keys that transactions beyond it have written. What no such
+transaction wrote must be the same at all nodes, whatever else they have applied.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import apsw
+import cbor2
+
+from bedrockish_journal.model.changes import Change, decode_changes
+from bedrockish_journal.model.transaction import ROWS, SCHEMA, decode_transaction
+from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.storage.store import applied
+from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, find_table, is_hidden, quote, user_tables
+
+HASH_BYTES = 8
+TOUCHED_MAX = 50_000  # keys that transactions beyond a vector may have written; with more, the cuts are too far apart
+LISTED_MAX = 20_000  # rows that an answer lists one by one
+COUNTED_MAX = 500_000  # rows that one answer is about
+Key = tuple[Any, ...]  # the rowid, or the values of the primary key
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Consecutive rows of a table by key.
+
+    Attributes:
+        table: whose; empty for the definitions of all tables.
+        after: the key before the first; None: from the beginning.
+        upto: the last key; None: ``limit`` rows decide, or the end of the table.
+        limit: rows at most, where ``upto`` is None; 0: no limit.
+    """
+
+    table: str
+    after: Key | None = None
+    upto: Key | None = None
+    limit: int = 0
+
+
+@dataclass(slots=True)
+class RangeDigest:
+    """What one node has in a range.
+
+    Attributes:
+        vector: what is applied in the snapshot.
+        schema: the version of the schema in it.
+        digest: of all rows of the range.
+        count: how many they are.
+        last: the key of the last row; None if the range reaches the end of the table.
+        rows: (key as CBOR, digest) of each row, if they were asked for.
+        touched: keys that transactions beyond the vector of the question have written, as CBOR.
+        incomparable: why the cuts cannot be brought together; empty if they can.
+        unreadable: what SQLite says of a page that cannot be read; empty if all can.
+    """
+
+    vector: dict[str, int]
+    schema: int
+    digest: bytes = b""
+    count: int = 0
+    last: Key | None = None
+    rows: dict[bytes, bytes] = field(default_factory=dict)
+    touched: set[bytes] = field(default_factory=set)
+    incomparable: str = ""
+    unreadable: str = ""
+
+
+def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None) -> RangeDigest:
+    """Return what is in a range.
+
+    Args:
+        db: a connection that only reads; one snapshot is taken of it.
+        asked: the range.
+        beyond: list each row, and what transactions beyond this vector have written; None: only one digest of all.
+    """
+    db.execute("BEGIN")
+    try:
+        version: Any = db.execute("SELECT value FROM bedrockish_meta WHERE key = 'schema_version'").fetchone()
+        found = RangeDigest(dict(applied(db)), int(version[0]))
+        try:
+            if not asked.table:
+                _add_definitions(db, found, listed=beyond is not None)
+            else:
+                _add_rows(db, asked, found, listed=beyond is not None)
+        except apsw.CorruptError as error:
+            found.unreadable = str(error)
+        if beyond is not None and asked.table:
+            _add_touched(db, asked.table, beyond, found)
+        return found
+    finally:
+        db.execute("ROLLBACK")
+
+
+def _add_definitions(db: apsw.Connection, found: RangeDigest, *, listed: bool) -> None:
+    total = blake2b(digest_size=HASH_BYTES)
+    for kind, name, table, sql in db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"):
+        if is_hidden(str(name)) or is_hidden(str(table)):
+            continue
+        one = blake2b(cbor2.dumps([kind, name, table, sql]), digest_size=HASH_BYTES).digest()
+        total.update(one)
+        found.count += 1
+        if listed:
+            found.rows[cbor2.dumps([kind, name])] = one
+    found.digest = total.digest()
+
+
+def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: bool) -> None:
+    table = next((one for one in user_tables(db) if one.name == asked.table and not one.virtual), None)
+    if table is None:
+        found.digest = b"absent"
+        return
+    keys = _key_columns(table)
+    total = blake2b(digest_size=HASH_BYTES)
+    key: Key | None = None
+    for row in _rows(db, table, keys, asked):
+        key = row[: len(keys)]
+        packed = cbor2.dumps(row)
+        total.update(packed)
+        found.count += 1
+        if found.count > COUNTED_MAX:
+            found.incomparable = f"there are more than {COUNTED_MAX} rows in one range"
+            break
+        if listed and found.count <= LISTED_MAX:
+            found.rows[cbor2.dumps(key)] = blake2b(packed, digest_size=HASH_BYTES).digest()
+    if listed and found.count > LISTED_MAX:
+        found.incomparable = f"there are more than {LISTED_MAX} rows in one range"
+    found.digest = total.digest()
+    # Fewer rows than asked for: the table has no more.
+    found.last = key if asked.upto is None and asked.limit and found.count >= asked.limit else asked.upto
+
+
+def _key_columns(table: Table) -> list[str]:
+    if table.rowid is None:
+        return [quote(name) for name in table.primary]
+    return [table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)]
+
+
+def _rows(db: apsw.Connection, table: Table, keys: list[str], asked: Range) -> Iterator[Key]:
+    """Yield key and values of the rows of a range, by key."""
+    name, what = quote(table.name), ", ".join(keys)
+    compared = f"({what})" if len(keys) > 1 else what
+    marks = "(" + ", ".join("?" * len(keys)) + ")"
+    where, values = [], list[Any]()
+    for sign, bound in ((">", asked.after), ("<=", asked.upto)):
+        if bound is not None:
+            where.append(f"{compared} {sign} {marks}")
+            values += bound
+    rest = f"FROM {name} {'WHERE ' + ' AND '.join(where) if where else ''} ORDER BY {what}"
+    if asked.upto is None and asked.limit:
+        rest += f" LIMIT {int(asked.limit)}"
+    columns = [f"{name}.{quote(column)}" for column in table.columns]
+    try:
+        yield from db.execute(f"SELECT {', '.join([*keys, *columns])} {rest}", values).fetchall()
+    except UnicodeDecodeError:  # text that no client can have written
+        yield from _with_any_text(db, [*keys, *columns], rest, values)
+
+
+def _with_any_text(db: apsw.Connection, columns: list[str], rest: str, values: list[Any]) -> Iterator[Key]:
+    """Yield rows; a text that is not UTF-8 comes as something that no value is, with its bytes."""
+    encoding = str(db.pragma("encoding"))
+    plain = ", ".join(f"CASE typeof({one}) WHEN 'text' THEN CAST({one} AS BLOB) ELSE {one} END" for one in columns)
+    kinds = ", ".join(f"typeof({one})" for one in columns)
+    for row in db.execute(f"SELECT {plain}, {kinds} {rest}", values):
+        found = list[Any](row[: len(columns)])
+        for place, kind in enumerate(row[len(columns) :]):
+            if kind == "text":
+                try:
+                    found[place] = bytes(found[place]).decode(encoding)
+                except UnicodeDecodeError:
+                    found[place] = ["text that is not UTF-8", bytes(found[place])]
+        yield tuple(found)
+
+
+def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDigest) -> None:
+    """Note which keys of a table transactions beyond a vector have written."""
+    layout = find_table(db, table)
+    for leader, tick in found.vector.items():
+        first = beyond.get(leader, 0) + 1
+        if first > tick:
+            continue
+        entries: Any = db.execute(
+            "SELECT kind, body FROM bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick",
+            (leader, first),
+        )
+        count = 0
+        for kind, body in entries:
+            count += 1
+            if kind == SCHEMA:
+                found.incomparable = "the schema is being changed"
+                return
+            if kind != ROWS or layout is None:
+                continue
+            for change in decode_changes(decode_transaction(body).changes):
+                if change.table.lower() == table.lower():
+                    found.touched.update(cbor2.dumps(key) for key in _keys_of(layout, change))
+            if len(found.touched) > TOUCHED_MAX:
+                found.incomparable = "the nodes are too far apart"
+                return
+        if count <= tick - first:
+            found.incomparable = "what came in between was removed from the journal"
+            return
+
+
+def _keys_of(table: Table, change: Change) -> Iterator[Key]:
+    """Yield the keys, before and after, of the row that a change wrote."""
+    if table.rowid is not None:
+        for rowid in (change.rowid, change.rowid_after):
+            if rowid is not None:
+                yield (rowid,)
+        return
+    for row in (change.before, change.after):
+        if row is not None:
+            values = dict(zip(change.columns, row, strict=True))
+            yield tuple(values[name] for name in table.primary)
+
+
+def pack_range(asked: Range, beyond: Vector | None) -> dict[str, Any]:
+    """Return a question as it travels."""
+    bounds = [None if key is None else list(key) for key in (asked.after, asked.upto)]
+    return {
+        "table": asked.table,
+        "after": bounds[0],
+        "upto": bounds[1],
+        "limit": asked.limit,
+        "beyond": None if beyond is None else dict(beyond),
+    }
+
+
+def pack_digest(found: RangeDigest) -> dict[str, Any]:
+    """Return an answer as it travels."""
+    return {
+        "vector": found.vector,
+        "schema": found.schema,
+        "digest": found.digest,
+        "count": found.count,
+        "last": None if found.last is None else list(found.last),
+        "rows": found.rows,
+        "touched": sorted(found.touched),
+        "incomparable": found.incomparable,
+        "unreadable": found.unreadable,
+    }
+
+
+def unpack_digest(packed: Mapping[str, Any]) -> RangeDigest:
+    """Read an answer.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return RangeDigest(
+            {str(leader): int(tick) for leader, tick in packed["vector"].items()},
+            int(packed["schema"]),
+            bytes(packed["digest"]),
+            int(packed["count"]),
+            None if packed["last"] is None else tuple(packed["last"]),
+            {bytes(key): bytes(one) for key, one in packed["rows"].items()},
+            {bytes(key) for key in packed["touched"]},
+            str(packed["incomparable"]),
+            str(packed["unreadable"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the node answered something else than digests: {error!r}") from error
+
+
+def unpack_range(packed: Mapping[str, Any]) -> tuple[Range, Vector | None]:
+    """Read a question.
+
+    Raises:
+        ValueError: it is none.
+    """
+    table, limit, beyond = packed.get("table"), packed.get("limit", 0), packed.get("beyond")
+    bounds = []
+    for name in ("after", "upto"):
+        bound = packed.get(name)
+        if bound is not None and (not isinstance(bound, list) or not bound):
+            raise ValueError(f"{name} should be a list of the values of a key")
+        bounds.append(None if bound is None else tuple(bound))
+    if not isinstance(table, str) or type(limit) is not int or limit < 0:
+        raise ValueError("a range should have the name of a table and a number of rows")
+    if beyond is not None:
+        if not isinstance(beyond, dict) or not all(type(tick) is int for tick in beyond.values()):
+            raise ValueError("beyond should be a vector")
+        beyond = {str(leader): tick for leader, tick in beyond.items()}
+    return Range(table, bounds[0], bounds[1], limit), beyond

@@ -1,0 +1,264 @@
+"""Verify one or several nodes' journals: does each say what a journal must say, and do they say the same?
+
+Every file is walked once in the order in which its node applied it (``bedrockish_journal.verify.entry_rules`` has the
+laws), then all files side by side by timeline. Nothing that a file claims is believed: hashes are computed anew from
+the stored bytes.
+"""
+
+import contextlib
+import heapq
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import apsw
+
+from bedrockish_journal.model.chain import Finding
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.membership import read_membership
+from bedrockish_journal.model.ticks import Ticks
+from bedrockish_journal.storage.pruning import Mark, marks
+from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.store import applied, heads, open_readonly, scan_stored
+from bedrockish_journal.verify.entry_rules import Audit
+from bedrockish_journal.verify.exactly_once import Commands
+
+Source = str | os.PathLike[str] | apsw.Connection
+Progress = Callable[[str, int], None]
+PROGRESS_EVERY = 10_000  # entries
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What was looked at in one file.
+
+    Attributes:
+        node: whose journal it is.
+        path: the file.
+        entries: how many entries.
+        repeats: how many of them are second labels.
+        adopted: how many were committed by another than the leader who began them.
+        applied: the vector of the whole.
+        nodes: every node that leads a timeline or ever was a member.
+        removed: the last tick of each timeline that was removed to make room; what is left is verified from there.
+    """
+
+    node: str
+    path: str
+    entries: int
+    repeats: int
+    adopted: int
+    applied: dict[str, int]
+    nodes: list[str]
+    removed: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What came out.
+
+    Attributes:
+        findings: all that is wrong; empty when the journals hold.
+        counts: one for each file.
+        lacks: for each node the (leader, first tick, last tick) that others have and it does not. To be behind is no
+            fault.
+    """
+
+    findings: list[Finding]
+    counts: list[Counts]
+    lacks: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+
+def verify(sources: Sequence[Source], progress: Progress | None = None) -> Verification:
+    """Verify journals, each for itself and against each other.
+
+    Each file is read at one moment of its own, so the files of running nodes can be given.
+
+    Args:
+        sources: paths of nodes' files, or connections to them that are not inside a transaction.
+        progress: called with a node and the number of its entries seen, now and then.
+
+    Raises:
+        JournalFileError: a file is not one that has a journal.
+    """
+    findings: list[Finding] = []
+    counts: list[Counts] = []
+    with contextlib.ExitStack() as stack:
+        opened: list[tuple[str, apsw.Connection]] = []
+        for source in sources:
+            db, path = _open(source, stack)
+            node = _name(db, path, [name for name, _ in opened])
+            opened.append((node, db))
+        for (node, db), source in zip(opened, sources, strict=True):
+            path = db.filename if isinstance(source, apsw.Connection) else os.fspath(source)
+            counts.append(_verify_one(node, path, db, findings, progress))
+        lacks = _compare(opened, counts, findings)
+        _verify_own_tails(opened, counts, findings)
+    return Verification(findings, counts, lacks)
+
+
+def _open(source: Source, stack: contextlib.ExitStack) -> tuple[apsw.Connection, str]:
+    if isinstance(source, apsw.Connection):
+        db, path = source, source.filename
+    else:
+        db, path = open_readonly(source), os.fspath(source)
+        stack.callback(db.close)
+    db.execute("BEGIN")
+    stack.callback(_end, db)
+    db.execute("SELECT 1 FROM bedrockish_journal LIMIT 1").fetchall()  # takes the read snapshot now
+    return db, path
+
+
+def _end(db: apsw.Connection) -> None:
+    if db.in_transaction:
+        db.execute("ROLLBACK")
+
+
+def _meta(db: apsw.Connection, key: str) -> object:
+    try:
+        row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (key,)).fetchone()
+    except apsw.SQLError:  # no such table: a journal kept by another program than a node
+        return None
+    return None if row is None else row[0]
+
+
+def _name(db: apsw.Connection, path: str, taken: list[str]) -> str:
+    node = _meta(db, "node")
+    name = node if isinstance(node, str) else os.path.basename(path) or "memory"
+    return name if name not in taken else f"{name} ({path})"
+
+
+def known_nodes(db: apsw.Connection) -> list[str]:
+    """Return the nodes that founded the cluster or lead a timeline, sorted, without reading the journal."""
+    founding = _meta(db, "bootstrap")
+    try:
+        members = read_membership(founding).voters if isinstance(founding, bytes) else {}
+    except EntryMalformedError:  # told by verify; to print vectors the timelines are enough
+        members = {}
+    return sorted({*members, *applied(db)})
+
+
+def _verify_one(
+    node: str, path: str, db: apsw.Connection, findings: list[Finding], progress: Progress | None
+) -> Counts:
+    founding = _meta(db, "bootstrap")
+
+    def original(clock: int, origin: str) -> bytes | None:
+        query = "SELECT body FROM bedrockish_journal WHERE clock = ? AND origin = ? AND repeat = 0"
+        row = db.execute(query, (clock, origin)).fetchone() if clock < 1 << 63 else None
+        return None if row is None else row[0]
+
+    removed = _removed(node, db, findings)
+    audit = Audit(node, founding if isinstance(founding, bytes) else None, original, removed)
+    findings.extend(audit.begin())
+    commands = Commands(node)
+    for row in scan_stored(db):
+        if _well_typed(row):
+            findings.extend(audit.check(row))
+            commands.note(row, audit.entry)
+        else:
+            commands.note(row, None)
+            text = f"row {row.seq} of the journal has values of types that a journal never has"
+            findings.append(Finding("columns", node, text=text))
+        if progress is not None and audit.entries % PROGRESS_EVERY == 0:
+            progress(node, audit.entries)
+    findings.extend(_twice(node, db))
+    findings.extend(commands.check(db))
+    commands.close()
+    if progress is not None:
+        progress(node, audit.entries)
+    applied_here = dict(sorted(audit.applied.items()))
+    begins = {leader: mark.tick for leader, mark in sorted(removed.items())}
+    return Counts(node, path, audit.entries, audit.repeats, audit.adopted, applied_here, audit.nodes, begins)
+
+
+def _removed(node: str, db: apsw.Connection, findings: list[Finding]) -> dict[str, Mark]:
+    try:
+        return marks(db)
+    except EntryMalformedError as error:
+        findings.append(Finding("bytes", node, text=str(error)))
+        return {}
+
+
+def _well_typed(row: Stored) -> bool:
+    """SQLite keeps what it is given, whatever the column's declared type; a tampered file may hold anything."""
+    return (
+        all(type(number) is int for number in (row.tick, row.clock, row.repeat))
+        and all(type(text) is str for text in (row.leader, row.origin, row.command, row.kind))
+        and all(type(data) is bytes for data in (row.label, row.body, row.prev, row.hash))
+    )
+
+
+# NOT INDEXED: the unique index that should make this impossible is part of what is being verified.
+_TWICE = """SELECT min(leader), min(tick), clock, origin, count(*) FROM bedrockish_journal NOT INDEXED
+  WHERE repeat = 0 GROUP BY clock, origin HAVING count(*) > 1"""
+
+
+def _twice(node: str, db: apsw.Connection) -> Iterator[Finding]:
+    """Yield the transactions whose changes were applied more than once."""
+    for leader, tick, clock, origin, times in db.execute(_TWICE):
+        txid = f"{origin}-{clock:x}" if isinstance(clock, int) else str(origin)
+        text = f"the transaction of {leader}{tick} was applied {times} times"
+        yield Finding("txid", node, leader, tick, txid, text=text)
+
+
+def _compare(
+    opened: list[tuple[str, apsw.Connection]], counts: list[Counts], findings: list[Finding]
+) -> dict[str, list[tuple[str, int, int]]]:
+    """Walk all journals side by side; report forks, and return what each node lacks and has not removed itself."""
+    everybody = {node for node, _ in opened}
+    removed = {count.node: count.removed for count in counts}
+    lacks: dict[tuple[str, str], Ticks] = {}
+    if len(opened) < 2:
+        return {}
+    merged = heapq.merge(*(_places(node, db) for node, db in opened))
+    for (leader, tick), group in groupby(merged, key=_place):
+        hashes: dict[bytes, list[str]] = {}
+        for _, _, node, digest in group:
+            hashes.setdefault(digest, []).append(node)
+        if len(hashes) > 1:
+            versions = ", ".join(f"{digest.hex()[:12]}… at {', '.join(nodes)}" for digest, nodes in hashes.items())
+            text = f"{leader}{tick} is not the same everywhere: {versions}"
+            findings.append(Finding("fork", min(hashes.values(), key=len)[0], leader, tick, text=text))
+        for node in everybody.difference(*hashes.values()) if tick > 0 else ():
+            if tick > removed[node].get(leader, 0):
+                lacks.setdefault((node, leader), Ticks()).add(tick)
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for (node, leader), ticks in sorted(lacks.items(), key=lambda item: item[0]):
+        found.setdefault(node, []).extend((leader, first, last) for first, last in ticks)
+    return found
+
+
+def _places(node: str, db: apsw.Connection) -> Iterator[tuple[str, int, str, bytes]]:
+    query = """SELECT leader, tick, hash FROM bedrockish_journal
+               WHERE typeof(leader) = 'text' AND typeof(tick) = 'integer' AND typeof(hash) = 'blob'
+               ORDER BY leader, tick"""
+    for leader, tick, digest in db.execute(query):
+        yield leader, tick, node, digest
+
+
+def _place(row: tuple[str, int, str, bytes]) -> tuple[str, int]:
+    return row[0], row[1]
+
+
+def _verify_own_tails(opened: list[tuple[str, apsw.Connection]], counts: list[Counts], findings: list[Finding]) -> None:
+    """A node alone writes its timeline, before anybody hears of it: others can never have more of it than itself.
+
+    Its end is read anew, after all other files, because the nodes may be running.
+    """
+    for node, db in opened:
+        _end(db)
+        own, _ = heads(db).get(node, (0, b""))
+        most = max((count.applied.get(node, 0) for count in counts if count.node != node), default=0)
+        if most > own:
+            holders = ", ".join(count.node for count in counts if count.applied.get(node, 0) > own)
+            text = (
+                f"{node} has lost the end of its own timeline: it ends at {node}{own}, {holders} has up to {node}{most}"
+            )
+            findings.append(Finding("lost", node, node, most, text=text))

@@ -1,0 +1,153 @@
+"""Events to frames and back: the only file that knows what is inside a frame.
+
+Unknown keys of a map are ignored, so that a newer program can say more to an older one.
+"""
+
+from typing import Any, assert_never
+
+import cbor2
+
+from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError, VersionMismatchError
+from bedrockish_net.events import (
+    NAME_CHARACTERS_MAX,
+    PING_BYTES_MAX,
+    PROTOCOL,
+    VERSION,
+    Closed,
+    Data,
+    Event,
+    Goodbye,
+    Hello,
+    Ping,
+    Pong,
+)
+from bedrockish_net.frame import Kind, encode_frame
+from bedrockish_net.limits import Limits
+
+MESSAGE_CHARACTERS_MAX = 1000
+
+
+def encode_event(event: Event, limits: Limits) -> bytes:
+    """Return the frame that tells an event; nothing for ``Closed``, which the stream itself tells.
+
+    Raises:
+        LocalProtocolError: it is over a limit, so that the other end would refuse it.
+    """
+    match event:
+        case Data(payload):
+            return _checked(Kind.DATA, payload, limits.frame_bytes_max)
+        case Ping(token):
+            return _checked(Kind.PING, token, PING_BYTES_MAX)
+        case Pong(token):
+            return _checked(Kind.PONG, token, PING_BYTES_MAX)
+        case Hello():
+            return _checked(Kind.HELLO, _pack_hello(event), limits.hello_bytes_max)
+        case Goodbye(code, message, info):
+            packed: dict[str, Any] = {"code": str(code), "message": message[:MESSAGE_CHARACTERS_MAX]}
+            packed |= {"info": dict(info)} if info else {}
+            return _checked(Kind.GOODBYE, cbor2.dumps(packed), limits.hello_bytes_max)
+        case Closed():
+            return b""
+        case _:
+            assert_never(event)
+
+
+def decode_event(kind: Kind, payload: bytes) -> Event:
+    """Return the event that a frame tells.
+
+    Raises:
+        RemoteProtocolError: the payload is not what its kind says.
+        VersionMismatchError: a HELLO of another version.
+    """
+    match kind:
+        case Kind.DATA:
+            return Data(payload)
+        case Kind.PING | Kind.PONG:
+            if len(payload) > PING_BYTES_MAX:
+                raise RemoteProtocolError(
+                    Code.MALFORMED, f"{kind.name} has {len(payload)} bytes; {PING_BYTES_MAX} may be"
+                )
+            return Ping(payload) if kind is Kind.PING else Pong(payload)
+        case Kind.HELLO:
+            return _unpack_hello(_unpack_map(kind, payload))
+        case Kind.GOODBYE:
+            packed = _unpack_map(kind, payload)
+            message = _text(packed, "message", MESSAGE_CHARACTERS_MAX, default="")
+            return Goodbye(_text(packed, "code"), message, _info(kind, packed))
+        case _:
+            assert_never(kind)
+
+
+def _checked(kind: Kind, payload: bytes, limit: int) -> bytes:
+    if len(payload) > limit:
+        raise LocalProtocolError(f"{kind.name} of {len(payload)} bytes is over the limit of {limit}")
+    return encode_frame(kind, payload)
+
+
+def _pack_hello(hello: Hello) -> bytes:
+    return cbor2.dumps(
+        {
+            "protocol": PROTOCOL,
+            "version": VERSION,
+            "role": hello.role,
+            "node": hello.node,
+            "cluster": hello.cluster,
+            "to": hello.to,
+            "info": dict(hello.info),
+        }
+    )
+
+
+def _unpack_hello(packed: dict[Any, Any]) -> Hello:
+    # Protocol and version first: in another version every other key may mean something else.
+    if packed.get("protocol") != PROTOCOL:
+        raise RemoteProtocolError(
+            Code.PROTOCOL, f"the other end speaks {_show(packed.get('protocol'))}, not {PROTOCOL}"
+        )
+    version = packed.get("version")
+    if type(version) is not int or version != VERSION:
+        raise VersionMismatchError(VERSION, _show(version))
+    role = packed.get("role")
+    if role not in ("peer", "client"):
+        raise RemoteProtocolError(Code.MALFORMED, f"HELLO has role {_show(role)}; peer and client are known")
+    node = _text(packed, "node")
+    if role == "peer" and not node:
+        raise RemoteProtocolError(Code.MALFORMED, "HELLO of a peer has no name in it")
+    return Hello(node, _optional(packed, "cluster"), role, _optional(packed, "to"), _info(Kind.HELLO, packed))
+
+
+def _info(kind: Kind, packed: dict[Any, Any]) -> dict[str, Any]:
+    info = packed.get("info", {})
+    if not isinstance(info, dict):
+        raise RemoteProtocolError(Code.MALFORMED, f"{kind.name} has an info that is not a map")
+    return info
+
+
+def _unpack_map(kind: Kind, payload: bytes) -> dict[Any, Any]:
+    try:
+        packed = cbor2.loads(payload)
+    except Exception as error:
+        # CBOR's tags build dates, patterns and fractions, whose constructors raise what they like at bad input.
+        raise RemoteProtocolError(Code.MALFORMED, f"{kind.name} is not CBOR: {error!s:.200}") from error
+    if not isinstance(packed, dict):
+        raise RemoteProtocolError(Code.MALFORMED, f"{kind.name} is not a CBOR map")
+    return packed
+
+
+def _show(value: object) -> str:
+    """Print a value that may be anything at all: a number of a thousand digits, for one, cannot be printed."""
+    if isinstance(value, str) or (isinstance(value, int) and abs(value) < 1 << 64):
+        return ascii(value)[:80]
+    return f"a {type(value).__name__}"
+
+
+def _optional(packed: dict[Any, Any], key: str) -> str | None:
+    return None if packed.get(key) is None else _text(packed, key)
+
+
+def _text(packed: dict[Any, Any], key: str, limit: int = NAME_CHARACTERS_MAX, default: object = None) -> str:
+    """Take a short printable text, because names and reasons end up in logs and on screens."""
+    value = packed.get(key, default)
+    if not isinstance(value, str) or len(value) > limit:
+        raise RemoteProtocolError(Code.MALFORMED, f"{key} should be a text of up to {limit} characters")
+    return "".join(each if each.isprintable() else "\ufffd" for each in value)

@@ -1,0 +1,239 @@
+"""A connection: what two ends may say to each other and when, with no I/O in it.
+
+Two rules:
+1. ``TRANSITIONS`` is one law for both ends, and does not know which of them is ours. A missing cell *is* the protocol
+   error; there is no second list of illegal moves.
+2. What does not fit in the table is two sentences, and both are in ``_check_order``: the accepter says HELLO second,
+   and nothing but HELLO and GOODBYE travels until both have said it.
+
+``receive_data`` stores; ``next_event`` parses one event and moves the remote end's state; ``send`` moves ours and
+returns bytes.
+"""
+
+from enum import Enum, auto
+
+from bedrockish_net.codec import decode_event, encode_event
+from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError, WiringError
+from bedrockish_net.events import EVENTS, Closed, Data, Event, Goodbye, Hello, Ping, Pong
+from bedrockish_net.frame import FrameReader, Kind, encode_frame
+from bedrockish_net.limits import Limits
+
+
+class State(Enum):
+    """How far one end has come."""
+
+    HELLO = auto()
+    """It has not said who it is."""
+    OPEN = auto()
+    """It says what it likes."""
+    CLOSING = auto()
+    """It has said GOODBYE, and will say nothing more."""
+    CLOSED = auto()
+    """Its half of the stream has ended."""
+
+
+class Side(Enum):
+    """Which end we are: the one who dialled, and speaks first, or the one who accepted."""
+
+    DIALLER = auto()
+    ACCEPTER = auto()
+
+
+TRANSITIONS: dict[State, dict[type[Event], State]] = {
+    State.HELLO: {Hello: State.OPEN, Goodbye: State.CLOSING, Closed: State.CLOSED},
+    State.OPEN: {
+        Data: State.OPEN,
+        Ping: State.OPEN,
+        Pong: State.OPEN,
+        Goodbye: State.CLOSING,
+        Closed: State.CLOSED,
+    },
+    State.CLOSING: {Closed: State.CLOSED},
+    State.CLOSED: {},
+}
+
+
+class Connection:
+    """One end's view of one connection.
+
+    Args:
+        side: whether we dialled or accepted.
+        local: who we are. A dialler's ``to`` is checked against the answer; an accepter's HELLO is given to ``send``
+            and may say more, but node and cluster are checked against this one.
+        limits: sizes of frames.
+
+    Attributes:
+        local_state: how far our end has come.
+        remote_state: how far the other end has come.
+        remote: the other end's HELLO, None before it came.
+    """
+
+    def __init__(self, side: Side, local: Hello, limits: Limits | None = None) -> None:
+        self.side = side
+        self.local = local
+        self.local_state = State.HELLO
+        self.remote_state = State.HELLO
+        self.remote: Hello | None = None
+        self._limits = limits or Limits()
+        self._frames = FrameReader(self._limits.hello_bytes_max)
+        self._ended = False
+        self._failure: RemoteProtocolError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether both ends may say what they like."""
+        return self.local_state is State.OPEN and self.remote_state is State.OPEN
+
+    def receive_data(self, data: bytes) -> None:
+        """Store bytes that came from the other end; ``b""`` means that its half of the stream ended.
+
+        Raises:
+            LocalProtocolError: the stream had ended already.
+        """
+        if self._ended:
+            raise LocalProtocolError("bytes cannot come after the end of the stream")
+        if data:
+            self._frames.feed(data)
+        else:
+            self._ended = True
+
+    def next_event(self) -> Event | None:
+        """Return the next thing that the other end did, or None when more bytes are needed.
+
+        Raises:
+            RemoteProtocolError: the other end broke the protocol. Send its ``answer`` and close; asking again raises
+                again, with nothing to answer.
+        """
+        if self._failure is not None:
+            raise RemoteProtocolError(self._failure.code, self._failure.message)
+        if self.is_open:  # then DATA changes nothing; it is most of what comes, so it goes past the tables
+            payload = self._frames.next_data()
+            if payload is not None:
+                return Data(payload)
+        try:
+            event = self._parse()
+            if event is not None:
+                self._take(event)
+        except RemoteProtocolError as error:
+            self._failure = error
+            error.answer = self._answer(error)
+            raise
+        return event
+
+    def send(self, event: Event) -> bytes:
+        """Make one move of our own and return the bytes that tell the other end.
+
+        Raises:
+            LocalProtocolError: the state of the connection does not allow it, or the event is over a limit. Nothing
+                has changed.
+        """
+        state = self._move(self.local_state, event)
+        self._check_order(event)
+        data = encode_event(event, self._limits)
+        self.local_state = state
+        self._set_limit()
+        return data
+
+    def send_data(self, payload: bytes) -> bytes:
+        """Return the bytes of one message: ``send(Data(payload))``, past the tables where they change nothing.
+
+        Raises:
+            LocalProtocolError: as ``send``.
+        """
+        if self.is_open and len(payload) <= self._limits.frame_bytes_max:
+            return encode_frame(Kind.DATA, payload)
+        return self.send(Data(payload))
+
+    def _parse(self) -> Event | None:
+        frame = self._frames.next_frame()
+        if frame is not None:
+            return decode_event(*frame)
+        if not self._ended or self.remote_state is State.CLOSED:
+            return None
+        self._frames.check_end()
+        return Closed()
+
+    def _take(self, event: Event) -> None:
+        """Move the remote end by one event."""
+        try:
+            state = self._move(self.remote_state, event)
+        except LocalProtocolError as error:
+            raise RemoteProtocolError(Code.UNEXPECTED, str(error)) from error
+        talks = isinstance(event, (Data, Ping, Pong))
+        if talks and self.local_state is State.HELLO:
+            raise RemoteProtocolError(Code.UNEXPECTED, f"{_name(event)} came before our HELLO was answered or sent")
+        if isinstance(event, Hello):
+            if self.side is Side.DIALLER and self.local_state is State.HELLO:
+                raise RemoteProtocolError(Code.UNEXPECTED, "the accepter said HELLO before it was asked")
+            self._check_wiring(event)
+            self.remote = event
+        self.remote_state = state
+        self._set_limit()
+
+    def _move(self, state: State, event: Event) -> State:
+        try:
+            return TRANSITIONS[state][type(event)]
+        except KeyError:
+            raise LocalProtocolError(f"{_name(event)} is not possible in state {state.name}") from None
+
+    def _check_order(self, event: Event) -> None:
+        if isinstance(event, Hello):
+            if self.side is Side.ACCEPTER and self.remote_state is not State.OPEN:
+                raise LocalProtocolError("an accepter says HELLO only after the dialler did")
+        elif isinstance(event, (Data, Ping, Pong)) and not self.is_open:
+            raise LocalProtocolError(f"{_name(event)} is not possible: the other end is in {self.remote_state.name}")
+
+    def _check_wiring(self, remote: Hello) -> None:
+        """Find out whether these two should talk; a mistake in a configuration must be a clear error at both ends."""
+        local = self.local
+        any_cluster = (local.role == "client" and local.cluster is None) or (
+            remote.role == "client" and remote.cluster is None
+        )
+        if remote.cluster != local.cluster and not any_cluster:
+            raise WiringError(
+                Code.CLUSTER,
+                f"{local.node!r} is of cluster {local.cluster!r}, {remote.node!r} of cluster {remote.cluster!r}; "
+                "check the addresses",
+                local.cluster,
+                remote.cluster,
+            )
+        if self.side is Side.ACCEPTER and remote.to not in (None, local.node):
+            raise WiringError(
+                Code.WRONG_NODE,
+                f"{remote.node!r} wanted {remote.to!r}, but this is {local.node!r}; check the address of {remote.to!r}",
+                local.node,
+                remote.to,
+            )
+        if self.side is Side.DIALLER and local.to not in (None, remote.node):
+            raise WiringError(
+                Code.WRONG_NODE,
+                f"{local.node!r} wanted {local.to!r}, but {remote.node!r} answered; check the address of {local.to!r}",
+                local.to,
+                remote.node,
+            )
+
+    def _set_limit(self) -> None:
+        if self.is_open:
+            self._frames.limit = self._limits.frame_bytes_max
+
+    def _answer(self, error: RemoteProtocolError) -> bytes:
+        """Close our end because of their mistake, and return what there is left to say about it."""
+        self.remote_state = State.CLOSED
+        if Goodbye not in TRANSITIONS[self.local_state]:
+            return b""
+        self.local_state = State.CLOSING
+        return encode_event(Goodbye(error.code, error.message), self._limits)
+
+
+def _name(event: Event) -> str:
+    return type(event).__name__.upper()
+
+
+def describe_table() -> str:
+    """Return the table of states as markdown, for the documentation."""
+    lines = ["| state | " + " | ".join(event.__name__ for event in EVENTS) + " |"]
+    lines.append("|---" * (len(EVENTS) + 1) + "|")
+    for state, row in TRANSITIONS.items():
+        cells = (row[event].name if event in row else "—" for event in EVENTS)
+        lines.append(f"| **{state.name}** | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,72 @@
+"""What can happen on a connection, in either direction: one frozen dataclass each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+PROTOCOL = "bedrockish"
+VERSION = 1
+NAME_CHARACTERS_MAX = 64
+PING_BYTES_MAX = 64
+
+Role = Literal["peer", "client"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first thing each end says: who it is, and whom it believes to talk to."""
+
+    node: str
+    """Name of the node; a client gives any name by which logs can tell it."""
+    cluster: str | None
+    """Name of the cluster. A client may leave it None: whichever cluster answers is meant."""
+    role: Role = "peer"
+    to: str | None = None
+    """Name of the node that the dialler means, None for whoever answers."""
+    info: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Anything else that the two programs want to know of each other, as plain CBOR data. A password may be in it, so
+    it is never printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """One message. What it says is not this package's business."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Are you there? Answer with ``response()``."""
+
+    token: bytes = b""
+
+    def response(self) -> "Pong":
+        """Return the answer that is owed."""
+        return Pong(self.token)
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """I am here."""
+
+    token: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The last thing an end says, with its reason. Only the end of the stream may follow."""
+
+    code: str
+    message: str = ""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else that the other program wants to know about the reason, as plain CBOR data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The stream ended between two frames."""
+
+
+Event = Hello | Data | Ping | Pong | Goodbye | Closed
+EVENTS: tuple[type[Event], ...] = (Hello, Data, Ping, Pong, Goodbye, Closed)

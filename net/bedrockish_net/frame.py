@@ -1,0 +1,114 @@
+"""Frames: how one stream of bytes becomes separate messages.
+
+A frame is the length of its payload (4 bytes, big-endian), its kind (1 byte) and the payload. The length comes first so
+that a reader knows, before it keeps anything, whether it wants the rest.
+"""
+
+from enum import IntEnum
+from struct import Struct
+
+from bedrockish_net.errors import Code, FrameTooLargeError, RemoteProtocolError, UnknownKindError
+
+HEADER = Struct(">IB")
+LENGTH_BYTES = 4
+
+
+class Kind(IntEnum):
+    """What a frame is. Zero is left out so that a run of zero bytes is nothing."""
+
+    HELLO = 1
+    DATA = 2
+    PING = 3
+    PONG = 4
+    GOODBYE = 5
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+def encode_frame(kind: Kind, payload: bytes) -> bytes:
+    """Return the bytes of one frame."""
+    return HEADER.pack(len(payload), kind) + payload
+
+
+class FrameReader:
+    """Takes bytes as they come and gives frames as they were sent.
+
+    Attributes:
+        limit: longest payload taken, in bytes; may be changed between frames.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._buffer = bytearray()
+        self._at = 0  # everything before it was given out already
+
+    def __len__(self) -> int:
+        """Bytes held that were not given out."""
+        return len(self._buffer) - self._at
+
+    def feed(self, data: bytes) -> None:
+        """Store more bytes; look at none of them."""
+        if self._at:  # once a read, not once a frame: many small frames cost one move of the rest
+            del self._buffer[: self._at]
+            self._at = 0
+        self._buffer += data
+
+    def next_frame(self) -> tuple[Kind, bytes] | None:
+        """Return the next whole frame, or None when more bytes are needed.
+
+        Raises:
+            FrameTooLargeError: the next frame announces more than ``limit``; known from its first 4 bytes.
+            UnknownKindError: its kind is not one of ours.
+        """
+        buffer, start = self._buffer, self._at
+        held = len(buffer) - start
+        if held < LENGTH_BYTES:
+            return None
+        length = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")
+        if length > self.limit:
+            raise FrameTooLargeError(length, self.limit, _foreigner(bytes(buffer[start : start + LENGTH_BYTES])))
+        if held == LENGTH_BYTES:
+            return None
+        kind = _KINDS.get(buffer[start + LENGTH_BYTES])
+        if kind is None:
+            raise UnknownKindError(buffer[start + LENGTH_BYTES])
+        end = start + HEADER.size + length
+        if end > len(buffer):
+            return None
+        with memoryview(buffer) as view:  # one copy, not two
+            payload = bytes(view[start + HEADER.size : end])
+        self._at = end
+        return kind, payload
+
+    def next_data(self) -> bytes | None:
+        """Return the payload of the next frame if it is a whole DATA frame within the limit; else leave it there."""
+        buffer, start = self._buffer, self._at
+        if len(buffer) - start < HEADER.size:
+            return None
+        length, kind = HEADER.unpack_from(buffer, start)
+        end = start + HEADER.size + length
+        if kind != Kind.DATA or length > self.limit or end > len(buffer):
+            return None
+        with memoryview(buffer) as view:
+            payload = bytes(view[start + HEADER.size : end])
+        self._at = end
+        return payload
+
+    def check_end(self) -> None:
+        """Take the end of the stream.
+
+        Raises:
+            RemoteProtocolError: it came inside a frame.
+        """
+        if len(self):
+            raise RemoteProtocolError(Code.TRUNCATED, f"the stream ended inside a frame, {len(self)} bytes into it")
+
+
+def _foreigner(start: bytes) -> str:
+    """Say which well-known protocol these first bytes are of, because such a mistake is common and hard to see."""
+    if start[:2] == b"\x16\x03":
+        return "; these bytes are TLS: one end uses it and the other does not"
+    if start in (b"GET ", b"POST", b"HEAD", b"PUT ", b"HTTP", b"OPTI"):
+        return "; these bytes are HTTP, which is not spoken on this port"
+    return ""

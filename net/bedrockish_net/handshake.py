@@ -1,0 +1,237 @@
+"""Handshake: from an open stream, or only an address, to two ends that know each other; or to a clear refusal.
+
+Whatever goes wrong here, the stream is closed and the other end was told why, if it could still be told.
+"""
+
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from bedrockish_net.connection import Connection, Side
+from bedrockish_net.errors import (
+    Code,
+    DialError,
+    LinkClosedError,
+    LocalProtocolError,
+    RefusedError,
+    RemoteProtocolError,
+    TlsError,
+)
+from bedrockish_net.events import Event, Goodbye, Hello
+from bedrockish_net.limits import Limits
+from bedrockish_net.loopback import is_loopback
+from bedrockish_net.tls import check_certificate
+
+READ_BYTES = 256 * 1024
+BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, OSError, ssl.SSLError)
+
+
+UNSENT_BYTES_MAX = 128 * 1024  # that the kernel takes of what it cannot send yet
+
+Admits = Callable[[trio.abc.Stream, Hello], Awaitable[None]]
+Recognises = Callable[[Hello], None]
+Trusts = Callable[[trio.abc.Stream], None]
+WAY_TO_TLS = (
+    "nodes get certificates by 'bedrockish tls certs NODE=HOST ...' and show them by 'bedrockish serve --set "
+    "tls=certs', and clients name the authority, as in bedrockish://HOST:PORT/?ca=certs/ca.pem"
+)
+
+
+async def dial(
+    host: str,
+    port: int,
+    hello: Hello,
+    seconds: float,
+    limits: Limits,
+    ssl_context: ssl.SSLContext | None,
+    trust: Trusts = lambda _: None,
+    recognise: Recognises = lambda _: None,
+) -> tuple[trio.abc.Stream, Connection]:
+    """Connect, say HELLO and wait for the answer. Raises what ``Link.dial`` says.
+
+    ``trust`` is shown the stream, and ``recognise`` the HELLO that answers; both raise RefusedError. Without TLS
+    nothing leaves this machine.
+    """
+    where = address_text(host, port)
+    with trio.move_on_after(seconds):
+        try:
+            stream: trio.abc.Stream = await trio.open_tcp_stream(host, port)  # it sets TCP_NODELAY
+            _keep_unsent_here(stream)
+        except OSError as error:
+            raise DialError(f"cannot connect to {where}: {error_text(error)}") from error
+        if ssl_context is not None:
+            stream = trio.SSLStream(stream, ssl_context, server_hostname=hello.to or host)
+        try:
+            if ssl_context is None and not stays_here(stream):
+                raise TlsError(f"{where} is on another machine, and nothing goes there without TLS; {WAY_TO_TLS}")
+            return stream, await dial_on(stream, hello, limits, trust, recognise)
+        except BROKEN as error:
+            await trio.aclose_forcefully(stream)
+            if isinstance(error.__cause__ or error, ssl.SSLError):
+                raise TlsError(f"no TLS with {where}: {error_text(error)}") from error
+            raise DialError(f"{where} hung up before it said HELLO: {error_text(error)}") from error
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+    raise DialError(f"{where} did not answer within {seconds:g} s")
+
+
+async def dial_on(
+    stream: trio.abc.Stream,
+    hello: Hello,
+    limits: Limits,
+    trust: Trusts = lambda _: None,
+    recognise: Recognises = lambda _: None,
+) -> Connection:
+    """Say HELLO on a stream that is open, and wait for the answer; on an error, closing it is the caller's.
+
+    Raises:
+        RefusedError: the answer was a GOODBYE, or came with a certificate of another node, or one that is not trusted.
+        RemoteProtocolError: the answer was nonsense, or of someone else; it was told so.
+        trio.BrokenResourceError: the stream ended.
+    """
+    connection = Connection(Side.DIALLER, hello, limits)
+    await stream.send_all(connection.send(hello))
+    try:
+        event = await _next_event(stream, connection)
+    except RemoteProtocolError as error:
+        await hang_up(stream, error.answer, limits.goodbye_seconds)
+        raise
+    if isinstance(event, Goodbye):
+        trust(stream)
+        if hello.role == "peer" and hello.to is not None:  # what a peer accuses us of counts only if it is that peer
+            check_certificate(stream, hello.to)
+        raise RefusedError(event.code, f"the other end refused: {event.message or event.code}", event.info)
+    if not isinstance(event, Hello):
+        raise trio.BrokenResourceError("the stream ended")
+    try:
+        trust(stream)
+        if event.role == "peer":
+            check_certificate(stream, event.node)
+        recognise(event)
+    except RefusedError as error:
+        await hang_up(stream, connection.send(Goodbye(error.code, str(error), error.info)), limits.goodbye_seconds)
+        raise
+    return connection
+
+
+async def accept(
+    stream: trio.abc.Stream,
+    local: Hello,
+    welcome: Callable[[Hello], Hello],
+    limits: Limits,
+    ssl_context: ssl.SSLContext | None,
+    trust: Trusts = lambda _: None,
+    admit: Admits | None = None,
+) -> tuple[trio.abc.Stream, Connection]:
+    """Wait for a HELLO and answer it. Raises what ``Link.accept`` says.
+
+    ``trust`` is shown the stream. ``admit`` is shown everyone's HELLO too, and may take its time. Both raise
+    RefusedError.
+    """
+    if ssl_context is not None:
+        stream = trio.SSLStream(stream, ssl_context, server_side=True)
+    connection = Connection(Side.ACCEPTER, local, limits)
+    answer = b""
+    done = False
+    try:
+        with trio.move_on_after(limits.hello_seconds) as scope:
+            await _accept_on(stream, connection, welcome, trust, admit)
+        if scope.cancelled_caught:
+            raise RefusedError(Code.TIMEOUT, f"no HELLO within {limits.hello_seconds:g} s")
+        done = True
+    except RemoteProtocolError as error:
+        answer = error.answer
+        raise
+    except RefusedError as error:
+        with suppress(LocalProtocolError):  # we may be past the moment for a GOODBYE
+            answer = connection.send(Goodbye(error.code, str(error), error.info))
+        raise
+    except BROKEN as error:
+        raise LinkClosedError(Code.LOST, f"hung up before HELLO: {error_text(error)}") from error
+    finally:
+        if not done:
+            await hang_up(stream, answer, limits.goodbye_seconds)
+    return stream, connection
+
+
+async def _accept_on(
+    stream: trio.abc.Stream,
+    connection: Connection,
+    welcome: Callable[[Hello], Hello],
+    trust: Trusts,
+    admit: Admits | None,
+) -> None:
+    event = await _next_event(stream, connection)
+    if isinstance(event, Goodbye):
+        raise RefusedError(event.code, f"the dialler said goodbye: {event.message or event.code}")
+    if not isinstance(event, Hello):
+        raise trio.BrokenResourceError("the stream ended")
+    trust(stream)
+    if event.role == "peer":  # a client's certificate may have any name
+        check_certificate(stream, event.node)
+    if admit is not None:
+        await admit(stream, event)
+    await stream.send_all(connection.send(welcome(event)))
+
+
+async def _next_event(stream: trio.abc.Stream, connection: Connection) -> Event:
+    while (event := connection.next_event()) is None:
+        connection.receive_data(bytes(await stream.receive_some(READ_BYTES)))
+    return event
+
+
+async def hang_up(stream: trio.abc.Stream, farewell: bytes, seconds: float) -> None:
+    """Say the last bytes and close, waiting at most so long, cancelled or not.
+
+    Closing a socket on which unread bytes are waiting resets it, and the other end then loses our last words; so we
+    say that we are done and read on until the other end is done too.
+    """
+    with trio.move_on_after(seconds, shield=True), suppress(*BROKEN):
+        if farewell:
+            await stream.send_all(farewell)
+            if isinstance(stream, trio.abc.HalfCloseableStream):
+                await stream.send_eof()
+            while await stream.receive_some(READ_BYTES):
+                pass
+    with trio.CancelScope(shield=True):
+        await trio.aclose_forcefully(stream)
+
+
+def stays_here(stream: trio.abc.Stream) -> bool:
+    """Whether the other end of a stream is on this machine."""
+    raw: Any = stream
+    while isinstance(raw, trio.SSLStream):
+        raw = raw.transport_stream
+    try:
+        address = raw.socket.getpeername()[0]
+    except AttributeError:  # not a socket at all, such as two ends in one program
+        return True
+    except OSError:  # it is gone
+        return False
+    return is_loopback(str(address))
+
+
+def error_text(error: BaseException) -> str:
+    """Return what the operating system or trio says, in the words nearest to the cause."""
+    cause = error.__cause__ or error
+    while isinstance(cause, BaseExceptionGroup):  # one for each address of a name; people want to read one
+        cause = cause.exceptions[0]
+    if isinstance(cause, OSError) and cause.strerror and not isinstance(cause, ssl.SSLError):
+        return cause.strerror
+    return str(cause) or str(error) or type(cause).__name__
+
+
+def address_text(host: str, port: int) -> str:
+    """Return an address as people write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _keep_unsent_here(stream: trio.abc.Stream) -> None:
+    """Let the kernel take little of what it cannot send yet: what waits here can be overtaken by what is urgent."""
+    option = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None and isinstance(stream, trio.SocketStream):
+        stream.setsockopt(trio.socket.IPPROTO_TCP, option, UNSENT_BYTES_MAX)

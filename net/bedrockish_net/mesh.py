@@ -1,0 +1,497 @@
+"""Mesh: one node's links to all its peers, and its open door.
+
+To each peer there is one link that we dialled, for sending only; what the peer sends comes over the link that it
+dialled. So every node redials what it needs itself, and two nodes never have to agree which of two links is the one.
+"""
+
+import math
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import trio
+
+from bedrockish_net import handshake
+from bedrockish_net.doors import Doors
+from bedrockish_net.errors import Code, LinkClosedError, ListenError, NetError, RefusedError
+from bedrockish_net.events import Hello
+from bedrockish_net.handshake import Admits, Trusts, address_text
+from bedrockish_net.limits import Limits
+from bedrockish_net.stream import Link
+
+RETRY_SECONDS_MIN = 0.05
+RETRY_SECONDS_MAX = 2.0
+ALONE_SECONDS_MIN = 1.0  # how long a peer is left alone that sends nonsense again; doubled each time …
+ALONE_SECONDS_MAX = 60.0  # … up to this
+FORGIVEN_SECONDS = 600.0  # without nonsense: what was before does not count any more
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """Our own link to a peer is open: what is sent now goes out."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """Our own link to a peer is over: what is sent is dropped until the next ``PeerUp``."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Messages of a peer, in the order in which it sent them."""
+
+    node: str
+    payloads: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """A peer refused our link; told once for each reason."""
+
+    node: str
+    code: str
+    reason: str
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+MeshEvent = PeerUp | PeerDown | Received | TurnedAway
+ClientHandler = Callable[[Link], Awaitable[None]]
+
+
+class _Peer:
+    """What the mesh knows of one peer."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.started = False
+        self.scope = trio.CancelScope()  # of the task that dials
+        self.hurry = trio.Event()  # it is known to be alive: do not wait with the next attempt
+        self.outgoing: Link | None = None
+        self.incoming: Link | None = None
+        self.trouble = ""  # why the last attempt failed, told once
+        self.nonsense = 0  # how often it sent what cannot be read, lately
+        self.nonsense_at = -math.inf
+        self.alone_until = -math.inf  # its links are refused meanwhile
+
+
+def _raise(_what: str, error: Exception) -> None:
+    raise error
+
+
+async def _no_clients(link: Link) -> None:
+    link.drop(Code.REFUSED, f"{link.local.node} takes no clients here")
+
+
+class Mesh:
+    """The links of one node. Start it with ``await nursery.start(mesh.run)``; cancel that to stop it.
+
+    Args:
+        hello: who we are; ``to`` is filled in for each peer.
+        peers: where each other member listens. An entry for ourselves is ignored.
+        on_event: told of PeerUp, PeerDown, Received and TurnedAway, in order; must not block or raise.
+        judge: shown the HELLO of each peer that dials us, a member by its name; raises RefusedError to turn it away.
+        recognise: shown the HELLO of each peer that answers us; raises RefusedError to hang up again.
+        on_client: runs for each client, beside the running link; the link is closed when it returns. A
+            LinkClosedError that it raises is taken as the client's leaving.
+        on_fault: takes what was being done and an exception that nobody expected: only that link ends, unless this
+            raises. By default it stops the mesh.
+        host: address to listen on; None for all of this machine.
+        port: port to listen on; 0 for a free one, see ``addresses``.
+        draw: luck between 0 and 1, for the jitter of redialling.
+        on_log: told, in words, of refusals and of peers that cannot be reached.
+        limits: sizes and times of each link.
+        doors: how many may be at the door, and in.
+        dial_context: TLS for links that we dial.
+        listen_context: TLS for links that we accept.
+        trust: shown each stream, dialled or accepted, when the other end has spoken; raises RefusedError to end it.
+        admit: shown the stream and the HELLO of each who comes; raises RefusedError to turn it away.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        peers: Mapping[str, Address],
+        *,
+        on_event: Callable[[MeshEvent], None],
+        draw: Callable[[], float],
+        on_client: ClientHandler = _no_clients,
+        judge: Callable[[Hello], None] = lambda _: None,
+        recognise: Callable[[Hello], None] = lambda _: None,
+        host: str | None = None,
+        port: int = 0,
+        on_log: Callable[[str], None] = lambda _: None,
+        on_fault: Callable[[str, Exception], object] = _raise,
+        limits: Limits | None = None,
+        doors: Doors | None = None,
+        dial_context: ssl.SSLContext | None = None,
+        listen_context: ssl.SSLContext | None = None,
+        trust: Trusts = lambda _: None,
+        admit: Admits | None = None,
+    ) -> None:
+        self.hello = hello
+        self.addresses: list[Address] = []
+        self._peers = {node: _Peer(address) for node, address in peers.items() if node != hello.node}
+        self._on_event = on_event
+        self._on_client = on_client
+        self._judge_peer, self._recognise = judge, recognise
+        self._on_log, self._on_fault = on_log, on_fault
+        self._draw = draw
+        self._host = host
+        self._port = port
+        self._limits = limits or Limits()
+        self._doors = doors or Doors()
+        self._dial_context = dial_context
+        self._listen_context = listen_context
+        self._trust, self._admit_caller = trust, admit
+        self._clients: set[Link] = set()
+        self._nursery: trio.Nursery | None = None
+
+    @property
+    def up(self) -> frozenset[str]:
+        """The peers that ``send`` reaches now."""
+        return frozenset(node for node, peer in self._peers.items() if peer.outgoing is not None)
+
+    @property
+    def peers(self) -> dict[str, Address]:
+        """Where each peer listens."""
+        return {node: peer.address for node, peer in self._peers.items()}
+
+    def send(self, node: str, payload: bytes) -> bool:
+        """Queue one message to a peer, without waiting; return whether there was a link to queue it on.
+
+        True promises nothing: the link may break before the message arrives.
+
+        Raises:
+            LocalProtocolError: the message is longer than a frame may be.
+        """
+        return self.send_many(node, (payload,))
+
+    def send_many(self, node: str, payloads: Iterable[bytes], *, bulk: bool = False) -> bool:
+        """Queue messages to a peer that leave together, or, if they are ``bulk``, after all others; see ``send``.
+
+        Raises:
+            LocalProtocolError: one is longer than a frame may be; none was queued.
+        """
+        peer = self._peers.get(node)
+        if peer is None or peer.outgoing is None:
+            return False
+        try:
+            peer.outgoing.send_many_nowait(payloads, bulk=bulk)
+        except LinkClosedError:
+            return False
+        return True
+
+    def reject(self, node: str, reason: str) -> None:
+        """End the link on which a peer sent what cannot be read, telling it why.
+
+        One that does so again within ten minutes is left alone for a while, which doubles each time: reading and
+        refusing the same over and over would cost a healthy node more than the peer is worth.
+        """
+        peer = self._peers.get(node)
+        if peer is None or peer.incoming is None:
+            return
+        now = trio.current_time()
+        if now - peer.nonsense_at > FORGIVEN_SECONDS:
+            peer.nonsense = 0
+        alone = min(ALONE_SECONDS_MAX, ALONE_SECONDS_MIN * 2.0 ** (peer.nonsense - 1)) if peer.nonsense else 0.0
+        peer.nonsense, peer.nonsense_at, peer.alone_until = min(peer.nonsense + 1, 30), now, now + alone
+        self._on_log(
+            f"ended the link from {node}, which sent what cannot be read: {reason}"
+            + (f"; it is left alone for {alone:g} s" if alone else "")
+        )
+        link, peer.incoming = peer.incoming, None
+        link.drop(Code.MALFORMED, reason)
+
+    def waiting_bytes(self) -> int:
+        """Return how many bytes wait to be read at other ends, clients and peers together."""
+        peers = (peer.outgoing.waiting_bytes for peer in self._peers.values() if peer.outgoing is not None)
+        return sum(link.waiting_bytes for link in self._clients) + sum(peers)
+
+    def drop_slowest(self, held: Callable[[Link], int], least: int, stuck_seconds: float = 0.0) -> bool:
+        """End the link of the client for which most is kept, if that is ``least`` bytes or more; whether there is one.
+
+        Args:
+            held: how many bytes are kept for a client beside what waits on its link.
+            least: in bytes.
+            stuck_seconds: only one that has read nothing for so long.
+        """
+        stuck = [link for link in self._clients if link.closed is None and link.stuck_seconds >= stuck_seconds]
+        slowest = max(stuck, key=lambda link: link.waiting_bytes + held(link), default=None)
+        if slowest is None:
+            return False
+        waiting = slowest.waiting_bytes + held(slowest)
+        if waiting >= least:
+            for_s = f" for {slowest.stuck_seconds:.0f} s" if slowest.stuck_seconds >= 1 else ""
+            reason = f"{slowest.remote.node} does not read{for_s}: {waiting} bytes of this node's memory wait for it"
+            self._on_log(f"ended a client's link: {reason}")
+            slowest.drop(Code.OVERFLOW, reason)
+        return waiting >= least
+
+    @property
+    def left_alone(self) -> dict[str, float]:
+        """The peers whose links are refused for a while because they sent nonsense: seconds that are left."""
+        now = trio.current_time()
+        return {node: peer.alone_until - now for node, peer in self._peers.items() if peer.alone_until > now}
+
+    def use_certificates(self, dial: ssl.SSLContext, listen: ssl.SSLContext) -> None:
+        """Show and ask for other certificates from now on, and end the links that are no longer trusted."""
+        self._dial_context, self._listen_context = dial, listen
+        links = [link for peer in self._peers.values() for link in (peer.outgoing, peer.incoming)]
+        for link in [*filter(None, links), *self._clients]:
+            try:
+                self._trust(link.stream)
+            except RefusedError as error:
+                self._on_log(f"ended the link to {link.remote.node}: {error}")
+                link.drop(error.code, error.message)
+
+    def set_peers(self, peers: Mapping[str, Address]) -> None:
+        """Change who belongs to the mesh. Links to and from nodes that left are closed; unchanged ones stay."""
+        wanted = {node: address for node, address in peers.items() if node != self.hello.node}
+        for node, peer in list(self._peers.items()):
+            if wanted.get(node) == peer.address:
+                continue
+            moved = node in wanted
+            reason = f"{node} moved to {address_text(*wanted[node])}" if moved else f"{node} is no longer a member"
+            del self._peers[node]
+            for link in (peer.outgoing, None if moved else peer.incoming):
+                if link is not None:
+                    link.drop(Code.SHUTDOWN if moved else Code.UNKNOWN_MEMBER, reason)
+            was_up, peer.outgoing = peer.outgoing is not None, None
+            peer.scope.cancel()
+            if was_up:
+                self._on_event(PeerDown(node, reason))
+            if moved:
+                self._peers[node] = _Peer(wanted[node])
+                self._peers[node].incoming = peer.incoming
+        added = [node for node in wanted if node not in self._peers]
+        self._peers.update({node: _Peer(wanted[node]) for node in added})
+        self._start_dialling()
+
+    async def run(self, *, task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen, dial and serve until cancelled; says GOODBYE to everyone on the way out.
+
+        Raises:
+            ListenError: the address cannot be listened on.
+        """
+        listeners = await self._listen()
+        self.addresses = [listener.socket.getsockname()[:2] for listener in listeners]
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(trio.serve_listeners, self._welcome, listeners)
+            self._start_dialling()
+            task_status.started(self.addresses)
+
+    async def _listen(self) -> list[trio.SocketListener]:
+        where = address_text(self._host or "*", self._port)
+        try:
+            return await trio.open_tcp_listeners(self._port, host=self._host)
+        except socket.gaierror as error:
+            raise ListenError(f"cannot listen on {where}: the name is unknown here; give an address instead") from error
+        except OverflowError as error:
+            raise ListenError(f"cannot listen on {where}: a port is a number from 0 to 65535") from error
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen on {where}: {error.strerror or error}; stop the program that has it "
+                f"(find it with: ss -ltnp 'sport = :{self._port}'), or choose another host or port"
+            ) from error
+
+    # --- dialling
+
+    def _start_dialling(self) -> None:
+        if self._nursery is None:
+            return
+        for node, peer in self._peers.items():
+            if not peer.started:
+                peer.started = True
+                self._nursery.start_soon(self._keep_dialling, node, peer)
+
+    async def _keep_dialling(self, node: str, peer: _Peer) -> None:
+        """Keep our link to one peer open for as long as the peer is a member."""
+        delay = RETRY_SECONDS_MIN
+        with peer.scope:
+            while True:
+                began = trio.current_time()
+                peer.hurry = trio.Event()  # from here on: a peer that calls during our attempt counts too
+                link = None
+                try:
+                    link = await self._dial(node, peer)
+                    if link is not None:
+                        await self._hold(node, peer, link)
+                except Exception as error:
+                    self._on_fault(f"the link to {node}", error)
+                if link is not None:
+                    if trio.current_time() - began > RETRY_SECONDS_MAX:  # one that works, not one that is thrown out
+                        delay = RETRY_SECONDS_MIN
+                    peer.hurry = trio.Event()
+                with trio.move_on_after(delay * (0.5 + self._draw() / 2)):
+                    await peer.hurry.wait()
+                delay = min(2 * delay, RETRY_SECONDS_MAX)
+
+    async def _dial(self, node: str, peer: _Peer) -> Link | None:
+        host, port = peer.address
+        try:
+            hello, limits = replace(self.hello, to=node), self._limits
+            shaken = await handshake.dial(
+                host, port, hello, limits.hello_seconds, limits, self._dial_context, self._trust, self._recognise
+            )
+        except NetError as error:
+            trouble = f"no link to {node}: {error}"
+            if trouble != peer.trouble:  # said once, not at every attempt
+                peer.trouble = trouble
+                self._on_log(trouble)
+                if isinstance(error, RefusedError):
+                    self._on_event(TurnedAway(node, error.code, error.message, error.info))
+            return None
+        peer.trouble = ""
+        return Link(*shaken, limits)
+
+    async def _hold(self, node: str, peer: _Peer, link: Link) -> None:
+        """Offer an open link for sending until it is over."""
+        peer.outgoing = link
+        self._on_event(PeerUp(node))
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.run)
+                with suppress(LinkClosedError):
+                    await link.receive()
+                    link.drop(Code.UNEXPECTED, f"{node} talks on the link that is ours to talk on")
+        finally:
+            if peer.outgoing is link:  # else set_peers has told it already
+                peer.outgoing = None
+                self._on_event(PeerDown(node, str(link.closed)))
+
+    # --- the open door
+
+    async def _welcome(self, stream: trio.SocketStream) -> None:
+        """Take in whoever has come; whatever goes wrong with it is no trouble of others."""
+        caller = _caller(stream)
+        if self._doors.is_crowded(stream.socket.fileno()):
+            self._on_log(f"turned {caller} away: too many files are open; raise the limit (ulimit -n)")
+            await trio.aclose_forcefully(stream)
+            return
+        number = stream.socket.fileno()
+        try:
+            await self._take_in(stream, caller, number)
+        except Exception as error:
+            self._on_fault(f"serving {caller}", error)
+
+    async def _take_in(self, stream: trio.SocketStream, caller: str, file: int) -> None:
+        """Find out who has come; a stranger costs us this task, and at most one HELLO of memory and time."""
+        link = None
+        address = caller.rpartition(":")[0]
+        with trio.CancelScope() as scope:
+            number, crowded = self._doors.come(address, scope.cancel)
+            if crowded:
+                self._on_log(crowded)
+            has_spoken = False
+
+            async def admit(stream: trio.abc.Stream, hello: Hello) -> None:
+                nonlocal has_spoken
+                self._doors.speak(number)
+                has_spoken = True
+                if self._admit_caller is not None:
+                    await self._admit_caller(stream, hello)
+
+            try:
+                shaken = await handshake.accept(
+                    stream,
+                    self.hello,
+                    self._judge,
+                    self._limits,
+                    self._listen_context,
+                    self._trust,
+                    admit,
+                )
+                link = Link(*shaken, self._limits)
+            except NetError as error:
+                self._on_log(f"refused {caller}: {error}")
+            finally:
+                self._doors.go(number)
+                if has_spoken:
+                    self._doors.answered()
+        if link is None:
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run)
+            if link.remote.role == "peer":
+                await self._listen_to(link, caller)
+            else:
+                await self._serve(link, address, file)
+
+    async def _serve(self, link: Link, address: str, file: int) -> None:
+        """Let a client in, if there is room, until it goes."""
+        try:
+            self._doors.enter(address, file)
+        except RefusedError as error:
+            link.drop(error.code, error.message)
+            self._on_log(f"refused a client from {address}: {error.message}")
+            return
+        self._clients.add(link)
+        try:
+            await self._on_client(link)
+        except* LinkClosedError:
+            pass  # a client that hangs up is nothing special
+        finally:
+            self._clients.discard(link)
+            self._doors.leave(address)
+            await link.aclose()
+
+    def _judge(self, remote: Hello) -> Hello:
+        if remote.role == "peer" and remote.node not in self._peers:
+            known = ", ".join(sorted([*self._peers, self.hello.node]))
+            raise RefusedError(
+                Code.UNKNOWN_MEMBER, f"{remote.node!r} is not a member of {self.hello.cluster!r} here; members: {known}"
+            )
+        if remote.role == "peer":
+            left = self._peers[remote.node].alone_until - trio.current_time()
+            if left > 0:
+                raise RefusedError(
+                    Code.MALFORMED, f"{remote.node} has sent what cannot be read, again; try again in {left:.0f} s"
+                )
+            self._judge_peer(remote)
+        return replace(self.hello, to=remote.node)
+
+    async def _listen_to(self, link: Link, caller: str) -> None:
+        """Pass on what a peer says."""
+        node = link.remote.node
+        peer = self._peers.get(node)
+        if peer is None:  # it left while it shook hands
+            link.drop(Code.UNKNOWN_MEMBER, f"{node} is no longer a member")
+            return
+        if peer.incoming is not None:
+            peer.incoming.drop(Code.REPLACED, f"{node} opened a newer link")
+            self._on_log(f"{node} opened a second link from {caller}; the first is closed")
+        peer.incoming = link
+        peer.hurry.set()
+
+        def take(payloads: list[bytes]) -> None:
+            if self._is_incoming(node, link):
+                self._on_event(Received(node, payloads))
+
+        link.deliver_to(take)
+        await link.wait_closed()
+        if self._is_incoming(node, link):
+            self._peers[node].incoming = None
+
+    def _is_incoming(self, node: str, link: Link) -> bool:
+        """Whether this is still the link on which a member talks to us: not replaced, and the member not removed."""
+        peer = self._peers.get(node)
+        return peer is not None and peer.incoming is link
+
+
+def _caller(stream: trio.SocketStream) -> str:
+    try:
+        host, port = stream.socket.getpeername()[:2]
+    except OSError:
+        return "a caller that is gone"
+    return address_text(host, port)

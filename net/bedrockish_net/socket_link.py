@@ -1,0 +1,209 @@
+"""A link on a plain socket, for programs without an event loop: whoever uses it waits for the socket by itself.
+
+Nothing here waits but ``dial``: a socket that has no room, or nothing to read, is for the caller to poll.
+"""
+
+import socket
+import ssl
+from collections import deque
+from time import monotonic
+
+from bedrockish_net.connection import Connection, Side
+from bedrockish_net.errors import Code, DialError, LinkClosedError, RefusedError, RemoteProtocolError, TlsError
+from bedrockish_net.events import Closed, Data, Goodbye, Hello, Ping
+from bedrockish_net.handshake import READ_BYTES, WAY_TO_TLS, address_text, error_text
+from bedrockish_net.limits import Limits
+from bedrockish_net.loopback import is_loopback
+
+WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class SocketLink:
+    """An open link; both ends have said HELLO. Get one from ``dial``. One thread at a time may use it.
+
+    Attributes:
+        over: why it is over; None while it is not.
+        heard: seconds at which the other end was last heard.
+    """
+
+    def __init__(self, sock: socket.socket, connection: Connection, limits: Limits, name: str) -> None:
+        self._sock, self._connection, self._limits, self._name = sock, connection, limits, name
+        self._unsent: deque[bytes] = deque()
+        self.over: LinkClosedError | None = None
+        self.heard = self._asked = monotonic()
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the socket's number, to poll it by."""
+        return self._sock.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits for room in the socket."""
+        return bool(self._unsent)
+
+    def send(self, payload: bytes) -> None:
+        """Send one message, as far as the socket has room; ``flush`` sends the rest.
+
+        Raises:
+            LocalProtocolError: it is longer than a frame may be.
+        """
+        self._write(self._connection.send_data(payload))
+
+    def _write(self, data: bytes) -> None:
+        if self.over is not None:
+            return
+        if not self._unsent:
+            data = self._push(data)
+        if data:
+            self._unsent.append(data)
+
+    def _push(self, data: bytes) -> bytes:
+        """Give the socket what it takes; return the rest."""
+        try:
+            while data:
+                data = data[self._sock.send(data) :]
+        except WOULD_BLOCK:
+            pass
+        except OSError as error:
+            self._end(Code.LOST, f"the stream to {self._name} broke: {error_text(error)}")
+            return b""
+        return data
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket has room now."""
+        while self._unsent and self.over is None:
+            rest = self._push(self._unsent[0])
+            if rest:
+                self._unsent[0] = rest
+                return
+            if self._unsent:
+                self._unsent.popleft()
+
+    def receive(self) -> list[bytes]:
+        """Return the messages that have come; none if the socket has nothing now, or the link is over."""
+        found: list[bytes] = []
+        while self.over is None:
+            try:
+                data = self._sock.recv(READ_BYTES)
+            except WOULD_BLOCK:
+                break
+            except OSError as error:
+                self._end(Code.LOST, f"the stream from {self._name} broke: {error_text(error)}")
+                break
+            self.heard = monotonic()
+            self._take(data, found)
+            if not self._is_tls:
+                break  # what else has come is told by the next poll; what TLS holds back is not
+        return found
+
+    def _take(self, data: bytes, found: list[bytes]) -> None:
+        try:
+            self._connection.receive_data(data)
+            while (event := self._connection.next_event()) is not None:
+                match event:
+                    case Data(payload):
+                        found.append(payload)
+                    case Ping():
+                        self._write(self._connection.send(event.response()))
+                    case Goodbye(code, message):
+                        self._end(code, f"{self._name} said goodbye: {message or code}")
+                    case Closed():
+                        self._end(Code.LOST, f"{self._name} hung up without a goodbye")
+                    case _:
+                        pass  # a Pong was heard, which is all that it is for
+        except RemoteProtocolError as error:
+            self._push(error.answer)
+            self._end(error.code, f"{self._name} broke the protocol: {error}")
+
+    def tend(self, now: float) -> None:
+        """Ask for a sign of life if there was none for a while; end the link if there is none for long."""
+        silent = now - self.heard
+        if silent >= self._limits.silence_seconds:
+            self._end(Code.TIMEOUT, f"{self._name} was silent for {self._limits.silence_seconds:g} s")
+        elif silent >= self._limits.ping_seconds and now - self._asked >= self._limits.ping_seconds:
+            self._asked = now
+            if not self._unsent:
+                self._write(self._connection.send(Ping()))
+
+    def wake_at(self) -> float:
+        """Return when to call ``tend`` if nothing is heard before."""
+        return max(self.heard, self._asked) + self._limits.ping_seconds
+
+    def excuse(self, now: float) -> None:
+        """Nobody has looked at the link for a while: its silence is not the other end's."""
+        self.heard = max(self.heard, now - self._limits.ping_seconds)
+
+    def close(self) -> None:
+        """Say GOODBYE, if there is room, and close the socket. Closing twice is fine."""
+        if self.over is None:
+            if not self._unsent:
+                self._push(self._connection.send(Goodbye(Code.SHUTDOWN, f"{self._connection.local.node} left")))
+            self._end(Code.SHUTDOWN, f"{self._connection.local.node} closed the link")
+        self._sock.close()
+
+    def _end(self, code: str, reason: str) -> None:
+        if self.over is None:
+            self.over = LinkClosedError(code, reason)
+            self._unsent.clear()
+
+
+def dial(
+    host: str, port: int, hello: Hello, seconds: float, limits: Limits, ssl_context: ssl.SSLContext | None
+) -> SocketLink:
+    """Connect, say HELLO and wait for the answer, in the calling thread.
+
+    Raises:
+        DialError: nobody answered, or not in time.
+        RefusedError: the other end said GOODBYE instead; its reason is in it.
+        RemoteProtocolError: what answered does not speak the protocol, or is not whom we meant.
+        TlsError: there is no TLS with it; or there should be, because it is on another machine.
+    """
+    where, until = address_text(host, port), monotonic() + seconds
+    try:
+        sock = socket.create_connection((host, port), seconds)
+    except TimeoutError as error:
+        raise DialError(f"{where} did not answer within {seconds:g} s") from error
+    except OSError as error:
+        raise DialError(f"cannot connect to {where}: {error_text(error)}") from error
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if ssl_context is not None:
+            sock.settimeout(max(0.001, until - monotonic()))
+            sock = ssl_context.wrap_socket(sock, server_hostname=hello.to or host)
+        elif not is_loopback(str(sock.getpeername()[0])):
+            raise TlsError(f"{where} is on another machine, and nothing goes there without TLS; {WAY_TO_TLS}")
+        connection = _shake(sock, hello, limits, until)
+        assert connection.remote is not None
+        return SocketLink(sock, connection, limits, connection.remote.node)
+    except TimeoutError as error:
+        sock.close()
+        raise DialError(f"{where} did not answer within {seconds:g} s") from error
+    except ssl.SSLError as error:
+        sock.close()
+        raise TlsError(f"no TLS with {where}: {error_text(error)}") from error
+    except OSError as error:
+        sock.close()
+        raise DialError(f"{where} hung up before it said HELLO: {error_text(error)}") from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _shake(sock: socket.socket, hello: Hello, limits: Limits, until: float) -> Connection:
+    connection = Connection(Side.DIALLER, hello, limits)
+    sock.settimeout(max(0.001, until - monotonic()))
+    sock.sendall(connection.send(hello))
+    try:
+        while (event := connection.next_event()) is None:
+            sock.settimeout(max(0.001, until - monotonic()))
+            connection.receive_data(sock.recv(READ_BYTES))
+    except RemoteProtocolError as error:
+        sock.sendall(error.answer)
+        raise
+    if isinstance(event, Goodbye):
+        raise RefusedError(event.code, f"the other end refused: {event.message or event.code}", event.info)
+    if not isinstance(event, Hello):
+        raise OSError("the stream ended")
+    return connection

@@ -1,0 +1,444 @@
+"""Link: a connection on a trio stream.
+
+Three small tasks, all inside ``run()``: one reads, one writes, one asks for signs of life. However a link ends (a
+GOODBYE from either end, a broken stream, nonsense, silence, a full outbox, cancellation), it ends through ``_end``,
+with one code and one reason, and the first one counts.
+"""
+
+import os
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import trio
+
+from bedrockish_net import handshake
+from bedrockish_net.connection import Connection
+from bedrockish_net.errors import Code, LinkClosedError, RemoteProtocolError
+from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
+from bedrockish_net.handshake import BROKEN, READ_BYTES, error_text, hang_up
+from bedrockish_net.limits import Limits
+
+MESSAGE_OVERHEAD_BYTES = 64  # an empty message takes room too
+SLICE_BYTES = 256 << 10  # of a long message, after each of which it is known that the other end reads
+
+
+class Link:
+    """Both ends have said HELLO; now messages go both ways, in order, until the link is over.
+
+    Make one with ``dial`` or ``accept``, then start ``run`` in a nursery: nothing moves without it.
+
+    Attributes:
+        remote: who the other end is.
+        local: who we said we are.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, connection: Connection, limits: Limits) -> None:
+        assert connection.remote is not None
+        assert connection.is_open
+        self.remote: Hello = connection.remote
+        self.local: Hello = connection.local
+        self.stream = stream
+        # A plain socket can be written to without a task's help as long as the kernel has room.
+        self._fd = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else -1
+        self._is_torn = False  # the kernel took only a part of what was written at once
+        self._on_messages: Callable[[list[bytes]], None] | None = None
+        self._is_paused = False
+        self._connection = connection
+        self._limits = limits
+        self._inbox: deque[bytes] = deque()
+        self._inbox_bytes = 0
+        self._outbox: list[bytes] = []
+        self._bulk: deque[bytes] = deque()  # frames that let all others go first
+        self._outbox_bytes = 0  # those that send_all has in its hands count too
+        self._moved = 0.0  # when the other end has last taken something, or something began to wait
+        self._is_sending = False
+        self._is_finishing = False
+        self._is_hanging_up = False
+        self._heard = trio.current_time()
+        self._over: LinkClosedError | None = None
+        self._farewell = b""
+        self._scope: trio.CancelScope | None = None
+        self._gone = trio.Event()
+        self._consumers = trio.lowlevel.ParkingLot()
+        self._reader = trio.lowlevel.ParkingLot()
+        self._senders = trio.lowlevel.ParkingLot()
+        self._writer = trio.lowlevel.ParkingLot()
+
+    def __repr__(self) -> str:
+        return f"<Link {self.local.node} to {self.remote.role} {self.remote.node}: {self._over or 'open'}>"
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes wait for the other end to read them."""
+        return self._outbox_bytes
+
+    @property
+    def stuck_seconds(self) -> float:
+        """For how long something has been waiting for the other end, which took nothing."""
+        return trio.current_time() - self._moved if self._outbox_bytes else 0.0
+
+    @property
+    def closed(self) -> LinkClosedError | None:
+        """Why the link is over; None while it is not."""
+        return self._over
+
+    @classmethod
+    async def dial(
+        cls,
+        host: str,
+        port: int,
+        hello: Hello,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 (the text of the error needs it)
+        limits: Limits | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> "Link":
+        """Connect, say HELLO and wait for the answer.
+
+        Args:
+            host: a name or an address, IPv4 or IPv6; of several addresses the first that answers is taken.
+            port: where the other end listens.
+            hello: who we are; with ``to``, nobody else may answer.
+            timeout: seconds for all of it; None for ``limits.hello_seconds``.
+            limits: sizes and times of the link.
+            ssl_context: speak TLS, as ``bedrockish_net.tls`` makes it.
+
+        Raises:
+            DialError: nobody answered, or not in time.
+            RefusedError: the other end said GOODBYE instead; its reason is in it.
+            RemoteProtocolError: what answered does not speak the protocol, or is not whom we meant.
+        """
+        limits = limits or Limits()
+        seconds = limits.hello_seconds if timeout is None else timeout
+        return cls(*await handshake.dial(host, port, hello, seconds, limits, ssl_context), limits)
+
+    @classmethod
+    async def accept(
+        cls,
+        stream: trio.abc.Stream,
+        local: Hello,
+        *,
+        welcome: Callable[[Hello], Hello] | None = None,
+        limits: Limits | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> "Link":
+        """Wait for a HELLO and answer it. Whatever goes wrong, the stream is closed before this raises.
+
+        Args:
+            stream: as a listener gives it.
+            local: who we are.
+            welcome: is given the dialler's HELLO and returns the answer; raises RefusedError to refuse.
+            limits: sizes and times of the link.
+            ssl_context: speak TLS, as ``bedrockish_net.tls`` makes it.
+
+        Raises:
+            RefusedError: ``welcome`` refused it, it took too long, or the dialler itself said GOODBYE.
+            RemoteProtocolError: it does not speak the protocol, or should not be connected here; it was told so.
+            LinkClosedError: it hung up.
+        """
+        limits = limits or Limits()
+        return cls(*await handshake.accept(stream, local, welcome or (lambda _: local), limits, ssl_context), limits)
+
+    async def run(self) -> None:
+        """Move messages until the link is over, then close the stream. Raises nothing; ask ``closed`` why it ended."""
+        assert self._scope is None, "run() may be started once"
+        try:
+            async with trio.open_nursery() as nursery:
+                self._scope = nursery.cancel_scope
+                if self._over is not None:
+                    return
+                nursery.start_soon(self._read)
+                nursery.start_soon(self._write)
+                nursery.start_soon(self._keep_alive)
+        finally:
+            self._end(Code.SHUTDOWN, f"{self.local.node} is stopping")
+            self._outbox = []  # whoever still knows the link keeps none of this
+            self._bulk.clear()
+            await self._close_stream()
+
+    def send_nowait(self, payload: bytes) -> None:
+        """Send one message, or queue it if the kernel has no room for it now.
+
+        Raises:
+            LinkClosedError: the link is over; also when this very message overflows the outbox, which ends the link.
+            LocalProtocolError: the message is longer than a frame may be.
+        """
+        self.send_many_nowait((payload,))
+
+    def send_many_nowait(self, payloads: Iterable[bytes], *, bulk: bool = False) -> None:
+        """Queue messages that leave together; see ``send_nowait``.
+
+        ``bulk``: they leave one by one, each as soon as nothing else waits: what is queued later may leave earlier.
+
+        Raises:
+            LinkClosedError: as ``send_nowait``.
+            LocalProtocolError: as ``send_nowait``; none of them was queued.
+        """
+        self._check_sendable()
+        frames = [self._connection.send_data(payload) for payload in payloads]
+        size = sum(map(len, frames))
+        if self._outbox_bytes and self._outbox_bytes + size > self._limits.outbox_bytes_max:
+            self._end(
+                Code.OVERFLOW, f"{self.remote.node} reads too slowly: {self._outbox_bytes} bytes are waiting for it"
+            )
+            self._check_sendable()
+        if bulk:
+            self._bulk.extend(frames)
+            self._grow(size)
+            self._writer.unpark_all()
+        else:
+            self._queue(b"".join(frames))
+
+    async def send(self, payload: bytes) -> None:
+        """Queue one message as soon as the outbox has room for it. Cancelled, it was not queued.
+
+        Raises:
+            LinkClosedError: the link is over.
+            LocalProtocolError: the message is longer than a frame may be.
+        """
+        await self.wait_for_room(len(payload), self._limits.outbox_bytes_max // 2)
+        self.send_nowait(payload)
+
+    async def wait_for_room(self, size: int, most: int) -> None:
+        """Return when nothing waits, or less than ``most`` bytes with so many more; or when the link is over."""
+        await trio.lowlevel.checkpoint()
+        while not self._over and self._outbox_bytes and self._outbox_bytes + size > most:
+            await self._senders.park()
+
+    def deliver_to(self, on_messages: Callable[[list[bytes]], None]) -> None:
+        """From now on hand messages to a callback as they are read, instead of keeping them for ``receive``.
+
+        What is here already is handed over at once. The callback must not block or raise.
+        """
+        self._on_messages = on_messages
+        self._deliver()
+
+    def pause(self) -> None:
+        """Read nothing more until ``resume``: the other end will have to wait."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Read on."""
+        self._is_paused = False
+        self._reader.unpark_all()
+
+    async def wait_closed(self) -> LinkClosedError:
+        """Return why the link is over, as soon as it is."""
+        while self._over is None:
+            await self._consumers.park()
+        return self._over
+
+    def _deliver(self) -> None:
+        if self._inbox and self._on_messages is not None:
+            batch = list(self._inbox)
+            self._inbox.clear()
+            self._inbox_bytes = 0
+            self._on_messages(batch)
+
+    async def receive_many(self) -> list[bytes]:
+        """Return all messages that are here, at least one; wait if there is none. Cancelled, nothing is lost.
+
+        Raises:
+            LinkClosedError: the link is over, and everything that came before was returned already.
+        """
+        await self._wait_for_message()
+        batch = list(self._inbox)
+        self._inbox.clear()
+        self._inbox_bytes = 0
+        self._reader.unpark_all()
+        return batch
+
+    async def receive(self) -> bytes:
+        """Return the next message; like ``receive_many`` in all else."""
+        await self._wait_for_message()
+        payload = self._inbox.popleft()
+        self._inbox_bytes -= len(payload) + MESSAGE_OVERHEAD_BYTES
+        self._reader.unpark_all()
+        return payload
+
+    def __aiter__(self) -> "Link":
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the next message; stop when either end closed the link because it was done with it."""
+        try:
+            return await self.receive()
+        except LinkClosedError as error:
+            if error.code == Code.SHUTDOWN:
+                raise StopAsyncIteration from None
+            raise
+
+    def drop(self, code: str, reason: str) -> None:
+        """End the link now, telling the other end why if that is possible; what is queued is lost."""
+        self._end(code, reason)
+
+    async def aclose(self) -> None:
+        """Send what is queued, say GOODBYE and close; each takes at most ``limits.goodbye_seconds``.
+
+        Cancelled, it does not wait for what is queued.
+        """
+        self._is_finishing = True
+        self._writer.unpark_all()
+        try:
+            if self._scope is not None:
+                with trio.move_on_after(self._limits.goodbye_seconds):
+                    await self._gone.wait()
+        finally:
+            self._end(Code.SHUTDOWN, f"{self.local.node} closed the link")
+            if self._scope is None:  # run() did not start yet, and has no writer that could have sent it
+                self._farewell = b"".join([*self._outbox, *self._bulk]) + self._farewell
+                self._outbox.clear()
+                self._bulk.clear()
+                await self._close_stream()
+        with trio.CancelScope(shield=True):
+            await self._gone.wait()
+
+    async def _wait_for_message(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while not self._inbox:
+            if self._over is not None:
+                raise LinkClosedError(self._over.code, self._over.reason)
+            await self._consumers.park()
+
+    def _check_sendable(self) -> None:
+        if self._over is not None:
+            raise LinkClosedError(self._over.code, self._over.reason)
+        if self._is_finishing:
+            raise LinkClosedError(Code.SHUTDOWN, f"{self.local.node} is closing the link")
+
+    def _queue(self, data: bytes) -> None:
+        if not self._outbox and not self._is_sending:
+            data = self._write_at_once(data)
+            if not data:
+                return
+        self._outbox.append(data)
+        self._grow(len(data))
+        self._writer.unpark_all()
+
+    def _grow(self, size: int) -> None:
+        if not self._outbox_bytes:
+            self._moved = trio.current_time()
+        self._outbox_bytes += size
+
+    def _write_at_once(self, data: bytes) -> bytes:
+        """Give the kernel what it takes now, without waking a task; return the rest."""
+        if self._fd < 0 or self._scope is None or self._over is not None:
+            return data
+        try:
+            taken = os.write(self._fd, data)
+        except OSError:
+            return data  # no room, or the stream is broken: the writer will wait, or say so
+        self._is_torn = 0 < taken < len(data)
+        return data[taken:]
+
+    def _end(self, code: str, reason: str, farewell: bytes | None = None) -> None:
+        """End the link, once; everyone who waits on it is woken, and ``run`` closes the stream."""
+        if self._over is not None:
+            return
+        self._over = LinkClosedError(code, reason)
+        if farewell is None and self._connection.is_open and code != Code.LOST:
+            farewell = self._connection.send(Goodbye(code, reason))
+        self._farewell = farewell or b""
+        for lot in (self._consumers, self._senders):
+            lot.unpark_all()
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _close_stream(self) -> None:
+        if self._is_hanging_up:  # run() and aclose() can both come here; the first one does it
+            return
+        self._is_hanging_up = True
+        torn = self._is_sending or self._is_torn  # half a frame is out: a GOODBYE now would be read as the rest of it
+        await hang_up(self.stream, b"" if torn else self._farewell, self._limits.goodbye_seconds)
+        self._gone.set()
+
+    async def _write(self) -> None:
+        while True:
+            if not self._outbox and not self._bulk:
+                if self._is_finishing:
+                    self._end(Code.SHUTDOWN, f"{self.local.node} closed the link")
+                    return
+                await self._writer.park()
+                continue
+            if self._outbox:
+                data, self._outbox = b"".join(self._outbox), []
+            else:
+                data = self._bulk.popleft()
+            self._is_sending = True
+            try:
+                if len(data) <= SLICE_BYTES:
+                    await self.stream.send_all(data)
+                    self._took(len(data))
+                else:
+                    for start in range(0, len(data), SLICE_BYTES):
+                        piece = data[start : start + SLICE_BYTES]
+                        await self.stream.send_all(piece)
+                        self._took(len(piece))
+            except BROKEN as error:
+                self._end(Code.LOST, f"the stream to {self.remote.node} broke: {error_text(error)}")
+                return
+            finally:
+                data = b""  # an error on its way keeps this frame for a while
+            self._is_sending = self._is_torn = False
+
+    def _took(self, size: int) -> None:
+        """The stream has taken bytes."""
+        self._outbox_bytes -= size
+        self._moved = trio.current_time()
+        self._senders.unpark_all()
+
+    async def _read(self) -> None:
+        while self._over is None:
+            self._take_events()
+            while self._is_paused or self._inbox_bytes > self._limits.inbox_bytes_max:
+                await self._reader.park()
+            try:
+                data = await self.stream.receive_some(READ_BYTES)
+            except BROKEN as error:
+                self._end(Code.LOST, f"the stream from {self.remote.node} broke: {error_text(error)}")
+                return
+            self._heard = trio.current_time()
+            self._connection.receive_data(bytes(data))
+
+    def _take_events(self) -> None:
+        """Put every whole message of one read into the inbox, and answer what the link itself answers."""
+        try:
+            while (event := self._connection.next_event()) is not None:
+                if type(event) is Data:
+                    self._inbox.append(event.payload)
+                    self._inbox_bytes += len(event.payload) + MESSAGE_OVERHEAD_BYTES
+                else:
+                    self._take_control(event)
+        except RemoteProtocolError as error:
+            self._end(error.code, f"{self.remote.node} broke the protocol: {error}", error.answer)
+        if self._on_messages is not None:
+            self._deliver()
+        elif self._inbox:
+            self._consumers.unpark_all()
+
+    def _take_control(self, event: Event) -> None:
+        match event:
+            case Ping() if self._over is None and not self._is_finishing:
+                self._queue(self._connection.send(event.response()))
+            case Goodbye(code, message):
+                self._end(code, f"{self.remote.node} said goodbye: {message or code}", b"")
+            case Closed():
+                self._end(Code.LOST, f"{self.remote.node} hung up without a goodbye", b"")
+            case Ping() | Pong() | Hello() | Data():
+                pass  # a Pong was heard, which is all that it is for; the table lets no second Hello through
+
+    async def _keep_alive(self) -> None:
+        limits = self._limits
+        while True:
+            wake = trio.current_time() + limits.ping_seconds
+            await trio.sleep_until(wake)
+            now = trio.current_time()
+            stalled = now - wake > limits.ping_seconds  # our own loop stood still: what was sent to us is unread yet
+            if stalled or self._is_paused or self._inbox_bytes > limits.inbox_bytes_max:
+                self._heard = now
+            if now - self._heard >= limits.silence_seconds:
+                self._end(Code.TIMEOUT, f"{self.remote.node} was silent for {limits.silence_seconds:g} s")
+                return
+            if now - self._heard >= limits.ping_seconds and not self._outbox and not self._is_finishing:
+                self._queue(self._connection.send(Ping()))

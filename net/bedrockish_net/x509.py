@@ -1,0 +1,52 @@
+"""Serial number and end of a certificate, as far as the standard library does not tell them of our own. Pure.
+
+``ssl`` shows only the certificates of others, so the first levels of DER are read here: RFC 5280, section 4.1.
+"""
+
+import ssl
+from datetime import UTC, datetime
+
+_SEQUENCE, _INTEGER, _UTC_TIME, _TIME, _VERSION = 0x30, 0x02, 0x17, 0x18, 0xA0
+
+
+def read_certificate(pem: str) -> tuple[int, datetime]:
+    """Return serial number and end of validity of the first certificate of a PEM text.
+
+    Raises:
+        ValueError: there is none.
+    """
+    begin, end = pem.find(ssl.PEM_HEADER), pem.find(ssl.PEM_FOOTER)
+    if not 0 <= begin < end:
+        raise ValueError("there is no certificate in it")
+    der = ssl.PEM_cert_to_DER_cert(pem[begin : end + len(ssl.PEM_FOOTER)])
+    certificate, _ = _take(der, _SEQUENCE)
+    signed, _ = _take(certificate, _SEQUENCE)
+    if signed[:1] == bytes([_VERSION]):
+        _, signed = _take(signed, _VERSION)
+    serial, rest = _take(signed, _INTEGER)
+    _, rest = _take(rest, _SEQUENCE)  # the algorithm
+    _, rest = _take(rest, _SEQUENCE)  # who signed it
+    validity, _ = _take(rest, _SEQUENCE)
+    _, rest = _take(validity)
+    ends, _ = _take(rest)
+    return int.from_bytes(serial, "big"), _time(rest[0], ends)
+
+
+def _take(der: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
+    """Return the content of the first value, and what comes after it."""
+    if len(der) < 2 or tag not in (None, der[0]):
+        raise ValueError("this is not a certificate")
+    length, start = der[1], 2
+    if length & 0x80:  # then it is the number of bytes of the length
+        start += length & 0x7F
+        length = int.from_bytes(der[2:start], "big")
+    if start + length > len(der):
+        raise ValueError("this certificate is cut off")
+    return der[start : start + length], der[start + length :]
+
+
+def _time(tag: int, text: bytes) -> datetime:
+    form = {_UTC_TIME: "%y%m%d%H%M%SZ", _TIME: "%Y%m%d%H%M%SZ"}.get(tag)
+    if form is None:
+        raise ValueError("a certificate without an end")
+    return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC)

@@ -1,0 +1,97 @@
+"""A reader of the change feed that follows never falls silent: it moves to another node, and is told in the end."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from bedrockish.api.rows import Rows
+from bedrockish.client import feed
+from bedrockish.client.feed import Changes
+from bedrockish.client.trio_client import Client
+from bedrockish.errors import DeadlineError, UnavailableError
+
+Clock = trio.testing.MockClock
+
+
+class Nodes:
+    """A client of nodes that answer as they are told to."""
+
+    def __init__(self, safe: Callable[[], int | None], *, clock: str = "on", holds: bool = True) -> None:
+        self._safe, self._clock, self._holds = safe, clock, holds
+        self.left = self.pages = self.asked_to_hold = 0
+
+    async def execute(self, *_: Any, **__: Any) -> Rows:
+        self.pages += 1
+        safe = self._safe()
+        if safe is None:
+            raise UnavailableError("no node can be reached")
+        return Rows((), [(0, 0, "", "", safe, b"", "")])
+
+    async def hold(self, *_: Any, timeout: float, **__: Any) -> None:  # noqa: ASYNC109
+        self.asked_to_hold += 1
+        if not self._holds:
+            await trio.sleep(timeout)
+            raise DeadlineError("it took too long")
+
+    async def status(self, **_: Any) -> dict[str, Any]:
+        if self._safe() is None:
+            raise UnavailableError("no node can be reached")
+        return {"cluster_clock": self._clock}
+
+    def leave_node(self) -> None:
+        self.left += 1
+
+
+@pytest.fixture(autouse=True)
+def trio_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "time", SimpleNamespace(monotonic=trio.current_time))
+    monkeypatch.setattr(feed, "POLL_S", 1.0)
+
+
+async def follow(nodes: Nodes, seconds: float, **options: Any) -> float:
+    """Return after how long the reader was told; the whole time if it was not."""
+    began, told = trio.current_time(), list[str]()
+    with trio.move_on_after(seconds):
+        try:
+            await anext(Changes(cast(Client, nodes), **options))
+        except UnavailableError as error:
+            told.append(error.message)
+    assert all("go on after the last cursor" in text for text in told)
+    return trio.current_time() - began
+
+
+async def test_while_safe_time_moves_on_nothing_is_wrong(autojump_clock: Clock) -> None:
+    nodes = Nodes(lambda: int(trio.current_time()))
+    assert await follow(nodes, 200) == 200
+    assert not nodes.left
+
+
+async def test_a_node_that_is_cut_off_is_left_and_then_the_reader_is_told(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    nodes = Nodes(lambda: 7)
+    assert 60 <= await follow(nodes, 200) <= 64
+    assert 4 <= nodes.left <= 6
+
+
+async def test_nodes_that_nobody_reaches_are_told_in_the_end(autojump_clock: Clock) -> None:
+    assert 20 <= await follow(Nodes(lambda: None), 200, silent_s=20.0) <= 22
+
+
+async def test_a_clock_that_only_counts_stands_still_while_nothing_happens(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    assert await follow(Nodes(lambda: 7, clock="off"), 200) == 200
+
+
+async def test_a_hold_that_cannot_be_had_does_not_keep_the_reader_from_reading(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    nodes = Nodes(lambda: int(trio.current_time()), holds=False)
+    assert await follow(nodes, 150, hold="mirror") == 150
+    assert 8 <= nodes.asked_to_hold <= 12
+    assert nodes.pages > 50

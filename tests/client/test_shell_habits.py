@@ -1,0 +1,256 @@
+"""What people know from sqlite3's shell, at a real node: parameters, files, a narrow terminal, Ctrl-C, broken pipes."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish.client.blocking import Connection, connect
+from tests.client.test_shell import PROGRAM, Terminal, interruptible, refused, run, script
+from tools.cluster import LocalCluster, clean_environment, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b2J\u202e"
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path_factory.mktemp("habits"), ("A",)) as running:
+        trio.run(running.wait_ready, 0)
+        yield running
+
+
+@pytest.fixture
+def db(node: LocalCluster) -> Iterator[Connection]:
+    with connect(node.url()) as connection:
+        yield connection
+        for (name,) in connection.execute(
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%' "
+            "AND name NOT LIKE 'bedrockish%'"
+        ):
+            connection.execute('DROP TABLE "' + str(name).replace('"', '""') + '"')
+
+
+def on_terminal(*arguments: str, columns: int = 80) -> str:
+    """Run the program on a terminal of that width, and return all that it shows."""
+    ours, theirs = pty.openpty()
+    environment = {**clean_environment(), "TERM": "dumb", "COLUMNS": str(columns), "NO_COLOR": "1"}
+    done = subprocess.Popen([*PROGRAM, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    said = b""
+    until = time.monotonic() + 60
+    try:
+        while time.monotonic() < until:
+            if select.select([ours], [], [], 0.2)[0]:
+                try:
+                    piece = os.read(ours, 1 << 16)
+                except OSError:  # the other end is closed
+                    break
+                if not piece:
+                    break
+                said += piece
+    finally:
+        done.kill()
+        done.wait()
+        os.close(ours)
+    return said.decode().replace("\r\n", "\n")
+
+
+def test_parameters_are_bound(node: LocalCluster, db: Connection) -> None:
+    out = script(
+        node,
+        ".parameter init\n.parameter set :x \"'a; b'\"\n.parameter set @n 40+2\n.parameter list\n"
+        "SELECT :x, @n, $unset;\nBEGIN; CREATE TABLE t(a); COMMIT;\n"
+        "BEGIN; INSERT INTO t VALUES (:x); INSERT INTO t VALUES (@n); COMMIT;\n"
+        ".parameter unset :x\nSELECT :x;\n.parameter clear\n.parameter list\nSELECT a FROM t;",
+    )
+    assert out.splitlines() == [":x 'a; b'", "@n 42", "a; b\t42\tNULL", "NULL", "a; b", "42"]
+    assert "parameter's name begins" in refused(node, ".parameter set x 1")
+    assert "write .parameter set" in refused(node, ".parameter what")
+
+
+def test_once_is_once(node: LocalCluster, tmp_path: Path) -> None:
+    out = script(node, ".once one.txt\n.mode csv\nSELECT 1 AS a;\nSELECT 2 AS a;", tmp_path)
+    assert (tmp_path / "one.txt").read_bytes() == b"a\r\n1\r\n"
+    assert out.split() == ["a", "2"]
+    for wrong in (".once |cat", ".output |cat"):
+        assert "output goes to a file" in refused(node, wrong)
+    assert "no/such/place" in refused(node, ".once no/such/place")
+    said = refused(node, f".once {tmp_path}/two.txt\nSELECT missing;")
+    assert "no such column" in said
+
+
+def test_databases_names_the_node(node: LocalCluster) -> None:
+    assert script(node, ".databases") == "main: cluster bedrockish at node A r/w\n"
+    assert "EXPLAIN is printed like" in refused(node, ".explain on")
+
+
+def test_a_backup_is_restored_elsewhere(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
+    """Into an empty cluster, with indexes and triggers; the journal of the other one stays in the file."""
+    db.execute("CREATE TABLE pet(id INTEGER PRIMARY KEY, name TEXT, born REAL)")
+    db.execute("CREATE INDEX pet_name ON pet(name)")
+    db.execute("INSERT INTO pet VALUES (1, 'Rex', 1.5), (2, NULL, NULL)")
+    script(node, f".backup {tmp_path}/copy.db")
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+        assert copy.execute("SELECT count(*) FROM pet").fetchone() == (2,)
+    assert "is there already" in refused(node, f".backup {tmp_path}/copy.db")
+    assert "is not empty" in refused(node, f".restore {tmp_path}/copy.db")
+    assert "no such file" in refused(node, ".restore no/such.db")
+    with local_cluster(tmp_path / "other", ("B",)) as other:
+        trio.run(other.wait_ready, 0)
+        script(other, f".restore {tmp_path}/copy.db")
+        assert script(other, ".tables\n.indexes\nSELECT * FROM pet;") == "pet\npet_name\n1\tRex\t1.5\n2\tNULL\tNULL\n"
+
+
+def test_lines_of_json_become_rows(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
+    """Numbers stay numbers, what has no form in SQLite stays JSON; twice the same file is once the same rows."""
+    lines = [{"id": 1, "name": "Ann", "x": 1.5}, {"ID": 2, "name": None, "x": {"base64": "AAE="}}]
+    lines += [{"id": 3, "name": True, "x": [1, {"a": 2}]}, {"id": 1 << 62}]
+    file = tmp_path / "people.jsonl"
+    file.write_text("\ufeff" + "\n".join(map(json.dumps, lines)) + "\n\n")
+    for _ in range(2):
+        assert "1 had too few values" in script(node, f".import {file} people")
+    expected = [(1, "Ann", 1.5), (2, None, b"\0\1"), (3, 1, '[1,{"a":2}]'), (1 << 62, None, None)]
+    assert list(db.execute("SELECT * FROM people ORDER BY id")) == expected
+    arrays = tmp_path / "more.txt"
+    arrays.write_text('[9, "Zoe", null]\n')
+    script(node, f".import --json {arrays} people")
+    assert db.execute("SELECT name FROM people WHERE id = 9").value() == "Zoe"
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (['{"id": 1}', '{"id": 2, "name": }'], ":2: the line is not JSON"),
+        (['{"id": 1}', "", '{"id": 2, "colour": "red"}'], ":3: there is no column 'colour'; the table has id, v"),
+        (['{"id": 1}', "7"], ":2: the line should be a JSON object"),
+        (['{"id": 1}', '{"id": 9223372036854775808}'], ":2: parameter :id is"),
+        (['{"id": 1, "ID": 2}'], ":1: the line names a column twice"),
+        (['{"id": NaN}'], ":1: the line has NaN"),
+        (['{"id": "\\ud800"}'], ":1: the line has half of a surrogate"),
+        ([f'{{"id": {n}}}' for n in (*range(2, 702), 5, *range(800, 900))], "(line 701): UNIQUE constraint failed"),
+        (["[" * 100_000], ":1: the line is nested too deeply"),
+    ],
+)
+def test_a_wrong_line_is_named_by_its_number(
+    node: LocalCluster, db: Connection, tmp_path: Path, lines: list[str], says: str
+) -> None:
+    db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    assert says in refused(node, f".import {tmp_path}/t.jsonl t")
+    assert db.execute("SELECT count(*) FROM t").value() in (0, 1)
+
+
+def test_a_wrong_line_of_a_csv_is_named_too(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
+    """Its number is that of the line in the file, also behind rows of several lines; what was before it is there."""
+    db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, v CHECK(v <> 'bad'))")
+    rows = [f'{n},"of two\nlines"' for n in range(1, 1501)] + ["1501,bad", "1502,good"]
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    said = refused(node, f".import {tmp_path}/t.csv t")
+    assert "(line 3001): CHECK constraint failed" in said
+    assert "the 1000 rows before are in the table" in said
+    assert db.execute("SELECT count(*) FROM t").value() == 1000
+
+
+@pytest.mark.parametrize("what", [("nodes",), ("status",), ("sql", ".nodes"), ("sql", ".status")])
+def test_eighty_columns_are_enough(node: LocalCluster, what: tuple[str, ...]) -> None:
+    """No line is longer than the terminal, and all facts are there; a pipe gets one line for each node."""
+    command = (what[0], node.url(), *what[1:])
+    said = on_terminal(*command, columns=80)
+    assert max(map(len, said.splitlines())) <= 80, said
+    for fact in ("address", "role", "voter", "applied", "silent_ms"):
+        assert fact in said
+    (line,) = (line for line in run(*command).stdout.splitlines() if re.match(r" *A .* voter", line))
+    assert len(line) > 80
+
+
+def test_a_narrow_terminal_folds_a_box(node: LocalCluster) -> None:
+    said = on_terminal("sql", node.url(), "SELECT 'word' AS a, printf('%0300d', 7) AS b", columns=40)
+    assert max(map(len, said.splitlines())) <= 40
+    assert said.count("0") >= 299
+
+
+def test_data_does_not_reach_the_terminal_raw(node: LocalCluster, db: Connection) -> None:
+    """Names of tables, of columns, values, error texts, SQL of the schema: nowhere."""
+    db.execute(f'CREATE TABLE "t{EVIL}"("c{EVIL}")')
+    db.execute(f'CREATE INDEX "i{EVIL}" ON "t{EVIL}"("c{EVIL}")')
+    db.execute(f'INSERT INTO "t{EVIL}" VALUES (?)', [EVIL])
+    commands = [".tables", ".indexes", ".schema", ".dump", f'SELECT * FROM "t{EVIL}"', f'SELECT * FROM "no{EVIL}"']
+    commands += [f'.explain SELECT * FROM "t{EVIL}"', f".{EVIL}", f".mode {EVIL}", ".versions", ".journal"]
+    for command in commands:
+        said = on_terminal("sql", node.url(), command)
+        assert said.strip()
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said), (command, said)
+    with closing(sqlite3.connect(":memory:")) as plain:  # a file gets it exactly
+        plain.executescript(script(node, ".dump"))
+        assert plain.execute(f'SELECT * FROM "t{EVIL}"').fetchall() == [(EVIL,)]
+
+
+def test_a_reader_that_has_enough_is_no_error(node: LocalCluster, db: Connection) -> None:
+    db.execute("CREATE TABLE t(a)")
+    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000)"
+    db.execute(f"INSERT INTO t {many} SELECT printf('%0100d', i) FROM n")
+    for command in ("SELECT * FROM t", ".dump", ".mode box\nSELECT * FROM t;"):
+        process = subprocess.Popen(
+            [*PROGRAM, "sql", node.url()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(command.encode())
+        process.stdin.close()
+        assert process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        process.stderr.close()
+        assert process.wait(60) in (0, 1)
+
+
+def test_control_c_ends_the_statement_and_not_the_shell(node: LocalCluster, tmp_path: Path) -> None:
+    terminal = Terminal(node, tmp_path)
+    try:
+        for _ in range(2):
+            terminal.child.send(ENDLESS + ";\r")
+            time.sleep(1.5)
+            terminal.child.send("\x03")
+            terminal.sees("interrupted")
+            terminal.is_asked("bedrockish>")
+        terminal.types("SELECT 40 + 2 AS answer;", "answer", "42")
+        terminal.types("SELECT NULL AS missing;", "│ NULL    │")
+        assert terminal.leaves() == 0
+    finally:
+        terminal.child.close(force=True)
+
+
+def test_control_c_ends_a_script_with_130(node: LocalCluster) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "sql", node.url(), "SELECT 1", ENDLESS, "SELECT 2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+        preexec_fn=interruptible,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err

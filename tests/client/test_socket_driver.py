@@ -1,0 +1,248 @@
+"""The driver of the blocking client: threads that share it, idle times, interruptions, and sockets without room."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+from bedrockish import connect
+from bedrockish.api.url import parse_url
+from bedrockish.api.wire import PING, Ask
+from bedrockish.client import socket_driver
+from bedrockish.client.blocking import SocketClient, open_socket_client
+from bedrockish.client.credentials import Entry
+from bedrockish.client.socket_driver import run
+from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UnavailableError
+from bedrockish_net.connection import Connection as Wire
+from bedrockish_net.connection import Side
+from bedrockish_net.errors import DialError, RefusedError, TlsError
+from bedrockish_net.events import Data, Goodbye, Hello, Ping, Pong
+from bedrockish_net.limits import Limits
+from bedrockish_net.socket_link import SocketLink, dial
+from tests.client.scripted import ScriptedNode
+from tests.client.test_blocking_client import echo, in_background
+
+
+def serving() -> AbstractContextManager[str]:
+    return in_background(ScriptedNode(script=[echo]))
+
+
+class Other:
+    """The other end of a link, which does what the test says."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.sock, _ = listener.accept()
+        self.sock.settimeout(10)
+        self.wire = Wire(Side.ACCEPTER, Hello("A", "shop"))
+        assert isinstance(self.hear(), Hello)
+
+    def welcome(self) -> None:
+        self.sock.sendall(self.wire.send(Hello("A", "shop")))
+
+    def hear(self) -> object:
+        while (event := self.wire.next_event()) is None:
+            self.wire.receive_data(self.sock.recv(1 << 16))
+        return event
+
+
+@contextmanager
+def link(limits: Limits | None = None) -> Iterator[tuple[SocketLink, Other]]:
+    found: list[Other] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            found.append(Other(listener))
+            found[0].welcome()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        made = dial("127.0.0.1", listener.getsockname()[1], Hello("me", "shop", "client"), 5, limits or Limits(), None)
+        thread.join()
+        try:
+            yield made, found[0]
+        finally:
+            made.close()
+            found[0].sock.close()
+
+
+def test_messages_pings_and_goodbyes_of_a_link() -> None:
+    with link() as (mine, other):
+        mine.send(b"question")
+        assert other.hear() == Data(b"question")
+        other.sock.sendall(other.wire.send(Ping(b"?")) + other.wire.send_data(b"one") + other.wire.send_data(b"two"))
+        got: list[bytes] = []
+        while len(got) < 2:
+            got += mine.receive()
+        assert got == [b"one", b"two"]
+        assert other.hear() == Pong(b"?")
+        mine.tend(mine.heard + Limits().ping_seconds)
+        assert isinstance(other.hear(), Ping)
+        other.sock.sendall(other.wire.send(Goodbye("shutdown", "done")))
+        while mine.over is None:
+            mine.receive()
+        assert mine.over.code == "shutdown"
+
+
+def test_silence_ends_a_link_unless_nobody_looked() -> None:
+    with link() as (mine, _):
+        late = mine.heard + 100
+        mine.excuse(late)
+        mine.tend(late)
+        assert mine.over is None
+        mine.tend(late + Limits().silence_seconds)
+        assert mine.over is not None
+        assert mine.over.code == "timeout"
+
+
+def test_what_the_socket_has_no_room_for_waits() -> None:
+    with link() as (mine, other):
+        payload = bytes(range(256)) * 40_000
+        mine.send(payload)
+        mine.send(b"behind it")
+        assert mine.has_unsent
+        got: list[object] = []
+        reader = threading.Thread(target=lambda: got.extend((other.hear(), other.hear())))
+        reader.start()
+        while mine.has_unsent:
+            mine.flush()
+        reader.join()
+        assert got == [Data(payload), Data(b"behind it")]
+
+
+def test_a_refusal_silence_and_nonsense_are_told_when_dialling() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port, hello = listener.getsockname()[1], Hello("me", "shop", "client")
+
+        def refuse() -> None:
+            other = Other(listener)
+            other.sock.sendall(other.wire.send(Goodbye("authentication", "no")))
+            other.sock.close()
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(RefusedError, match="no"):
+            dial("127.0.0.1", port, hello, 5, Limits(), None)
+        thread.join()
+        with pytest.raises(DialError, match="did not answer within"):
+            dial("127.0.0.1", port, hello, 0.1, Limits(), None)
+    with pytest.raises(DialError, match="cannot connect"):
+        dial("127.0.0.1", port, hello, 5, Limits(), None)
+
+
+def test_nothing_leaves_this_machine_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bedrockish_net.socket_link.is_loopback", lambda _: False)
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TlsError, match="another machine"):
+        dial("127.0.0.1", listener.getsockname()[1], Hello("me", "shop", "client"), 5, Limits(), None)
+
+
+@pytest.mark.slow
+def test_a_client_that_nobody_uses_answers_its_node() -> None:
+    """Longer than a node waits for a sign of life: it is still the same link."""
+    with serving() as url, connect(url) as client:
+        links = dict(client._client._links)
+        time.sleep(Limits().silence_seconds + 3)
+        assert client.execute("SELECT ?", (1,)).one() == (1,)
+        assert client._client._links == links
+
+
+def test_an_interrupted_wait_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a thread reads for all: the next one reads on."""
+    with serving() as url, connect(url) as client:
+        inner = client._client
+        real, hits = SocketClient._move, [1]
+
+        def move(self: SocketClient, wait_ms: float) -> None:
+            if hits and threading.current_thread() is threading.main_thread():
+                hits.pop()
+                raise KeyboardInterrupt
+            real(self, wait_ms)
+
+        monkeypatch.setattr(SocketClient, "_move", move)
+        with pytest.raises(KeyboardInterrupt):
+            client.execute("SELECT ?", (1,))
+        assert not inner._waiting
+        assert client.execute("SELECT ?", (2,)).value() == 2
+
+
+def test_an_interruption_within_a_step_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it left half done is not gone on with; what the session has seen is kept."""
+    with serving() as url, connect(url) as client:
+        inner, token = client._client, client.token
+        core, real = inner._core, type(inner._core).received
+
+        def received(*args: object) -> object:
+            monkeypatch.setattr(type(core), "received", real)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(type(core), "received", received)
+        with pytest.raises(KeyboardInterrupt):
+            client.execute("SELECT ?", (1,))
+        assert inner._core is not core
+        assert client.token == token
+        assert client.execute("SELECT ?", (3,)).value() == 3
+
+
+def test_many_threads_large_answers_and_a_close() -> None:
+    with serving() as url:
+        client = connect(url)
+        text, wrong = "x" * 500_000, list[object]()
+        stop = threading.Event()
+
+        def work(number: int) -> None:
+            while not stop.is_set():
+                try:
+                    found = client.execute("SELECT ?, ?", (number, text)).one()
+                except ClientClosedError:
+                    return
+                except BaseException as error:
+                    wrong.append(error)
+                    return
+                if found != (number, text):
+                    wrong.append(found[0])
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        client.close()
+        for thread in threads:
+            thread.join(20)
+        stop.set()
+        assert not wrong
+        assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_call_has_its_time_also_while_a_node_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        target = parse_url(f"bedrockish://127.0.0.1:{listener.getsockname()[1]}/?connect_timeout=1")
+        began = time.monotonic()
+        with pytest.raises(BedrockishError) as caught:
+            open_socket_client(target, None, Entry())
+        assert isinstance(caught.value, UnavailableError | DeadlineError)
+        assert time.monotonic() - began < 10
+
+
+def test_what_would_wait_for_a_loop_is_a_mistake_of_ours() -> None:
+    async def wait() -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(AssertionError, match="there is none"):
+        run(wait)
+
+
+def test_who_closes_leaves_nothing_open() -> None:
+    with serving() as url:
+        client = open_socket_client(parse_url(url), None)
+        number = client._begin(Ask(0, PING), 5)
+        client._close()
+        client._close()
+        with pytest.raises(ClientClosedError):
+            run(client._wait, number)
+        with pytest.raises(ClientClosedError):
+            run(client.ping)
+        assert client not in list(socket_driver.KEEPER._clients) or client.is_closed
+        assert client._wake_read.fileno() == -1

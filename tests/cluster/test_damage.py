@@ -1,0 +1,363 @@
+"""One wrong bit, or a machine that fails while it applies, at one node: it heals, keeps its name and its votes, and
+takes nobody along. At all nodes: the cluster reads on, and an operator decides.
+"""
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.errors import BedrockishError, ReadOnlyError, VoidedError
+from tests.cluster import touchy
+from tests.cluster.story import insist, judge_files, level, ready, rows, send_signal, status_of, until
+from tests.cluster.test_members import newcomer, voters
+from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+
+def flip(node: LocalNode, text: bytes, table: str = "t") -> None:
+    """Flip one bit of a text in a table of a stopped node's file, and of nothing else."""
+    with closing(sqlite3.connect(node.database)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = db.execute("PRAGMA page_size").fetchone()[0]
+        pages = {page for (page,) in db.execute("SELECT pageno FROM dbstat WHERE name = ?", (table,))}
+    data = bytearray(node.database.read_bytes())
+    places, place = [], data.find(text)
+    while place >= 0:
+        places.append(place)
+        place = data.find(text, place + 1)
+    (hit,) = [place for place in places if place // size + 1 in pages]
+    data[hit + len(text) - 1] ^= 1
+    node.database.write_bytes(data)
+
+
+async def stop(node: LocalNode) -> None:
+    assert node.process is not None
+    send_signal(node, signal.SIGTERM)
+    await trio.to_thread.run_sync(node.process.wait)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    program = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, env=clean_environment(), timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+async def cli(*arguments: str) -> tuple[int, str]:
+    return await trio.to_thread.run_sync(run, *arguments)
+
+
+async def fill(cluster: LocalCluster) -> None:
+    await ready(cluster)
+    async with open_client(cluster.url()) as client:
+        await client.transact(
+            [
+                "CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT, n INT)",
+                *[f"INSERT INTO t VALUES ({n}, 'MARK-{n:03d}-aaaa', 0)" for n in range(100)],
+            ]
+        )
+    await level(cluster)
+
+
+async def damage(cluster: LocalCluster, *nodes: int) -> None:
+    """Flip the same bit in the files of some nodes, and start them again."""
+    for index in nodes:
+        await stop(cluster.nodes[index])
+        flip(cluster.nodes[index], b"MARK-050-aaaa")
+    for index in nodes:
+        cluster.nodes[index].start()
+    await ready(cluster)
+
+
+async def text_at(cluster: LocalCluster, index: int) -> str:
+    async with open_client(cluster.url(index, only=True)) as client:
+        return str((await client.execute("SELECT v FROM t WHERE id = 50", read="session")).value())
+
+
+async def serving(cluster: LocalCluster) -> None:
+    async def all_serve() -> bool:
+        found = [await status_of(cluster, index) for index in range(len(cluster.nodes))]
+        return all(one["mode"] == "serving" for one in found)
+
+    async def holds() -> bool:
+        try:
+            return await all_serve()
+        except BedrockishError:
+            return False
+
+    await until("all serve", holds)
+
+
+def said(cluster: LocalCluster) -> str:
+    return "".join(node.log.read_text() for node in cluster.nodes)
+
+
+async def judge(cluster: LocalCluster, pids: list[int], right: str) -> None:
+    """All processes of before are there, all nodes have the right row, and the files are equal."""
+    await serving(cluster)
+    await level(cluster)
+    for index, node in enumerate(cluster.nodes):
+        assert node.is_running
+        assert node.process is not None
+        assert node.process.pid == pids[index]
+        assert await text_at(cluster, index) == right
+    assert "Traceback" not in said(cluster)
+    status, told = await cli("verify", cluster.url())
+    assert status == 0, told
+    cluster.stop()
+    judge_files(cluster)
+
+
+def processes(cluster: LocalCluster) -> list[int]:
+    return [node.process.pid for node in cluster.nodes if node.process is not None]
+
+
+async def test_a_flipped_bit_that_a_commit_meets_heals(cluster: LocalCluster) -> None:
+    """The next write to the row does not fit at the one node; it serves nothing meanwhile, and is filled again."""
+    await fill(cluster)
+    await damage(cluster, 1)
+    pids = processes(cluster)
+    store = (await status_of(cluster, 1))["store"]
+    async with open_client(cluster.url(0, only=True)) as client:
+        await client.execute("UPDATE t SET n = n + 1 WHERE id = 50")
+        for n in range(20):  # the others go on
+            await client.execute("UPDATE t SET n = n + 1 WHERE id = ?", [n])
+    await until("the node has been filled again", lambda: filled(cluster, 1))
+    await serving(cluster)
+    assert (await status_of(cluster, 1))["store"] == store
+    async with open_client(cluster.url(1, only=True)) as client:  # it leads again, in its old timeline
+        await client.execute("UPDATE t SET n = n + 1 WHERE id = 50")
+    await judge(cluster, pids, "MARK-050-aaaa")
+    assert rows(cluster.nodes[1], "SELECT n FROM t WHERE id = 50") == [(2,)]
+
+
+async def filled(cluster: LocalCluster, index: int) -> bool:
+    return "tables were filled again" in cluster.nodes[index].log.read_text()
+
+
+async def test_a_flipped_bit_that_nobody_meets_is_found_and_heals(cluster: LocalCluster) -> None:
+    """``verify`` names table, key and node, and the scrub at that node heals it."""
+    await fill(cluster)
+    await damage(cluster, 2)
+    pids = processes(cluster)
+    status, told = await cli("verify", cluster.url())
+    assert status == 1
+    assert "DIFFERS: row 50 of t differs at C" in told
+    async with open_client(cluster.url(0, only=True)) as client:
+        await client.upkeep({"do": "scrub"})  # it finds it at C, and C is told to look
+    await until("the node has been filled again", lambda: filled(cluster, 2))
+    await judge(cluster, pids, "MARK-050-aaaa")
+
+
+async def test_the_same_bit_at_two_of_three_nodes_heals_from_the_third(cluster: LocalCluster) -> None:
+    """The majority is wrong, and the journal says so."""
+    await fill(cluster)
+    await damage(cluster, 1, 2)
+    pids = processes(cluster)
+    async with open_client(cluster.url(0, only=True)) as client:
+        with suppress(BedrockishError):  # it may have to be asked for again while two of three are beginning again
+            await client.execute("UPDATE t SET n = n + 1 WHERE id = 50", timeout=10)
+    await until("B has been filled again", lambda: filled(cluster, 1))
+    await until("C has been filled again", lambda: filled(cluster, 2))
+    await judge(cluster, pids, "MARK-050-aaaa")
+
+
+async def test_a_leader_with_a_flipped_bit_spreads_nothing(cluster: LocalCluster) -> None:
+    """Voters compare the rows that a transaction was made of with their own before they approve."""
+    await fill(cluster)
+    await damage(cluster, 0)
+    pids = processes(cluster)
+
+    async def write(sql: str, command: str) -> None:
+        await insist(cluster.url(0), sql, [], command)  # the damaged one first
+
+    await write("UPDATE t SET n = n + 1 WHERE id = 50", "one")
+    await write("UPDATE t SET v = v || '!' WHERE id = 50", "two")
+    await judge(cluster, pids, "MARK-050-aaaa!")
+    assert "tables were filled again" in cluster.nodes[0].log.read_text()
+    assert rows(cluster.nodes[0], "SELECT n FROM t WHERE id = 50") == [(1,)]
+
+
+async def test_two_nodes_heal_without_a_majority(tmp_path: Path) -> None:
+    """Each asks its own journal; the one whose tables are something else fills itself again."""
+    with local_cluster(tmp_path / "cluster", ("A", "B")) as cluster:
+        await fill(cluster)
+        await damage(cluster, 1)
+        pids = processes(cluster)
+        await insist(cluster.url(1), "UPDATE t SET n = n + 1 WHERE id = 50", [], "one")
+        await judge(cluster, pids, "MARK-050-aaaa")
+
+
+async def test_a_node_on_its_own_heals_from_its_own_journal(tmp_path: Path) -> None:
+    """Its scrub has nobody to compare with; asked to, it compares its tables with its journal."""
+    with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
+        await fill(cluster)
+        await damage(cluster, 0)
+        status, told = await cli("journal", "verify", "--tables", str(cluster.nodes[0].database))
+        assert status == 1
+        assert "MARK-050-aaa`" in told
+        status, told = await cli("member", "repair", cluster.url(), "A", "--from-journal")
+        assert status == 0, told
+        await serving(cluster)
+        assert await text_at(cluster, 0) == "MARK-050-aaaa"
+
+
+async def test_a_node_does_not_begin_on_a_damaged_copy(tmp_path: Path) -> None:
+    """Two with the same wrong row would approve what either makes of it; the journal in the copy tells."""
+    with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
+        await fill(cluster)
+        await damage(cluster, 0)
+        node = newcomer(cluster, "B", "--voter")
+        assert node.process is not None
+        assert await trio.to_thread.run_sync(partial(node.process.wait, timeout=60)) != 0
+        told = node.log.read_text()
+        assert "the tables of the copy are not what its journal makes of them" in told
+        assert "Traceback" not in told
+        assert not node.database.exists()
+        status, told = await cli("member", "repair", cluster.url(0, only=True), "A", "--from-journal")
+        assert status == 0, told
+        await until("A is filled again", partial(filled, cluster, 0))
+        node.start("join", cluster.url(0, only=True), "--voter")
+        await voters(cluster, "A", "B")
+        await level(cluster)
+        assert await text_at(cluster, 1) == "MARK-050-aaaa"
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Three nodes with an index on a function that fails on the word poison, where ``fault`` says so."""
+    cluster = LocalCluster(tmp_path / "cluster", settings={"timings": {"suspicion_ms": 800}})
+    cluster.write_files()
+    for node in cluster.nodes:
+        node.config.write_text(f'plugins = ["{touchy.__name__}"]\n' + node.config.read_text())
+    try:
+        for node in cluster.nodes:
+            node.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def fault(cluster: LocalCluster, plans: dict[str, str]) -> None:
+    for node, plan in plans.items():
+        (cluster.directory / f"fault-{node}").write_text(plan)
+
+
+async def fill_faulty(cluster: LocalCluster) -> None:
+    await ready(cluster)
+    async with open_client(cluster.url()) as client:
+        await client.transact(
+            [
+                "CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)",
+                "CREATE INDEX t_touchy ON t(touchy(v))",
+                "INSERT INTO t VALUES (1, 'sound')",
+            ]
+        )
+    await level(cluster)
+
+
+async def count_poison(cluster: LocalCluster, index: int, read: str = "session") -> int:
+    async with open_client(cluster.url(index, only=True)) as client:
+        return int((await client.execute("SELECT count(*) FROM t WHERE id = 2", read=read)).value())
+
+
+@pytest.mark.parametrize("nodes", ["B", pytest.param("BC", marks=pytest.mark.slow)])
+async def test_an_entry_that_does_not_fit_at_one_or_two_nodes(faulty: LocalCluster, nodes: str) -> None:
+    """They heal from the one where it fits, whose journal proves its tables."""
+    await fill_faulty(faulty)
+    pids = processes(faulty)
+    fault(faulty, dict.fromkeys(nodes, "0 once"))
+    await insist(faulty.url(0), "INSERT INTO t VALUES (2, 'poison')", [], "one")
+    for index in range(3):
+        if faulty.nodes[index].name in nodes:
+            await until(f"{index} is filled again", partial(filled, faulty, index))
+    await serving(faulty)
+    await level(faulty)
+    assert [await count_poison(faulty, index) for index in range(3)] == [1, 1, 1]
+    assert [node.process.pid for node in faulty.nodes if node.process is not None] == pids
+    assert "Traceback" not in said(faulty)
+
+
+@pytest.mark.slow
+async def test_an_entry_that_does_not_even_fit_where_it_is_led_is_rolled_back(faulty: LocalCluster) -> None:
+    """Nobody was told that it happened, so it does not; the node looks at its tables, and serves again."""
+    await fill_faulty(faulty)
+    fault(faulty, {"A": "2 always", "B": "0 once", "C": "0 once"})
+    async with open_client(faulty.url(0, only=True)) as client:
+        with pytest.raises(BedrockishError):
+            await client.execute("INSERT INTO t VALUES (2, 'poison')", command="one", timeout=5)
+    await until("A looks", partial(has_said, faulty, 0, "beginning again: the tables are sound"))
+    await serving(faulty)
+    await level(faulty)
+    assert [await count_poison(faulty, index) for index in range(3)] == [0, 0, 0]
+    await insist(faulty.url(1), "INSERT INTO t VALUES (3, 'later')", [], "two")
+    await level(faulty)
+
+
+async def has_said(cluster: LocalCluster, index: int, text: str) -> bool:
+    return text in cluster.nodes[index].log.read_text()
+
+
+async def test_an_entry_that_fits_nowhere_stops_writes_and_nothing_else(faulty: LocalCluster) -> None:
+    """It was decided, and its leader was gone: every node stays up and reads; an operator has it applied as nothing."""
+    await fill_faulty(faulty)
+    fault(faulty, {"A": "2 exit", "B": "0 always", "C": "0 always"})
+    async with open_client(faulty.url(0, only=True)) as client:
+        with pytest.raises(BedrockishError):
+            await client.execute("INSERT INTO t VALUES (2, 'poison')", command="one", timeout=5)
+    node = faulty.nodes[0]
+    assert node.process is not None
+    assert await trio.to_thread.run_sync(node.process.wait) == 77
+    await trio.sleep(3)  # B or C finishes it, as far as it gets
+    node.start()
+
+    async def stopped() -> bool:
+        found = [await status_of(faulty, index) for index in (1, 2)]
+        return all(one["mode"] == "read-only" and one["blocked"] for one in found)
+
+    await until("B and C only read", partial(unless_unavailable, stopped))
+    assert [await count_poison(faulty, index) for index in range(3)] == [0, 0, 0]
+    for index in range(3):
+        async with open_client(faulty.url(index, only=True)) as client:
+            found = await client.execute("SELECT v FROM t WHERE id = 1", read="strict", timeout=10)
+            assert found.value() == "sound"
+    async with open_client(faulty.url(1, only=True)) as client:
+        with pytest.raises(ReadOnlyError, match="fits at no node"):
+            await client.execute("INSERT INTO t VALUES (4, 'a write')", timeout=5)
+    (txid,) = (await status_of(faulty, 1))["blocked"]
+    status, told = await cli("member", "resolve", faulty.url(), "A-123")
+    assert status != 0
+    assert "stops no node" in told
+    status, told = await cli("member", "resolve", faulty.url(), txid)
+    assert status == 0, told
+    await serving(faulty)
+    await insist(faulty.url(1), "INSERT INTO t VALUES (3, 'later')", [], "two")
+    await level(faulty)
+    assert [await count_poison(faulty, index) for index in range(3)] == [0, 0, 0]
+    async with open_client(faulty.url()) as client:
+        with pytest.raises(VoidedError):
+            await client.execute("INSERT INTO t VALUES (2, 'poison')", command="one")
+    status, told = await cli("verify", faulty.url())
+    assert status == 0, told
+    assert "Traceback" not in said(faulty)
+    faulty.stop()
+    for node in faulty.nodes:
+        (faulty.directory / f"fault-{node.name}").unlink(missing_ok=True)
+        status, told = await cli("journal", "verify", "--tables", "--plugin", touchy.__name__, str(node.database))
+        assert status == 0, told
+
+
+async def unless_unavailable(holds: Callable[[], Awaitable[bool]]) -> bool:
+    try:
+        return await holds()
+    except BedrockishError:
+        return False

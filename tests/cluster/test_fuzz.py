@@ -1,0 +1,38 @@
+"""Nonsense at every door of real nodes for a while: nobody ends, nobody differs, nothing is an internal error."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.cluster import clean_environment
+from tools.fuzz.__main__ import examine
+from tools.fuzz.lab import lab
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def bench(seconds: int, seed: int) -> None:
+    command = [sys.executable, "-m", "tools.fuzz", "--seconds", str(seconds), "--seed", str(seed)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False, timeout=240 + seconds
+    )
+    assert done.returncode == 0, done.stdout[-5_000:] + done.stderr[-5_000:]
+    assert done.stdout.splitlines()[-1] == "well"
+
+
+@pytest.mark.cluster
+def test_a_minute_of_nonsense_at_every_door() -> None:
+    bench(60, 1)
+
+
+@pytest.mark.cluster
+def test_a_node_that_has_ended_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the bench would say that all is well. The fourth member is down, too, so the others have no quorum."""
+    monkeypatch.setattr("tools.fuzz.__main__.ANSWER_S", 3.0)
+    with lab(tmp_path / "nodes") as made:
+        made.honest[1].kill()
+        findings = examine(made)
+    assert any(finding.startswith("B has ended") for finding in findings)
+    assert any(finding.startswith("A does not write") for finding in findings)

@@ -1,0 +1,65 @@
+"""A command that is sent twice to one node, and waits there for a background worker, happens once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from tests.cluster import procedures
+from tests.cluster.story import PATIENT, judge_files, level, ready, rows, until
+from tools.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+
+async def test_the_second_of_two_sendings_runs_on_a_snapshot_that_has_the_first(tmp_path: Path) -> None:
+    """It was looked up before it waited, when nothing had happened yet; each node would apply it twice, and end."""
+    limits = {"asides_max": 1, "command_ms_max": 60_000}
+    cluster = LocalCluster(tmp_path / "cluster", settings={"limits": limits})
+    cluster.write_files()
+    answers: list[tuple[str, Any]] = []
+    for node in cluster.nodes:
+        node.config.write_text(f'plugins = ["{procedures.__name__}"]\n' + node.config.read_text())
+    try:
+        for node in cluster.nodes:
+            node.start()
+        await ready(cluster)
+        async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
+            await client.execute("CREATE TABLE payment(id INTEGER PRIMARY KEY)")
+
+            async def call(label: str, name: str, *args: str, **options: Any) -> None:
+                answers.append((label, await client.call(name, args, timeout=40, **options)))
+
+            async def lined_up(running: int, waiting: int) -> None:
+                async def so_far() -> bool:
+                    asides = (await client.status())["asides"]
+                    return bool((asides["running"], asides["waiting"]) == (running, waiting))
+
+                await until(f"{waiting} wait", so_far)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call, "first gate", "wait_for", "one")
+                await lined_up(1, 0)
+                nursery.start_soon(lambda: call("first", "pay", command="pay-7"))
+                await lined_up(1, 1)
+                nursery.start_soon(call, "second gate", "wait_for", "two")
+                await lined_up(1, 2)
+                nursery.start_soon(lambda: call("second", "pay", command="pay-7", resend=True))
+                await lined_up(1, 3)
+                (cluster.directory / "one").touch()
+
+                async def paid() -> bool:
+                    return ("first", 1) in answers
+
+                await until("the first sending is committed", paid)
+                (cluster.directory / "two").touch()
+        assert dict(answers)["second"] == 1
+        await level(cluster)
+        assert all(node.is_running for node in cluster.nodes)
+    finally:
+        cluster.stop()
+    judge_files(cluster)
+    for node in cluster.nodes:
+        assert rows(node, "SELECT count(*) FROM payment") == [(1,)]

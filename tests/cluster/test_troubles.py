@@ -1,0 +1,102 @@
+"""Status tells the truth: what is wrong with a cluster is named first, by everything that an operator looks at."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.errors import BedrockishError
+from tests.cluster.story import ready, status_of, until
+from tests.http.conftest import Asker
+from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+
+def asker(cluster: LocalCluster, index: int) -> Asker:
+    port = cluster.nodes[index].http_port
+    assert port is not None
+    return Asker(port, cluster)
+
+
+def said(cluster: LocalCluster, index: int) -> tuple[int, list[str]]:
+    """What ``bedrockish status`` ends with, and its first lines."""
+    command = [sys.executable, "-m", "bedrockish.cli.main", "status", cluster.url(index, only=True)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False, timeout=30)
+    return done.returncode, done.stdout.splitlines()
+
+
+def send(node: LocalNode, number: signal.Signals) -> None:
+    assert node.process is not None
+    node.process.send_signal(number)
+
+
+async def until_told(cluster: LocalCluster, index: int, wanted: set[str]) -> list[dict[str, Any]]:
+    """Wait until a node has just these troubles."""
+    found: list[dict[str, Any]] = []
+
+    async def told() -> bool:
+        found[:] = (await status_of(cluster, index))["troubles"]
+        return {one["code"] for one in found} == wanted
+
+    await until(f"{cluster.nodes[index].name} tells of {wanted}", told)
+    return found
+
+
+async def test_nodes_that_hang_and_a_quorum_that_is_lost(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "three", http=True) as cluster:
+        await ready(cluster)
+        await until_told(cluster, 0, set())
+        assert said(cluster, 0)[0] == 0
+        async with open_client(cluster.url(0, only=True)) as client:
+            await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
+            await client.execute("INSERT INTO t VALUES (1, 1)")
+            send(cluster.nodes[2], signal.SIGSTOP)
+            try:
+                await until_told(cluster, 0, {"node_away"})
+                status, lines = await trio.to_thread.run_sync(said, cluster, 0)
+                assert status == 1
+                assert lines[0].startswith("TROUBLE node_away: C has not been heard for ")
+                assert lines[1].strip().startswith("to do: start it")
+                assert (await trio.to_thread.run_sync(asker(cluster, 0), "/readyz")).status == 200
+                send(cluster.nodes[1], signal.SIGSTOP)
+                with pytest.raises(BedrockishError):
+                    await client.execute("UPDATE t SET x = 2", timeout=2)
+                await until_told(cluster, 0, {"no_quorum", "in_doubt", "safe_time", "node_away"})
+                found = await status_of(cluster, 0)
+                assert found["trouble"] == "1 voter is in reach, and 2 are needed to commit"
+                status, lines = await trio.to_thread.run_sync(said, cluster, 0)
+                assert (status, lines[0].split(":")[0]) == (1, "TROUBLE no_quorum")
+                reply = await trio.to_thread.run_sync(asker(cluster, 0), "/readyz")
+                assert reply.status == 503
+                assert reply.json["reasons"] == [found["trouble"]]
+                metrics = (await trio.to_thread.run_sync(asker(cluster, 0), "/metrics")).body.decode()
+                told = {
+                    line.split('"')[1]
+                    for line in metrics.splitlines()
+                    if line.startswith("bedrockish_trouble{") and line.endswith(" 1.0")
+                }
+                assert told == {one["code"] for one in found["troubles"]}
+            finally:
+                for node in cluster.nodes[1:]:
+                    send(node, signal.SIGCONT)
+            await until_told(cluster, 0, set())
+            assert (await trio.to_thread.run_sync(said, cluster, 0))[0] == 0
+
+
+async def test_a_clock_that_is_wrong_is_named_at_both_ends(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "three") as cluster:
+        await ready(cluster)
+        cluster.nodes[2].kill()
+        cluster.nodes[2].start("serve", "--set", "wall_offset_ms=-4000")
+        await ready(cluster)
+        found = await until_told(cluster, 0, {"clock_skew"})
+        assert found[0]["text"].startswith("the clock of C is ")
+        assert "behind this machine's" in found[0]["text"]
+        found = await until_told(cluster, 2, {"clock_skew"})
+        assert "behind most others'" in found[0]["text"]

@@ -1,0 +1,65 @@
+"""Two clusters with the same names of everything, and one wrong address between them."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from bedrockish import open_client
+from bedrockish.api.requests import ADDRESS, MemberChange
+from tests.cluster.story import PATIENT, ready, status_of, until
+from tools.cluster import LocalCluster, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+
+async def insert(cluster: LocalCluster, node: int, value: int) -> None:
+    async with open_client(cluster.url(node, only=True, options=PATIENT)) as client:
+        await client.execute("INSERT INTO t VALUES (?)", [value])
+
+
+async def test_a_wrong_address_bars_nobody(tmp_path: Path) -> None:
+    """B's address in the second cluster is made that of the first one's B: that one hangs up, and nothing else is so.
+
+    Both clusters go on, also after restarts; the second says what is wrong, and is whole again when it was put right.
+    """
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(local_cluster(tmp_path / name)) for name in ("first", "second"))
+        for cluster in (first, second):
+            await ready(cluster)
+            async with open_client(cluster.url(options=PATIENT)) as client:
+                await client.execute("CREATE TABLE t(a)")
+        ids = {str((await status_of(cluster, node))["cluster_id"]) for cluster in (first, second) for node in range(3)}
+        assert len(ids) == 2
+
+        async def move(port: int) -> None:
+            async with open_client(second.url(options=PATIENT)) as client:
+                await client.change_members(MemberChange(ADDRESS, "B", f"127.0.0.1:{port}"))
+
+        await move(first.nodes[1].port)
+
+        async def noticed() -> bool:
+            troubles = [(await status_of(second, node))["nodes"]["B"]["trouble"] for node in (0, 2)]
+            return all("of another cluster of the same name" in (trouble or "") for trouble in troubles)
+
+        await until("A and C of the second cluster say who answers instead of B", noticed)
+        for node in (0, 2):
+            await insert(second, node, node)
+        for node in (0, 2):
+            second.nodes[node].kill()
+            second.nodes[node].start()
+        for node in (0, 2):
+            await second.wait_ready(node)
+        for cluster in (first, second):
+            for node in (0, 2):
+                await insert(cluster, node, 10 + node)
+                assert (await status_of(cluster, node))["trouble"] is None
+        await until("it is noticed again", noticed)
+        await move(second.nodes[1].port)
+        await ready(second)
+        await insert(second, 1, 20)
+        for cluster in (first, second):
+            for node in range(3):
+                status = await status_of(cluster, node)
+                assert status["trouble"] is None
+                assert {name for name, one in status["nodes"].items() if one["trouble"]} == set()

@@ -1,0 +1,205 @@
+"""The last release and this one in one cluster: every operation while it is upgraded, in both orders, under load."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.api.requests import REMOVE, MemberChange
+from bedrockish.client.transaction import Transaction
+from bedrockish.common.levels import LEVEL
+from bedrockish.errors import ConstraintError
+from tests.cluster.releases import unpack_last_release
+from tests.cluster.story import PATIENT, judge_files, level, ready, rows, status_of, until
+from tests.cluster.test_members import Work, working
+from tools.cluster import SOURCES, LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def last(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return unpack_last_release(tmp_path_factory.mktemp("last"))
+
+
+def program(sources: Sequence[Path], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line of a release, from its own folder: the one that it is started in comes first."""
+    command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=clean_environment(sources),
+        cwd=sources[0],
+    )
+
+
+async def restart(cluster: LocalCluster, index: int, sources: Sequence[Path]) -> None:
+    """End a node in order, and start another release on its file."""
+    node = cluster.nodes[index]
+    assert node.process is not None
+    node.process.terminate()
+    await trio.to_thread.run_sync(node.process.wait)
+    node.sources = sources
+    node.start()
+    await ready(cluster)
+
+
+async def every_operation(cluster: LocalCluster, last: Sequence[Path], stage: str) -> None:
+    """Do at each node what a client can do, with the clients of both releases."""
+    async with open_client(cluster.url(options=PATIENT)) as client:
+        await client.execute(f"CREATE TABLE {stage}(id INTEGER PRIMARY KEY, who TEXT UNIQUE, n INTEGER DEFAULT 0)")
+    for index, node in enumerate(cluster.nodes):
+        async with open_client(cluster.url(index, only=True, options=PATIENT)) as client:
+            who = f"{stage}-{node.name}"
+            await client.execute(f"INSERT INTO {stage}(who) VALUES (?)", [who])
+            await client.execute(f"UPDATE {stage} SET n = n + 1 WHERE who = ?", [who], isolation="snapshot")
+            with pytest.raises(ConstraintError):
+                await client.execute(f"INSERT INTO {stage}(who) VALUES (?)", [who])
+
+            async def step_by_step(work: Transaction, who: str = who) -> None:
+                await work.execute(f"SELECT n FROM {stage} WHERE who = ?", [who])
+                await work.execute("SAVEPOINT one")
+                await work.execute(f"UPDATE {stage} SET n = 100 WHERE who = ?", [who])
+                await work.execute("ROLLBACK TO one")
+                await work.execute(f"UPDATE {stage} SET n = n + 1 WHERE who = ?", [who])
+
+            await client.run_transaction(step_by_step)
+            for read in ("session", "strict"):
+                assert (await client.execute(f"SELECT n FROM {stage} WHERE who = ?", [who], read=read)).value() == 2
+            await client.execute("SELECT count(*) FROM work", read="stale")
+            async with client.stream("SELECT row FROM work LIMIT 100") as found:
+                assert len([row async for row in found]) > 0
+            # Many commands on one row: those of a node are led together, and those of others meet them.
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(client.execute, f"UPDATE {stage} SET n = n + 1 WHERE who = ?", [who])
+            assert (await client.execute(f"SELECT n FROM {stage} WHERE who = ?", [who], read="strict")).value() == 7
+            await client.execute(f"INSERT INTO {stage}(who, n) VALUES (?, 9)", [who.encode() + b"x" * 1_000_000])
+        url = cluster.url(index, only=True)
+        for sources in (last, SOURCES):
+            done = program(sources, "sql", url, f"UPDATE {stage} SET n = n + 1 WHERE who = '{who}' RETURNING n")
+            assert done.returncode == 0, done.stderr
+            for command in ("status", "member list"):
+                done = program(sources, *command.split(), url)
+                assert done.returncode == 0, done.stdout + done.stderr
+    async with open_client(cluster.url(options=PATIENT)) as client:
+        await client.execute(f"ALTER TABLE {stage} ADD COLUMN more TEXT DEFAULT 'x'")
+
+        async def migrate(work: Transaction) -> None:
+            await work.execute(f"CREATE INDEX {stage}_n ON {stage}(n)")
+            await work.execute(f"UPDATE {stage} SET more = 'y'")
+
+        await client.run_transaction(migrate)
+        assert (await client.execute(f"SELECT min(n) FROM {stage}", read="strict")).value() == 9
+
+
+async def learner(cluster: LocalCluster, name: str, sources: Sequence[Path]) -> None:
+    """Have a node of a release join as a learner, be promoted, and leave again."""
+    node = LocalNode(name, free_ports(1)[0], cluster.directory, sources=sources)
+    security = cluster.nodes[0].config.read_text().partition("[security]")[2].replace("/A", f"/{name}")
+    text = f'node = "{name}"\ndatabase = "{node.database.name}"\nlisten = "127.0.0.1:{node.port}"\n'
+    node.config.write_text(text + (f"[security]{security}" if security else ""))
+    cluster.nodes.append(node)
+    node.start("join", cluster.url(0), "--voter")
+
+    async def voter() -> bool:
+        return bool((await status_of(cluster, 0))["nodes"].get(name, {}).get("role") == "voter")
+
+    await until(f"{name} is a voter", voter)
+    async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
+        await client.change_members(MemberChange(REMOVE, name))
+    assert node.process is not None
+    node.process.terminate()
+    await trio.to_thread.run_sync(node.process.wait)
+    cluster.nodes.remove(node)
+
+
+async def dies(cluster: LocalCluster, index: int, work: Work) -> None:
+    """A node is killed under load; those of the other release finish what it led."""
+    cluster.nodes[index].kill()
+    await work.moves()
+    cluster.nodes[index].start()
+    await ready(cluster)
+
+
+async def raised(cluster: LocalCluster) -> None:
+    """Wait until every node knows that the cluster is at the present level, and has an id."""
+
+    async def everywhere() -> bool:
+        found = [await status_of(cluster, index) for index in range(len(cluster.nodes))]
+        return all(one["cluster_level"] == LEVEL and one["cluster_id"] for one in found)
+
+    await until(f"the cluster is at level {LEVEL}", everywhere)
+
+
+def encrypt(cluster: LocalCluster, last: Sequence[Path], certs: Path) -> None:
+    """Give nodes and clients certificates, as the last release makes them and is told of them."""
+    done = program(last, "tls", str(certs), *(f"{name}=127.0.0.1" for name in "ABCDE"), "--client", "app")
+    assert done.returncode == 0, done.stderr
+    for node in cluster.nodes:
+        files = {"tls_ca": "ca.pem", "tls_certificate": f"{node.name}.pem", "tls_key": f"{node.name}-key.pem"}
+        lines = "".join(f'{key} = "{certs / file}"\n' for key, file in files.items())
+        node.config.write_text(node.config.read_text() + "\n[security]\n" + lines)
+    cluster.options = f"ca={certs / 'ca.pem'}&cert={certs / 'app.pem'}&key={certs / 'app-key.pem'}"
+
+
+@pytest.mark.parametrize(("order", "tls"), [pytest.param("ABC", False, marks=pytest.mark.slow), ("CBA", True)])
+async def test_a_cluster_is_upgraded_node_after_node(tmp_path: Path, last: list[Path], order: str, tls: bool) -> None:
+    """No client sees an error that is not retried, and nothing acknowledged is lost."""
+    cluster = LocalCluster(tmp_path / "cluster")
+    cluster.write_files()
+    for node in cluster.nodes:
+        node.sources = last
+    if tls:
+        encrypt(cluster, last, tmp_path / "certs")
+    try:
+        for node in cluster.nodes:
+            node.start()
+        async with working(cluster) as work:
+            for stage, name in enumerate(order):
+                await restart(cluster, "ABC".index(name), SOURCES)
+                await every_operation(cluster, last, f"s{stage}")
+                await dies(cluster, "ABC".index(order[(stage + 1) % 3]), work)
+                if stage == 0:
+                    await learner(cluster, "D", last)
+                    await learner(cluster, "E", SOURCES)
+                if stage == 1:  # and back: nothing is said or written yet that the last release does not read
+                    await restart(cluster, "ABC".index(name), last)
+                    await restart(cluster, "ABC".index(name), SOURCES)
+                    assert (await status_of(cluster, "ABC".index(name)))["cluster_level"] == LEVEL - 1
+            await raised(cluster)
+            await every_operation(cluster, last, "s3")
+        await level(cluster)
+        cluster.stop()
+        for node in cluster.nodes:
+            assert work.done <= {row for (row,) in rows(node, "SELECT row FROM work")}
+        judge_files(cluster)
+    finally:
+        cluster.stop()
+
+
+async def test_the_last_release_is_refused_when_all_have_gone_on(tmp_path: Path, last: list[Path]) -> None:
+    """A node of it that joins is told what to install; one that is started on its file does no harm."""
+    with local_cluster(tmp_path / "cluster") as cluster:
+        await ready(cluster)
+        node = LocalNode("D", free_ports(1)[0], cluster.directory)
+        node.config.write_text(f'node = "D"\ndatabase = "{node.database}"\nlisten = "127.0.0.1:{node.port}"\n')
+        done = program(last, "join", cluster.url(), "--config", str(node.config), "--no-serve")
+        assert done.returncode != 0
+        assert "D is of release level 1" in done.stderr
+        assert "install the release of its members on D" in done.stderr
+        cluster.nodes[2].kill()
+        cluster.nodes[2].sources = last
+        cluster.nodes[2].start()
+        assert cluster.nodes[2].process is not None
+        assert await trio.to_thread.run_sync(cluster.nodes[2].process.wait) != 0
+        assert "are not a membership" in cluster.nodes[2].last_words()
+        async with open_client(cluster.url(0, options=PATIENT)) as client:
+            await client.execute("CREATE TABLE t(a)")

@@ -1,0 +1,89 @@
+"""The files of expectations: what they say is read back, and any change of a test is a difference."""
+
+from pathlib import Path
+
+import pytest
+
+from tools.compliance.outcomes import (
+    PLACE,
+    UNEXPLAINED,
+    Expected,
+    Outcomes,
+    differences,
+    part_of,
+    path_of,
+    read_expected,
+    renewed,
+    write_expected,
+)
+from tools.compliance.suites import SUITES
+
+FOUND: Outcomes = {
+    "a.good": ("passed", ""),
+    "b.refused": ("failed", "NotSupportedError: no"),
+    "c.broken": ("failed", "AssertionError"),
+    "d.other": ("skipped", "not here"),
+}
+EXPECTED = Expected(
+    "Suite 1",
+    1,
+    {"passed": 3, "skipped": 1, "failed": 0},
+    {"b.refused": ("refused", "by design: so"), "c.broken": ("failed", "not yet"), "d.other": ("skipped", "not here")},
+    "all",
+)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "suite.txt"
+    write_expected(path, EXPECTED)
+    assert read_expected(path) == EXPECTED
+    assert [*differences(EXPECTED, FOUND)] == []
+
+
+def test_a_line_that_belongs_to_nothing_is_no_expectation(tmp_path: Path) -> None:
+    path = tmp_path / "suite.txt"
+    path.write_text("release: 1\nb.refused\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read_expected(path)
+
+
+@pytest.mark.parametrize(
+    ("test", "now", "told"),
+    [
+        ("a.good", ("failed", "boom"), "+ failed   a.good  (boom)"),
+        ("a.good", ("skipped", ""), "+ skipped  a.good"),
+        ("a.good", None, "+ 0 passed"),
+        ("b.refused", ("passed", ""), "+ passed   b.refused"),
+        ("c.broken", ("passed", ""), "+ passed   c.broken"),
+        ("c.broken", None, "+ gone     c.broken"),
+        ("d.other", ("failed", ""), "+ failed   d.other"),
+        ("e.new", ("passed", ""), "+ 2 passed"),
+        ("e.new", ("failed", "boom"), "+ failed   e.new"),
+    ],
+)
+def test_any_change_of_a_test_is_a_difference(test: str, now: tuple[str, str] | None, told: str) -> None:
+    found = {**FOUND, test: now} if now else {name: what for name, what in FOUND.items() if name != test}
+    assert told in "\n".join(differences(EXPECTED, found))
+
+
+def test_reasons_that_were_given_are_kept() -> None:
+    """And what is new has none, which the gate does not let pass."""
+    new = renewed(EXPECTED, {**FOUND, "e.new": ("failed", "boom")}, "Suite 2", "all")
+    assert {name: why for name, why in new.others.items() if name != "e.new"} == EXPECTED.others
+    assert UNEXPLAINED in new.others["e.new"][1]
+    assert (new.release, new.passed, new.plain) == ("Suite 2", 1, EXPECTED.plain)
+
+
+def test_a_part_is_compared_with_its_part() -> None:
+    some = {name: FOUND[name] for name in ("a.good", "c.broken")}
+    assert [*differences(part_of(EXPECTED, some), some)] == []
+    assert [*differences(part_of(EXPECTED, some), {**some, "a.good": ("failed", "")})]
+
+
+def test_every_suite_has_its_file_and_every_file_its_suite() -> None:
+    """And each test that does not pass has a reason."""
+    assert {path.stem for path in PLACE.glob("*.txt")} == set(SUITES)
+    for name in SUITES:
+        expected = read_expected(path_of(name))
+        assert expected.passed > 0
+        assert not [test for test, (_, why) in expected.others.items() if not why or UNEXPLAINED in why]

@@ -1,0 +1,51 @@
+"""Suites that others wrote say what is expected of them: a part of each in every run, and with --slow all of it."""
+
+from pathlib import Path
+
+import pytest
+
+from tools.compliance import cpython_suite, programs_suite
+from tools.compliance.outcomes import count, differences, part_of, path_of, read_expected
+from tools.compliance.suites import SUITES
+
+pytestmark = pytest.mark.cluster
+CPYTHON_PART = ("dbapi.CursorTests.test_execute", "dump.", "transactions.IsolationLevel", "dbapi.ClosedC")
+
+
+def test_a_part_of_cpythons_tests(tmp_path: Path) -> None:
+    """Our DB-API where they expect sqlite3."""
+    if why := cpython_suite.missing():
+        pytest.skip(why)
+    expected = read_expected(path_of("cpython"))
+    if expected.release != cpython_suite.release():
+        pytest.skip(f"expectations are of {expected.release}")
+    found = cpython_suite.run_ours(tmp_path, CPYTHON_PART)
+    assert count(found)["passed"] > 40
+    assert [*differences(part_of(expected, found), found)] == []
+
+
+def test_programs_on_libraries_of_others(tmp_path: Path) -> None:
+    """Those that are quick; --slow runs all."""
+    if why := programs_suite.missing():
+        pytest.skip(why)
+    found = programs_suite.run_ours(tmp_path, ["sqlmodel", "flask_sqlalchemy", "pandas", "dataset", "records"])
+    assert {name for name, (outcome, _) in found.items() if outcome != "passed"} == set()
+    assert len(found) == 5
+
+
+def test_nine_of_ten_of_cpythons_tests_pass() -> None:
+    """Of those that ask for nothing that is refused by design."""
+    counts = read_expected(path_of("cpython")).counts()
+    assert counts["passed"] >= 0.9 * (counts["passed"] + counts["failed"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SUITES)
+def test_a_whole_suite(name: str, tmp_path: Path) -> None:
+    suite = SUITES[name]
+    if why := suite.missing():
+        pytest.skip(why)
+    expected = read_expected(path_of(name))
+    if expected.release != suite.release():
+        pytest.skip(f"expectations are of {expected.release}, this is {suite.release()}")
+    assert [*differences(expected, suite.run_ours(tmp_path))] == []

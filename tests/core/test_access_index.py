@@ -1,0 +1,40 @@
+"""Whoever holds a key is found, whatever else holds it; and nobody who has let go."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bedrockish.core.state.access_index import AccessIndex
+from bedrockish_journal.model.footprint import Footprint, clock_key, conflict
+
+KEYS = [b"t:x\0" + bytes([number]) for number in range(6)]
+points = st.frozensets(st.sampled_from(KEYS), max_size=4)
+ranges = st.lists(st.sampled_from([(KEYS[0], KEYS[3]), (KEYS[2], KEYS[5])]), max_size=1).map(tuple)
+clocks = st.frozensets(st.sampled_from([clock_key(1), clock_key(2)]), max_size=1)
+footprints = st.builds(
+    lambda reads, clock, spans, writes, wide: Footprint(reads | clock, spans, writes, wide),
+    points,
+    clocks,
+    ranges,
+    points,
+    ranges,
+)
+steps = st.lists(st.tuples(st.integers(0, 5), footprints), max_size=25)
+
+
+@given(steps, footprints)
+@settings(max_examples=300, deadline=None)
+def test_it_finds_what_a_comparison_with_each_finds(done: list[tuple[int, Footprint]], asked: Footprint) -> None:
+    """Keys of one holder share an object, which must not be changed when another one comes or the holder goes."""
+    index: AccessIndex[int] = AccessIndex()
+    held: dict[int, Footprint] = {}
+    for name, footprint in done:
+        if name in held:
+            index.remove(name)
+            del held[name]
+        else:
+            index.add(name, footprint)
+            held[name] = footprint
+        expected = {name for name, other in held.items() if conflict(asked, other) is not None}
+        assert {name for name, _ in index.conflicts(asked)} == expected
+        for key in KEYS:
+            assert index.writers_of(key) == [name for name, one in held.items() if key in one.write_points]

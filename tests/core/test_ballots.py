@@ -1,0 +1,301 @@
+"""Rules of ballots, clocks and restarts that a random world seldom needs: what one node does at the moment of truth.
+
+``tools.mutations`` runs each of these tests with its rule taken away, and it has to fail.
+"""
+
+from dataclasses import replace
+
+from bedrockish.api.requests import Answer, Request, Statement, Token
+from bedrockish.core.coordinator.request import Ticket, committed
+from bedrockish.core.coordinator.wait_queue import WaitQueue
+from bedrockish.core.protocol.effects import Keep, Reply, Send
+from bedrockish.core.protocol.events import Executed, Submitted
+from bedrockish.core.protocol.messages import (
+    Accept,
+    Accepted,
+    Begin,
+    Message,
+    Promise,
+    Reason,
+    Recover,
+    Refused,
+    Reject,
+    Rollback,
+    Standing,
+)
+from bedrockish.core.protocol.records import Membership, Prepared
+from bedrockish.core.state.certifier import command_key
+from bedrockish.core.state.state import State
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, Txid, decode_transaction
+from bedrockish_journal.model.vector import covers
+from tests.core.net import Net, add
+
+
+def hear(net: Net, sender: str, receiver: str, kind: type[Message]) -> Message:
+    """Let the next message of a kind arrive, and only that."""
+    flight = next(one for one in net.flights if one[:2] == (sender, receiver) and isinstance(one[2], kind))
+    net.flights.remove(flight)
+    net.play(receiver, "receive", sender, flight[2])
+    return flight[2]
+
+
+def state(net: Net, name: str) -> State:
+    return net.places[name].core.state
+
+
+def begin(net: Net, leader: str = "A", command: str = "P", approvers: str = "BC") -> Txid:
+    """Let a transaction begin, and be approved; no approval has arrived."""
+    net.ask(leader, add(command, "x"))
+    (txid,) = net.places[leader].core.coordinator.attempts
+    for node in approvers:
+        hear(net, leader, node, Begin)
+    return txid
+
+
+# -- ballots -------------------------------------------------------------------------------------------------------
+
+
+def test_an_acceptance_survives_a_restart() -> None:
+    """Somebody may have decided on it."""
+    net = Net("ABC")
+    txid = begin(net)
+    net.play("B", "suspect", txid)
+    hear(net, "B", "C", Recover)
+    hear(net, "C", "B", Promise)
+    hear(net, "B", "C", Accept)
+    net.play("C", "reboot", 0)
+    assert state(net, "C").votes[txid].accepted == (3, True)
+
+
+def test_an_accepted_rollback_survives_a_restart() -> None:
+    """Its leader may have told its client by it that nothing happened."""
+    net = Net("ABC")
+    txid = begin(net)
+    net.play("A", "give up", txid)
+    hear(net, "A", "C", Rollback)
+    net.play("C", "reboot", 0)
+    assert state(net, "C").votes[txid].accepted == (1, False)
+    assert txid not in state(net, "C").pending
+
+
+def test_a_decided_rollback_is_known_after_a_restart() -> None:
+    """Who asks is told, and nobody has to recover it."""
+    net = Net("ABC")
+    txid = begin(net)
+    net.play("A", "give up", txid)
+    hear(net, "A", "C", Rollback)
+    hear(net, "C", "A", Accepted)
+    net.play("A", "reboot", 0)
+    assert state(net, "A").outcomes.get(txid) is False
+
+
+def test_an_acceptance_of_another_ballot_does_not_count() -> None:
+    """It was for what somebody else proposed, or for an earlier round."""
+    net = Net("ABC")
+    txid = begin(net)
+    net.play("B", "suspect", txid)
+    hear(net, "B", "C", Recover)
+    hear(net, "C", "B", Promise)
+    net.play("B", "receive", "C", Accepted(txid, 2, 0))
+    assert txid not in state(net, "B").outcomes
+    net.play("B", "receive", "C", Accepted(txid, 3, 0))
+    assert state(net, "B").outcomes[txid]
+
+
+def test_a_promise_of_another_ballot_does_not_count() -> None:
+    """Who gave it is free to accept what is in between."""
+    net = Net("ABC")
+    txid = begin(net)
+    net.play("B", "suspect", txid)
+    net.play("B", "receive", "C", Promise(txid, 2, Standing.HELD, None, (), (), 0))
+    assert net.places["B"].core.recovery.rounds[txid].decision is None
+    net.play("B", "receive", "C", Promise(txid, 3, Standing.HELD, None, (), (), 0))
+    assert net.places["B"].core.recovery.rounds[txid].decision is True
+
+
+def test_who_was_refused_tries_above_what_is_promised() -> None:
+    """Else it would climb there by one step in each round, with more and more time between them."""
+    net = Net("ABC")
+    txid = begin(net)
+    net.play("B", "suspect", txid)
+    net.play("B", "receive", "C", Refused(txid, 31, 0))
+    net.play("B", "again", txid)
+    assert net.places["B"].core.recovery.rounds[txid].ballot == 33
+
+
+def test_only_an_acceptance_of_ballot_1_is_one_of_the_rollback() -> None:
+    """One of a higher ballot may be of the commit."""
+    net = Net("ABC")
+    txid = begin(net)
+    net.play("A", "give up", txid)
+    net.play("A", "receive", "C", Accepted(txid, 4, 0))
+    assert txid not in state(net, "A").outcomes
+    net.play("A", "receive", "C", Accepted(txid, 1, 0))
+    assert state(net, "A").outcomes[txid] is False
+
+
+def test_what_was_begun_under_an_older_membership_is_not_recovered() -> None:
+    """It is not in the base of the change, so it can never commit."""
+    net = Net("ABC")
+    txid = begin(net, approvers="B")
+    here = state(net, "C")
+    here.membership = Membership(1, here.membership.members)
+    net.play("B", "suspect", txid)
+    hear(net, "B", "C", Recover)
+    assert here.outcomes[txid] is False
+
+
+# -- clocks --------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_approved_at_what_is_closed() -> None:
+    """Closed is up to there, and with it."""
+    net = Net("ABC")
+    net.ask("A", add("P", "x"))
+    (txid,) = net.places["A"].core.coordinator.attempts
+    state(net, "C").closed = txid.clock
+    hear(net, "A", "C", Begin)
+    reject = hear(net, "C", "A", Reject)
+    assert isinstance(reject, Reject)
+    assert reject.reason == Reason.TOO_LATE
+
+
+def test_a_new_clock_is_above_what_is_closed() -> None:
+    """Or nobody could approve what gets it."""
+    here = state(Net("ABC"), "A")
+    here.closed = here.clock.value + 1_000
+    assert here.tick() > here.closed
+
+
+def test_the_ceiling_is_kept_before_anything_is_said() -> None:
+    """A crash between the two must not forget a clock that others have heard."""
+    net = Net("ABC")
+    core = net.places["A"].core
+    core.step(Submitted(7, add("P", "x")), net.now)
+    core.state.clock.adjust(core.state.ceiling + 1)
+    footprint = Footprint(write_points=frozenset({b"t:rows\0x"}))
+    prepared = Prepared(dict(core.state.applied), 0, False, ROWS, footprint, b"", b"")
+    effects = core.step(Executed(7, prepared), net.now)
+    kept = next(at for at, effect in enumerate(effects) if isinstance(effect, Keep) and effect.name == "clock_ceiling")
+    said = next(at for at, effect in enumerate(effects) if isinstance(effect, Send))
+    assert kept < said
+
+
+def ended_after(net: Net) -> tuple[Txid, Txid]:
+    """B has given Q up, and learned that it is over at a clock later than that of P, which A began after Q."""
+    older = begin(net, "B", "Q", approvers="C")
+    state(net, "A").clock.adjust(older.clock + 10)
+    younger = begin(net, "A", "P", approvers="")
+    assert younger > older
+    net.play("B", "give up", older)
+    state(net, "B").clock.adjust(younger.clock + 10)
+    hear(net, "B", "C", Rollback)
+    hear(net, "C", "B", Accepted)
+    assert state(net, "B").outcomes[older] is False
+    return older, younger
+
+
+def rejected_for(net: Net) -> Txid | None:
+    """Let B judge P."""
+    hear(net, "A", "B", Begin)
+    reject = hear(net, "B", "A", Reject)
+    assert isinstance(reject, Reject)
+    return reject.other
+
+
+def test_an_end_counts_from_when_it_was_learned() -> None:
+    """A recovery of P may have counted B out, because it led Q, until then."""
+    net = Net("ABC")
+    older, _ = ended_after(net)
+    assert rejected_for(net) == older
+
+
+def test_an_end_is_kept_until_its_time_is_closed() -> None:
+    """Safe time does not matter: what is closed decides what can still be approved."""
+    net = Net("ABC")
+    older, _ = ended_after(net)
+    net.places["B"].core.safe_time._forget()
+    assert rejected_for(net) == older
+
+
+def test_a_clock_that_was_told_is_later_than_own_ends() -> None:
+    """Or the transaction would be older than a rollback that others count on."""
+    net = Net("ABC")
+    ended_after(net)
+    core = net.places["B"].core
+    latest = core.state.own_ends.latest
+    assert not core.coordinator.clock_quorum.fits(latest, 0)
+    assert core.coordinator.clock_quorum.fits(latest + 1, 0)
+
+
+def test_the_cut_is_not_above_what_is_closed_here() -> None:
+    """However far the others are: here something may still be approved."""
+    net = Net("ABC")
+    core = net.places["A"].core
+    for peer in core.state.peers.values():
+        peer.closed = 1 << 60
+    core.safe_time.advance()
+    assert core.state.cut <= core.state.closed
+
+
+def test_what_is_dropped_leaves_a_floor() -> None:
+    """Who has not seen it cannot be judged here any more."""
+    net = Net("ABC")
+    net.ask("A", add("P", "x"))
+    net.run(1.0)
+    recent = state(net, "B").commit_window
+    recent.forget(1 << 62)
+    assert recent.floor["A"] == 1
+
+
+# -- sessions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_waits_until_its_time_is_safe() -> None:
+    """Cut is not enough: what it has seen may be on its way still."""
+    here = state(Net("ABC"), "A")
+    here.safe, here.cut = 5, 10
+    assert here.has_seen(Token({"B": 99}, 5))
+    assert not here.has_seen(Token({"B": 99}, 8))
+
+
+def test_the_token_of_a_read_has_what_its_session_had() -> None:
+    """Also when a label has died with its holders, and safe time stood in for it."""
+    net = Net("ABC")
+    core = net.places["A"].core
+    core.state.safe = 5
+    core.step(Submitted(7, Request("R", (Statement("read", ["x"]),), token=Token({"B": 99}, 5))), net.now)
+    read = Prepared(dict(core.state.applied), 0, True, ROWS, Footprint(), b"", b"")
+    (reply,) = (effect for effect in core.step(Executed(7, read), net.now) if isinstance(effect, Reply))
+    assert isinstance(reply.answer, Answer)
+    assert reply.answer.token.vector["B"] == 99
+
+
+def test_the_token_of_a_write_has_its_base() -> None:
+    """It names all that the session has seen, not only what it has done."""
+    net = Net("ABC")
+    txid = begin(net)
+    transaction = replace(net.places["A"].core.state.pending.transactions[txid], base={"B": 3})
+    answer = committed(net.places["A"].core.state, Ticket(1, add("P", "x"), 10.0), transaction, ("A", 1))
+    assert covers(answer.token.vector, {"A": 1, "B": 3})
+
+
+# -- shared transactions -------------------------------------------------------------------------------------------
+
+
+def test_a_shared_transaction_claims_the_ids_of_all_its_commands() -> None:
+    """Or one of them, sent again elsewhere, would happen twice."""
+    net = Net("ABC")
+    for command in ("first", "one", "two"):
+        net.ask("A", add(command, "x"))
+    net.run(1.0)
+    begun = [decode_transaction(message.body) for _, _, message in net.said if isinstance(message, Begin)]
+    assert begun[-1].commands == ("one", "two")
+    assert {command_key("one"), command_key("two")} <= begun[-1].footprint.write_points
+
+
+def test_nobody_shares_a_transaction_that_is_not_there_any_more() -> None:
+    """Its time is over, and it was told that nothing happened."""
+    ticket = Ticket(1, add("one", "x"), 10.0)
+    assert WaitQueue({1: ticket}, lambda _: None).joined(ticket, ["gone"]) is None

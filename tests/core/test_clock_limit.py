@@ -1,0 +1,191 @@
+"""A clock that would come to the end of what a file can hold stops following the wall before; nothing else stops."""
+
+from dataclasses import fields
+
+import cbor2
+import pytest
+
+from bedrockish.api.requests import Request
+from bedrockish.common.hlc import WALL_MS_MAX, HybridClock, milliseconds, moved, pack
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.effects import Apply, Effect, Keep, Malformed, Send
+from bedrockish.core.protocol.events import Executed, Now, Received, Submitted, Woken
+from bedrockish.core.protocol.messages import (
+    NUMBERS,
+    Accepted,
+    Approve,
+    Begin,
+    Gossip,
+    Message,
+    Outcome,
+    Promise,
+    Recover,
+    Refused,
+    decode,
+    encode,
+)
+from bedrockish.core.protocol.records import ENDED, Member, Membership, Prepared, Recovered
+from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.clock import BEND, BEND_MS, CLOCK_LIMIT, CLOCK_READ_LIMIT
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from tests.core.net import Net, add
+from tests.core.test_member_changes import CLOCK, WALL, One, membership
+
+DECADES_MS = 20 * 365 * 24 * 3_600_000
+
+
+def test_it_counts_at_the_end_of_the_wall() -> None:
+    clock = HybridClock()
+    before = clock.tick(WALL_MS_MAX - 1)
+    assert before == pack(WALL_MS_MAX - 1)
+    late = [clock.tick(WALL_MS_MAX + DECADES_MS + step) for step in range(1_000)]
+    assert late == sorted(set(late))
+    assert before < late[0]
+    assert late[-1] < CLOCK_LIMIT
+    assert clock.read(1 << 60) == late[-1]
+
+
+def test_a_node_goes_on_committing_and_its_safe_time_with_it() -> None:
+    """Also one whose machine says for a moment that it is far later than it is."""
+    wall, seconds = WALL_MS_MAX - 2_000, 0.0
+    node = Node(Recovered("A", "s", Membership(0, {"A": Member("A", "")})), Settings(), lambda: 0.5, Now(seconds, wall))
+    effects: list[Effect] = node.start(Now(seconds, wall))
+    for beat in range(10):  # until safe time is there
+        effects += node.step(Woken(), Now(seconds + 0.1 * beat, wall + 100 * beat))
+    seconds, wall = 1.0, wall + 1_000
+    for number in range(1, 40):
+        seconds += 0.1
+        wall += 100 if number < 20 else DECADES_MS
+        now = Now(seconds, wall)
+        written = Footprint(write_points=frozenset({b"t:x\0%d" % number}))
+        effects += node.step(Submitted(number, Request(f"c{number}", ())), now)
+        prepared = Prepared(dict(node.state.applied), 0, False, ROWS, written, b"", b"")
+        effects += node.step(Executed(number, prepared), now)
+        effects += node.step(Woken(), now)
+    commits = [effect.entry.txid.clock for effect in effects if isinstance(effect, Apply)]
+    kept = [effect.value for effect in effects if isinstance(effect, Keep) and isinstance(effect.value, int)]
+    assert len(commits) == 39
+    assert commits == sorted(commits)
+    assert max(commits + kept) < CLOCK_LIMIT
+    assert node.state.safe >= commits[30]
+
+
+FAR = Txid(CLOCK_READ_LIMIT - 1, "A")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Accepted(FAR, 2, FAR.clock),
+        Approve(FAR, 5, FAR.clock),
+        Gossip({"A": 1}, FAR.clock, FAR.clock, FAR.clock, "s", 1, 1, {}, 2, "", 0),
+        Outcome(FAR, True, "A", 1, FAR.clock),
+        Refused(FAR, ENDED, FAR.clock),
+        Recover(b"body", ENDED - 1, FAR.clock),
+    ],
+)
+def test_a_number_that_no_file_can_keep_is_not_heard(message: Message) -> None:
+    """The greatest that are heard leave room for all that is counted from them; each field that is one more is wrong.
+
+    Two to the power of 63 in a clock once ended the node that wanted to keep its ceiling above it.
+    """
+    assert decode(encode(message)) == message
+    packed = [NUMBERS[type(message)], *(getattr(message, one.name) for one in fields(message))]
+    clocks = [place for place, item in enumerate(packed) if item in (FAR, FAR.clock, ENDED - 1, ENDED)]
+    assert len(clocks) >= 2
+    for place in clocks:
+        wrong = list(packed)
+        wrong[place] = replace_clock(packed[place])
+        with pytest.raises(EntryMalformedError):
+            decode(cbor2.dumps(wrong))
+
+
+def replace_clock(item: object) -> object:
+    if isinstance(item, Txid):
+        return [item.clock + 1, item.leader]
+    assert isinstance(item, int)
+    return item + 1
+
+
+def test_what_is_counted_from_the_greatest_clock_that_is_heard_can_be_kept() -> None:
+    net = Net("ABC")
+    core = net.places["A"].core
+    core.state.set_clock(follows_wall=False)
+    net.play("A", "receive", "B", Accepted(FAR, 2, FAR.clock))
+    assert core.state.clock.value >= FAR.clock
+    assert FAR.clock < core.state.ceiling < CLOCK_LIMIT
+
+
+def test_no_ballot_is_too_high_to_count_above_it() -> None:
+    """A peer says that it has promised one that nobody reaches: who recovers does not count there step by step."""
+    net = Net("ABC")
+    net.ask("A", add("P", "x"))
+    begin = next(one for _, _, one in net.flights if isinstance(one, Begin))
+    net.play("B", "receive", "A", begin)
+    core = net.places["B"].core
+    (transaction,) = core.state.pending.transactions.values()
+    before = 0
+    for promised in (1 << 61, ENDED - 1):
+        core.recovery.start(transaction)
+        assert before < core.recovery.rounds[transaction.txid].ballot <= before + 4
+        before = promised
+        net.play("B", "receive", "C", Refused(transaction.txid, promised, 1))
+        core.recovery.rounds.clear()
+    core.recovery.start(transaction)
+    assert not core.recovery.rounds, "a decided rollback is kept there"
+
+
+YEAR_MS = 366 * 86_400_000
+
+
+@pytest.mark.parametrize("ahead_ms", [YEAR_MS + 60_000, 2_000 * YEAR_MS])
+def test_one_message_does_not_put_the_clocks_years_ahead(ahead_ms: int) -> None:
+    """Not one on which an outcome rests, either: it is as if it had been lost, and told. The cluster goes on."""
+    one = One(membership(0, "ABC"))
+    clock, far = one.node.state.clock, moved(CLOCK, ahead_ms)
+    begun = Transaction(
+        *(Txid(far, "C"), {}, 0, 0, 0, "c", "serializable", ROWS, Footprint(), b"\x80", b"\x80"),
+    )
+    for said in (
+        Accepted(Txid(CLOCK, "C"), 2, far),
+        Outcome(Txid(CLOCK, "C"), False, "", 0, far),
+        Refused(Txid(CLOCK, "C"), 3, far),
+        Recover(begun.body, 3, CLOCK),
+        Begin(begun.body),
+        Gossip({}, 0, 0, far, "store of C", 1, WALL),
+    ):
+        effects = one.step(Received("C", said))
+        assert clock.value < moved(CLOCK, 60_000), said
+        assert not any(isinstance(effect, Send) and isinstance(effect.message, Promise) for effect in effects)
+        assert isinstance(said, Begin | Gossip) or any(isinstance(effect, Malformed) for effect in effects)
+
+
+def test_what_is_hours_ahead_is_followed_where_an_outcome_rests_on_it() -> None:
+    one = One(membership(0, "ABC"))
+    ahead = moved(CLOCK, 30 * 3_600_000)
+    one.step(Received("C", Accepted(Txid(CLOCK, "C"), 2, ahead)))
+    assert one.node.state.clock.value >= ahead
+
+
+def test_a_cluster_lives_through_the_bend() -> None:
+    """Its clocks and its commits go on in order, safe time moves, and what is stored reads as the wall's time."""
+    wall = BEND_MS - 2_000
+    node = Node(Recovered("A", "s", Membership(0, {"A": Member("A", "")})), Settings(), lambda: 0.5, Now(0.0, wall))
+    effects: list[Effect] = node.start(Now(0.0, wall))
+    for beat in range(1, 41):
+        now = Now(0.1 * beat, wall + 100 * beat)
+        if beat > 15:
+            effects += node.step(Submitted(beat, Request(f"c{beat}", ())), now)
+            written = Footprint(write_points=frozenset({b"t:x\0"}))
+            prepared = Prepared(dict(node.state.applied), 0, False, ROWS, written, b"", b"")
+            effects += node.step(Executed(beat, prepared), now)
+        effects += node.step(Woken(), now)
+    clocks = [effect.entry.txid.clock for effect in effects if isinstance(effect, Apply)]
+    assert len(clocks) == 25
+    assert clocks == sorted(clocks)
+    assert clocks[0] < BEND < clocks[-1]
+    moments = [milliseconds(clock) - wall for clock in clocks]
+    assert all(abs(moment - 100 * beat) <= 1 for beat, moment in zip(range(16, 41), moments, strict=True))
+    assert abs(milliseconds(node.state.safe) - (wall + 4_000)) < 3_000

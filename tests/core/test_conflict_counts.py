@@ -1,0 +1,33 @@
+"""What is counted of conflicts: where they were, and how exactly the loser had named it."""
+
+from collections import Counter
+
+from bedrockish.core.state import conflict_counts as counted
+from bedrockish.core.state.conflict_counts import conflict_counts, note_conflict, other_counts
+from bedrockish_journal.model.footprint import HIGH, Footprint, object_range
+
+KEY = b"t:jobs\0\x10seven"
+
+
+def test_a_conflict_is_at_a_key_in_a_range_or_because_of_the_whole() -> None:
+    counts: Counter[str] = Counter(given_up=3)
+    note_conflict(counts, Footprint(read_points=frozenset({KEY})), KEY)
+    note_conflict(counts, Footprint(write_points=frozenset({KEY})), KEY)
+    note_conflict(counts, Footprint(read_ranges=((b"t:jobs\0\x10", b"t:jobs\0\x10" + HIGH),)), KEY)
+    note_conflict(counts, Footprint(read_ranges=(object_range("t:jobs"),)), KEY)
+    note_conflict(counts, Footprint(read_ranges=((b"t:", b"t;"),)), KEY)
+    note_conflict(counts, Footprint(write_ranges=(object_range("t:jobs"),)), KEY)
+    assert [tuple(one) for one in conflict_counts(counts)] == [
+        ("t:jobs", "whole", 3),
+        ("t:jobs", "key", 2),
+        ("t:jobs", "range", 1),
+    ]
+    assert other_counts(counts) == {"given_up": 3}
+
+
+def test_the_names_counted_are_bounded() -> None:
+    counts: Counter[str] = Counter()
+    for number in range(counted.OBJECTS_MAX + 500):
+        note_conflict(counts, Footprint(), b"t:%d\0" % number)
+    assert len(counts) <= counted.OBJECTS_MAX + 2
+    assert sum(one.times for one in conflict_counts(counts)) == counted.OBJECTS_MAX + 500

@@ -1,0 +1,136 @@
+"""What a step of the core costs does not grow with what it holds: counted in lines that are run, not in time."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from bedrockish.api.requests import Request
+from bedrockish.common.hlc import pack
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import Event, Executed, Now, PeerUp, Received, Submitted
+from bedrockish.core.protocol.messages import Begin, Commit, Gossip, Outcome, Reason, Recover, Reject
+from bedrockish.core.protocol.records import Member, Membership, Prepared, Recovered
+from bedrockish.core.state.certifier import claim
+from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+
+WALL = 1_700_000_000_000
+CLOCK = pack(WALL)
+MEMBERS = Membership(0, {name: Member(name, "", True) for name in "ABC"})
+NOW = Now(0.01, WALL + 10)
+FEW, MANY = 50, 1_000
+
+
+def transaction(leader: str, number: int) -> Transaction:
+    keys = frozenset(b"t:x\0%d" % (3 * number + key) for key in range(3))
+    command = f"{leader}-{number}"
+    footprint = claim(Footprint(keys, (), keys), (command,), ROWS, CLOCK + number)
+    txid = Txid(CLOCK + number, leader)
+    return Transaction(txid, {}, CLOCK - 1, 0, 0, command, "serializable", ROWS, footprint, b"", b"")
+
+
+class Core:
+    """The node B, told by A and C what they are said to do."""
+
+    def __init__(self) -> None:
+        recovered = Recovered("B", "store of B", MEMBERS, safe=CLOCK - 1)
+        self.node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
+        self.node.start(Now(0.0, WALL))
+        self.prev = GENESIS
+        for peer in "AC":
+            self.node.step(PeerUp(peer), Now(0.0, WALL))
+            self.node.step(Received(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL)), Now(0.0, WALL))
+
+    def step(self, event: Event) -> None:
+        self.node.step(event, NOW)
+
+    def begin(self, number: int) -> None:
+        self.step(Received("A", Begin(transaction("A", number).body)))
+
+    def commit(self, number: int) -> None:
+        entry = Entry("C", number, {}, transaction("C", number), None, self.prev)
+        self.prev = entry.hash
+        self.step(Received("C", Commit(entry.label, entry.transaction.body, entry.hash, CLOCK)))
+
+    def lead(self, number: int) -> None:
+        written = Footprint(write_points=frozenset({b"t:y\0%d" % number}))
+        self.step(Submitted(number, Request(f"B-{number}", ())))
+        self.step(Executed(number, Prepared(dict(self.node.state.applied), 0, False, ROWS, written, b"", b"")))
+
+    def lead_in_vain(self, number: int) -> None:
+        """The ticket pauses, and the rollback of what it had begun is not accepted yet."""
+        before = set(self.node.coordinator.attempts)
+        self.lead(number)
+        (txid,) = set(self.node.coordinator.attempts) - before
+        for peer in "AC":
+            self.step(Received(peer, Reject(txid, Reason.TOO_LATE, None, b"", CLOCK)))
+
+    def roll_back(self, number: int) -> None:
+        """One of A's that was approved here is decided to be rolled back."""
+        self.begin(number)
+        self.step(Received("C", Outcome(Txid(CLOCK + number, "A"), False, "", 0, CLOCK)))
+
+    def end_own(self, number: int) -> None:
+        """One of its own is rolled back for good."""
+        made = transaction("B", number)
+        self.node.state.own_ends.add(made, self.node.state.clock.tick(WALL))
+
+    def recover(self, number: int) -> None:
+        self.step(Received("C", Recover(transaction("A", number).body, 4, CLOCK)))
+
+    def check(self, _: int) -> None:
+        self.node.state.set_now(NOW)
+        self.node.recovery.check()
+
+
+def lines(action: Callable[[int], None], number: int) -> int:
+    """Return how many lines are run."""
+    count = 0
+
+    def trace(_frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action(number)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("held", "action"),
+    [
+        ("commit", "begin"),
+        ("commit", "recover"),
+        ("commit", "lead"),
+        ("begin", "begin"),
+        ("begin", "commit"),
+        ("begin", "recover"),
+        ("begin", "check"),
+        ("roll_back", "recover"),
+        ("end_own", "begin"),
+        ("lead", "commit"),
+        ("lead", "begin"),
+        ("lead_in_vain", "lead"),
+        ("lead_in_vain", "begin"),
+    ],
+)
+def test_a_step_costs_the_same_however_much_is_held(held: str, action: str) -> None:
+    """Of none of it is what the step is about; ``commit`` holds transactions above safe time."""
+    found = []
+    for count in (FEW, MANY):
+        core = Core()
+        for number in range(1, count + 1):
+            getattr(core, held)(number)
+        number = 1 if action == "commit" else 10_000  # of C's timeline the next one, or nobody's yet
+        found.append(lines(getattr(core, action), number))
+    assert found[1] <= found[0] + 20, f"{found[0]} lines with {FEW}, {found[1]} with {MANY}"

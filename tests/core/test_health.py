@@ -1,0 +1,334 @@
+"""What a node with damaged tables, or one that only reads, still says and does; and what it must not."""
+
+from dataclasses import replace
+
+import cbor2
+import pytest
+
+from bedrockish.api.requests import STRICT, Request, Statement
+from bedrockish.common.levels import LEVEL
+from bedrockish.core.coordinator.request import Attempt
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.effects import Apply, Effect, Execute, Persist, Reply, Send, SendEntries
+from bedrockish.core.protocol.events import Compared, Executed, Now, PeerUp, Received, Submitted, Woken
+from bedrockish.core.protocol.health import (
+    DAMAGED_TABLES,
+    DISK_FULL,
+    UNAPPLICABLE,
+    Alarm,
+    Health,
+    Mode,
+    decode_alarm,
+    encode_alarm,
+)
+from bedrockish.core.protocol.messages import (
+    Accept,
+    Accepted,
+    Approve,
+    AskClock,
+    Begin,
+    Check,
+    Checked,
+    Entries,
+    Fetch,
+    Gossip,
+    Message,
+    Promise,
+    Reason,
+    Recover,
+    Reject,
+    Rollback,
+    Standing,
+    decode,
+    encode,
+)
+from bedrockish.core.protocol.records import Prepared, Recovered, Vote
+from bedrockish.core.state.settings import Settings
+from bedrockish.errors import ReadOnlyError, UnavailableError
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from tests.core.test_member_changes import CLOCK, WALL, commit, membership, transaction
+
+MEMBERS = membership(0, "ABC")
+WHERE = {DAMAGED_TABLES: Alarm(Mode.DAMAGED, "a row is not what the journal says", {"table": "t", "key": "7"})}
+FITS_NOWHERE = {UNAPPLICABLE: Alarm(Mode.READ_ONLY, "A1 fits nowhere", {})}
+NOTHING_READ = cbor2.dumps(Footprint().pack())
+
+
+class Sick:
+    """The node B with alarms in its file; the test plays A and C."""
+
+    def __init__(self, alarms: dict[str, Alarm], votes: tuple[Vote, ...] = (), blocked: frozenset[Txid] = frozenset()):
+        recovered = Recovered("B", "store of B", MEMBERS, votes=votes, alarms=alarms, blocked=blocked)
+        self.node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
+        self.first = self.node.start(Now(0.0, WALL))
+        self.seconds = 0.0
+        for peer in "AC":
+            self.step(PeerUp(peer))
+            self.hear(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL))
+
+    def step(self, event: object) -> list[Effect]:
+        self.seconds += 0.001
+        return self.node.step(event, Now(self.seconds, WALL + int(1000 * self.seconds)))  # type: ignore[arg-type]
+
+    def hear(self, peer: str, message: Message) -> list[Effect]:
+        return self.step(Received(peer, message))
+
+    def submit(self, read: str = "session") -> list[Effect]:
+        return self.step(Submitted(1, Request("c1", (Statement("SELECT 1", None),), read=read)))
+
+
+def said(effects: list[Effect]) -> list[type]:
+    return [type(effect.message) for effect in effects if isinstance(effect, Send)]
+
+
+def prepared(*, readonly: bool) -> Prepared:
+    return Prepared({}, 0, readonly, ROWS, Footprint(read_points=frozenset({b"k"})), b"", b"")
+
+
+def questions(made: Transaction) -> list[Message]:
+    return [
+        Begin(made.body),
+        Recover(made.body, 2, CLOCK),
+        Accept(made.body, 2, True, CLOCK),
+        Rollback(made.txid, CLOCK),
+        Check(1, {}, NOTHING_READ, CLOCK),
+        AskClock(1, CLOCK + 5),
+        commit(made),
+        Entries(((GENESIS, commit(made).label, made.body),), CLOCK),
+    ]
+
+
+def test_a_node_with_damaged_tables_is_silent_to_whatever_is_counted() -> None:
+    """It approves, promises, accepts, certifies and applies nothing; and no request is executed at it."""
+    sick = Sick(WHERE)
+    for question in questions(transaction("A", 1)):
+        assert sick.hear("A", question) == [], question
+    found = sick.submit()
+    assert not [effect for effect in found if isinstance(effect, Execute | Apply)]
+    (reply,) = [effect for effect in found if isinstance(effect, Reply)]
+    assert isinstance(reply.answer, UnavailableError)
+    assert "not what the journal says" in str(reply.answer)
+    for _ in range(50):
+        sick.seconds += 1.0
+        assert set(said(sick.step(Woken()))) <= {Gossip}
+
+
+def test_a_sound_node_answers_all_of_them() -> None:
+    """So the test above can fail."""
+    heard = [bool(Sick({}).hear("A", question)) for question in questions(transaction("A", 1))]
+    assert heard.count(True) >= 6
+
+
+def test_what_it_has_in_its_journal_is_still_given() -> None:
+    """A damaged node may be the only one that has a commit."""
+    made = transaction("A", 1)
+    entry = Entry("A", 1, {"A": 1}, made, None, GENESIS)
+    recovered = Recovered("B", "b", MEMBERS, applied={"A": 1}, heads={"A": entry.hash}, window=(entry,), alarms=WHERE)
+    node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
+    node.start(Now(0.0, WALL))
+    effects = node.step(Received("C", Fetch({"A": 1}, 1000)), Now(0.1, WALL))
+    assert [effect for effect in effects if isinstance(effect, SendEntries)] == [SendEntries("C", {"A": 1}, 1000)]
+
+
+def test_it_keeps_its_promises_and_gives_up_what_it_led() -> None:
+    """Its own transactions end as after any crash, or others would wait for them; its votes on others' stay."""
+    own, other = transaction("B", 1), transaction("A", 2)
+    sick = Sick(WHERE, (Vote(own.txid, own, held=True), Vote(other.txid, other, held=True)))
+    assert said(sick.first).count(Rollback) == 2
+    assert not [e for e in sick.first if isinstance(e, Persist) and e.vote.txid == other.txid]
+    sick.hear("A", Accepted(own.txid, 1, CLOCK))
+    assert sick.node.state.outcomes.get(own.txid) is None, "one other voter is no majority, and it does not vote itself"
+    sick.hear("C", Accepted(own.txid, 1, CLOCK))
+    assert sick.node.state.outcomes[own.txid] is False
+    assert sick.node.state.votes[other.txid].held
+
+
+def test_others_count_a_damaged_node_as_silent_though_it_speaks() -> None:
+    """What it leads is finished by others as soon as if it had been down."""
+    made = transaction("A", 1)
+    sick = Sick({}, (Vote(made.txid, made, held=True),))
+    spoke: list[type] = []
+    for _ in range(40):
+        sick.seconds += 0.1
+        spoke += said(sick.hear("A", Gossip({}, 0, 0, 1, "store of A", 1, WALL, mode=Mode.DAMAGED)))
+        spoke += said(sick.hear("C", Gossip({}, 0, 0, 1, "store of C", 1, WALL)))
+        spoke += said(sick.step(Woken()))
+    assert Recover in spoke
+    assert sick.node.state.peers["A"].mode is Mode.DAMAGED
+
+
+def test_a_node_that_only_reads_reads_strictly_and_refuses_writes() -> None:
+    """Its word counts for strict reads; it leads nothing and approves nothing."""
+    sick = Sick(FITS_NOWHERE)
+    assert said(sick.hear("A", Begin(transaction("A", 1).body))) == [Reject]
+    assert said(sick.hear("A", Check(1, {}, NOTHING_READ, CLOCK)))
+    assert [e for e in sick.submit(STRICT) if isinstance(e, Execute)]
+    sick.step(Executed(1, prepared(readonly=True)))
+    (reply,) = [e for e in sick.hear("A", Checked(1, (), CLOCK)) if isinstance(e, Reply)]
+    assert not isinstance(reply.answer, Exception)
+    sick = Sick(FITS_NOWHERE)
+    sick.submit()
+    (reply,) = [e for e in sick.step(Executed(1, prepared(readonly=False))) if isinstance(e, Reply)]
+    assert isinstance(reply.answer, ReadOnlyError)
+    assert reply.answer.details["alarm"] == UNAPPLICABLE
+    assert "A1 fits nowhere" in str(reply.answer)
+
+
+def test_what_fits_nowhere_is_not_applied_and_the_rest_is() -> None:
+    """It waits with all that comes after it in its timeline; other timelines go on."""
+    bad, good = transaction("A", 1), transaction("C", 2)
+    sick = Sick(FITS_NOWHERE, blocked=frozenset({bad.txid}))
+    assert not [e for e in sick.hear("A", commit(bad)) if isinstance(e, Apply)]
+    assert [e.entry.place for e in sick.hear("C", commit(good)) if isinstance(e, Apply)] == [("C", 1)]
+    assert sick.node.state.applied == {"C": 1}
+
+
+def test_the_worst_alarm_decides_and_is_cleared_by_name() -> None:
+    """A full disk and damaged tables at once: damaged; when one is cleared, the other stays."""
+    health = Health()
+    assert (health.mode, health.reason, health.reads, health.writes) == (Mode.SERVING, "", True, True)
+    health.set_alarm(DISK_FULL, Mode.READ_ONLY, "the disk is full", free=0)
+    assert (health.mode, health.name, health.reads, health.writes) == (Mode.READ_ONLY, DISK_FULL, True, False)
+    health.set_alarm(DAMAGED_TABLES, Mode.DAMAGED, "a row differs")
+    assert (health.mode, health.reads, health.applies) == (Mode.DAMAGED, False, False)
+    health.clear_alarm(DAMAGED_TABLES)
+    assert health.reason == "the disk is full"
+    health.clear_alarm(DISK_FULL)
+    health.clear_alarm(DISK_FULL)
+    assert health.mode is Mode.SERVING
+
+
+def test_an_alarm_and_a_mode_travel() -> None:
+    """In the node's file, and in gossip; what is none is refused with a typed error."""
+    alarm = WHERE[DAMAGED_TABLES]
+    assert decode_alarm(encode_alarm(alarm)) == alarm
+    with pytest.raises(EntryMalformedError, match="no alarm"):
+        decode_alarm(b"\x01")
+    gossip = Gossip({}, 0, 0, 1, "s", 1, WALL, mode=Mode.DAMAGED)
+    assert decode(encode(gossip)) == gossip
+    sick = Sick({})
+    sick.hear("A", Gossip({}, 0, 0, 1, "store of A", 1, WALL, mode=77))  # of a newer program: at the least that bad
+    assert sick.node.state.peers["A"].mode is Mode.REPAIRING
+
+
+def doubting(why: str, recovered: Recovered) -> Node:
+    node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL), compare_rows=lambda _transaction: why)
+    node.start(Now(0.0, WALL))
+    for peer in "AC":
+        node.step(Received(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL, level=LEVEL)), Now(0.01, WALL + 10))
+    return node
+
+
+def test_a_voter_rejects_what_was_made_of_other_rows_than_its_own() -> None:
+    """Approved, it would be decided and fit nowhere else. Nothing of it is kept, and the tables are in doubt."""
+    made = transaction("A", 1)
+    for level, reason in ((2, Reason.DIFFERS), (1, Reason.TOO_OLD)):  # the last release reads only the latter
+        node = doubting("row 7 of t is another one here", Recovered("B", "b", replace(MEMBERS, level=level)))
+        effects = node.step(Received("A", Begin(made.body)), Now(0.1, WALL))
+        answers = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Approve | Reject)]
+        assert [answer.reason for answer in answers if isinstance(answer, Reject)] == [reason]
+        assert len(answers) == 1
+        assert made.txid not in node.state.votes
+        assert node.state.doubts == 1
+    node = doubting("", Recovered("B", "b", MEMBERS))
+    assert Approve in said(node.step(Received("A", Begin(made.body)), Now(0.1, WALL)))
+
+
+def test_a_voter_does_not_hold_it_for_a_recoverer_either() -> None:
+    made = transaction("A", 1)
+    for why, standing in (("row 7 differs", Standing.BLOCKED), ("", Standing.HELD)):
+        node = doubting(why, Recovered("B", "b", MEMBERS))
+        effects = node.step(Received("C", Recover(made.body, 3, CLOCK)), Now(0.1, WALL))
+        (promise,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Promise)]
+        assert promise.standing == standing
+
+
+def test_what_rests_on_an_entry_of_this_very_step_is_compared_in_the_next_one() -> None:
+    """The tables do not have it yet, so they would differ from what is right."""
+    first = transaction("A", 1)
+    second = transaction("A", 2, base={"A": 1})
+    asked: list[Txid] = []
+
+    def compare(made: Transaction) -> str:
+        asked.append(made.txid)
+        return ""
+
+    node = Node(Recovered("B", "b", MEMBERS), Settings(), lambda: 0.5, Now(0.0, WALL), compare_rows=compare)
+    node.start(Now(0.0, WALL))
+    for peer in "AC":
+        node.step(Received(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL)), Now(0.01, WALL + 10))
+    node.step(Received("A", Begin(second.body)), Now(0.1, WALL + 100))
+    effects = node.step(Received("A", commit(first)), Now(0.11, WALL + 110))
+    assert [type(e) for e in effects if isinstance(e, Apply)] == [Apply]
+    assert Approve not in said(effects)
+    assert asked == []
+    deadline = node.deadline()
+    assert deadline is not None
+    assert deadline <= 0.11
+    assert Approve in said(node.step(Woken(), Now(0.11, WALL + 110)))
+    assert asked == [second.txid]
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_what_takes_long_to_compare_is_voted_on_afterwards_and_what_is_closed_waits_a_while(in_time: bool) -> None:
+    made = transaction("A", 1)
+    verdicts: list[str | None] = [None]
+    node = Node(
+        Recovered("B", "b", MEMBERS),
+        Settings(),
+        lambda: 0.5,
+        Now(0.0, WALL),
+        compare_rows=lambda _transaction: verdicts[0],
+    )
+    node.start(Now(0.0, WALL))
+    for peer in "AC":
+        node.step(Received(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL, level=LEVEL)), Now(0.01, WALL + 10))
+    effects = node.step(Received("A", Begin(made.body)), Now(0.1, WALL + 100))
+    effects += node.step(Compared(Txid(7, "C")), Now(0.2, WALL + 200))  # of another one
+    wait_s = 3.0 if in_time else 12.0
+    for beat in range(int(10 * wait_s)):
+        effects += node.step(Woken(), Now(0.3 + 0.1 * beat, WALL + 300 + 100 * beat))
+    assert (node.state.closed < made.txid.clock) == in_time
+    verdicts[0] = ""
+    effects += node.step(Compared(made.txid), Now(0.4 + wait_s, WALL + 400 + int(1000 * wait_s)))
+    answers = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Approve | Reject)]
+    assert [type(answer) for answer in answers] == [Approve if in_time else Reject]
+    assert (made.txid in node.state.pending) == in_time
+    if not in_time:
+        assert isinstance(answers[0], Reject)
+        assert answers[0].reason == Reason.TOO_LATE
+
+
+def test_a_row_that_is_written_while_it_is_compared_is_a_conflict() -> None:
+    """The verdict is about the rows as they were when the comparison began."""
+    made, other = transaction("A", 1), transaction("C", 1)
+    verdicts: list[str | None] = [None]
+    node = Node(
+        Recovered("B", "b", MEMBERS),
+        Settings(),
+        lambda: 0.5,
+        Now(0.0, WALL),
+        compare_rows=lambda _transaction: verdicts[0],
+    )
+    node.start(Now(0.0, WALL))
+    for peer in "AC":
+        node.step(Received(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL, level=LEVEL)), Now(0.01, WALL + 10))
+    assert not {Approve, Reject} & {*said(node.step(Received("A", Begin(made.body)), Now(0.1, WALL + 100)))}
+    effects = node.step(Received("C", commit(other)), Now(0.11, WALL + 110))
+    assert not {Approve, Reject} & {*said(effects)}, "it is not looked at again with each commit: it may be large"
+    verdicts[0] = ""
+    effects += node.step(Compared(made.txid), Now(0.12, WALL + 120))
+    rejects = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Reject)]
+    assert [(one.reason, one.other) for one in rejects] == [(Reason.FOR, other.txid)]
+
+
+def test_a_leader_whose_rows_a_voter_does_not_have_is_in_doubt_of_its_own() -> None:
+    made = transaction("B", 1)
+    node = doubting("", Recovered("B", "b", MEMBERS, votes=(Vote(made.txid, made, held=True),)))
+    assert node.state.doubts == 0
+    node.coordinator.attempts[made.txid] = Attempt(made, (), 0.0, {"B": 0})
+    node.step(Received("A", Reject(made.txid, Reason.DIFFERS, None, b"", CLOCK)), Now(0.1, WALL))
+    assert node.state.doubts == 1

@@ -1,0 +1,113 @@
+"""The invariants of one node hold after ordinary work, and each of them notices when its sentence is made untrue."""
+
+from collections.abc import Callable
+
+import pytest
+
+from bedrockish.core.coordinator.request import MOVES, Stage, Ticket
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.protocol.records import Recovered
+from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.transaction import Txid
+from tests.core.net import Net, add
+
+
+def busy() -> Node:
+    """Return a node with an own transaction in flight, and with one request that waits for it."""
+    net = Net("ABC")
+    net.cut("A", "B")
+    net.cut("A", "C")
+    net.ask("A", add("P", "x"))
+    net.ask("A", add("Q", "x"))
+    core = net.places["A"].core
+    assert len(core.state.pending.transactions) == 1
+    assert [one.stage for one in core.coordinator.replies.tickets.values()] == [Stage.IN_FLIGHT, Stage.WAITING]
+    core.check()
+    return core
+
+
+def cut_ahead(node: Node) -> None:
+    node.state.cut = node.state.closed + 1
+
+
+def closed_over_pending(node: Node) -> None:
+    node.state.closed = node.state.cut = 1 << 62
+
+
+def unheld(node: Node) -> None:
+    next(iter(node.state.votes.values())).held = False
+
+
+def over_and_pending(node: Node) -> None:
+    node.state.outcomes[next(iter(node.state.pending.transactions))] = False
+
+
+def forgotten_by_pending(node: Node) -> None:
+    node.state.pending.remove(next(iter(node.state.pending.transactions)))
+
+
+def above_the_ceiling(node: Node) -> None:
+    node.state.ceiling = node.state.clock.value - 1
+
+
+def taken_from_nowhere(node: Node) -> None:
+    node.state.taken["B"] = 7
+
+
+def counts_after_a_promise(node: Node) -> None:
+    next(iter(node.state.votes.values())).promised = 2
+
+
+def waits_for_nobody(node: Node) -> None:
+    node.coordinator.replies.wait_queue.waits.clear()
+
+
+def flies_alone(node: Node) -> None:
+    node.coordinator.attempts.clear()
+
+
+BREAKS: tuple[Callable[[Node], None], ...] = (
+    cut_ahead,
+    closed_over_pending,
+    unheld,
+    over_and_pending,
+    forgotten_by_pending,
+    above_the_ceiling,
+    taken_from_nowhere,
+    counts_after_a_promise,
+    waits_for_nobody,
+    flies_alone,
+)
+
+
+@pytest.mark.parametrize("damage", BREAKS, ids=lambda damage: damage.__name__)
+def test_what_is_not_true_is_noticed(damage: Callable[[Node], None]) -> None:
+    """A check that cannot fail would hold nothing."""
+    node = busy()
+    damage(node)
+    with pytest.raises(AssertionError):
+        node.check()
+
+
+def test_a_request_goes_only_where_the_automaton_leads() -> None:
+    """Every stage has a row, each is reached from another, and a step that is not in the table is refused."""
+    assert set(MOVES) == set(Stage)
+    assert {stage for stages in MOVES.values() for stage in stages} == set(Stage) - {Stage.TOKEN}
+    ticket = Ticket(1, add("P", "x"), 1.0)
+    with pytest.raises(AssertionError, match="does not go on to"):
+        ticket.move(Stage.IN_FLIGHT)
+    assert Txid(1, "A") not in ticket.open
+
+
+def test_what_a_refilled_file_holds_keeps_its_cut_below_it() -> None:
+    """It has the copy's cut and its own votes. Above them it would say HELD and cut: a commit below safe time."""
+    before = busy().state
+    (vote,) = before.votes.values()
+    clock = vote.txid.clock
+    file = Recovered("A", "file of A", before.membership, votes=(vote,), ceiling=clock + 10, cut=clock + 5)
+    node = Node(file, Settings(), lambda: 0.5, Now(1.0, 0))
+    assert vote.txid in node.state.pending
+    assert node.state.cut < clock
+    node.start(Now(1.0, 0))
+    node.check()

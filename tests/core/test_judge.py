@@ -1,0 +1,420 @@
+"""``judge`` beside everything that can have happened: whatever it proposes, nobody can have decided the opposite.
+
+The model knows nothing of ``judge``. It has what voters do with one transaction X and its rivals, one step of one node
+at a time: approve, give up, accept an abort, learn an end, promise. In every state that can be reached, whoever can be
+asked is asked, in every combination; and where X is, or can still be, committed by its leader, no answers may lead to
+an abort; where its abort is decided, or a rival is committed that it has not seen, none may lead to a commit.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from bedrockish.core import judge as judging
+from bedrockish.core.judge import ABORT, COMMIT, Answer, First, Verdict, judge
+from bedrockish.core.protocol.messages import Standing
+from bedrockish.core.state.settings import approvals_needed, majority
+from bedrockish_journal.model.transaction import Txid
+from tools.sim.editing import fault, in_force
+
+NAMES = "ABCDEFGHI"
+NONE, HELD, ACCEPTED, DOOMED, ABORTED, COMMITTED = range(6)
+PENDING = (HELD, DOOMED)  # DOOMED: held, and its abort accepted, which does not end it
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rival:
+    """What one voter knows of one rival.
+
+    Attributes:
+        state: how it stands there.
+        promised: to a recovery of it, so that its leader's rollback is refused.
+        late: its abort was accepted here, or its end learned, at a clock that is later than X.
+    """
+
+    state: int = NONE
+    promised: bool = False
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Voter:
+    """One voter. ``late``: its clock is later than X. ``answer``: (standing, accepted, blockers, ended) once asked."""
+
+    rivals: tuple[Rival, ...]
+    approved: bool = False
+    gave_up: bool = False
+    late: bool = False
+    answer: tuple[int, bool, tuple[int, ...], tuple[int, ...]] | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether X is pending here."""
+        return (self.approved and not self.gave_up) or (self.answer is not None and self.answer[0] == Standing.HELD)
+
+    def set(self, rival: int, known: Rival) -> "Voter":
+        """Return the voter with something else known of a rival."""
+        return replace(self, rivals=(*self.rivals[:rival], known, *self.rivals[rival + 1 :]))
+
+
+World = tuple[Voter, ...]
+
+
+class Model:
+    """A cluster of ``voters`` in which voter 0 leads X and ``leaders`` say who leads each rival.
+
+    Unless ``whole``, what follows is left out where X cannot be committed by its leader any more: there, no abort is
+    wrong.
+    """
+
+    def __init__(self, voters: int, leaders: tuple[int, ...], *, whole: bool = True) -> None:
+        self.leaders, self.quorum, self.majority = leaders, approvals_needed(voters), majority(voters)
+        self.voters, self.whole = voters, whole
+
+    def worlds(self) -> set[World]:
+        """Return all that can be reached."""
+        start = self.same((Voter((Rival(),) * len(self.leaders)),) * self.voters)
+        found, waiting = {start}, [start]
+        while waiting:
+            for world in self.after(waiting.pop()):
+                if world not in found and (self.whole or not self.is_hopeless(world)):
+                    found.add(world)
+                    waiting.append(world)
+        return found
+
+    def is_hopeless(self, world: World) -> bool:
+        """Whether X cannot be committed by its leader any more, whatever happens."""
+        if world[0].answer is not None:
+            return True
+        return sum(v.approved or v.answer is None for v in world) < self.quorum
+
+    def same(self, world: World) -> World:
+        """Return the world that stands for all in which those who lead nothing have changed places."""
+        special = {0, *self.leaders}
+        others = iter(sorted((world[i] for i in range(self.voters) if i not in special), key=repr_of))
+        return tuple(world[i] if i in special else next(others) for i in range(self.voters))
+
+    def after(self, world: World) -> Iterator[World]:
+        """Yield what one step of one node leads to."""
+        for number, voter in enumerate(world):
+            steps = itertools.chain(
+                self.about_x(world, number, voter),
+                *(self.about_rival(world, number, voter, rival) for rival in range(len(self.leaders))),
+            )
+            for changed in steps:
+                if changed != voter:
+                    yield self.same((*world[:number], changed, *world[number + 1 :]))
+
+    # -- what a voter does with X --------------------------------------------------------------------------------------
+
+    def about_x(self, world: World, number: int, voter: Voter) -> Iterator[Voter]:
+        """Yield what BEGIN, ROLLBACK and RECOVER of X do to a voter."""
+        begun, seen = world[0].approved, self.seen(world)
+        if number == 0 and not begun:
+            if self.may_lead(voter):
+                yield replace(voter, approved=True, late=True)
+            return
+        if not begun or voter.answer is not None:
+            return
+        if number == 0 and not voter.gave_up and not self.leaders:
+            yield replace(voter, gave_up=True)  # accept(abort) at ballot 1; pending until a majority has done so
+        if number and world[0].gave_up:
+            yield replace(voter, gave_up=True, late=True)
+        covered = all(voter.rivals[rival].state == COMMITTED for rival in seen)
+        if not covered:
+            return  # the base comes first
+        told = self.takes_rollbacks(world, voter)
+        if number and not voter.approved and not voter.gave_up and self.may_approve(told, number, seen):
+            yield replace(told, approved=True, late=True)
+        yield self.promises(told, number, seen)
+
+    def may_lead(self, voter: Voter) -> bool:
+        """Whether nothing is in the way of X at its leader: what it has given up itself it carries along."""
+        return all(
+            known.state not in PENDING or (self.leaders[rival] == 0 and known.state == DOOMED and not known.promised)
+            for rival, known in enumerate(voter.rivals)
+        )
+
+    def seen(self, world: World) -> tuple[int, ...]:
+        """Return the rivals in the base of X: those that its leader had applied when it began."""
+        if not world[0].approved:
+            return ()
+        return tuple(rival for rival, known in enumerate(world[0].rivals) if known == Rival(COMMITTED, False, False))
+
+    def takes_rollbacks(self, world: World, voter: Voter) -> Voter:
+        """Accept what X's leader has given up before, unless it is promised to a recovery."""
+        for rival, leader in enumerate(self.leaders):
+            known = voter.rivals[rival]
+            if leader == 0 and world[0].rivals[rival].state == DOOMED and known.state in (NONE, HELD):
+                voter = voter if known.promised else voter.set(rival, Rival(ACCEPTED, False, voter.late))
+        return voter
+
+    def may_approve(self, voter: Voter, number: int, seen: tuple[int, ...]) -> bool:
+        """Tests 3, 4 and 5."""
+        for rival, known in enumerate(voter.rivals):
+            if known.state in PENDING or (known.state == COMMITTED and rival not in seen):
+                return False
+            if self.leaders[rival] == number and known.state == ABORTED and known.late:
+                return False
+        return True
+
+    def promises(self, voter: Voter, number: int, seen: tuple[int, ...]) -> Voter:
+        """Answer RECOVER."""
+        blockers = tuple(rival for rival, known in enumerate(voter.rivals) if known.state in PENDING)
+        ended = tuple(rival for rival, known in enumerate(voter.rivals) if known.state not in (NONE, HELD))
+        if voter.holds or (number == 0 and voter.approved):
+            standing, blockers = Standing.HELD, ()
+        elif any(known.state == COMMITTED and rival not in seen for rival, known in enumerate(voter.rivals)):
+            standing, blockers = Standing.NEVER, ()
+        else:
+            standing = Standing.BLOCKED if blockers else Standing.HELD
+        return replace(voter, late=True, answer=(int(standing), voter.gave_up, blockers, ended))
+
+    # -- what a voter does with a rival --------------------------------------------------------------------------------
+
+    def about_rival(self, world: World, number: int, voter: Voter, rival: int) -> Iterator[Voter]:
+        """Yield what the messages of a rival do to a voter."""
+        known, leader = voter.rivals[rival], self.leaders[rival]
+        accepted = [one for one in world if one.rivals[rival].state in (ACCEPTED, DOOMED, ABORTED)]
+        is_committed = any(one.rivals[rival].state == COMMITTED for one in world)
+        is_aborted = len(accepted) >= self.majority
+        if known.state in (ABORTED, COMMITTED):
+            return
+        if leader == 0 and not known.promised:  # for others nothing depends on it
+            yield voter.set(rival, replace(known, promised=True))
+        if known.state == NONE and not known.promised and self.may_hold(world, number, voter, rival):
+            yield voter.set(rival, replace(known, state=HELD))
+        begun = world[leader].rivals[rival].state != NONE
+        if begun and not is_committed:
+            if known.state == HELD and number == leader and not known.promised:
+                yield voter.set(rival, replace(known, state=DOOMED, late=voter.late))  # it gives up
+            gave_up = world[leader].rivals[rival].state in (DOOMED, ABORTED)
+            if gave_up and not known.promised and known.state in (NONE, HELD):
+                yield voter.set(rival, Rival(ACCEPTED, False, voter.late))
+            if known.state in (NONE, HELD):  # at a higher ballot, which does not end it
+                state = DOOMED if known.state == HELD else ACCEPTED
+                yield voter.set(rival, Rival(state, leader == 0, voter.late))
+            if is_aborted:
+                # Whoever learns it hears the clocks of a majority that accepted it.
+                early = sum(not one.rivals[rival].late for one in accepted)
+                late = voter.late or early < self.majority
+                yield replace(voter.set(rival, Rival(ABORTED, known.promised, late)), late=late)
+        if is_committed or (not is_aborted and self.may_commit(world, rival)):
+            # Committed after X began it cannot be in the base of X.
+            unseen = number == 0 and voter.approved
+            yield voter.set(rival, Rival(COMMITTED, False, unseen))
+
+    def may_commit(self, world: World, rival: int) -> bool:
+        """Whether a rival can be committed now: by its leader, or by a recovery, to which its holders have promised."""
+        leader = self.leaders[rival]
+        held = [one.rivals[rival] for one in world if one.rivals[rival].state == HELD]
+        if world[leader].rivals[rival].state == HELD and len(held) >= self.quorum:
+            return True
+        return sum(known.promised or leader != 0 for known in held) >= self.majority
+
+    def may_hold(self, world: World, number: int, voter: Voter, rival: int) -> bool:
+        """Whether a voter may hold a rival: X or another rival may be in its way, or have been committed unseen."""
+        leader = self.leaders[rival]
+        begun = number == leader or world[leader].rivals[rival].state != NONE
+        # Of its own, X's leader begins the one when the other is over or given up; X comes after the rival here.
+        order = number != 0 or leader != 0 or not voter.approved
+        others = all(one.state in (NONE, ACCEPTED, ABORTED) for at, one in enumerate(voter.rivals) if at != rival)
+        return begun and order and others and not voter.holds and not (voter.approved and not voter.gave_up)
+
+    # -- what may have been decided ------------------------------------------------------------------------------------
+
+    def may_be_committed(self, world: World) -> bool:
+        """Whether X's leader can have committed it, or can do so now."""
+        leader = world[0]
+        return leader.answer is None and not leader.gave_up and sum(one.approved for one in world) >= self.quorum
+
+    def is_aborted(self, world: World) -> bool:
+        """Whether a majority has accepted the rollback of X."""
+        return sum(one.gave_up for one in world) >= self.majority
+
+    def unseen(self, world: World) -> bool:
+        """Whether a rival is committed that X has not seen."""
+        seen = self.seen(world)
+        return any(
+            known.state == COMMITTED and rival not in seen for one in world for rival, known in enumerate(one.rivals)
+        )
+
+    def judged(self, world: World) -> Verdict | None:
+        """Return what ``judge`` says when all who were asked have answered; None if they are too few.
+
+        Answers that are still on their way need not be looked at: then it is as if these voters had not been asked,
+        and they were free to do more.
+        """
+        if sum(voter.answer is not None for voter in world) < self.majority:
+            return None
+        rivals = [Txid(rival + 1, NAMES[leader]) for rival, leader in enumerate(self.leaders)]
+        told = {}
+        for number, voter in enumerate(world):
+            if voter.answer is None:
+                continue
+            standing, gave_up, blockers, ended = voter.answer
+            told[NAMES[number]] = Answer(
+                standing,
+                (1, False) if gave_up else None,
+                frozenset(rivals[rival] for rival in blockers),
+                frozenset(rivals[rival] for rival in ended),
+            )
+        return judge("A", told, NAMES[: self.voters], self.quorum)
+
+
+def repr_of(voter: Voter) -> tuple[object, ...]:
+    """Return something to sort voters by."""
+    return (voter.rivals, voter.approved, voter.gave_up, voter.late, voter.answer or ())
+
+
+def breaches(model: Model) -> Iterator[str]:
+    """Yield what ``judge`` proposes against what may have been decided."""
+    for world in model.worlds():
+        verdict = model.judged(world)
+        if verdict == ABORT and model.may_be_committed(world):
+            yield f"aborted, and its leader may commit it: {world}"
+        if verdict == COMMIT and (model.is_aborted(world) or model.unseen(world)):
+            yield f"committed against what is decided: {world}"
+
+
+FAST = [*((voters, (), True) for voters in range(1, 6)), (3, (1,), False), (3, (0,), False), (4, (1,), False)]
+SLOW = [(3, (1,), True), (4, (0,), False), (5, (1,), False)]
+
+
+@pytest.mark.parametrize(("voters", "leaders", "whole"), FAST)
+def test_nothing_is_proposed_against_what_may_have_been_decided(
+    voters: int, leaders: tuple[int, ...], *, whole: bool
+) -> None:
+    """With no rival, with one of another leader, and with one of X's own leader that it has given up."""
+    model = Model(voters, leaders, whole=whole)
+    assert {model.judged(world) for world in model.worlds()} >= {None, COMMIT}
+    assert next(breaches(model), None) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("voters", "leaders", "whole"), SLOW)
+def test_nothing_is_proposed_against_it_in_larger_clusters(
+    voters: int, leaders: tuple[int, ...], *, whole: bool
+) -> None:
+    """Among these the smallest in which somebody out of reach is counted out."""
+    assert next(breaches(Model(voters, leaders, whole=whole)), None) is None
+
+
+@pytest.mark.slow
+def test_the_model_notices_who_must_not_be_counted_out() -> None:
+    """It takes five voters: B, out of reach, had given its own up and approved X."""
+    with in_force(fault("", (judging, "judge", *RULES["not if somebody knows the end"]))):
+        assert next(breaches(Model(5, (1,), whole=False)), None) is not None
+
+
+# -- each clause ---------------------------------------------------------------------------------------------------
+
+X, Y, OWN = Txid(5, "A"), Txid(4, "B"), Txid(3, "A")
+HOLDS, NEVER_IS = Answer(Standing.HELD), Answer(Standing.NEVER)
+BLOCKED_BY_Y = Answer(Standing.BLOCKED, None, frozenset({Y}))
+BLOCKED_BY_C = Answer(Standing.BLOCKED, None, frozenset({Txid(4, "C")}))
+BLOCKED_BY_OWN = Answer(Standing.BLOCKED, None, frozenset({OWN}))
+HOLDS_KNOWS_Y = Answer(Standing.HELD, None, frozenset(), frozenset({Y}))
+TOOK = {(1, False): Answer(Standing.HELD, (1, False)), (3, True): Answer(Standing.BLOCKED, (3, True))}
+CLAUSES: list[tuple[str, int, dict[str, Answer], Verdict]] = [
+    ("an abort was accepted, and all hold it", 3, {"B": TOOK[1, False], "C": HOLDS}, ABORT),
+    ("the highest ballot counts", 5, {"B": TOOK[1, False], "C": TOOK[3, True], "D": NEVER_IS}, COMMIT),
+    ("all hold it", 3, {"B": HOLDS, "C": HOLDS}, COMMIT),
+    ("a majority holds it, whatever others say", 3, {"A": NEVER_IS, "B": HOLDS, "C": HOLDS}, COMMIT),
+    ("one holds it, its leader may have committed it", 3, {"B": HOLDS, "C": BLOCKED_BY_Y}, First(frozenset({Y}))),
+    ("somebody says never", 3, {"B": HOLDS, "C": NEVER_IS}, ABORT),
+    ("its leader answers without a commit", 3, {"A": HOLDS, "C": BLOCKED_BY_C}, ABORT),
+    ("too few may have approved it", 4, {"B": BLOCKED_BY_Y, "C": HOLDS, "D": BLOCKED_BY_Y}, ABORT),
+    ("just a quorum may have", 5, {"C": HOLDS, "D": HOLDS, "E": BLOCKED_BY_OWN}, First(frozenset({OWN}))),
+    ("B is out of reach and holds its own", 5, {"C": HOLDS, "D": BLOCKED_BY_Y, "E": BLOCKED_BY_Y}, ABORT),
+    (
+        "B's own is known to be over, so B may have approved",
+        5,
+        {"C": HOLDS_KNOWS_Y, "D": BLOCKED_BY_Y, "E": BLOCKED_BY_Y},
+        First(frozenset({Y})),
+    ),
+    (
+        "its leader has approved it, whatever else it leads",
+        5,
+        {"C": HOLDS, "D": BLOCKED_BY_OWN, "E": BLOCKED_BY_OWN},
+        First(frozenset({OWN})),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("voters", "answers", "verdict"), [one[1:] for one in CLAUSES], ids=[one[0] for one in CLAUSES]
+)
+def test_each_clause(voters: int, answers: dict[str, Answer], verdict: Verdict) -> None:
+    """The rows of the table in docs/protocol.md."""
+    assert judge("A", answers, NAMES[:voters], approvals_needed(voters)) == verdict
+
+
+def clauses_hold() -> None:
+    """Compare the whole table."""
+    for _, voters, answers, verdict in CLAUSES:
+        assert judge("A", answers, NAMES[:voters], approvals_needed(voters)) == verdict
+
+
+def stuck(voters: int, quorum: int) -> bool:
+    """Whether two whose leaders are gone can wait for each other for ever, with as many gone as may be."""
+    gone = (voters - 1) // 2
+    if gone < 2:
+        return False  # one of the leaders is there, and says that it has no commit
+    alive = NAMES[gone:voters]
+    for count in range(len(alive) + 1):
+        mine = {node: Answer(Standing.HELD) for node in alive[:count]}
+        mine |= {node: Answer(Standing.BLOCKED, None, frozenset({Y})) for node in alive[count:]}
+        other = {node: Answer(Standing.BLOCKED, None, frozenset({X})) for node in alive[:count]}
+        other |= {node: Answer(Standing.HELD) for node in alive[count:]}
+        verdicts = [judge("A", mine, NAMES[:voters], quorum), judge("B", other, NAMES[:voters], quorum)]
+        if all(isinstance(verdict, First) for verdict in verdicts):
+            return True
+    return False
+
+
+def test_two_orphans_never_wait_for_each_other() -> None:
+    """That is what the size of the quorum is for; seven voters, and a plain majority of them, show it."""
+    assert not any(stuck(voters, approvals_needed(voters)) for voters in range(1, 10))
+    assert [voters for voters in range(1, 10) if stuck(voters, majority(voters))] == [7, 9]
+
+
+RULES = {
+    "an accepted decision is taken up": ("if accepted:", "if False:"),
+    "the highest ballot wins": ("max(accepted)", "min(accepted)"),
+    "a majority has to hold it": (">= majority(len(voters)):", ">= majority(len(voters)) - 1:"),
+    "what a majority holds is committed": ("if len(holders) >=", "if False and len(holders) >="),
+    "never is never": (
+        "if any(answer.standing == Standing.NEVER",
+        "if False and any(answer.standing == Standing.NEVER",
+    ),
+    "its leader among them": ("if leader in answers:", "if False:"),
+    "somebody is counted out": (" - bound)", ")"),
+    "not if somebody knows the end": ("blockers - ended", "blockers"),
+    "not its own leader": (" - {leader}", ""),
+    "less than a quorum": ("len(approvers) < quorum", "len(approvers) <= quorum"),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_clause_taken_away_shows(name: str) -> None:
+    """In the table above; and those that keep it safe where few voters are enough, in the model, too."""
+    clauses_hold()
+    with in_force(fault(name, (judging, "judge", *RULES[name]))), pytest.raises(AssertionError):
+        clauses_hold()
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("an accepted decision is taken up", Model(3, ())),
+        ("not its own leader", Model(3, (0,), whole=False)),
+        ("less than a quorum", Model(3, (1,), whole=False)),
+    ],
+)
+def test_the_model_notices(name: str, model: Model) -> None:
+    """It is no mirror of ``judge``."""
+    with in_force(fault(name, (judging, "judge", *RULES[name]))):
+        assert next(breaches(model), None) is not None

@@ -1,0 +1,291 @@
+"""Large transactions: their pieces go ahead of their BEGIN, are fetched by whoever lacks them, and do not stay."""
+
+from dataclasses import replace
+from hashlib import sha256
+from typing import TypeVar
+
+import cbor2
+import pytest
+
+from bedrockish.core.coordinator.request import Stage
+from bedrockish.core.protocol.messages import (
+    Accept,
+    Begin,
+    Commit,
+    Entries,
+    InPieces,
+    Offer,
+    Piece,
+    Promise,
+    Recover,
+    Stored,
+    Want,
+    decode,
+    encode,
+)
+from bedrockish.core.protocol.pieces import Cutter
+from bedrockish.core.replica import staging
+from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model import transaction as transaction_form
+from bedrockish_journal.model.footprint import Footprint, clock_key
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from tests.core.net import Net, add
+
+T = TypeVar("T")
+LARGE = Settings(inline_bytes=300, piece_bytes=16)  # all transactions of these tests are large
+BIG = "k" * 1_000  # a key so long that what writes it is large
+
+
+def txn(clock: int, changes: bytes, base: int = 0) -> Transaction:
+    footprint = Footprint(
+        frozenset({b"t:a\0one", clock_key(clock)}), (), frozenset({b"t:a\0" + b"k" * 100, b"c:\0me"}), ()
+    )
+    return Transaction(
+        Txid(clock, "A"), {"A": base}, 0, 0, 0, "me", "serializable", ROWS, footprint, changes, b"r" * 40
+    )
+
+
+def of_kind(net: Net, kind: type[T], sender: str = "") -> list[T]:
+    return [message for name, _, message in net.said if isinstance(message, kind) and sender in ("", name)]
+
+
+def test_a_cut_message_is_the_message() -> None:
+    """Whatever it holds, its parts put together decode to it."""
+    one, two = txn(1, bytes(range(256)) * 9), txn(2, b"small")
+    packed = tuple((bytes(32), b"label", t.body) for t in (one, two, one))
+    for message in (
+        Begin(one.body),
+        Commit(b"label", one.body, bytes(32), 7),
+        Recover(one.body, 3, 9),
+        Accept(one.body, 3, commit=True, clock=9),
+        Promise(one.txid, 3, 3, (2, True), (one.body, two.body), (two.txid,), 9),
+        Entries(packed, 5),
+        Entries(packed * 40, 5),
+        Begin(b"\xff" * 3_000),  # no transaction at all
+    ):
+        cut = Cutter(100, 200).cut_message(message)
+        assert cut.pieces
+        assert max(len(part) for part in cut.parts if isinstance(part, bytes)) <= 1_500
+        data = b"".join(part if isinstance(part, bytes) else cut.pieces[part[0]].read() for part in cut.parts)
+        assert decode(data) == message
+        assert decode(encode(InPieces(cut.parts))) == InPieces(cut.parts)
+
+
+def test_pieces_are_the_same_whenever_it_is_begun() -> None:
+    """Another clock, base and rollbacks change no piece of what was executed, and small ones are not cut."""
+    changes = b"".join(sha256(bytes([n])).digest() for n in range(200))
+    early, late = txn(1, changes), replace(txn(1 << 60, changes, base=70_000), rollbacks=(Txid(9, "A"),), body=b"")
+    cuts = [Cutter(64, 300).cut_body(t.body).names for t in (early, late)]
+    assert len(set(cuts[0]) & set(cuts[1])) >= len(changes) // 64
+    assert not Cutter(1 << 16, 1 << 16).cut_body(early.body).pieces
+
+
+def test_its_pieces_are_at_a_quorum_before_it_begins() -> None:
+    net = Net("ABC", settings=LARGE)
+    net.kept = {Piece}
+    net.ask("A", add("one", BIG))
+    net.deliver()
+    assert {type(m) for _, to, m in net.said if to == "B"} == {Offer, Piece}
+    assert not of_kind(net, InPieces)
+    [ticket] = net.places["A"].core.coordinator.replies.tickets.values()
+    assert ticket.stage is Stage.AHEAD
+    net.kept = set()
+    net.deliver()
+    assert net.told("A") == {"one": "A1"}
+    kinds = net.kinds("A")
+    assert kinds.index("InPieces") > max(n for n, kind in enumerate(kinds) if kind == "Piece"), "BEGIN needs no more"
+    assert "Begin" not in kinds
+    for place in net.places.values():
+        assert place.disk.seen.rows[BIG]
+
+
+def test_a_long_body_is_encoded_as_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [txn(7, bytes(size)).body for size in (3, 100, 300, 70_000)]
+    monkeypatch.setattr(transaction_form, "LONG_BYTES", 1)
+    assert [txn(7, bytes(size)).body for size in (3, 100, 300, 70_000)] == whole
+    for count in (0, 23, 24, 255, 256, 65_535, 65_536):
+        assert transaction_form.head(2, count) + bytes(count) == cbor2.dumps(bytes(count))
+
+
+def test_small_ones_go_as_they_did() -> None:
+    net = Net("ABC", settings=replace(LARGE, inline_bytes=100_000))
+    net.ask("A", add("one", BIG))
+    net.deliver()
+    assert net.kinds("A") == ["Begin"] * 2 + ["Commit"] * 2
+
+
+def test_pieces_are_dropped_when_nothing_names_them() -> None:
+    net = Net("ABC", settings=LARGE)
+    net.ask("A", add("one", BIG))
+    net.deliver()
+    assert all(place.disk.seen.pieces for place in net.places.values())
+    net.run(3.0)
+    assert not any(place.disk.seen.pieces or place.core.state.pieces.saved for place in net.places.values())
+    assert not net.places["B"].core.staging.offers
+
+
+def test_what_a_voter_has_is_not_sent_again() -> None:
+    """Executed again with the same effect, it is begun without another piece on the wire."""
+    net = Net("ABC", settings=LARGE)
+    net.kept = {Stored}
+    net.ask("A", add("one", BIG))
+    net.deliver()
+    before = len(of_kind(net, Piece))
+    assert before
+    coordinator = net.places["A"].core.coordinator
+    [number] = coordinator.replies.tickets
+    core = net.places["A"].core
+    core.state.set_now(net.now)
+    coordinator._execute(coordinator.replies.tickets[number])
+    net.places["A"].perform(core._answer())
+    net.kept = set()
+    net.deliver()
+    assert net.told("A") == {"one": "A1"}
+    assert len(of_kind(net, Piece)) == before
+
+
+def test_lost_questions_and_answers_are_asked_again() -> None:
+    net = Net("ABC", settings=LARGE)
+    net.kept = {Piece}
+    net.ask("A", add("one", BIG))
+    net.deliver()
+    net.flights.clear()  # lost, and nobody is told
+    net.kept = {Want}
+    net.run(3.0)
+    net.flights.clear()
+    net.kept = set()
+    net.run(5.0)
+    assert net.told("A") == {"one": "A1"}
+
+
+def test_a_late_voter_fetches_the_pieces_of_a_commit() -> None:
+    """One that was cut off gets it from the journal, in pieces, too."""
+    net = Net("ABC", settings=LARGE)
+    for other in "AB":
+        net.cut("C", other)
+    net.ask("A", add("one", BIG))
+    net.deliver()
+    assert net.told("A") == {"one": "A1"}
+    net.said.clear()
+    for other in "AB":
+        net.mend("C", other)
+    net.run(3.0)
+    assert BIG in net.places["C"].disk.seen.rows
+    assert of_kind(net, Piece)
+    assert not of_kind(net, Entries)
+    assert not net.places["C"].core.staging.fetched
+
+
+def test_a_dead_leaders_large_transaction_is_recovered() -> None:
+    """Its vote is kept in pieces; after a restart it is whole again, and who lacks the body fetches it."""
+    net = Net("ABC", settings=LARGE)
+    net.cut("A", "C")
+    net.kept = {Stored}
+    net.ask("A", add("one", BIG))
+    net.deliver()
+    net.kept = set()
+    net.flights = net.flights.__class__(f for f in net.flights if type(f[2]) is Stored)
+    while not any(type(f[2]).__name__ == "Approve" for f in net.flights):
+        flight = net.flights.popleft()
+        net.play(flight[1], "receive", flight[0], flight[2])
+    net.flights.clear()
+    net.cut("A", "B")
+    place = net.places["B"]
+    assert place.disk.seen.parts, "the vote names the pieces"
+    body = place.core.state.votes[next(iter(place.core.state.votes))].transaction.body  # type: ignore[union-attr]
+    net.play("B", "reboot", 0)
+    net.places["B"].now = net.now
+    assert place.core.state.votes[next(iter(place.core.state.votes))].transaction.body == body  # type: ignore[union-attr]
+    net.mend("B", "C")
+    net.run(20.0)
+    assert BIG in net.places["B"].disk.seen.rows
+    assert BIG in net.places["C"].disk.seen.rows
+    assert of_kind(net, Piece, "B")
+    net.run(20.0)
+    assert not net.places["B"].disk.seen.pieces
+
+
+def test_a_vote_keeps_its_pieces_over_a_restart_with_other_sizes() -> None:
+    """What is cut in another way now is still what the file names."""
+    net = Net("ABC", settings=LARGE)
+    net.cut("A", "C")
+    net.kept = {Commit, InPieces}
+    net.ask("A", add("one", BIG))
+    net.deliver()
+    begin = next(f for f in net.flights if type(f[2]) is InPieces and f[1] == "B")
+    net.play("B", "receive", begin[0], begin[2])
+    net.flights.clear()
+    for other in "AC":
+        net.cut("B", other)
+    place = net.places["B"]
+    place.settings = replace(LARGE, piece_bytes=40)
+    net.play("B", "reboot", 0)
+    net.run(30.0)
+    assert place.core.state.pending.transactions
+    net.play("B", "reboot", 0)
+    assert place.core.state.pending.transactions
+
+
+def test_a_crashed_leaders_pieces_do_not_stay() -> None:
+    net = Net("ABC", settings=LARGE)
+    net.kept = {Stored}
+    net.ask("A", add("one", BIG))
+    net.deliver()
+    net.flights.clear()
+    assert net.places["B"].disk.seen.pieces
+    for other in "BC":
+        net.cut("A", other)
+    net.play("A", "reboot", 0)
+    assert net.places["A"].disk.seen.pieces
+    net.run(staging.FOUND_S + 1)
+    assert not net.places["A"].disk.seen.pieces
+    assert net.places["B"].disk.seen.pieces, "its leader may come back"
+    net.run(staging.KEPT_S)
+    assert not net.places["B"].disk.seen.pieces
+
+
+def test_a_peer_cannot_fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "OFFERED_BYTES_MAX", 1_000)
+    net = Net("ABC", settings=LARGE)
+    for number in range(5):
+        offer = Offer(number, tuple((bytes([number, n]) * 16, 100) for n in range(4)), 0)
+        net.play("B", "receive", "A", offer)
+    core = net.places["B"].core
+    assert len(core.staging.offers) == 2
+    assert [message.stored for message in of_kind(net, Stored)] == [False] * 3
+    net.play("B", "receive", "A", Piece(b"x" * 32, b"never asked for"))
+    digest = next(iter(core.staging.pulls["A"].asked))
+    net.play("B", "receive", "A", Piece(digest, b"z" * 100))
+    assert not core.state.pieces.saved, "only what was asked for, and only if it is what its name says"
+
+
+def test_incomplete_messages_are_bounded() -> None:
+    net = Net("ABC", settings=LARGE)
+    for n in range(20):
+        net.play("B", "receive", "A", InPieces((b"x", (bytes([n]) * 32, 50))))
+    core = net.places["B"].core
+    assert len(core.staging.incomplete) == staging.MESSAGES_MAX
+    net.play("B", "receive", "A", InPieces(((b"y" * 32, 1 << 20),) * 100))
+    assert core.state.counts["messages_too_many"] == 17
+    net.flights.clear()
+    net.run(staging.KEPT_S + 5)
+    assert not core.staging.incomplete
+    assert not core.staging.fetched
+
+
+def test_what_is_put_together_and_is_no_message_is_dropped() -> None:
+    net = Net("ABC", settings=LARGE)
+    for data in (b"nonsense", encode(InPieces((encode(Want(())),)))):
+        net.play("B", "receive", "A", InPieces((data,)))
+    assert net.places["B"].core.state.counts["malformed"] == 2
+
+
+def test_a_client_is_told_when_its_bytes_did_not_arrive() -> None:
+    net = Net("ABC", settings=LARGE)
+    net.kept = {Piece}
+    net.ask("A", add("one", BIG, timeout_s=3.0))
+    net.run(5.0)
+    assert net.told("A") == {"one": "did not happen"}
+    net.run(1.0)
+    assert not net.places["A"].core.state.pieces.offered
+    assert not net.places["B"].core.staging.offers

@@ -1,0 +1,313 @@
+"""Rules that one node keeps when it is told something: each test is the one that fails without its rule.
+
+``tools.mutations`` runs each with its rule taken away.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from bedrockish.api.requests import ADD, PROMOTE, MemberChange, Request, Statement
+from bedrockish.common.hlc import pack
+from bedrockish.common.levels import LEVEL
+from bedrockish.core.coordinator.request import Stage, Ticket
+from bedrockish.core.coordinator.revalidation import lost
+from bedrockish.core.coordinator.schema_barrier import activation_clock
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.effects import Halt, Malformed, Reply
+from bedrockish.core.protocol.events import Now, Received
+from bedrockish.core.protocol.messages import (
+    Accept,
+    Accepted,
+    Approve,
+    Begin,
+    Check,
+    Commit,
+    Entries,
+    Outcome,
+    Promise,
+    Reason,
+    Recover,
+    Refused,
+    Rollback,
+    Standing,
+)
+from bedrockish.core.protocol.records import Joining, Prepared, Recovered, Vote
+from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
+from bedrockish.core.state.settings import Settings
+from bedrockish.errors import ConflictError, MembershipError
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
+from tests.core.net import Net, add
+from tests.core.test_ballots import begin, hear, state
+from tests.core.test_health import NOTHING_READ
+from tests.core.test_member_changes import CLOCK, WALL, One, commit, membership, rejections, transaction
+
+ABC = membership(0, "ABC")
+
+
+def but(made: Transaction, **changes: Any) -> Transaction:
+    """Return another transaction with some of a transaction's fields changed, in its bytes as well."""
+    return replace(made, body=b"", **changes)
+
+
+# -- votes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_begin_brings_no_rollback_of_somebody_else() -> None:
+    """Only who leads a transaction can give it up."""
+    for message in (Begin, lambda body: Recover(body, 2, CLOCK)):
+        one = One(ABC)
+        theirs = transaction("C", 1)
+        one.hear("C", Begin(theirs.body))
+        assert theirs.txid in one.node.state.pending
+        one.hear("A", message(but(transaction("A", 2), rollbacks=(theirs.txid,)).body))
+        assert theirs.txid in one.node.state.pending
+
+
+def test_a_recover_brings_the_rollbacks_of_its_leader() -> None:
+    """Or the attempt before would be in the way of this one, and nobody would be there to end it."""
+    one = One(ABC)
+    first = transaction("A", 1)
+    one.hear("A", Begin(first.body))
+    one.hear("C", Recover(but(transaction("A", 2), rollbacks=(first.txid,)).body, 2, CLOCK))
+    assert first.txid not in one.node.state.pending
+
+
+def test_a_begin_of_an_older_membership_is_over() -> None:
+    """It is not in the base of the change, so it can never commit, and its leader is told so."""
+    one = One(membership(1, "ABC"))
+    said = one.hear("A", Begin(transaction("A", 1, config=0).body))
+    assert [type(message) for message in said] == [Outcome]
+
+
+def test_an_approval_of_one_that_is_no_voter_does_not_count() -> None:
+    """A learner has no vote, whatever it says."""
+    net = Net("ABC", "L")
+    txid = begin(net, approvers="")
+    net.play("A", "receive", "L", Approve(txid, 0, 0))
+    assert txid not in state(net, "A").outcomes
+    net.play("A", "receive", "C", Approve(txid, 0, 0))
+    assert state(net, "A").outcomes[txid]
+
+
+def test_a_leader_does_not_begin_what_its_own_pending_one_meets() -> None:
+    """Both would have its own approval."""
+    net = Net("ABC")
+    first = begin(net, approvers="")
+    net.ask("A", add("Q", "x"))
+    assert list(net.places["A"].core.coordinator.attempts) == [first]
+
+
+def test_a_clock_that_is_far_ahead_is_turned_down() -> None:
+    """And not followed: the clock of the cluster never goes back."""
+    one = One(ABC)
+    made = transaction("A", 1)
+    ahead = but(made, txid=Txid(pack(WALL + 3_600_000), "A"))
+    assert rejections(one.hear("A", Begin(ahead.body))) == [Reason.AHEAD]
+    assert one.node.state.clock.value < ahead.txid.clock
+
+
+# -- recoveries ----------------------------------------------------------------------------------------------------
+
+
+def test_who_accepts_has_promised() -> None:
+    """Accepting at a ballot is a promise to accept nothing lower."""
+    one = One(ABC)
+    made = transaction("A", 1)
+    assert [type(message) for message in one.hear("C", Accept(made.body, 5, True, CLOCK))] == [Accepted]
+    assert [type(message) for message in one.hear("A", Recover(made.body, 3, CLOCK))] == [Refused]
+
+
+def test_what_is_held_stays_held_whatever_became_of_the_rows() -> None:
+    """The approval has been counted: one whose rows were damaged since has approved it nevertheless."""
+    made = transaction("A", 1)
+    recovered = Recovered("B", "b", ABC, votes=(Vote(made.txid, made, held=True),))
+    node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL), compare_rows=lambda _: "another row is here")
+    node.start(Now(0.0, WALL))
+    effects = node.step(Received("C", Recover(made.body, 3, CLOCK)), Now(0.1, WALL))
+    (promise,) = [one.message for one in effects if hasattr(one, "message") and isinstance(one.message, Promise)]
+    assert promise.standing == Standing.HELD
+
+
+def test_a_leader_that_has_promised_gives_nothing_up_after_a_restart() -> None:
+    """The recovery has its promise: what it says after that could be taken for a vote."""
+    net = Net("ABC")
+    txid = begin(net)
+    net.play("B", "suspect", txid)
+    hear(net, "B", "A", Recover)
+    net.said.clear()
+    net.play("A", "reboot", 0)
+    assert not [message for name, _, message in net.said if name == "A" and isinstance(message, Rollback)]
+
+
+# -- the order of things -------------------------------------------------------------------------------------------
+
+
+def test_a_commit_with_another_hash_is_not_taken() -> None:
+    """Its timeline would go on in another way here; the link on which it came ends."""
+    one = One(ABC)
+    good = commit(transaction("A", 1))
+    effects = one.step(Received("A", Commit(good.label, good.body, bytes(32), good.clock)))
+    assert [type(effect) for effect in effects if isinstance(effect, Malformed)] == [Malformed]
+    assert one.node.state.taken.get("A", 0) == 0
+    one.hear("A", good)
+    assert one.node.state.taken["A"] == 1
+
+
+def test_a_fetched_entry_that_does_not_continue_is_not_taken() -> None:
+    """Whoever sent it has another timeline."""
+    one = One(ABC)
+    good = commit(transaction("A", 1))
+    assert good.body is not None
+    effects = one.step(Received("C", Entries(((b"x" * 32, good.label, good.body),), CLOCK)))
+    assert [type(effect) for effect in effects if isinstance(effect, Malformed)] == [Malformed]
+    assert one.node.state.taken.get("A", 0) == 0
+
+
+def test_a_commit_of_what_was_rolled_back_stops_the_node_with_a_word() -> None:
+    """One of two has lied, and nothing is applied on top of that."""
+    one = One(ABC)
+    made = transaction("A", 1)
+    one.hear("A", Begin(made.body))
+    one.hear("C", Outcome(made.txid, False, "", 0, CLOCK))
+    effects = one.step(Received("A", commit(made)))
+    (halt,) = [effect for effect in effects if isinstance(effect, Halt)]
+    assert "rolled back" in halt.reason
+
+
+def test_taking_a_commit_moves_the_clock() -> None:
+    """What is begun here after it is younger than it, also if the message itself brought no clock."""
+    one = One(ABC)
+    made = transaction("A", 1)
+    ahead = but(made, txid=Txid(CLOCK + pack(4_000), "A"))
+    entry = Entry("A", 1, {"A": 1}, ahead, None, GENESIS)
+    one.hear("A", Commit(entry.label, ahead.body, entry.hash, 0))
+    assert one.node.state.clock.value >= ahead.txid.clock
+
+
+def test_a_commit_that_comes_early_is_kept() -> None:
+    """It is taken as soon as the one before it is, and is not asked for again."""
+    one = One(ABC)
+    first, second = transaction("A", 1), transaction("A", 2)
+    before = Entry("A", 1, {"A": 1}, first, None, GENESIS)
+    after = Entry("A", 2, {"A": 2}, second, None, before.hash)
+    one.hear("A", Commit(after.label, second.body, after.hash, CLOCK))
+    assert one.node.state.taken.get("A", 0) == 0
+    one.hear("A", Commit(before.label, first.body, before.hash, CLOCK))
+    assert one.node.state.applied["A"] == 2
+
+
+def test_the_outcome_of_what_waits_is_not_forgotten() -> None:
+    """Safe time may pass it before its cause comes; until then only memory tells what became of it."""
+    one = One(ABC)
+    made = transaction("A", 2, base={"C": 1})
+    one.hear("A", commit(made))
+    one.node.state.safe = made.txid.clock
+    one.node.safe_time._forget()
+    assert one.node.state.outcomes[made.txid]
+
+
+def test_a_node_that_joins_is_at_home_when_it_has_caught_up() -> None:
+    """Before that it answers nobody: it has less than those that took it in."""
+    one = One(ABC, joining=Joining(ABC, {"A": 1}))
+    assert one.node.state.joining is not None
+    one.hear("A", commit(transaction("A", 1)))
+    assert one.node.state.joining is None
+
+
+def test_a_restart_knows_how_far_its_window_reaches() -> None:
+    """What is in its file and not in the window cannot be told to be in nobody's way."""
+    one = Node(Recovered("B", "b", ABC, applied={"A": 3}), Settings(), lambda: 0.5, Now(0.0, WALL))
+    assert one.state.commit_window.floor == {"A": 3}
+
+
+def test_after_a_restart_what_a_retired_timeline_has_is_in_every_base() -> None:
+    """No vector names that timeline any more; a strict read that has all of it is not turned down for it for ever."""
+    made = transaction("E", 1)
+    entry = Entry("E", 1, {"E": 1}, made, None, GENESIS)
+    members = replace(membership(3, "ABC"), retired={"E": 3})
+    recovered = Recovered("B", "b", members, applied={"E": 1}, heads={"E": entry.hash}, window=(entry,))
+    node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
+    assert not list(node.state.commit_window.conflicts(made.footprint, {}))
+
+
+# -- clients -------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_is_told_that_nothing_happened_when_the_last_attempt_is_over() -> None:
+    """Of two attempts the other may still be committed."""
+    net = Net("ABC")
+    core = net.places["A"].core
+    one, other = transaction("A", 1), transaction("A", 2)
+    ticket = Ticket(9, add("P", "x"), 10.0, stage=Stage.ENDING, open={one.txid, other.txid})
+    replies = core.coordinator.replies
+    replies.tickets[9] = ticket
+    for made, told in ((one, 0), (other, 1)):
+        replies.ended(ticket, made, commit=False)
+        assert sum(isinstance(effect, Reply) for effect in core.state.effects) == told
+
+
+def executed(schema: int = 0) -> Prepared:
+    return Prepared({}, schema, False, ROWS, Footprint(write_points=frozenset({b"t:x\0k"})), b"", b"")
+
+
+def test_an_open_transaction_ends_with_its_schema() -> None:
+    """What it has read and told its client was another table."""
+    here = One(ABC).node.state
+    assert lost(here, "c", executed()) is None
+    assert isinstance(lost(here, "c", executed(schema=1)), ConflictError)
+
+
+def test_an_open_transaction_does_not_get_older_than_the_window() -> None:
+    """What has changed since is not known here any more."""
+    here = One(ABC).node.state
+    here.commit_window.floor["A"] = 1
+    assert isinstance(lost(here, "c", executed()), ConflictError)
+
+
+def test_a_strict_read_on_too_old_a_snapshot_is_not_certified() -> None:
+    """Who has dropped what came after it cannot say that nothing did."""
+    one = One(ABC)
+    assert one.hear("A", Check(1, {}, NOTHING_READ, CLOCK))
+    one.node.state.commit_window.floor["C"] = 1
+    assert not one.hear("A", Check(2, {}, NOTHING_READ, CLOCK))
+
+
+def test_a_schema_change_is_in_force_after_its_own_clock() -> None:
+    """It runs on the schema before it, as all that are not younger do."""
+    here = One(ABC).node.state
+    here.settings = replace(here.settings, schema_delay_ms=0)
+    change = replace(executed(), kind=SCHEMA)
+    assert activation_clock(here, Ticket(1, Request("c", (Statement("alter", ()),)), 1.0), change, CLOCK) > CLOCK
+
+
+def test_a_wall_clock_is_followed_as_far_as_others_are_near() -> None:
+    """One that is hours ahead would put the clock of the cluster there, for good."""
+    one = One(ABC)
+    one.node.state.set_now(Now(0.02, WALL + 3_600_000))
+    assert one.node.state.now.wall_ms <= WALL + 20 + one.node.state.settings.clock_offset_ms
+
+
+# -- members -------------------------------------------------------------------------------------------------------
+
+
+def refused(change: MemberChange, facts: Facts) -> str:
+    try:
+        change_members(membership(0, "ABC", "L"), change, facts)
+    except MembershipError as error:
+        return str(error.details["reason"])
+    return "made"
+
+
+def test_a_learner_that_is_far_behind_is_not_promoted() -> None:
+    """It would count, and approve nothing before it has caught up."""
+    facts = Facts(alive={*"ABCL"}, behind={"L": BEHIND_MAX + 1})
+    assert refused(MemberChange(PROMOTE, "L"), facts) == "behind"
+
+
+def test_a_name_that_has_led_does_not_come_back_on_another_file() -> None:
+    """It would give the places of its timeline away a second time."""
+    facts = Facts(timelines={"D"})
+    change = MemberChange(ADD, "D", "D:1", store="another", level=LEVEL)
+    assert refused(change, facts) == "used"

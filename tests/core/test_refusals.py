@@ -1,0 +1,84 @@
+"""A refusal is an answer: at the strict level a majority is asked whether what it rests on is still so."""
+
+from bedrockish.api.requests import SESSION, STRICT, Request, Statement
+from bedrockish.core.protocol.messages import Check
+from bedrockish.core.protocol.records import Prepared
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS
+from tests.core.net import Net, add
+
+
+def take(command: str, level: str) -> Request:
+    """Something that is refused unless there is one in x."""
+    return Request(command, (Statement("move", ["x", "y", 1]),), level, timeout_s=10.0)
+
+
+def one_that_a_has_not_heard_of() -> Net:
+    """B has committed one into x, with C; A hears of it only from C, and not yet."""
+    net = Net("ABC")
+    net.cut("A", "B")
+    net.ask("B", add("give", "x"))
+    net.deliver()
+    assert net.told("B") == {"give": "B1"}
+    return net
+
+
+def test_nobody_is_refused_strictly_from_old_data() -> None:
+    """C knows what B has committed, so A executes again, and there is one."""
+    net = one_that_a_has_not_heard_of()
+    net.ask("A", take("take", STRICT))
+    net.run(2.0)
+    assert net.told("A") == {"take": "A1"}
+
+
+def test_a_session_is_refused_from_what_its_node_has() -> None:
+    """That is what the level says."""
+    net = one_that_a_has_not_heard_of()
+    net.ask("A", take("take", SESSION))
+    assert net.told("A") == {"take": "did not happen"}
+    assert not any(isinstance(message, Check) for _, _, message in net.said)
+
+
+def test_a_strict_refusal_that_is_true_is_told_after_one_round() -> None:
+    """There is nothing in x, and nobody knows of anything else."""
+    net = Net("ABC")
+    net.ask("A", take("take", STRICT))
+    assert not net.told("A")
+    net.deliver()
+    assert net.told("A") == {"take": "did not happen"}
+    assert sum(isinstance(message, Check) for _, _, message in net.said) == 2
+
+
+def test_nobody_is_refused_strictly_by_a_node_that_hears_no_majority() -> None:
+    """It says that it could not tell, when the time is over."""
+    net = Net("ABC")
+    net.cut("A", "B")
+    net.cut("A", "C")
+    net.ask("A", take("take", STRICT))
+    net.run(9.0)
+    assert not net.told("A")
+    net.run(2.0)
+    assert net.told("A") == {"take": "did not happen"}
+
+
+def test_a_node_knows_when_it_may_lag() -> None:
+    """When it misses what others have, when somebody is about to change it, and when it hears too few to know."""
+    net = Net("ABC")
+    core = net.places["A"].core
+
+    def may_lag(key: str = "x") -> bool:
+        footprint = Footprint(frozenset({b"t:rows\0" + key.encode()}))
+        return core.reading.may_lag(Prepared(dict(core.state.applied), 0, True, ROWS, footprint, b"", b""))
+
+    assert not may_lag()
+    net.kept = {type(None)}
+    net.ask("B", add("give", "x"))
+    sender, receiver, begin = next(flight for flight in net.flights if flight[1] == "A")
+    net.flights.clear()
+    net.play(receiver, "receive", sender, begin)
+    assert may_lag("x")
+    assert not may_lag("z")
+    net.cut("A", "B")
+    assert not may_lag("z")
+    net.cut("A", "C")
+    assert may_lag("z")

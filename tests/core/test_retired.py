@@ -1,0 +1,171 @@
+"""Timelines of nodes that left are retired by a change of the membership: no vector names them after it."""
+
+from dataclasses import replace
+
+import cbor2
+import pytest
+
+from bedrockish.api.requests import ADDRESS, MemberChange
+from bedrockish.core.protocol.effects import Send
+from bedrockish.core.protocol.messages import Approve, Begin, Check, Checked, Gossip
+from bedrockish.core.protocol.records import Recovered, decode_membership, encode_membership
+from bedrockish.core.state.certifier import CommitWindow
+from bedrockish.core.state.commit_window import SEGMENT
+from bedrockish.core.state.membership import Facts, change_members
+from bedrockish.core.state.state import State
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.membership import read_membership
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.model.vector import Vector, covers
+from tests.core.test_member_changes import CLOCK, WALL, One, commit, membership, transaction
+
+LATER = replace(membership(2, "ABC"), retired={"D": 2})
+
+
+def report(applied: Vector, config: int, peer: str = "C") -> Gossip:
+    return Gossip(applied, 0, 0, CLOCK, f"store of {peer}", 1, WALL, config=config)
+
+
+def gone() -> One:
+    """B, in whose cluster D was a voter, has led D1 and has left; all of that is applied."""
+    one = One(membership(0, "ABCD"))
+    one.hear("D", commit(transaction("D", 1)))
+    one.hear("C", commit(transaction("C", 2, change=membership(1, "ABC"), base={"D": 1})))
+    assert one.node.state.applied == {"C": 1, "D": 1}
+    return one
+
+
+def retired() -> One:
+    one = gone()
+    change = transaction("A", 3, config=1, change=LATER, base={"C": 1, "D": 1})
+    one.hear("A", commit(change))
+    assert one.node.state.membership == LATER
+    return one
+
+
+def test_what_every_member_has_whole_can_be_retired() -> None:
+    """Each must have told that it counts without the leader, or it may still hear from it; and to have the same."""
+    one = gone()
+    state = one.node.state
+    assert state.whole_timelines() == set()
+    for peer in "AC":
+        one.hear(peer, report({"C": 1, "D": 1}, 1, peer))
+    assert state.whole_timelines() == {"D"}
+    for behind in (report({"C": 1, "D": 1}, 0), report({"C": 1}, 1), report({"C": 1, "D": 2}, 1)):
+        one.hear("C", behind)
+        assert state.whole_timelines() == set()
+
+
+def test_a_change_retires_what_is_whole_and_nobodys() -> None:
+    facts = Facts(alive=frozenset("ABC"), whole=frozenset("CD"))
+    change = MemberChange(ADDRESS, "A", "a:7")
+    new = change_members(membership(1, "ABC"), change, facts)
+    assert new.retired == {"D": 2}
+    assert change_members(new, change, replace(facts, whole=frozenset("DE"))).retired == {"D": 2, "E": 3}
+    older = change_members(replace(membership(1, "ABC"), level=1), change, facts)
+    assert older.retired == {}, "release 0.1.0 looks for it in vectors"
+
+
+def test_the_encoded_form_has_them_only_if_there_are_any() -> None:
+    assert decode_membership(encode_membership(LATER)) == LATER
+    assert len(cbor2.loads(encode_membership(LATER))) == 5
+    assert len(cbor2.loads(encode_membership(replace(LATER, retired={})))) == 4
+    fields = cbor2.loads(encode_membership(LATER))
+    assert read_membership(cbor2.dumps([*fields, "of a later release"])).retired == {"D": 2}
+    nonsense: object
+    for nonsense in ([], {"D": "2"}, {"D": -1}, {7: 2}):
+        with pytest.raises(EntryMalformedError):
+            read_membership(cbor2.dumps([*fields[:4], nonsense]))
+
+
+def test_what_is_led_after_it_names_them_no_more() -> None:
+    state = retired().node.state
+    assert state.applied == {"A": 1, "C": 1, "D": 1}, "what is applied is still known"
+    assert state.in_short(state.applied) == {"A": 1, "C": 1}
+    assert state.in_short({"C": 1, "D": 1}) == {"C": 1, "D": 1}, "this has not seen the retirement"
+
+
+def test_who_has_the_retirement_is_told_in_short() -> None:
+    """Another one needs to hear from whom it can get what it lacks."""
+    one = retired()
+    one.hear("A", report({"A": 1, "C": 1}, 2, "A"))
+    one.hear("C", report({"C": 1}, 1))
+    one.node.safe_time.gossip()
+    told = {each.peer: each.message.applied for each in one.node.state.effects if isinstance(each, Send)}  # type: ignore[union-attr]
+    assert told == {"A": {"A": 1, "C": 1}, "C": {"A": 1, "C": 1, "D": 1}}
+    assert one.node.state.peers["A"].applied == {"A": 1, "C": 1, "D": 1}
+    assert one.node.state.peers["C"].applied == {"C": 1}
+
+
+def test_a_retired_timeline_takes_nothing_more() -> None:
+    one = retired()
+    one.hear("C", report({"A": 1, "C": 1, "D": 2}, 2))
+    assert not one.node.apply_queue.gaps
+    late = transaction("D", 9)
+    entry = Entry("D", 2, {"D": 2}, late, None, one.node.state.heads["D"])
+    one.hear("C", replace(commit(late), label=entry.label, hash=entry.hash))
+    assert one.node.state.taken["D"] == 1
+    assert "D" not in one.node.apply_queue.early
+
+
+def test_what_stands_in_a_retired_timeline_is_in_every_base() -> None:
+    """A BEGIN on the row that D1 wrote, on a base that does not name D, conflicts with nothing; nor does a read."""
+    one = retired()
+    written = transaction("D", 1).footprint
+    made = replace(transaction("A", 5, config=2, base={"A": 1, "C": 1}), footprint=written, body=b"")
+    assert any(isinstance(said, Approve) for said in one.hear("A", Begin(made.body)))
+    reads = cbor2.dumps(Footprint(read_points=written.write_points).pack())
+    one = retired()
+    (said,) = one.hear("A", Check(1, {"A": 1, "C": 1}, reads, CLOCK + 5))
+    assert isinstance(said, Checked)
+    assert said.others == ()
+    (said,) = one.hear("A", Check(2, {"C": 1, "D": 1}, reads, CLOCK + 5))
+    assert isinstance(said, Checked)
+    assert said.others, "what does not have the change of the members meets it"
+
+
+@pytest.mark.parametrize("number", [1, SEGMENT + 1])
+def test_the_window_forgets_whom_it_waited_for(number: int) -> None:
+    """In loose and in packed commits, with and without another label, and in what was dropped."""
+    window = CommitWindow()
+    footprint = Footprint(write_points=frozenset({b"t:x\0"}))
+    for tick in range(1, number + 1):
+        one = Transaction(Txid(tick, "D"), {}, 0, 0, 0, str(tick), "serializable", ROWS, footprint, b"", b"")
+        if tick % 2:
+            window.add(("A", tick // 2 + 1), one)
+        window.add(("D", tick), one)
+    window.pack(number, ())
+    assert next(window.conflicts(footprint, {}), None) is not None
+    window.retire({"D"})
+    assert list(window.conflicts(footprint, {})) == []
+    window.forget(number)
+    assert "D" not in window.floor
+    window.reaches_back_to({"A": 1, "D": 7}, [])
+    assert window.floor == {"A": 1}
+
+
+def test_a_node_that_starts_again_knows_them() -> None:
+    """The window of its file has commits of timelines that are retired, and names none of them."""
+    state = retired().node.state
+    assert state.retirement == {"A": 1}
+    recovered = Recovered("B", "store of B", state.membership, applied=dict(state.applied))
+    again = State(recovered, state.settings, state.draw, state.now)
+    assert again.retirement == {"A": 1, "C": 1}
+    assert covers(again.applied, again.retirement)
+    assert "D" not in again.commit_window.floor
+
+
+def test_a_newcomer_that_replays_takes_the_retired_timeline_first() -> None:
+    """Its order is kept by the change of the membership, whose base has all of it."""
+    one = One(membership(0, "ABCD"))
+    change = transaction("A", 3, config=1, change=LATER, base={"C": 1, "D": 1})
+    one.hear("A", commit(change))
+    after = transaction("C", 4, config=2, base={"A": 1, "C": 1})
+    one.hear("C", commit(transaction("C", 2, change=membership(1, "ABC"), base={"D": 1})))
+    entry = Entry("C", 2, {"C": 2}, after, None, one.node.state.heads["C"])
+    one.hear("C", replace(commit(after), label=entry.label, hash=entry.hash))
+    assert one.node.state.applied == {}
+    one.hear("D", commit(transaction("D", 1)))
+    assert one.node.state.applied == {"A": 1, "C": 2, "D": 1}

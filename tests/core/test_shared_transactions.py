@@ -1,0 +1,160 @@
+"""A key that everybody wants: commands that wait for it at one node share a transaction."""
+
+from dataclasses import replace
+
+from bedrockish.api.requests import SNAPSHOT, Request, Statement
+from bedrockish.core.coordinator.wait_queue import GROUP_MAX
+from bedrockish.core.protocol.messages import Approve, Begin, Rollback
+from bedrockish.core.replica.voter import Barrier
+from bedrockish.core.state.certifier import EVERYTHING
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid, decode_transaction
+from tests.core.net import Net, add
+
+
+def value(net: Net, name: str, key: str) -> object:
+    return net.places[name].disk.durable.rows[key][1]
+
+
+def journal(net: Net, name: str = "A") -> list[Transaction]:
+    return [entry.transaction for entry, repeat in net.places[name].disk.durable.order if not repeat]
+
+
+def queue_at_a(net: Net, *requests: Request) -> None:
+    """One command is in flight at A, and these wait behind it."""
+    net.ask("A", add("first", "x"))
+    for request in requests:
+        net.ask("A", request)
+
+
+def let_first_through(net: Net) -> None:
+    """The BEGIN of what waits for it arrives nowhere."""
+    net.kept = {Approve}
+    net.deliver()
+    net.kept = {Begin}
+
+
+def test_commands_that_wait_for_one_key_share_a_transaction() -> None:
+    """Each is answered with the place of what they became together, and happens once, in the order of their coming."""
+    net = Net("ABC")
+    queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))
+    net.run(1.0)
+    assert [one.commands for one in journal(net)] == [("first",), ("c0", "c1", "c2", "c3", "c4")]
+    assert net.told("A") == {"first": "A1", **{f"c{number}": "A2" for number in range(5)}}
+    assert {value(net, name, "x") for name in "ABC"} == {6}
+
+
+def test_a_command_that_fails_stands_alone() -> None:
+    """Those before it are committed together, it is told its own error, and those after it go on."""
+    net = Net("ABC")
+    net.ask("A", Request("rich", (Statement("add", ["x", 3]),)))
+    net.run(1.0)
+    moves = [Request(f"move {amount}", (Statement("move", ["x", "y", amount]),)) for amount in (2, 3)]
+    queue_at_a(net, *moves, add("one", "x"), add("two", "x"))
+    net.run(1.0)
+    assert net.told("A")["move 3"] == "did not happen"
+    assert [one.commands for one in journal(net)] == [("rich",), ("first",), ("move 2",), ("one", "two")]
+    assert (value(net, "B", "x"), value(net, "B", "y")) == (4, 2)
+
+
+def test_one_command_sent_twice_happens_once() -> None:
+    """Both wait; one is led, and the other is answered from the journal."""
+    net = Net("ABC")
+    queue_at_a(net, add("twice", "x"), add("twice", "x"), add("other", "x"))
+    net.run(1.0)
+    assert value(net, "C", "x") == 3
+    assert [one.commands for one in journal(net)] == [("first",), ("twice", "other")]
+
+
+def test_what_is_judged_otherwise_is_not_led_together() -> None:
+    """Isolation belongs to a transaction."""
+    net = Net("ABC")
+    queue_at_a(net, add("one", "x"), replace(add("two", "x"), isolation=SNAPSHOT), add("three", "x"))
+    net.run(1.0)
+    assert {one.commands for one in journal(net)} >= {("first",), ("one", "three"), ("two",)}
+    assert value(net, "A", "x") == 4
+
+
+def test_a_transaction_has_only_so_many_commands() -> None:
+    """The others are next."""
+    net = Net("ABC")
+    queue_at_a(net, *(add(f"c{number}", "x") for number in range(GROUP_MAX + 20)))
+    net.run(2.0)
+    assert [len(one.commands) for one in journal(net)] == [1, GROUP_MAX, 20]
+
+
+def test_the_end_of_one_command_s_time_is_not_that_of_those_that_share_its_transaction() -> None:
+    """No approval arrives. The hasty one's time is over, and the transaction is for the patient one to go on with."""
+    net = Net("ABC")
+    queue_at_a(net, add("patient", "x", timeout_s=30.0), add("hasty", "x", timeout_s=0.15))
+    let_first_through(net)
+    net.run(0.02)
+    assert len(journal(net)) == 1
+    net.run(0.2)
+    net.kept = set()
+    net.run(3.0)
+    assert [one.commands for one in journal(net)] == [("first",), ("patient", "hasty")]
+    assert net.told("A") == {"first": "A1", "patient": "A2", "hasty": "A2"}
+    assert not [message for _, _, message in net.said if isinstance(message, Rollback)]
+
+
+def test_the_last_one_s_time_ends_the_transaction() -> None:
+    """Nobody is left who waits for it: it is given up, and both are told that it did not happen."""
+    net = Net("ABC")
+    queue_at_a(net, add("one", "x", timeout_s=0.5), add("two", "x", timeout_s=0.6))
+    let_first_through(net)
+    net.run(2.0)
+    assert net.told("A") == {"first": "A1", "one": "did not happen", "two": "did not happen"}
+    assert len(journal(net)) == 1
+
+
+def test_who_was_rejected_together_stays_together() -> None:
+    """A and B begin at the same time, each with two more behind. One group gives way, and is led as a group."""
+    net = Net("ABC")
+    net.ask("C", add("first", "x"))
+    net.deliver()
+    for name in "AB":
+        for number in range(3):
+            net.ask(name, add(f"{name.lower()}{number}", "x"))
+    net.run(2.0)
+    assert value(net, "C", "x") == 7
+    assert max(len(one.commands) for one in journal(net)) >= 2
+    told = {**net.told("A"), **net.told("B")}
+    assert all(place[0] in "AB" for place in told.values())
+
+
+def test_a_begin_carries_its_commands() -> None:
+    """What voters hold, and would finish for a dead leader, names every command and its answer."""
+    net = Net("ABC")
+    queue_at_a(net, add("one", "x"), add("two", "x"))
+    net.run(1.0)
+    begun = [decode_transaction(message.body) for _, _, message in net.said if isinstance(message, Begin)]
+    assert begun[-1].commands == ("one", "two")
+    assert begun[-1].result_of("two") != begun[-1].result_of("one")
+
+
+def test_a_group_that_steps_back_for_a_change_of_the_members_stays_together() -> None:
+    """It pauses before it is led, and all of it is there afterwards: nobody is left waiting for nothing."""
+    net = Net("ABC")
+    queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))
+    change = Transaction(
+        Txid(1, "C"), {}, 0, 0, 0, "change", "serializable", MEMBERS, Footprint(write_ranges=(EVERYTHING,)), b"", b""
+    )
+    net.places["A"].core.voting.barrier = Barrier(change, net.seconds + 0.3)
+    net.run(1.0)
+    assert [one.commands for one in journal(net)] == [("first",), ("c0", "c1", "c2", "c3", "c4")]
+    assert set(net.told("A")) == {"first", "c0", "c1", "c2", "c3", "c4"}
+
+
+def test_what_safe_time_has_ended_in_this_step_is_not_given_up_again() -> None:
+    """Its vote is gone by then, so to give it up stopped the node (seed 20221)."""
+    net = Net("ABC")
+    net.kept = {Begin}
+    net.ask("A", add("slow", "x"))
+    core = net.places["A"].core
+    (txid,) = core.coordinator.attempts
+    core.state.end(txid, commit=False)
+    del core.state.votes[txid]
+    core.coordinator.past_deadline(next(iter(core.coordinator.replies.tickets)))
+    net.run(1.0)
+    assert net.told("A") == {"slow": "did not happen"}

@@ -1,0 +1,49 @@
+"""What a damaged node concludes from what the others say."""
+
+import pytest
+
+from bedrockish.core.protocol.health import Mode
+from bedrockish.node.repair.verdict import COMMITTED, ROLLED_BACK, UNKNOWN, Ruling, Word, judge
+
+HAS = Word(Mode.SERVING, COMMITTED)
+HAS_AND_IS_DAMAGED = Word(Mode.DAMAGED, COMMITTED)
+LACKS = Word(Mode.SERVING, UNKNOWN)
+STUMBLED = Word(Mode.DAMAGED, UNKNOWN)
+GONE = Word(Mode.SERVING, ROLLED_BACK)
+
+
+@pytest.mark.parametrize(
+    ("own", "words", "silent", "agrees", "ruling"),
+    [
+        (UNKNOWN, {"B": HAS, "C": HAS}, (), None, Ruling.ALONE),
+        (UNKNOWN, {"B": HAS, "C": STUMBLED}, (), True, Ruling.ALONE),  # it fits where it is: a faulty machine, say
+        (UNKNOWN, {"B": HAS}, ("C",), None, Ruling.ALONE),
+        (UNKNOWN, {"B": HAS_AND_IS_DAMAGED, "C": STUMBLED}, (), True, Ruling.NOWHERE),
+        (UNKNOWN, {"B": STUMBLED, "C": STUMBLED}, (), True, Ruling.NOWHERE),
+        (UNKNOWN, {"B": STUMBLED, "C": STUMBLED}, (), False, Ruling.ALONE),
+        (UNKNOWN, {"B": STUMBLED, "C": LACKS}, (), None, Ruling.WAIT),
+        (UNKNOWN, {"B": STUMBLED}, ("C",), True, Ruling.WAIT),  # C may have applied and acknowledged it
+        (ROLLED_BACK, {"B": LACKS, "C": LACKS}, (), True, Ruling.SOUND),
+        (ROLLED_BACK, {"B": LACKS, "C": LACKS}, (), None, Ruling.WAIT),
+        (UNKNOWN, {"B": GONE}, ("C",), True, Ruling.SOUND),
+        (ROLLED_BACK, {}, (), False, Ruling.ALONE),
+        (UNKNOWN, {}, (), True, Ruling.NOWHERE),
+        (UNKNOWN, {}, ("B", "C"), None, Ruling.WAIT),
+    ],
+)
+def test_an_entry_that_does_not_fit_here(
+    own: str, words: dict[str, Word], silent: tuple[str, ...], agrees: bool | None, ruling: Ruling
+) -> None:
+    found = judge("A7", own, words, silent, agrees, "as compared")
+    assert found.ruling is ruling
+    assert found.why
+    for node in silent if ruling is Ruling.WAIT else ():
+        assert node in found.why
+
+
+@pytest.mark.parametrize(
+    ("silent", "agrees", "ruling"),
+    [((), True, Ruling.SOUND), (("B",), False, Ruling.ALONE), ((), None, Ruling.WAIT), (("B",), None, Ruling.WAIT)],
+)
+def test_rows_that_differ(silent: tuple[str, ...], agrees: bool | None, ruling: Ruling) -> None:
+    assert judge("", UNKNOWN, {}, silent, agrees, "as compared").ruling is ruling

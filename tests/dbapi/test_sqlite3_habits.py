@@ -1,0 +1,376 @@
+"""What programs on sqlite3 write first, and what they find: the same, or an error that names the way out."""
+
+import os
+import pathlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import bedrockish.dbapi as db
+from bedrockish.dbapi.whole import Blob
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def made(connection: db.Connection) -> db.Connection:
+    connection.executescript(
+        "DROP TABLE IF EXISTS child; DROP TABLE IF EXISTS thing;"
+        "CREATE TABLE thing(id INTEGER PRIMARY KEY, a UNIQUE, b, twice GENERATED ALWAYS AS (a * 2));"
+        'CREATE TABLE child("odd, name" TEXT PRIMARY KEY, t REFERENCES thing(id)) WITHOUT ROWID;'
+        "CREATE INDEX by_b ON thing(b);"
+        "INSERT INTO thing(id, a, b) VALUES (1, 1, x'00ff10'), (2, 2, 'it''s'), (3, NULL, 1.5);"
+        "INSERT INTO child VALUES ('x', 1);"
+    )
+    return connection
+
+
+def test_connect_takes_what_sqlite3_takes(url: str) -> None:
+    """By position and by name, in sqlite3's order."""
+    with_all = db.connect(url, 5.0, db.PARSE_DECLTYPES, "immediate", False, db.Connection, 100, True)
+    assert (with_all.isolation_level, with_all.detect_types) == ("IMMEDIATE", db.PARSE_DECLTYPES)
+    with_all.close()
+
+    class Mine(db.Connection):
+        """A connection of the program's."""
+
+    named = db.connect(database=url, timeout=0, check_same_thread=False, factory=Mine, uri=True)
+    assert isinstance(named, Mine)
+    named.close()
+    with pytest.raises(db.ProgrammingError, match="derived from Connection"):
+        db.connect(url, factory=sqlite3.Connection)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pragma", "tells"),
+    [
+        ("journal_mode=WAL", "wal"),
+        ("journal_mode = DELETE", "wal"),
+        ("journal_mode", "wal"),
+        ("main.journal_mode", "wal"),
+        ("synchronous=OFF", None),
+        ("synchronous", 2),
+        ("busy_timeout=5000", 0),
+        ("cache_size=-20000", None),
+        ("temp_store=MEMORY", None),
+        ("mmap_size=268435456", 0),
+        ("optimize", None),
+        ("wal_checkpoint(TRUNCATE)", 0),
+        ("locking_mode=EXCLUSIVE", "normal"),
+        ("secure_delete=ON", 0),
+        ("read_uncommitted", 0),
+        ("auto_vacuum=FULL", None),
+        ("foreign_keys=ON", None),
+        ("foreign_keys", 1),
+    ],
+)
+def test_a_pragma_of_the_first_lines_is_answered_with_what_is_true(
+    connection: db.Connection, pragma: str, tells: object
+) -> None:
+    """It changes nothing, and is no reason to change the program."""
+    found = connection.execute(f"PRAGMA {pragma}").fetchone()
+    assert (None if found is None else found[0]) == tells
+    assert not connection.in_transaction
+
+
+@pytest.mark.parametrize(
+    "pragma", ["recursive_triggers=ON", "case_sensitive_like=ON", "query_only=ON", "writable_schema=ON"]
+)
+def test_a_pragma_that_would_change_what_sql_means_is_refused(connection: db.Connection, pragma: str) -> None:
+    """Nobody shall believe that it was heard."""
+    with pytest.raises(db.NotSupportedError, match="would change this node only"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def test_errors_have_sqlites_codes_and_classes(made: db.Connection) -> None:
+    """As programs on sqlite3 tell them apart."""
+    with pytest.raises(db.IntegrityError) as unique:
+        made.execute("INSERT INTO thing(a) VALUES (1)")
+    assert unique.value.sqlite_errorname == "SQLITE_CONSTRAINT_UNIQUE"
+    assert unique.value.sqlite_errorcode == db.SQLITE_CONSTRAINT_UNIQUE == sqlite3.SQLITE_CONSTRAINT_UNIQUE
+    made.rollback()
+    for sql in ("SELECT * FROM nowhere", "SELEC 1", "SELECT nothing FROM thing"):
+        with pytest.raises(db.OperationalError) as wrong:
+            made.execute(sql)
+        assert (wrong.value.sqlite_errorcode, wrong.value.sqlite_errorname) == (1, "SQLITE_ERROR")
+    for params in ((), (1, 2)):
+        with pytest.raises(db.ProgrammingError):
+            made.execute("SELECT ?", params)
+    with pytest.raises(AttributeError):
+        _ = db.SQLITE_NO_SUCH_THING
+
+
+def test_there_is_nothing_to_fetch_where_there_is_no_result(made: db.Connection) -> None:
+    """And an empty statement is none."""
+    cursor = made.cursor()
+    assert (cursor.fetchone(), cursor.fetchall()) == (None, [])
+    cursor.execute("UPDATE thing SET b = b")
+    assert (cursor.fetchone(), cursor.fetchmany(3), cursor.fetchall(), list(cursor)) == (None, [], [], [])
+    assert cursor.execute("").fetchone() is None
+    assert cursor.execute(" -- nothing\n;").fetchall() == []
+
+
+def test_a_begin_after_a_select_is_that_transaction(url: str) -> None:
+    """Programs whose driver has opened a transaction for a SELECT say BEGIN IMMEDIATE when they mean to write."""
+    with db.connect(url, autocommit=False) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS after_select(x)")
+        connection.commit()
+        connection.execute("SELECT 1")
+        connection.execute("BEGIN IMMEDIATE TRANSACTION")
+        connection.execute("INSERT INTO after_select VALUES (1)")
+        with pytest.raises(db.OperationalError, match="within a transaction"):
+            connection.execute("BEGIN")
+        connection.rollback()
+        assert connection.execute("SELECT count(*) FROM after_select").fetchone() == (0,)
+
+
+def test_iterdump_makes_the_database_again(made: db.Connection, tmp_path: pathlib.Path) -> None:
+    """In sqlite3, from its statements; and backup() copies the rows."""
+    again = sqlite3.connect(":memory:")
+    again.executescript("".join(f"{line}\n" for line in made.iterdump()))
+    copied = sqlite3.connect(tmp_path / "copy.sqlite")
+    made.backup(copied)
+    for other in (again, copied):
+        for table in ("thing", "child"):
+            want = made.execute(f"SELECT * FROM {table}").fetchall()
+            assert other.execute(f"SELECT * FROM {table}").fetchall() == want
+        assert other.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'by_b'").fetchone() == (1,)
+        assert other.execute("SELECT count(*) FROM sqlite_schema WHERE name LIKE 'bedrockish%'").fetchone() == (0,)
+    with pytest.raises(db.ProgrammingError, match="has tables already"):
+        made.backup(copied)
+    assert not made.in_transaction
+
+
+def test_many_rows_are_dumped_in_pieces(made: db.Connection) -> None:
+    """Each once, also where rowids have gaps and are negative."""
+    made.executemany("INSERT INTO thing(id, a) VALUES (?, ?)", [(n * 7 - 5_000, n + 10) for n in range(2_500)])
+    made.commit()
+    lines = [line for line in made.iterdump() if line.startswith('INSERT INTO "thing"')]
+    assert len(lines) == len(set(lines)) == 2_503
+
+
+def test_a_blob_is_read_as_a_file(made: db.Connection) -> None:
+    """With sqlite3's own errors."""
+    with made.blobopen("thing", "b", 1) as blob:
+        assert (len(blob), blob.read(1), blob.tell(), blob[1], blob[-1], blob[:2]) == (
+            3,
+            b"\x00",
+            1,
+            255,
+            16,
+            b"\x00\xff",
+        )
+        blob.seek(-1, os.SEEK_END)
+        assert blob.read() == b"\x10"
+        with pytest.raises(ValueError, match="out of blob range"):
+            blob.seek(4)
+        with pytest.raises(IndexError):
+            blob[3]
+        with pytest.raises(db.NotSupportedError, match="UPDATE"):
+            blob.write(b"x")
+    with pytest.raises(db.ProgrammingError, match="closed"):
+        blob.read()
+    assert made.blobopen("thing", "b", 2).read() == b"it's"
+    for row, says in ((9, "no such rowid: 9"), (3, "type real")):
+        with pytest.raises(db.OperationalError, match=says):
+            made.blobopen("thing", "b", row)
+    assert isinstance(blob, Blob)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda c: c.create_function("f", 1, abs),
+        lambda c: c.create_aggregate("f", 1, object),
+        lambda c: c.create_window_function("f", 1, object),
+        lambda c: c.create_collation("f", lambda _a, _b: 0),
+        lambda c: c.set_authorizer(print),
+        lambda c: c.set_progress_handler(print, 1),
+        lambda c: c.serialize(),
+        lambda c: c.deserialize(b""),
+        lambda c: c.getlimit(0),
+        lambda c: c.setlimit(0, 1),
+        lambda c: c.enable_load_extension(True),
+        lambda c: c("SELECT 1"),
+    ],
+)
+def test_what_cannot_be_names_the_way_out(connection: db.Connection, use: Callable[[Any], object]) -> None:
+    """A typed error, no AttributeError in the middle of a program."""
+    with pytest.raises(db.NotSupportedError, match=r"\w+ \w+ \w+"):
+        use(connection)
+
+
+def test_what_takes_something_away_is_no_error(connection: db.Connection) -> None:
+    """None means: no callback."""
+    seen: list[str] = []
+    connection.set_trace_callback(seen.append)
+    connection.execute("SELECT 1")
+    connection.set_trace_callback(None)
+    connection.execute("SELECT 2")
+    assert seen == ["SELECT 1"]
+    connection.set_authorizer(None)
+    connection.set_progress_handler(None, 1)
+    connection.create_collation("f", None)
+    assert db.complete_statement("SELECT 1;")
+    assert db.adapt(1, None, 2) == 2
+    with pytest.raises(db.OperationalError, match="no such table"):
+        connection.blobopen("t", "x", 1, name="temp")
+
+
+def test_rows_that_a_statement_rolls_back_with_are_no_lost_transaction(connection: db.Connection) -> None:
+    """``OR ROLLBACK`` ends the transaction, as it says, and the next statement begins another."""
+    connection.execute("CREATE TABLE IF NOT EXISTS rolled(x UNIQUE)")
+    connection.execute("DELETE FROM rolled")
+    connection.execute("INSERT INTO rolled VALUES (1)")
+    with pytest.raises(db.IntegrityError):
+        connection.execute("INSERT OR ROLLBACK INTO rolled VALUES (2), (2)")
+    assert not connection.in_transaction
+    connection.execute("INSERT INTO rolled VALUES (3)")
+    connection.commit()
+    assert {x for (x,) in connection.execute("SELECT x FROM rolled")} <= {1, 3}
+    assert connection.execute("SELECT count(*) FROM rolled WHERE x = 2").fetchone() == (0,)
+
+
+def test_a_trace_tells_begin_and_commit(connection: db.Connection) -> None:
+    """In their order; an exception of the callback is nobody's."""
+    connection.execute("CREATE TABLE IF NOT EXISTS traced(x)")
+    told: list[str] = []
+    connection.set_trace_callback(told.append)
+    connection.isolation_level = "immediate"
+    with connection:
+        connection.execute("INSERT INTO traced VALUES (1)")
+        connection.executemany("INSERT INTO traced VALUES (?)", [(2,), (3,)])
+    connection.execute("INSERT INTO traced VALUES (4)")
+    connection.execute("ROLLBACK")
+    inserts = ["INSERT INTO traced VALUES (1)", "INSERT INTO traced VALUES (?)"]
+    assert told[:4] == ["BEGIN IMMEDIATE", *inserts, "COMMIT"]
+    assert told[4:] == ["BEGIN IMMEDIATE", "INSERT INTO traced VALUES (4)", "ROLLBACK"]
+    connection.set_trace_callback(lambda _: 1 / 0)
+    assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_errors_of_a_callback_are_printed_when_asked_for(
+    connection: db.Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connection.set_trace_callback(lambda _: 1 / 0)
+    db.enable_callback_tracebacks(True)
+    connection.execute("SELECT 1")
+    db.enable_callback_tracebacks(False)
+    connection.execute("SELECT 2")
+    assert capsys.readouterr().err.count("ZeroDivisionError") == 1
+
+
+def test_a_cursor_is_not_used_by_what_it_calls(connection: db.Connection) -> None:
+    """A generator of parameters, a converter."""
+    cursor = connection.cursor()
+
+    def parameters() -> Iterator[tuple[int]]:
+        cursor.execute("SELECT 1")
+        yield (1,)
+
+    connection.execute("CREATE TABLE IF NOT EXISTS again(x)")
+    with pytest.raises(db.ProgrammingError, match="Recursive"):
+        cursor.executemany("INSERT INTO again VALUES (?)", parameters())
+    assert cursor.execute("SELECT 5").fetchone() == (5,)
+
+
+def test_what_is_not_begun_says_so(url: str) -> None:
+    """A derived class whose ``__init__`` does not call ours."""
+
+    class Forgetful(db.Connection):
+        def __init__(self, url: str) -> None:
+            pass
+
+    class Cursor(db.Cursor):
+        def __init__(self, connection: db.Connection) -> None:
+            pass
+
+    for use in ("cursor", "commit", "close", "interrupt"):
+        with pytest.raises(db.ProgrammingError, match="__init__ not called"):
+            getattr(Forgetful(url), use)()
+    with db.connect(url) as connection:
+        with pytest.raises(db.ProgrammingError, match="__init__ not called"):
+            connection.cursor(Cursor).execute("SELECT 1")
+        with pytest.raises(TypeError, match="Cursor"):
+            connection.cursor(lambda _: 5)  # type: ignore[arg-type, return-value]
+
+
+def test_a_derived_connection_gets_what_was_given(url: str) -> None:
+    """As ``sqlite3.connect`` hands its arguments on, by position and by name, and no others."""
+    got: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    class Mine(db.Connection):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            got.append((args, kwargs))
+            super().__init__(*args, **{**kwargs, "isolation_level": None})
+
+    with db.connect(url, 5.0, factory=Mine) as connection:
+        assert connection.isolation_level is None
+        assert got == [((url, 5.0), {"factory": Mine})]
+    with db.connect(url, 5.0, 0, None, True, db.Connection) as plain:
+        assert type(plain) is db.Connection
+
+
+def test_parameters_of_a_map_that_makes_them(connection: db.Connection) -> None:
+    class Made(dict[str, str]):
+        def __missing__(self, name: str) -> str:
+            return name * 2
+
+    assert connection.execute("SELECT :a, @b, $c", Made(a="1")).fetchone() == ("1", "bb", "cc")
+
+
+@pytest.mark.parametrize("name", ["notthere", '"'])
+def test_a_blob_of_no_column_is_an_error(connection: db.Connection, name: str) -> None:
+    """And not the name, which SQLite takes for a string where no column has it."""
+    connection.execute("CREATE TABLE IF NOT EXISTS blobs(x)")
+    connection.execute("INSERT INTO blobs(rowid, x) VALUES (1, x'00')")
+    with pytest.raises(db.OperationalError):
+        connection.blobopen("blobs", name, 1)
+    connection.rollback()
+
+
+NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 400000000)"
+LONG = f"SELECT count(*) FROM ({NUMBERS} SELECT i FROM n)"
+
+
+def interrupted(connection: db.Connection, sql: str) -> tuple[db.OperationalError, float]:
+    """Run a statement that takes long, and interrupt it from another thread; return its error and how long it took."""
+    timer = threading.Timer(0.5, connection.interrupt)
+    timer.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(db.OperationalError) as caught:
+            connection.execute(sql)
+    finally:
+        timer.join()
+    assert caught.value.sqlite_errorname == "SQLITE_INTERRUPT"
+    return caught.value, time.monotonic() - began
+
+
+def test_interrupt_ends_what_another_thread_waits_for(url: str) -> None:
+    """A read did not happen; a write may have; an open transaction is to be rolled back. Then all goes on."""
+    with closing(db.connect(url, 30, isolation_level=None)) as connection:
+        connection.interrupt()  # nothing is under way, and nothing happens to what comes after
+        connection.execute("CREATE TABLE IF NOT EXISTS interrupted(x)")
+        read, took_s = interrupted(connection, LONG)
+        assert read.code == "deadline"
+        assert took_s < 5
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+        write, _ = interrupted(connection, f"INSERT INTO interrupted {LONG}")
+        assert write.code == "unknown"
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO interrupted VALUES (7)")
+        interrupted(connection, LONG)
+        assert connection.in_transaction
+        with pytest.raises(db.OperationalError):
+            connection.execute("SELECT 1")
+        connection.rollback()
+        assert connection.execute("SELECT count(*) FROM interrupted WHERE x = 7").fetchone() == (0,)
+        connection.close()
+        with pytest.raises(db.ProgrammingError, match="closed"):
+            connection.interrupt()

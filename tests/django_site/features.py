@@ -1,0 +1,140 @@
+"""What a Django program does with a database, on a cluster: ``python -m tests.django_site.features URL``.
+
+Every line is a thing that Django does in SQL, with Python functions that the nodes have, or in transactions.
+"""
+
+import datetime
+import decimal
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import django
+from django.conf import settings
+
+
+def main(url: str) -> None:
+    settings.configure(
+        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "tests.django_site.shop"],
+        DATABASES={"default": {"ENGINE": "bedrockish.django", "NAME": url}},
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        USE_TZ=True,
+        TIME_ZONE="UTC",
+    )
+    django.setup()
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)
+    _queries()
+    _transactions()
+    print("done")
+
+
+def _queries() -> None:
+    from django.contrib.auth.models import User
+    from django.db import connection
+    from django.db.models import Avg, Count, DurationField, ExpressionWrapper, F, StdDev, Sum, Value
+    from django.db.models import functions as sql
+    from django.utils import timezone
+
+    User.objects.all().delete()
+    now = timezone.now().replace(microsecond=0)
+    for number in range(4):
+        name = f"User{number}"
+        joined = now - datetime.timedelta(days=40 * number)
+        User.objects.create(username=name, first_name="Ann" if number % 2 else "Bob", date_joined=joined)
+    users = User.objects.all()
+    assert users.filter(date_joined__year=now.year).count() >= 1
+    assert users.filter(date_joined__date=now.date()).count() == 1
+    assert users.filter(date_joined__hour=now.hour).count() >= 1
+    months = users.annotate(m=sql.TruncMonth("date_joined")).values("m").annotate(c=Count("id")).order_by("m")
+    assert sum(one["c"] for one in months) == 4
+    assert months[0]["m"].tzinfo is not None
+    assert len(User.objects.datetimes("date_joined", "day")) == 4
+    assert users.filter(username__regex="^User[01]$").count() == 2
+    assert users.filter(username__iregex="^uSER").count() == 4
+    assert users.filter(username__icontains="SER3").get().username == "User3"
+    first = users.order_by("id").first()
+    assert first is not None
+    found = users.aggregate(sum=Sum("id"), avg=Avg("id"), dev=StdDev("is_active"))
+    assert found["dev"] == 0
+    row = users.annotate(
+        padded=sql.LPad("username", 8, Value("-")), back=sql.Reverse("username"), digest=sql.MD5("username")
+    ).get(username="User1")
+    assert (row.padded, row.back) == ("---User1", "1resU")
+    assert len(row.digest) == 32
+    age = ExpressionWrapper(Value(now) - F("date_joined"), output_field=DurationField())
+    assert users.annotate(age=age).get(username="User2").age == datetime.timedelta(days=80)
+    later = users.annotate(later=F("date_joined") + datetime.timedelta(days=1)).get(username="User0").later
+    assert later == now + datetime.timedelta(days=1)
+    assert users.order_by("?").first() is not None
+    assert len(User.objects.bulk_create([User(username=f"many{n}") for n in range(500)])) == 500
+    assert len({one.pk for one in User.objects.iterator(chunk_size=100)}) == 504
+    assert User.objects.filter(username__startswith="many").update(first_name=F("username")) == 500
+    assert User.objects.filter(first_name__startswith="many").delete()[0] == 500
+    assert User.objects.get_or_create(username="User0")[1] is False
+    assert User.objects.update_or_create(username="User0", defaults={"last_name": "Last"})[0].last_name == "Last"
+    assert "SCAN" in users.explain() or "SEARCH" in users.explain()
+    assert not [one for one in connection.introspection.table_names() if one.startswith("bedrockish")]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT %s, %s, '100%%'", [decimal.Decimal("1.50"), "x"])
+        assert cursor.fetchone() == ("1.50", "x", "100%")
+        cursor.execute("SELECT %(a)s", {"a": str(uuid.UUID(int=1))})
+        assert cursor.fetchone() == (str(uuid.UUID(int=1)),)
+
+
+def _transactions() -> None:
+    from django.contrib.auth.models import User
+    from django.db import IntegrityError, OperationalError, connections, transaction
+
+    from bedrockish.django import run_transaction
+
+    try:
+        with transaction.atomic():
+            User.objects.filter(username="User1").update(last_name="outer")
+            taken = _raised(IntegrityError, lambda: User.objects.create(username="User2"))
+            assert taken.sqlite_errorname == "SQLITE_CONSTRAINT_UNIQUE"
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    assert User.objects.get(username="User1").last_name == ""
+    seen = []
+    transaction.on_commit(lambda: seen.append(1))
+    assert seen == [1]
+    tries = []
+
+    def contended() -> None:
+        user = User.objects.get(username="User3")
+        tries.append(user.last_name)
+        if len(tries) == 1:  # another session takes the row in between
+            other = connections.create_connection("default")
+            other.ensure_connection()
+            with other.cursor() as cursor:
+                cursor.execute("UPDATE auth_user SET last_name = 'other' WHERE username = 'User3'")
+            other.close()
+        user.last_name += "+mine"
+        user.save()
+
+    run_transaction(contended)
+    assert (tries, User.objects.get(username="User3").last_name) == (["", "other"], "other+mine")
+    missing = _raised(OperationalError, lambda: User.objects.raw("SELECT * FROM nowhere")[0])
+    assert "no such table" in str(missing)
+
+
+def _raised(kind: type[Exception], use: Callable[[], object]) -> Any:
+    """Return what the database said when it refused something inside of a block."""
+    from django.db import transaction
+
+    try:
+        with transaction.atomic():
+            use()
+    except kind as error:
+        return error.__cause__
+    raise AssertionError("it was not refused")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+    main(*sys.argv[1:])

@@ -1,0 +1,72 @@
+"""The loop's budget is the thread's own time: a machine that stood still makes nobody slow."""
+
+from dataclasses import replace
+
+import pytest
+
+from bedrockish.engine.engine import Limits
+from bedrockish.engine.sqlite.limits import WALL_FACTOR, Budget, TakesLongError
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import request
+
+LONG = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 100000) SELECT count(*) FROM n"
+
+
+class Clocks:
+    """A wall clock and a thread's, each as fast as the test says."""
+
+    def __init__(self) -> None:
+        self.wall = self.thread = self.wall_step = self.thread_step = 0.0
+
+    def seconds(self) -> float:
+        self.wall += self.wall_step
+        return self.wall
+
+    def busy(self) -> float:
+        self.thread += self.thread_step
+        return self.thread
+
+
+def test_who_waits_for_the_processor_has_not_used_it() -> None:
+    clocks = Clocks()
+    budget = Budget(Limits(seconds=clocks.seconds, busy=clocks.busy))
+    assert not budget.is_over
+    budget.allow(0.01)
+    clocks.wall += 0.02  # the machine did something else
+    assert not budget.is_over
+    clocks.thread += 0.011
+    assert budget.is_over
+    budget.allow(0.01)
+    clocks.wall += 0.011 * WALL_FACTOR  # waiting for a disk holds everybody up, too
+    assert budget.is_over
+    budget.allow(float("inf"))
+    assert not budget.is_over
+
+
+@pytest.mark.parametrize("text", [LONG, "INSERT INTO t(v) " + LONG])
+def test_a_statement_is_judged_by_its_own_time(make_node: MakeNode, text: str) -> None:
+    clocks = Clocks()
+    node = make_node(limits=replace(Limits(), seconds=clocks.seconds, busy=clocks.busy))
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    clocks.wall_step = 0.00001
+    assert node.engine.execute(request(text), 0.01).base == {"A": 1}
+    clocks.wall_step, clocks.thread_step = 0.0, 0.001
+    with pytest.raises(TakesLongError):
+        node.engine.execute(request(text), 0.01)
+
+
+def test_a_schema_of_many_tables_is_read_aside_too(make_node: MakeNode) -> None:
+    """What is looked at after the last statement is a part of the request, and its time as well."""
+    clocks = Clocks()
+    node = make_node(limits=replace(Limits(), seconds=clocks.seconds, busy=clocks.busy))
+    node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY, v UNIQUE)" for number in range(400)))
+    ended = set()
+    for milliseconds in range(0, 60, 3):
+        clocks.thread_step = milliseconds / 1_000
+        try:
+            node.engine.execute(request("CREATE TABLE another(x)"), 0.05)
+        except TakesLongError:
+            ended.add("aside")
+        else:
+            ended.add("here")
+    assert ended == {"here", "aside"}

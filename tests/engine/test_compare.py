@@ -1,0 +1,260 @@
+"""Nodes' tables are compared a range at a time, at different cuts, and what nobody wrote is found by table and key."""
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from bedrockish.client import compare_nodes
+from bedrockish.client.compare_nodes import NodeComparison, Report
+from bedrockish.core.protocol.records import Member, Membership
+from bedrockish.errors import UnavailableError
+from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.verify.compare_rows import UNREADABLE, minority
+from bedrockish_journal.verify.row_digests import (
+    Range,
+    RangeDigest,
+    digest_range,
+    pack_digest,
+    pack_range,
+    unpack_digest,
+    unpack_range,
+)
+from tests.engine.nodes import Engine, Founding, TestNode
+
+MEMBERS = Membership(0, {node: Member(node, f"localhost:{node}") for node in "ABC"})
+SCHEMA = (
+    "CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT, n REAL)",
+    "CREATE TABLE p(a TEXT COLLATE NOCASE, b INT, c BLOB, PRIMARY KEY(a, b DESC)) WITHOUT ROWID",
+    "CREATE TABLE plain(x, y AS (x || '!'))",
+    "CREATE INDEX t_v ON t(v)",
+)
+
+
+class Three:
+    """Three files; A leads everything, and the others apply it when the test says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = {node: folder / f"{node}.db" for node in "ABC"}
+        self.leader = TestNode.__new__(TestNode)
+        self.others: dict[str, Engine] = {}
+        for node, path in self.paths.items():
+            engine = Engine.open(path, founding=Founding(node, MEMBERS, f"store-{node}"))
+            if node == "A":
+                self.leader.path, self.leader.node, self.leader.engine = path, node, engine
+                self.leader.entries, self.leader.head, self.leader.tick = [], b"\0" * 32, 0
+            else:
+                self.others[node] = engine
+        self.lost: set[str] = set()
+        self.before_asking: Callable[[], None] = lambda: None
+        for sql in SCHEMA:
+            self.leader.run(sql)
+        self.level()
+
+    def level(self, *nodes: str) -> None:
+        """Let nodes, by default all, apply what they lack."""
+        for node, engine in self.others.items():
+            if node in nodes or not nodes:
+                for entry in self.leader.entries[engine.applied.get("A", 0) :]:
+                    engine.apply(entry, repeat=False, applied_ms=0)
+        self.save()
+
+    def save(self) -> None:
+        for engine in (self.leader.engine, *self.others.values()):
+            engine.flush()
+
+    def damage(self, node: str, sql: str) -> None:
+        """Change a node's file past it, as a disk would."""
+        (self.leader.engine if node == "A" else self.others[node]).flush()
+        engine = self.leader.engine if node == "A" else self.others[node]
+        engine._db.execute("PRAGMA foreign_keys = 0")
+        engine._db.execute(sql)
+        engine._batch.append((lambda: None, ()))  # so that there is something to flush
+        engine.flush()
+
+    def ask(self, node: str) -> Callable[[Range, Vector | None], Awaitable[RangeDigest]]:
+        async def ask(asked: Range, beyond: Vector | None) -> RangeDigest:
+            if node in self.lost:
+                raise UnavailableError(f"{node} is gone")
+            if beyond is not None:
+                self.before_asking()
+            asked, beyond = unpack_range(pack_range(asked, beyond))
+            db = apsw.Connection(str(self.paths[node]), flags=apsw.SQLITE_OPEN_READONLY)
+            try:
+                return unpack_digest(pack_digest(digest_range(db, asked, beyond)))
+            finally:
+                db.close()
+
+        return ask
+
+    async def compare(self, nodes: str = "ABC", limit: int = 7) -> Report:
+        return await NodeComparison({node: self.ask(node) for node in nodes}, 3, limit=limit).run()
+
+    def close(self) -> None:
+        for engine in (self.leader.engine, *self.others.values()):
+            engine.close()
+
+
+@pytest.fixture
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Three]:
+    monkeypatch.setattr(compare_nodes, "AGAIN_S", 0.0)
+    three = Three(tmp_path)
+    three.leader.run(*[f"INSERT INTO t VALUES ({n}, 'text {n}', {n}.5)" for n in range(40)])
+    three.leader.run(*[f"INSERT INTO p VALUES ('{'ab'[n % 2]}{n // 5}', {n}, x'0{n % 10}')" for n in range(30)])
+    three.leader.run(*[f"INSERT INTO plain(x) VALUES ({n})" for n in range(20)])
+    three.level()
+    yield three
+    three.close()
+
+
+async def test_equal_nodes_differ_in_nothing(three: Three) -> None:
+    report = await three.compare()
+    assert (report.differences, report.skipped, report.open, report.gone) == ([], [], 0, {})
+    assert (report.tables, report.rows, report.nodes) == (3, 90, ["A", "B", "C"])
+
+
+@pytest.mark.parametrize(
+    ("sql", "table", "key"),
+    [
+        ("UPDATE t SET v = 'tExt 17' WHERE id = 17", "t", "17"),
+        ("UPDATE t SET n = 17 WHERE id = 17", "t", "17"),
+        ("UPDATE t SET v = CAST(x'ff41' AS TEXT) WHERE id = 39", "t", "39"),
+        ("DELETE FROM t WHERE id = 0", "t", "0"),
+        ("INSERT INTO t VALUES (1000, 'ghost', 1)", "t", "1000"),
+        ("UPDATE p SET c = x'ff' WHERE a = 'b1' AND b = 7", "p", "('b1', 7)"),
+        ("DELETE FROM p WHERE a = 'a0' AND b = 2", "p", "('a0', 2)"),
+        ("UPDATE plain SET x = '3' WHERE x = 3", "plain", ""),
+    ],
+)
+async def test_a_row_that_nobody_wrote_is_found(three: Three, sql: str, table: str, key: str) -> None:
+    """By table, key and the node in the minority; every other row is equal."""
+    three.damage("B", sql)
+    report = await three.compare()
+    found = [(one.table, one.key, one.minority) for one in report.differences]
+    assert found == [(table, key or found[0][1], ("B",))]  # a rowid that nobody named is what it is
+    assert (report.skipped, report.open) == ([], 0)
+
+
+async def test_a_majority_is_one_of_all_members(three: Three) -> None:
+    """Of two nodes that answer, none is right; nor of three that all say something else."""
+    three.damage("B", "UPDATE t SET v = 'b' WHERE id = 3")
+    (one,) = (await three.compare("AB")).differences
+    assert one.minority == ()
+    assert "no majority" in str(one)
+    three.damage("C", "UPDATE t SET v = 'c' WHERE id = 3")
+    (one,) = (await three.compare()).differences
+    assert one.minority == ()
+    assert minority({"A": "1", "B": "1", "C": "2"}, 5) == ()
+    assert minority({"A": "1", "B": "1", "C": "1", "D": "2"}, 5) == ("D",)
+
+
+async def test_what_not_all_have_applied_is_no_difference(three: Three) -> None:
+    """Nodes at different cuts: only what nobody wrote in between is compared, and a damaged row among it is found."""
+    three.leader.run("UPDATE t SET v = 'new' WHERE id IN (5, 6)", "DELETE FROM p WHERE a = 'a1'")
+    three.leader.run("INSERT INTO t VALUES (700, 'new', 0)")
+    three.leader.run("INSERT INTO p VALUES ('zz', 1, x'')", "UPDATE t SET id = 701 WHERE id = 8")
+    three.level("B")
+    report = await three.compare()
+    assert (report.differences, report.skipped) == ([], [])
+    assert report.open > 0, "what C has not applied was left open"
+    three.damage("C", "UPDATE t SET v = 'wrong' WHERE id = 7")
+    report = await three.compare()
+    assert [(one.table, one.key, one.minority) for one in report.differences] == [("t", "7", ("C",))]
+    three.level()
+    assert [one.key for one in (await three.compare()).differences] == ["7"]
+
+
+async def test_rows_that_are_written_meanwhile_are_compared_when_they_rest(three: Three) -> None:
+    """Each question finds another cut; what was open the first time is equal later."""
+    three.leader.run("UPDATE t SET v = 'new' WHERE id = 5")
+    three.save()
+    three.before_asking = three.level
+    report = await three.compare()
+    assert (report.differences, report.open) == ([], 0)
+
+
+async def test_random_writes_at_random_cuts_never_look_like_damage(three: Three) -> None:
+    luck = random.Random(5)
+    for round_ in range(25):
+        for _ in range(luck.randint(1, 4)):
+            row = luck.randrange(45)
+            sql = luck.choice(
+                [
+                    f"INSERT OR REPLACE INTO t VALUES ({row}, 'r{round_}', 1)",
+                    f"DELETE FROM t WHERE id = {row}",
+                    f"UPDATE p SET c = x'aa' WHERE b = {row}",
+                    f"INSERT OR REPLACE INTO p VALUES ('a{row}', {row}, NULL)",
+                ]
+            )
+            three.leader.run(sql)
+        if luck.random() < 0.7:
+            three.level(*luck.sample("BC", luck.randint(1, 2)))
+        three.save()
+        three.before_asking = luck.choice([three.level, lambda: None])
+        assert not (await three.compare(limit=luck.randint(1, 60))).differences
+
+
+async def test_a_node_that_lost_most_of_a_table_is_found_though_it_makes_the_first_range(three: Three) -> None:
+    three.damage("A", "DELETE FROM t")
+    report = await three.compare(limit=5)
+    assert {one.minority for one in report.differences} == {("A",)}
+    assert len(report.differences) == 40
+
+
+async def test_a_node_that_goes_away_is_left_out(three: Three) -> None:
+    three.lost = {"A"}
+    report = await three.compare()
+    assert (report.nodes, report.gone) == (["B", "C"], {"A": "A is gone"})
+    three.lost = {"A", "B"}
+    with pytest.raises(UnavailableError, match="not two nodes"):
+        await three.compare()
+
+
+async def test_a_change_of_the_schema_is_waited_for_and_a_definition_that_differs_is_named(three: Three) -> None:
+    three.leader.run("CREATE TABLE late(id INTEGER PRIMARY KEY)")
+    three.save()
+    report = await three.compare()
+    assert "the schema is being changed" in report.skipped[0]
+    assert not report.differences
+    three.level()
+    assert not (await three.compare()).skipped
+    three.damage("C", "DROP INDEX t_v")
+    (one,) = (await three.compare()).differences
+    assert (one.table, one.minority) == ("", ("C",))
+    assert "t_v" in str(one)
+
+
+async def test_a_page_that_cannot_be_read_names_its_node(three: Three) -> None:
+    three.leader.run(*[f"INSERT INTO t VALUES ({1000 + i}, '{'x' * 300}', 0)" for i in range(300)])
+    three.level()
+    three.others["B"].checkpoint()
+    three.others["B"].close()
+    with apsw.Connection(str(three.paths["B"])) as db:
+        db.pragma("wal_checkpoint(truncate)")
+        pages = [page for (page,) in db.execute("SELECT pageno FROM dbstat WHERE name = 't' AND pagetype = 'leaf'")]
+        size = db.pragma("page_size")
+    db.close()
+    data = bytearray(three.paths["B"].read_bytes())
+    first = (pages[len(pages) // 2] - 1) * size
+    data[first : first + size] = b"\xee" * size
+    three.paths["B"].write_bytes(data)
+    three.others["B"] = Engine.open(three.paths["B"], founding=None)
+    report = await three.compare(limit=50)
+    assert [(one.table, one.key, one.minority) for one in report.differences] == [("t", UNREADABLE, ("B",))]
+    assert report.tables == 3
+
+
+def test_a_question_that_is_none_is_refused() -> None:
+    for packed in (
+        {},
+        {"table": 1},
+        {"table": "t", "after": 5},
+        {"table": "t", "limit": -1},
+        {"table": "", "beyond": 1},
+    ):
+        with pytest.raises(ValueError, match="should"):
+            unpack_range(packed)
+    with pytest.raises(ValueError, match="something else"):
+        unpack_digest({"vector": {}})

@@ -1,0 +1,192 @@
+"""Statements each of whose steps is dear: the loop gives them up in time, and nothing of them is left."""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bedrockish.api.requests import Statement
+from bedrockish.engine.engine import Limits
+from bedrockish.engine.execution.cursor import Batches, compile_read
+from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.engine.sqlite.limits import TakesLongError
+from bedrockish.errors import StatementTimeoutError, TooLargeError
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import Sql, TestNode, request
+from tests.engine.test_interactive import Desk
+
+ROWS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000)"
+LINE = " + ".join(f"length(hex(zeroblob(400000 + i + {number})))" for number in range(300))
+DEAR: dict[str, Sql] = {
+    "a long value for each row": f"{ROWS} SELECT sum(length(hex(randomblob(30000000)))) FROM n",
+    "half of what the loop takes, for each row": f"{ROWS} SELECT sum(length(hex(randomblob(500000)))) FROM n",
+    "many calls between two jumps": f"{ROWS} SELECT {LINE} FROM n",
+    "printf": f"{ROWS} SELECT sum(length(printf('%.*c', 900000 + i, 'x'))) FROM n",
+    "replace": f"{ROWS} SELECT sum(length(replace(hex(zeroblob(300000 + i)), printf('%.*c', 200000, '0') || 'b', '')))"
+    " FROM n",
+    "trim": "SELECT trim(hex(zeroblob(120000)), printf('%.*c', 120000, 'x') || '0')",
+    "unhex": "SELECT unhex(hex(zeroblob(120000)), printf('%.*c', 120000, 'x'))",
+    "LIKE with a long pattern": (
+        "SELECT printf('%.*c', 200000, 'a') LIKE ?",
+        ["%" + "a" * 900 + "b"],
+    ),
+    "GLOB": ("SELECT printf('%.*c', 900000, 'a') GLOB ?", ["*" + "[b-za]" * 40 + "b"]),
+    "a growing text": "WITH RECURSIVE n(i, t) AS (SELECT 1, 'x' UNION ALL SELECT i + 1, t || t FROM n LIMIT 26)"
+    " SELECT sum(length(t)), sum(hex(t) > t) FROM n",
+    "JSON": f"{ROWS} SELECT sum(json_array_length('[' || printf('%.*c', i, ' ') || replace(hex(zeroblob(200000)),"
+    " '00', '1,') || '1]')) FROM n",
+    "json_each": f"{ROWS} SELECT count(*) FROM n, json_each('[' || printf('%.*c', i, ' ') ||"
+    " replace(hex(zeroblob(200000)), '00', '1,') || '1]')",
+    "a pattern for each row": (
+        f"{ROWS} SELECT count(*) FROM n CROSS JOIN page WHERE text GLOB ?",
+        ["*" + "[b-za]" * 40 + "b"],
+    ),
+    "JSON for each row": f"{ROWS} SELECT count(*) FROM n CROSS JOIN doc WHERE json_valid(text) AND i",
+    "rows that are there": "SELECT count(*) FROM book a, book b WHERE a.text || a.id LIKE b.text || b.id",
+    "a write": f"INSERT INTO t {ROWS} SELECT i, length(hex(randomblob(30000000))) FROM n",
+    "a write of rows that are there": "UPDATE t SET v = (SELECT sum(length(hex(text))) FROM book)",
+    "a trigger": f"INSERT INTO watched(id) {ROWS} SELECT i FROM n",
+    "a CHECK": f"INSERT INTO checked(id) {ROWS} SELECT i FROM n",
+    "an index": "CREATE INDEX dear ON book(length(hex(text) || hex(text)))",
+}
+
+
+def fill(node: TestNode) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)", "CREATE TABLE book(id INTEGER PRIMARY KEY, text)")
+    node.run("CREATE TABLE watched(id INTEGER PRIMARY KEY)")
+    node.run(
+        "CREATE TRIGGER dear AFTER INSERT ON watched BEGIN "
+        "INSERT INTO t VALUES (new.id, length(hex(randomblob(500000)))); END"
+    )
+    node.run("CREATE TABLE checked(id INTEGER PRIMARY KEY CHECK (length(hex(zeroblob(500000 + id))) > 1))")
+    for number in range(8, 14):
+        node.run(("INSERT INTO book VALUES (?, ?)", (number, f"{number}" * 300_000)))
+    node.run("CREATE TABLE page(text)", "CREATE TABLE doc(text)", "INSERT INTO t VALUES (-1, 1)")
+    node.run(
+        ("INSERT INTO page VALUES (?)", ("a" * 60_000,)), ("INSERT INTO doc VALUES (?)", (f"[{'1,' * 500_000}1]",))
+    )
+
+
+@pytest.mark.parametrize("sql", DEAR.values(), ids=DEAR)
+def test_the_loop_gives_up_in_time_what_is_dear_step_by_step(make_node: MakeNode, sql: Sql) -> None:
+    node = make_node()
+    fill(node)
+    node.engine.set_meta("clock_ceiling", 17)  # in the batch, which SQLite rolls back with an interrupted write
+    began = time.thread_time()
+    with pytest.raises(TakesLongError):
+        node.engine.execute(request(sql), 0.01)
+    assert time.thread_time() - began < 0.5  # a second and more, up to minutes, without the watchdog and the lengths
+    assert node.engine.get_meta("clock_ceiling") == {"clock_ceiling": 17}
+    assert node.rows("SELECT * FROM t") == [(-1, 1)]
+    node.run("INSERT INTO t VALUES (-2, 2)")
+    node.save()
+    assert node.rows("SELECT count(*), sum(v) FROM t") == [(2, 3)]
+
+
+@pytest.mark.parametrize("sql", ["JSON for each row", "a pattern for each row", "a write"])
+def test_an_open_transaction_leaves_the_loop_in_time(tmp_path: Path, sql: str) -> None:
+    """On its snapshot, after its own writes, and as one; it goes on with what it had."""
+    desk = Desk(tmp_path / "A.db")
+    fill(desk.node)
+    desk.node.save()
+    session = desk.begin()
+    desk.run(session, "SELECT count(*) FROM page")
+    for number in range(2):
+        (piece, params), *_ = desk.interactive.pieces(session, request(DEAR[sql]).statements[0])
+        began = time.thread_time()
+        with pytest.raises(TakesLongError):
+            desk.interactive.run(session, piece, params, 1 << 20, 0.01)
+        assert time.thread_time() - began < 0.5
+        desk.run(session, ("INSERT INTO t VALUES (?, 1)", (-10 - number,)))
+    desk.commit(session)
+    assert desk.node.rows("SELECT id FROM t") == [(-11,), (-10,), (-1,)]
+    desk.close()
+
+
+@pytest.mark.parametrize("sql", ["JSON for each row", "a pattern for each row", "a write"])
+def test_a_statement_aside_has_its_time_however_dear_its_steps_are(make_node: MakeNode, sql: str) -> None:
+    node = make_node(limits=Limits(statement_s=0.3))
+    fill(node)
+    node.save()
+    aside = Workspace(node.engine.beside())
+    aside.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
+    began = time.thread_time()
+    with pytest.raises(StatementTimeoutError):
+        aside.execute(request(DEAR[sql]))
+    assert time.thread_time() - began < 1.0
+    aside.end()
+    aside.close()
+
+
+def test_a_row_of_a_stream_has_its_time(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "A.db", statement_s=0.3)
+    fill(desk.node)
+    desk.node.engine.flush()
+    interactive = desk.interactive
+    text = f"{ROWS} SELECT count(*) FROM n CROSS JOIN page WHERE text GLOB '*{'[b-za]' * 40}b'"
+    piece, params = compile_read(interactive.parts, Statement(text))
+    rows = Batches(interactive.readers.take(), piece, params, interactive.parts.executor.lengths(piece))
+    began = time.thread_time()
+    with pytest.raises(TooLargeError, match="no further row"):
+        rows.take()
+    assert time.thread_time() - began < 1.0
+    rows.close()
+    desk.close()
+
+
+@pytest.mark.parametrize(
+    ("sql", "text"),
+    [
+        (("SELECT instr(?, 'b')", ["a" * 3_000_000]), r"instr\(\) in a statement .* at most 2097152 bytes"),
+        (("SELECT trim(?, 'ab')", ["c" * 300_000]), r"trim\(\) .* at most 262144"),
+        (("INSERT INTO t SELECT 7, replace(?, 'a', 'b')", ["c" * 3_000_000]), r"replace\(\)"),
+        (("SELECT 'a' LIKE ?", ["%a" * 600]), "a pattern of LIKE or GLOB may have 1000 bytes"),
+        ("CREATE INDEX i ON doc(trim(text, '[1,'))", r"trim\(\)"),
+    ],
+)
+def test_what_nobody_could_end_is_refused_aside(make_node: MakeNode, sql: Sql, text: str) -> None:
+    node = make_node()
+    fill(node)
+    node.save()
+    aside = Workspace(node.engine.beside())
+    for _ in range(2):
+        aside.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
+        with pytest.raises(TooLargeError, match=text):
+            aside.execute(request(sql))
+        aside.end()
+        aside.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
+        aside.execute(
+            request("SELECT hex(zeroblob(4000000)), 'a' LIKE '%a%'", "SELECT instr('ab', 'b'), trim('abc', 'a')")
+        )
+        aside.end()
+    aside.close()
+
+
+def test_what_is_long_and_cheap_needs_no_thread(make_node: MakeNode) -> None:
+    """The lengths do not send away what a program does every day."""
+    node = make_node()
+    node.run("CREATE TABLE note(id INTEGER PRIMARY KEY, title, body, at DEFAULT (datetime('now')))")
+    body = "words and words " * 3_000
+    texts: list[Sql] = [
+        ("INSERT INTO note(title, body) VALUES (?, ?)", ("a", body)),
+        ("SELECT id, upper(title), substr(body, 1, 80), length(body) FROM note WHERE body LIKE ?", ("%and w%",)),
+        ("UPDATE note SET body = replace(body, ?, ?) WHERE id = 1", ("and", "or")),
+        ("INSERT INTO note(title, body) VALUES (?, ?)", ("a", "x" * 900_000)),
+        "SELECT json_group_array(title), max(length(body)), trim(max(title), ' .') FROM note WHERE id < 10",
+    ]
+    for sql in texts:
+        node.engine.execute(request(sql), 0.01)
+
+
+def test_an_interrupt_ends_nothing_but_what_was_late(make_node: MakeNode) -> None:
+    """Between two statements, and in the node's own, there is nothing to interrupt, whenever the watchdog looks."""
+    node = make_node()
+    fill(node)
+    for number in range(200):
+        with suppress(TakesLongError):
+            node.engine.execute(request(f"{ROWS} SELECT sum(i), {number} FROM n"), 0.0001)
+        node.engine.set_meta("clock_ceiling", number)
+        if number % 20 == 0:
+            assert node.engine.flush()
+    assert node.engine.get_meta("clock_ceiling") == {"clock_ceiling": 199}

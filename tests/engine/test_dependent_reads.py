@@ -1,0 +1,324 @@
+"""Reads that depend on rows read before: just the keys that these rows name, or the whole object, and never less."""
+
+import apsw
+import pytest
+
+from bedrockish.engine.readwrite import dependent_reads
+from bedrockish.engine.readwrite.dependent_reads import TOO_MANY, connection_query
+from bedrockish.engine.readwrite.readset import analyse
+from bedrockish.engine.sqlite.catalog import read_schema
+from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, prefix_range, table_key
+from bedrockish_journal.model.changes import INSERT, UPDATE, Change
+from bedrockish_journal.model.footprint import HIGH, Range, conflict, object_range
+from tests.engine.nodes import TestNode
+
+DDL = """
+CREATE TABLE customers(id INTEGER PRIMARY KEY, name TEXT);
+CREATE TABLE orders(id INTEGER PRIMARY KEY, customer INTEGER, total INTEGER DEFAULT 0);
+CREATE INDEX by_customer ON orders(customer);
+CREATE TABLE items(id INTEGER PRIMARY KEY, order_id INTEGER, product TEXT, qty INTEGER);
+CREATE INDEX by_order ON items(order_id);
+CREATE TABLE products(code TEXT PRIMARY KEY, maker INTEGER) WITHOUT ROWID;
+CREATE TABLE folders(id INTEGER PRIMARY KEY, parent INTEGER);
+CREATE INDEX by_parent ON folders(parent);
+CREATE TABLE loose(k);
+CREATE TABLE texts(k TEXT PRIMARY KEY);
+CREATE TRIGGER sums AFTER INSERT ON items BEGIN
+    UPDATE orders SET total = total + new.qty WHERE id = new.order_id;
+END;
+INSERT INTO customers VALUES (1, 'ann'), (2, 'bob');
+INSERT INTO orders(id, customer) VALUES (10, 1), (11, 1), (20, 2), (30, 3);
+INSERT INTO items VALUES (100, 10, 'p', 1), (101, 10, 'q', 2), (200, 20, 'r', 3);
+INSERT INTO products VALUES ('p', 7), ('q', 7), ('r', 8);
+INSERT INTO folders VALUES (1, NULL), (2, 1), (3, 2), (4, NULL);
+"""
+
+
+@pytest.fixture
+def db() -> apsw.Connection:
+    connection = apsw.Connection(":memory:")
+    connection.execute(DDL).fetchall()
+    return connection
+
+
+def reads(db: apsw.Connection, sql: str, *params: object) -> tuple[set[bytes], set[Range]]:
+    plan = analyse(db, read_schema(db), sql, len(params))
+    resolved = plan.resolve(params, connection_query(db))
+    points, ranges = resolved.keys()
+    assert {reason for reason, _ in resolved.fallbacks} <= {"Rewind with no bound"}
+    return set(points), set(ranges)
+
+
+def entries(index: str, *values: object) -> set[Range]:
+    return {prefix_range(index_prefix(index, [value], (Spec(),))) for value in values}
+
+
+def product(code: str) -> bytes:
+    return b"t:products\0" + encode(code)
+
+
+def test_the_inner_side_of_a_join_is_read_where_the_outer_rows_point(db: apsw.Connection) -> None:
+    sql = "SELECT o.id, i.product FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = ?"
+    assert reads(db, sql, 1) == (set(), entries("by_customer", 1) | entries("by_order", 10, 11))
+
+
+def test_a_row_that_is_missed_was_looked_for(db: apsw.Connection) -> None:
+    sql = "SELECT o.id, i.product FROM orders o LEFT JOIN items i ON i.order_id = o.id WHERE o.id = ?"
+    assert reads(db, sql, 30) == ({table_key("orders", 30)}, entries("by_order", 30))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM items WHERE order_id IN (SELECT id FROM orders WHERE customer = ?)",
+        "SELECT * FROM orders o WHERE customer = ? AND EXISTS (SELECT 1 FROM items WHERE order_id = o.id AND qty > 5)",
+        "SELECT id, (SELECT count(*) FROM items WHERE order_id = o.id) FROM orders o WHERE customer = ?",
+        "DELETE FROM items WHERE order_id IN (SELECT id FROM orders WHERE customer = ?)",
+        "UPDATE items SET qty = 0 FROM orders o WHERE o.id = order_id AND o.customer = ?",
+    ],
+)
+def test_subqueries_are_read_where_they_look(db: apsw.Connection, sql: str) -> None:
+    points, ranges = reads(db, sql, 1)
+    assert ranges == entries("by_customer", 1) | entries("by_order", 10, 11)
+    assert all(point.startswith(b"t:items\0") for point in points)
+
+
+def test_a_range_between_two_columns_of_a_row_has_both_ends(db: apsw.Connection) -> None:
+    sql = "SELECT i.id FROM orders o JOIN items i ON i.order_id BETWEEN o.customer AND o.id WHERE o.id = ?"
+    low, high = index_prefix("by_order", [2], (Spec(),)), index_prefix("by_order", [20], (Spec(),)) + HIGH
+    assert reads(db, sql, 20) == ({table_key("orders", 20)}, {(low, high)})
+
+
+def test_rows_that_an_update_collects_first_are_known(db: apsw.Connection) -> None:
+    db.execute("CREATE INDEX by_qty ON items(qty)")
+    points, ranges = reads(db, "UPDATE items SET qty = qty + 1 WHERE qty = ?", 2)
+    assert ranges == entries("by_qty", 2)
+    assert points <= {b"t:items\0" + encode(None)}
+
+
+def test_levels_follow_each_other(db: apsw.Connection) -> None:
+    sql = (
+        "SELECT * FROM customers c JOIN orders o ON o.customer = c.id JOIN items i ON i.order_id = o.id "
+        "JOIN products p ON p.code = i.product WHERE c.id = ?"
+    )
+    points, ranges = reads(db, sql, 1)
+    assert points == {table_key("customers", 1), product("p"), product("q")}
+    assert ranges == entries("by_customer", 1) | entries("by_order", 10, 11)
+
+
+def test_a_query_that_goes_round_is_followed_to_its_end(db: apsw.Connection) -> None:
+    sql = (
+        "WITH RECURSIVE below(id) AS (SELECT ? UNION SELECT f.id FROM folders f JOIN below b ON f.parent = b.id) TABLE"
+    )
+    sql = sql.replace("TABLE", "SELECT * FROM below")
+    assert reads(db, sql, 1) == (set(), entries("by_parent", 1, 2, 3))
+
+
+def test_a_trigger_reads_where_the_new_row_points(db: apsw.Connection) -> None:
+    points, ranges = reads(db, "INSERT INTO items(id, order_id, qty) VALUES (?, ?, 1)", 300, 11)
+    assert (points, ranges) == ({table_key("orders", 11)}, set())
+    points, ranges = reads(db, "INSERT INTO items SELECT id + 1000, order_id, 'x', 1 FROM items WHERE order_id = ?", 10)
+    assert table_key("orders", 10) in points
+    assert not any(low.startswith(b"t:orders\0") for low, _ in ranges)
+
+
+def test_a_number_and_a_text_of_it_are_looked_for_as_sqlite_would(db: apsw.Connection) -> None:
+    """As numbers 1 and 1.0 are one, as texts they are two."""
+    db.execute("INSERT INTO loose VALUES (1), (1.0)")
+    _, ranges = reads(db, "SELECT * FROM loose l CROSS JOIN texts t ON t.k = +l.k")
+    assert ranges >= entries("sqlite_autoindex_texts_1", "1", "1.0")
+
+
+def test_too_many_keys_are_the_whole_object_and_say_so(db: apsw.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependent_reads, "KEYS_MAX", 1)
+    sql = "SELECT * FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = ?"
+    plan = analyse(db, read_schema(db), sql, 1)
+    resolved = plan.resolve((1,), connection_query(db))
+    assert object_range("i:by_order") in resolved.keys()[1]
+    assert set(resolved.fallbacks) == {(TOO_MANY, "i:by_order")}
+
+
+def test_rows_that_the_statement_changes_count_as_they_were_meanwhile(db: apsw.Connection) -> None:
+    sql = "SELECT * FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = ?"
+    resolved = analyse(db, read_schema(db), sql, 1).resolve((1,), connection_query(db))
+    change = Change("orders", ("id", "customer", "total"), UPDATE, 20, 21, (20, 2, 0), (21, 1, 0))
+    assert set(resolved.complete([change], [])[1]) >= entries("by_order", 10, 11, 20, 21)
+
+
+def test_a_query_that_fails_leaves_the_whole_object(db: apsw.Connection) -> None:
+    def fails(_sql: str, _many: object) -> list[tuple[object, ...]]:
+        raise apsw.InterruptError
+
+    sql = "SELECT * FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = ?"
+    resolved = analyse(db, read_schema(db), sql, 1).resolve((1,), fails)
+    assert object_range("i:by_order") in resolved.keys()[1]
+
+
+def test_a_request_that_joins_meets_only_who_writes_what_it_joined(node: TestNode) -> None:
+    node.run(DDL.split("CREATE TRIGGER")[0])
+    node.run("INSERT INTO orders(id, customer) VALUES (10, 1), (20, 2)")
+    node.run("INSERT INTO items VALUES (100, 10, 'p', 1), (200, 20, 'r', 3)")
+    joined = node.prepare("SELECT i.id FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = 1").footprint
+    assert set(joined.read_ranges) == entries("by_customer", 1) | entries("by_order", 10)
+    # What a statement of the request has written before is there for the next one.
+    later = node.prepare(
+        "INSERT INTO orders(id, customer) VALUES (11, 1)",
+        "SELECT i.id FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = 1",
+    ).footprint
+    assert set(later.read_ranges) >= entries("by_order", 10, 11)
+
+
+QUEUE = """
+CREATE TABLE jobs(id INTEGER PRIMARY KEY, state TEXT, due INTEGER, worker TEXT);
+CREATE INDEX by_state ON jobs(state, id);
+CREATE INDEX by_due ON jobs(due);
+CREATE TABLE plain(id INTEGER PRIMARY KEY, state TEXT);
+CREATE TABLE some(id INTEGER PRIMARY KEY, state TEXT);
+CREATE INDEX new_ones ON some(id) WHERE state = 'new';
+INSERT INTO jobs(id, state, due) VALUES (1, 'done', 10), (2, 'new', 30), (3, 'new', 20), (4, 'new', 40), (9, 'new', 50);
+INSERT INTO plain SELECT id, state FROM jobs;
+INSERT INTO some SELECT id, state FROM jobs;
+"""
+NEW = Spec(), Spec(), Spec()
+
+
+def job(number: int) -> bytes:
+    return index_prefix("by_state", ["new", number, number], NEW)
+
+
+@pytest.fixture
+def queue() -> apsw.Connection:
+    connection = apsw.Connection(":memory:")
+    connection.execute(QUEUE).fetchall()
+    return connection
+
+
+FIRST_NEW = index_prefix("by_state", ["new"], NEW)
+
+
+@pytest.mark.parametrize(
+    ("sql", "params", "last"),
+    [
+        ("SELECT * FROM jobs WHERE state = 'new' ORDER BY id LIMIT 1", (), 2),
+        ("SELECT * FROM jobs WHERE state = ? ORDER BY id LIMIT ?", ("new", 2), 3),
+        ("SELECT * FROM jobs WHERE state = ? ORDER BY id LIMIT ? OFFSET ?", ("new", 1, 2), 4),
+        ("SELECT id FROM jobs WHERE state = ? AND due >= ? AND worker IS NULL ORDER BY id LIMIT 1", ("new", 35), 4),
+        ("SELECT EXISTS (SELECT 1 FROM jobs INDEXED BY by_state WHERE state = 'new' AND due = 20)", (), 3),
+        ("SELECT min(id) FROM jobs WHERE state = 'new'", (), 2),
+        ("DELETE FROM jobs WHERE id IN (SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 2)", (), 3),
+        (
+            "UPDATE jobs SET state = 'taken' WHERE id = (SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 1) "
+            "RETURNING id",
+            (),
+            2,
+        ),
+    ],
+)
+def test_a_loop_reads_up_to_the_row_with_which_it_ends(
+    queue: apsw.Connection, sql: str, params: tuple[object, ...], last: int
+) -> None:
+    points, ranges = reads(queue, sql, *params)
+    assert ranges == {(FIRST_NEW, job(last) + HIGH)}
+    assert points <= {b"t:jobs\0" + encode(None)}  # what the subquery gives when there is no row
+
+
+def test_a_loop_without_an_index_reads_up_to_there_too(queue: apsw.Connection) -> None:
+    _, ranges = reads(queue, "SELECT id FROM plain WHERE state = 'new' ORDER BY id LIMIT 1")
+    assert ranges == {(b"t:plain\0", table_key("plain", 2) + HIGH)}
+    _, ranges = reads(queue, "SELECT max(id) FROM plain")
+    assert ranges == {(table_key("plain", 9), b"t:plain\0" + HIGH)}
+    _, ranges = reads(queue, "SELECT id FROM some WHERE state = 'new' ORDER BY id LIMIT 1")
+    assert ranges == {(b"i:new_ones\0", index_prefix("new_ones", [2, 2], NEW) + HIGH)}
+
+
+def test_a_loop_that_goes_backward_reads_down_to_there(queue: apsw.Connection) -> None:
+    _, ranges = reads(queue, "SELECT id FROM jobs WHERE state = 'new' ORDER BY id DESC LIMIT 2")
+    assert ranges == {(job(4), FIRST_NEW + HIGH)}
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 5",  # there are four
+        "SELECT id FROM jobs WHERE state = 'new' AND due % 7 = 5 ORDER BY id LIMIT 1",  # not understood
+        "SELECT id FROM jobs WHERE state = 'new' AND (due = 20 OR due = 30) ORDER BY id LIMIT 1",
+        "SELECT id FROM jobs INDEXED BY by_state WHERE state = 'new' ORDER BY due LIMIT 1",  # all are sorted first
+        "UPDATE jobs SET due = (SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 1) WHERE state = 'new'",
+    ],
+)
+def test_a_loop_whose_end_is_not_known_reads_its_whole_range(queue: apsw.Connection, sql: str) -> None:
+    _, ranges = reads(queue, sql)
+    assert (FIRST_NEW, FIRST_NEW + HIGH) in ranges
+
+
+def test_the_number_of_a_register_is_no_address_to_which_a_program_jumps() -> None:
+    """In this statement BeginSubrtn clears a register whose number is the address of an instruction in the loop."""
+    db = apsw.Connection(":memory:")
+    db.execute("CREATE TABLE jobs(id INTEGER PRIMARY KEY, state TEXT NOT NULL, worker INTEGER)")
+    db.execute("CREATE INDEX by_state ON jobs(state, id)")
+    db.execute("INSERT INTO jobs VALUES (1, 'done', NULL), (2, 'new', NULL), (3, 'new', NULL)")
+    first = "(SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 1)"
+    _, ranges = reads(db, f"UPDATE jobs SET state = 'taken' WHERE id = {first} RETURNING id")
+    assert ranges == {(FIRST_NEW, index_prefix("by_state", ["new", 2, 2], NEW) + HIGH)}
+
+
+ORDERS = """
+CREATE INDEX by_total ON orders(total, id);
+INSERT INTO orders VALUES (40, 9, 5), (41, 1, 5), (42, NULL, 5), (43, 2, 5), (44, 1, 5);
+"""
+
+
+@pytest.mark.parametrize(
+    ("sql", "last", "customers"),
+    [
+        # 40 and 42 have no customer
+        ("SELECT o.id, c.name FROM orders o JOIN customers c ON c.id = o.customer WHERE o.total = 5 ORDER BY o.id "
+         "LIMIT 2", 43, {9, 1, 2}),
+        ("SELECT o.id, c.name FROM orders o LEFT JOIN customers c ON c.id = o.customer WHERE o.total = 5 ORDER BY o.id "
+         "LIMIT 2", 41, {9, 1}),
+        ("SELECT q.id, c.name FROM (SELECT id, customer FROM orders WHERE total = 5 ORDER BY id LIMIT 2) q "
+         "LEFT JOIN customers c ON c.id = q.customer", 41, {9, 1}),
+        ("SELECT o.id, c.name, d.name FROM orders o LEFT JOIN customers c ON c.id = o.customer "
+         "LEFT JOIN customers d ON d.id = c.id WHERE o.total = 5 ORDER BY o.id LIMIT 1", 40, {9}),
+    ],
+)  # fmt: skip
+def test_a_join_reads_up_to_the_row_with_which_it_ends(
+    db: apsw.Connection, sql: str, last: int, customers: set[int]
+) -> None:
+    db.execute(ORDERS)
+    points, ranges = reads(db, sql)
+    specs = Spec(), Spec(), Spec()
+    end = index_prefix("by_total", [5, last, last], specs) + HIGH
+    assert ranges == {(index_prefix("by_total", [5], specs), end)}
+    assert points - {b"t:customers\0" + encode(None)} == {table_key("customers", number) for number in customers}
+
+
+def test_a_join_that_drops_rows_by_what_it_joins_reads_its_whole_range(db: apsw.Connection) -> None:
+    db.execute(ORDERS)
+    for more in ("AND c.name <> 'x'", "AND length(o.id) > 1"):
+        sql = f"SELECT o.id FROM orders o JOIN customers c ON c.id = o.customer WHERE o.total = 5 {more} LIMIT 1"
+        assert prefix_range(index_prefix("by_total", [5], (Spec(),))) in reads(db, sql)[1]
+
+
+def test_a_trigger_looks_things_up_by_the_id_that_its_row_was_given(db: apsw.Connection) -> None:
+    db.execute("CREATE TABLE notes(item INTEGER PRIMARY KEY, n INTEGER)")
+    db.execute("CREATE TRIGGER noted AFTER INSERT ON items BEGIN UPDATE notes SET n = n + 1 WHERE item = new.id; END")
+    plan = analyse(db, read_schema(db), "INSERT INTO items(order_id, qty) VALUES (10, 1)", 0)
+    assert object_range("t:notes") in plan.bind(())[1], "before it has run, nobody knows"
+    row = Change("items", (), INSERT, None, 777, None, (None, 10, None, 1))
+    points, ranges = plan.resolve((), connection_query(db)).complete([row], [])
+    assert table_key("notes", 777) in points
+    assert not ranges
+
+
+def test_two_workers_meet_at_the_job_and_not_at_the_queue(node: TestNode) -> None:
+    node.run(QUEUE)
+    take = (
+        "UPDATE jobs SET state = 'taken' WHERE id = (SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 1) "
+        "RETURNING id"
+    )
+    taken = node.prepare(take).footprint
+    assert conflict(taken, node.prepare(take).footprint) is not None
+    assert conflict(taken, node.prepare("INSERT INTO jobs(id, state) VALUES (10, 'new')").footprint) is None
+    assert conflict(taken, node.prepare("UPDATE jobs SET state = 'done' WHERE id = 3").footprint) is None
+    assert conflict(taken, node.prepare("INSERT INTO jobs(id, state) VALUES (0, 'new')").footprint) is not None

@@ -1,0 +1,76 @@
+"""A budget for all requests of a node together: over it, the newest is refused, and what was decided is not."""
+
+from dataclasses import replace
+
+import apsw
+import pytest
+
+from bedrockish.engine.engine import Limits
+from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.errors import MemoryFullError, TooLargeError
+from tests.engine.conftest import MakeNode
+
+ROWS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 3000000)"
+BOMBS = (
+    f"{ROWS} SELECT length(group_concat(hex(zeroblob(1000)), '')) FROM n",
+    f"{ROWS} SELECT length(json_group_array(x)) FROM n",
+    f"{ROWS}, m(y) AS (SELECT x FROM n UNION SELECT x + 1 FROM n) SELECT count(*) FROM m",
+)
+
+
+def test_the_newest_does_without() -> None:
+    used, now = [0], [0.0]
+    memory = Memory(100, lambda: used[0], lambda: now[0])
+    old, new = memory.begin(), memory.begin()
+    assert not memory.is_too_much(old)
+    assert not memory.is_too_much(new)
+    used[0] = 60
+    memory.hold("a client", 50)
+    assert (memory.is_too_much(old), memory.is_too_much(new)) == (False, True)
+    memory.check()  # what is small may take a little more
+    with pytest.raises(MemoryFullError, match="memory_max"):
+        memory.check_large()
+    memory.note(old, 30)
+    with pytest.raises(MemoryFullError, match="the statement was ended"):
+        memory.note(new, 20)
+    memory.note(old, 80)
+    assert memory.taken == 210
+    with pytest.raises(MemoryFullError, match="memory_max"):
+        memory.check()
+    memory.note(old, 0)
+    memory._running[new] = 0
+    assert memory.describe() == {"taken_bytes": 110, "max_bytes": 100, "recently_refused": 3}
+    memory.end(new)
+    assert memory.is_too_much(old)
+    memory.move("a client", 10)
+    assert (memory.held("a client"), memory.elsewhere, memory.taken) == (40, 10, 110)
+    memory.hold("a client", -40)
+    assert not memory.is_full
+    memory.elsewhere = 50
+    assert memory.is_full
+    now[0] = 61.0
+    assert memory.describe()["recently_refused"] == 0
+
+
+@pytest.mark.parametrize("sql", BOMBS[:2])
+def test_no_value_is_longer_than_a_transaction_on_any_connection(make_node: MakeNode, sql: str) -> None:
+    node = make_node(limits=Limits(statement_s=60))
+    with pytest.raises(TooLargeError, match="too big"):
+        node.run(
+            sql.replace("3000000", "100000").replace("json_group_array(x)", "json_group_array(hex(zeroblob(1000)))")
+        )
+    reader = node.engine.open_reader()
+    with pytest.raises(Exception, match="too big"):
+        reader.execute("SELECT zeroblob(200000000)").fetchall()
+    reader.close()
+
+
+@pytest.mark.parametrize("sql", BOMBS)
+def test_a_statement_that_takes_too_much_is_ended(make_node: MakeNode, sql: str) -> None:
+    memory = Memory(apsw.memory_used() + (12 << 20))
+    node = make_node(limits=replace(Limits(), memory=memory))
+    with pytest.raises(MemoryFullError, match="the statement was ended"):
+        node.run(sql)
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    assert node.rows("SELECT count(*) FROM t") == [(0,)]
+    assert not memory._running

@@ -1,0 +1,199 @@
+"""A damaged file is filled again: the data of a copy that has all of its commits, and all that the node promised."""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from bedrockish.core.protocol.health import DAMAGED_TABLES, Alarm, Mode, encode_alarm
+from bedrockish.core.protocol.records import Vote
+from bedrockish.engine.storage import refill
+from bedrockish.engine.storage.system_tables import ALARM, BLOCKED, VOID
+from bedrockish.errors import ConfigError, DamagedError
+from bedrockish_journal.model.changes import encode_changes
+from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import Transaction, Txid
+from bedrockish_journal.storage.pruning import FORGOTTEN_KEY
+from bedrockish_journal.verify.replay import digest, replay
+from tests.engine.nodes import Engine, Founding, TestNode
+from tests.engine.test_compare import MEMBERS
+
+HELD = Txid(902, "A")
+NO_CHANGES = encode_changes([])
+
+
+def plain(_db: apsw.Connection) -> None:
+    """No plugins."""
+
+
+class Pair:
+    """A, which is sound, and B, which has applied some of what A led and is damaged."""
+
+    def __init__(self, folder: Path, lacks: int = 1) -> None:
+        self.source = TestNode(folder / "A.db", "A")
+        self.source.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)", "CREATE INDEX t_v ON t(v)")
+        for n in range(5):
+            self.source.run(f"INSERT INTO t VALUES ({n}, 'text {n}')")
+        self.source.save()
+        self.path, self.copy = folder / "B.db", folder / "copy.db"
+        self.engine = Engine.open(self.path, founding=Founding("B", MEMBERS, "store of B"))
+        for entry in self.source.entries[: len(self.source.entries) - lacks]:
+            self.engine.apply(entry, repeat=False, applied_ms=0)
+        for txid in (Txid(900, "A"), Txid(901, "C")):
+            self.engine.save_vote(Vote(txid, None, promised=7, accepted=(7, False)))
+        alarm = encode_alarm(Alarm(Mode.DAMAGED, "row 3 differs", {}))
+        for key, value in {
+            ALARM + DAMAGED_TABLES: alarm,
+            "clock_ceiling": 5000,
+            "cut": 3,
+            "seen:A": b"seen",
+            "starts": b"starts",
+            f"{VOID}A-9": 1,
+            f"{BLOCKED}A-a": 1,
+        }.items():
+            self.engine.set_meta(key, value)
+        self.engine._db.execute("UPDATE t SET v = 'wrong' WHERE id = 3")
+        self.engine.flush()
+
+        self.held = Transaction(HELD, {}, 0, 0, 0, "c", "snapshot", "rows", Footprint(), NO_CHANGES, bytes(300))
+        piece, digest = self.held.body[:200], sha256(self.held.body[:200]).digest()
+        self.engine.save_piece(digest, piece)
+        self.engine.save_vote(Vote(self.held.txid, self.held, held=True), ((digest, 200), self.held.body[200:]))
+        self.engine.flush()
+
+    def fetch(self) -> None:
+        """Copy A's file, which has promises of its own."""
+        engine = self.source.engine
+        engine.save_vote(Vote(Txid(999, "C"), None, promised=2))
+        for key, value in {"clock_ceiling": 400, "cut": 8, "safe": 8, "seen:B": b"x", "lost": "A is lost"}.items():
+            engine.set_meta(key, value)
+        engine.set_meta(FORGOTTEN_KEY, 77)
+        self.source.save()
+        engine.snapshot_to(self.copy)
+
+    def reopen(self) -> Engine:
+        return Engine.open(self.path, founding=Founding("B", MEMBERS, "another"))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def test_the_data_is_the_copys_and_the_promises_are_the_nodes(pair: Pair) -> None:
+    """Name, id, votes, ceiling, cut, starts and what it knows of others stay; the alarm goes, other alarms stay."""
+    pair.fetch()
+    batches = pair.engine.batches
+    pair.path.chmod(0o640)
+    assert refill.check_copy(pair.copy, pair.engine.applied) == pair.source.engine.applied
+    refill.prove_copy(pair.copy, plain)
+    pair.engine.close()
+    refill.install(pair.path, pair.copy)
+    assert not pair.copy.exists()
+    assert pair.path.stat().st_mode & 0o777 == 0o640
+    assert digest(pair.path) == digest(pair.source.path)
+    engine = pair.reopen()
+    found = engine.recover()
+    assert (found.node, found.store, found.batches) == ("B", "store of B", batches)
+    assert [(vote.txid, vote.promised) for vote in found.votes[:2]] == [(Txid(900, "A"), 7), (Txid(901, "C"), 7)]
+    assert found.votes[2].transaction == pair.held, "a vote that is kept in pieces is whole"
+    assert len(found.pieces) == 1
+    assert (found.ceiling, found.cut, found.safe) == (5000, 8, 8)
+    assert (found.alarms, found.lost) == ({}, "")
+    assert found.blocked == {Txid(10, "A")}
+    # What was removed from its journal, and which ids were forgotten with it, is true of the copy's.
+    assert engine.journal.forgotten_ms == 77
+    assert engine.void == {Txid(9, "A")}
+    assert engine.get_meta("s")["starts"] == b"starts"
+    assert engine.get_meta("seen:") == {"seen:A": b"seen"}
+    assert engine.applied == pair.source.engine.applied
+    engine.close()
+
+
+def test_a_copy_that_lacks_a_commit_is_not_taken(pair: Pair) -> None:
+    """The node would give the ticks of its timeline away again."""
+    pair.fetch()
+    pair.engine.apply(pair.source.entries[-1], repeat=False, applied_ms=0)
+    pair.source.run("INSERT INTO t VALUES (50, 'later')")
+    pair.engine.apply(pair.source.entries[-1], repeat=False, applied_ms=0)
+    pair.engine.flush()
+    with pytest.raises(ConfigError, match="not all commits"):
+        refill.check_copy(pair.copy, pair.engine.applied)
+    pair.engine.close()
+    before = pair.path.read_bytes()
+    with pytest.raises(ConfigError, match="not all commits"):
+        refill.install(pair.path, pair.copy)
+    assert pair.path.read_bytes()[:100] == before[:100]
+    assert Path(pair.copy).exists()
+
+
+def test_a_copy_whose_tables_are_not_its_journals_proves_nothing(pair: Pair) -> None:
+    pair.fetch()
+    with apsw.Connection(str(pair.copy)) as db:
+        db.execute("UPDATE t SET v = 'wrong' WHERE id = 1")
+    db.close()
+    with pytest.raises(DamagedError, match="not what its journal makes"):
+        refill.prove_copy(pair.copy, plain)
+    with apsw.Connection(str(pair.copy)) as db:
+        db.execute("UPDATE bedrockish_meta SET value = 1 WHERE key = 'began_with'")
+    db.close()
+    with pytest.raises(refill.NotWholeError, match="had tables already"):
+        refill.prove_copy(pair.copy, plain)
+
+
+def test_a_copy_with_a_page_that_cannot_be_read_is_refused(pair: Pair) -> None:
+    pair.fetch()
+    data = bytearray(pair.copy.read_bytes())
+    for page in range(2, len(data) // 4096):
+        data[page * 4096 : page * 4096 + 100] = b"\xee" * 100
+    pair.copy.write_bytes(data)
+    with pytest.raises(DamagedError, match="damaged itself"):
+        refill.check_copy(pair.copy, {})
+
+
+def test_tables_are_made_again_from_the_nodes_own_journal(pair: Pair) -> None:
+    """Without any other node; everything else is as it was."""
+    assert not refill.fits_journal(pair.path, plain)
+    target = refill.refill_path(pair.path)
+    refill.replay_own(pair.path, target, plain)
+    batches, applied = pair.engine.batches, dict(pair.engine.applied)
+    pair.engine.close()
+    refill.install(pair.path, target)
+    assert refill.fits_journal(pair.path, plain)
+    engine = pair.reopen()
+    assert (engine.applied, engine.batches) == (applied, batches)
+    rows = engine._db.execute("SELECT v FROM t WHERE id = 3").fetchall()
+    assert rows == [("text 3",)]
+    assert engine._db.execute("SELECT id FROM t WHERE v = 'text 3'").fetchall() == [(3,)]
+    assert [vote.txid for vote in engine.recover().votes] == [Txid(900, "A"), Txid(901, "C"), HELD]
+    engine.apply(pair.source.entries[-1], repeat=False, applied_ms=0)  # it goes on where it was
+    engine.close()
+
+
+def test_an_own_journal_that_is_damaged_makes_nothing(pair: Pair) -> None:
+    pair.engine._db.execute("UPDATE bedrockish_journal SET body = substr(body, 1, 20) WHERE tick = 2")
+    pair.engine._batch.append((lambda: None, ()))
+    pair.engine.flush()
+    with pytest.raises(JournalError):
+        refill.fits_journal(pair.path, plain)
+    with pytest.raises(JournalError):
+        refill.replay_own(pair.path, refill.refill_path(pair.path), plain)
+    pair.engine.close()
+
+
+def test_a_node_that_goes_on_meanwhile_is_compared_at_one_moment(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit between looking at the journal and looking at the tables is no damage."""
+    node = pair.source
+
+    def replay_and_go_on(*arguments: Any, **options: Any) -> Any:
+        report = replay(*arguments, **options)
+        node.run("INSERT INTO t VALUES (77, 'meanwhile')")
+        node.save()
+        return report
+
+    monkeypatch.setattr("bedrockish.engine.storage.refill.replay", replay_and_go_on)
+    assert refill.fits_journal(node.path, plain)
+    assert sorted(path.name for path in node.path.parent.glob("*.moment*")) == []

@@ -1,0 +1,139 @@
+"""What keeps a node alive is in the same file as the user's tables, and no statement can reach it."""
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from bedrockish.core.protocol.records import Vote
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.statements.import_check import misfits
+from bedrockish.engine.storage.database_file import Founding, others_may_read
+from bedrockish.errors import BedrockishError, ConfigError, UnsupportedError
+from bedrockish_journal.model.transaction import Txid
+from tests.engine.nodes import MEMBERSHIP, TestNode
+
+ATTACKS = """
+CREATE TABLE x(a REFERENCES bedrockish_meta(key) ON DELETE RESTRICT)
+CREATE TABLE x(a REFERENCES "Bedrockish_Meta"(key) ON DELETE CASCADE)
+CREATE TABLE x(a, b, FOREIGN KEY (a, b) REFERENCES bedrockish_vote(clock, leader))
+CREATE TABLE x(a REFERENCES bedrockish_journal(seq))
+CREATE TABLE x(a REFERENCES bedrockish_later(key))
+CREATE TABLE x(a REFERENCES sqlite_schema(name))
+ALTER TABLE t ADD COLUMN r REFERENCES bedrockish_joined(command)
+CREATE VIEW v AS SELECT * FROM bedrockish_meta
+CREATE VIEW v AS SELECT * FROM [bedrockish_vote]
+CREATE VIEW v AS SELECT * FROM 'bedrockish_later'
+CREATE VIEW v AS SELECT (SELECT value FROM main . `bedrockish_later`)
+CREATE TRIGGER g AFTER INSERT ON t BEGIN DELETE FROM bedrockish_vote; END
+CREATE TRIGGER g AFTER INSERT ON t BEGIN DELETE FROM bedrockish_later; END
+CREATE TRIGGER g AFTER INSERT ON t BEGIN SELECT bedrockish_id('t'); END
+CREATE TRIGGER g AFTER INSERT ON t WHEN (SELECT 1 FROM "bedrockish_later") BEGIN SELECT 1; END
+CREATE TRIGGER g INSTEAD OF DELETE ON bedrockish_changes BEGIN SELECT 1; END
+CREATE TABLE x(a CHECK (bedrockish_id('t') > 0))
+CREATE TABLE x(a, b AS (bedrockish_id('t')))
+CREATE INDEX i ON t(bedrockish_id('t'))
+CREATE TABLE Bedrockish_Mine(a)
+SELECT * FROM bedrockish_vote
+SELECT count(*) FROM bedrockish_vote
+SELECT 1 FROM t WHERE EXISTS (SELECT 1 FROM "bedrockish_vote")
+WITH bedrockish_vote AS (SELECT 1) SELECT * FROM bedrockish_vote
+WITH bedrockish_rows AS (SELECT 7) INSERT INTO t(v) SELECT * FROM bedrockish_rows
+INSERT INTO t(v) SELECT body FROM bedrockish_vote
+UPDATE t SET v = (SELECT body FROM bedrockish_vote WHERE clock = 1)
+DELETE FROM bedrockish_journal
+UPDATE bedrockish_schema SET state = 'x'
+INSERT INTO bedrockish_joined VALUES ('a', 1) ON CONFLICT DO NOTHING
+REPLACE INTO bedrockish_meta VALUES ('node', 'B')
+"""
+
+
+@pytest.mark.parametrize("sql", ATTACKS.strip().splitlines())
+def test_no_statement_names_references_watches_or_shadows_a_system_table(node: TestNode, sql: str) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    before = node.rows("SELECT name, sql FROM sqlite_schema ORDER BY name")
+    for statements in ((sql,), ("INSERT INTO t VALUES (1, 1)", sql), ("CREATE TABLE y(a)", sql)):
+        with pytest.raises(BedrockishError) as caught:
+            node.run(*statements)
+        assert caught.value.code in ("unsupported", "sql"), caught.value
+    assert node.rows("SELECT name, sql FROM sqlite_schema ORDER BY name") == before
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM bedrockish_changes",
+        "SELECT max(tick) FROM bedrockish_journal",
+        "SELECT value FROM bedrockish_meta WHERE key = 'safe'",
+        "SELECT * FROM bedrockish_joined, bedrockish_pruned, bedrockish_schema",
+        "CREATE VIEW v AS SELECT op FROM bedrockish_changes JOIN bedrockish_schema USING (clock)",
+        "INSERT INTO t(v) SELECT 'bedrockish_meta' || count(*) FROM bedrockish_changes",
+    ],
+)
+def test_what_is_documented_for_readers_can_be_read(node: TestNode, sql: str) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    node.run(sql)
+
+
+def test_a_file_that_refers_to_system_tables_is_not_taken_in(tmp_path: Path) -> None:
+    for number, sql in enumerate(ATTACKS.strip().splitlines()[:11]):
+        path = tmp_path / f"{number}.db"
+        db = apsw.Connection(str(path))
+        db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+        try:
+            db.execute(sql)
+        except apsw.SQLError:
+            continue  # SQLite itself does not know the table yet
+        finally:
+            db.close()
+        with pytest.raises(ConfigError, match="belongs to the database itself"):
+            Engine.open(path, founding=Founding("A", MEMBERSHIP, "store"))
+    found = misfits(
+        [
+            ("a table", "CREATE TABLE x(a REFERENCES bedrockish_meta(key))"),
+            ("a view", "CREATE VIEW v AS SELECT * FROM 'bedrockish_later'"),
+            ("a table", "CREATE TABLE fine(a)"),
+        ]
+    )
+    assert [one.split(":")[0] for one in found] == ["a table", "a view"]
+
+
+@pytest.mark.parametrize("action", ["RESTRICT", "CASCADE", "SET NULL"])
+def test_a_file_of_an_earlier_release_with_such_a_foreign_key_goes_on(
+    make_node: Callable[..., TestNode], tmp_path: Path, action: str
+) -> None:
+    """It was accepted once: bookkeeping does not trip over it, and does not change what refers to it."""
+    path = tmp_path / "old.db"
+    make_node(path=path).engine.close()
+    db = apsw.Connection(str(path))
+    db.execute(f"CREATE TABLE x(a REFERENCES bedrockish_meta(key) ON DELETE {action} ON UPDATE {action})")
+    db.execute(f"CREATE TABLE y(a REFERENCES bedrockish_vote(clock) ON DELETE {action})")
+    db.execute("INSERT INTO x VALUES ('batches'), ('clock_ceiling'), ('safe')")
+    db.close()
+    node = make_node(path=path)
+    for value in (1, 2):
+        node.engine.set_meta("clock_ceiling", value)
+        node.engine.set_meta("safe", value)
+        node.engine.save_vote(Vote(Txid(value, "B"), None, False, 1, None))
+        node.engine.flush()
+        node.engine.drop_vote(Txid(value, "B"))
+        node.engine.flush()
+    assert sorted(node.rows("SELECT a FROM x")) == [("batches",), ("clock_ceiling",), ("safe",)]
+    with pytest.raises(UnsupportedError, match="has a foreign key to bedrockish_"):
+        node.run("CREATE TABLE z(a)")
+    node.run("DROP TABLE x; DROP TABLE y")
+    node.run("CREATE TABLE z(a)")
+
+
+def test_the_files_are_their_owners_alone(node: TestNode, tmp_path: Path) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    node.engine.flush()
+    node.engine.snapshot_to(tmp_path / "copy.db")
+    names = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert {"A.db", "A.db-wal", "A.db-shm", "A.db.lock", "copy.db"} <= set(names)
+    assert set(names.values()) == {0o600}
+    assert not others_may_read(tmp_path / "A.db")
+    (tmp_path / "A.db").chmod(0o640)
+    assert others_may_read(tmp_path / "A.db")

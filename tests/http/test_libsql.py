@@ -1,0 +1,307 @@
+"""libSQL's protocol: by hand over HTTP and WebSocket, and with clients that know nothing of this project."""
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import libsql
+import pytest
+from sqlalchemy import create_engine, text
+
+from bedrockish.api.requests import Statement
+from bedrockish.errors import TooLargeError, UsageError
+from bedrockish.http.libsql import protobuf
+from bedrockish.http.libsql.session import parameter_names, whole_transaction
+from bedrockish.http.libsql.structures import STEPS_MAX, Step, Texts, read_batch, read_step
+from tests.http.conftest import Asker
+
+FOLDER = Path(__file__).resolve().parents[1] / "libsql"
+pytestmark = pytest.mark.cluster
+
+
+def execute(sql: str, *args: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "execute", "stmt": {"sql": sql, "args": list(args)}}
+
+
+def pipeline(node: Asker, *requests: dict[str, Any], baton: str | None = None, version: int = 2) -> dict[str, Any]:
+    reply = node(f"/v{version}/pipeline", {"baton": baton, "requests": list(requests)})
+    assert reply.status == 200, reply.body
+    found: dict[str, Any] = reply.json
+    return found
+
+
+def rows(result: dict[str, Any]) -> list[list[Any]]:
+    assert result["type"] == "ok", result
+    return [[value.get("value") for value in row] for row in result["response"]["result"]["rows"]]
+
+
+# -- by hand -------------------------------------------------------------------------------------------------------
+
+
+def test_each_version_says_that_it_is_there(node: Asker) -> None:
+    """Clients ask so before they choose."""
+    assert [node(path).status for path in ("/v2", "/v3", "/v3-protobuf", "/v4")] == [200, 200, 200, 404]
+
+
+def test_a_transaction_goes_over_several_calls(node: Asker) -> None:
+    """The baton holds the calls of a stream together, and is good once."""
+    pipeline(node, execute("CREATE TABLE IF NOT EXISTS held(x)"), execute("DELETE FROM held"), {"type": "close"})
+    first = pipeline(node, execute("BEGIN"), execute("INSERT INTO held VALUES (1)"))
+    assert first["baton"]
+    elsewhere = pipeline(node, execute("SELECT count(*) FROM held"), {"type": "close"})
+    assert rows(elsewhere["results"][0]) == [["0"]]
+    assert elsewhere["baton"] is None
+    second = pipeline(node, {"type": "get_autocommit"}, execute("COMMIT"), baton=first["baton"], version=3)
+    assert second["results"][0]["response"] == {"type": "get_autocommit", "is_autocommit": False}
+    again = node("/v2/pipeline", {"baton": first["baton"], "requests": []})
+    assert again.status == 400
+    assert "did not happen" in again.json["message"]
+    last = pipeline(node, execute("SELECT count(*) FROM held"), baton=second["baton"])
+    assert rows(last["results"][0]) == [["1"]]
+
+
+def test_a_stream_that_is_left_is_rolled_back(node: Asker) -> None:
+    """Nobody can tell that a client over HTTP has gone, so what it left open ends after a while."""
+    pipeline(node, execute("CREATE TABLE IF NOT EXISTS left_open(x)"), {"type": "close"})
+    left = pipeline(node, execute("BEGIN"), execute("INSERT INTO left_open VALUES (1)"))
+    before = node("/status").json["open_transactions"]
+    deadline = time.monotonic() + 30
+    while node("/status").json["open_transactions"] >= before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert node("/status").json["open_transactions"] < before
+    assert node("/v2/pipeline", {"baton": left["baton"], "requests": []}).status == 400
+
+
+def test_a_batch_is_one_transaction_and_says_which_step_failed(node: Asker) -> None:
+    """Conditions are those of clients' batches; a step that fails has the error, what came before it has results."""
+    pipeline(node, execute("CREATE TABLE IF NOT EXISTS batched(x UNIQUE)"), execute("DELETE FROM batched"))
+
+    def after(step: int) -> dict[str, Any]:
+        return {"type": "ok", "step": step}
+
+    def batch(*sqls: str) -> dict[str, Any]:
+        steps = [{"stmt": {"sql": "BEGIN"}}]
+        steps += [{"stmt": {"sql": sql}, "condition": after(place)} for place, sql in enumerate((*sqls, "COMMIT"))]
+        undo = {"stmt": {"sql": "ROLLBACK"}, "condition": {"type": "not", "cond": after(len(sqls) + 1)}}
+        asked = {"type": "batch", "batch": {"steps": [*steps, undo]}}
+        result: dict[str, Any] = pipeline(node, asked, {"type": "close"})["results"][0]["response"]["result"]
+        return result
+
+    good = batch("INSERT INTO batched VALUES (1)", "SELECT x FROM batched")
+    assert good["step_results"][2]["rows"] == [[{"type": "integer", "value": "1"}]]
+    assert good["step_results"][-1] is None
+    assert good["step_errors"] == [None] * 5
+    bad = batch("INSERT INTO batched VALUES (2)", "INSERT INTO batched VALUES (1)")
+    assert bad["step_results"][1]["affected_row_count"] == 1
+    assert bad["step_errors"][2]["code"] == "SQLITE_CONSTRAINT_UNIQUE"
+    assert bad["step_results"][3] is None
+    assert bad["step_results"][4] is not None
+    assert rows(pipeline(node, execute("SELECT x FROM batched"))["results"][0]) == [["1"]]
+
+
+def test_a_cursor_is_lines(node: Asker) -> None:
+    """Rows come one to a line, and steps begin and end."""
+    sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) SELECT i FROM n"
+    asked = {"baton": None, "batch": {"steps": [{"stmt": {"sql": sql}}, {"stmt": {"sql": "SELECT nothing"}}]}}
+    reply = node("/v3/cursor", asked)
+    head, *lines = reply.body.splitlines()
+    assert b'"baton"' in head
+    assert len(lines) == 20_003
+    assert b"step_begin" in lines[0]
+    assert b"step_end" in lines[-2]
+    assert b"step_error" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        ({"type": "execute"}, "stmt should be an object"),
+        ({"type": "execute", "stmt": {}}, "either sql or sql_id"),
+        ({"type": "execute", "stmt": {"sql": "SELECT ?", "args": [{"type": "integer", "value": "1e3"}]}}, "64-bit"),
+        ({"type": "execute", "stmt": {"sql": "SELECT ?", "args": [{"type": "integer", "value": str(1 << 63)}]}}, "64"),
+        ({"type": "execute", "stmt": {"sql": "SELECT ?", "args": [{"type": "blob", "base64": "*"}]}}, "base64"),
+        ({"type": "execute", "stmt": {"sql": "SELECT 1", "sql_id": 1}}, "either sql or sql_id"),
+        ({"type": "execute", "stmt": {"sql_id": 7}}, "no text 7 is stored"),
+        ({"type": "batch", "batch": {"steps": [{"stmt": {}, "condition": {"type": "ok", "step": 0}}]}}, "before it"),
+        ({"type": "fly"}, "no request"),
+        ({}, "no request"),
+        (execute("COMMIT"), "no transaction is active"),
+        (execute("SELECT 9e999"), "infinite"),
+        (execute("ATTACH 'x' AS y"), "ATTACH"),
+    ],
+)
+def test_what_is_wrong_is_that_requests_error(node: Asker, request_: dict[str, Any], says: str) -> None:
+    """The stream goes on, and the request after it is answered."""
+    wrong, right = pipeline(node, request_, execute("SELECT 1"))["results"]
+    assert wrong["type"] == "error"
+    assert says in wrong["error"]["message"]
+    assert rows(right) == [["1"]]
+
+
+def test_a_result_that_json_cannot_say_has_happened(node: Asker) -> None:
+    """Its code is none that means that nothing happened."""
+    made, done, found = pipeline(
+        node,
+        execute("CREATE TABLE IF NOT EXISTS unsaid(x)"),
+        execute("INSERT INTO unsaid VALUES (9e999) RETURNING x"),
+        execute("SELECT count(*) FROM unsaid"),
+    )["results"]
+    assert made["type"] == "ok"
+    assert done["error"]["code"] == "RESULT_UNSAYABLE"
+    assert "was run" in done["error"]["message"]
+    assert rows(found) == [["1"]]
+
+
+def test_malformed_bodies_are_refused(node: Asker) -> None:
+    """With an error in the encoding that was asked for, and no trace of it in the node."""
+    for body in (b"", b"[]", b'{"requests": 1}', b'{"requests": [1]}', b'{"requests": [], "baton": 1}', b"\xff"):
+        reply = node("/v2/pipeline", body)
+        assert (reply.status, set(reply.json)) == (400, {"message", "code"})
+    for body in (b"\x12", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x12\x01\x07", b"\x80" * 11):
+        assert node("/v3-protobuf/pipeline", body).status == 400
+    assert node("/livez").status == 200
+
+
+def test_a_page_from_elsewhere_may_not_ask(node: Asker) -> None:
+    """A browser says who asks; a program does not."""
+    assert node("/v2/pipeline", {"requests": []}, Origin="https://elsewhere.example").status == 400
+    assert node("/v2/pipeline", {"requests": []}).status == 200
+
+
+def test_stored_texts_and_describe(node: Asker) -> None:
+    """A text is stored once, used by its number, and described."""
+    found = pipeline(
+        node,
+        {"type": "store_sql", "sql_id": 1, "sql": "SELECT :a AS one, ?5"},
+        {"type": "store_sql", "sql_id": 1, "sql": "SELECT 2"},
+        {"type": "describe", "sql_id": 1},
+        {"type": "close_sql", "sql_id": 1},
+        {"type": "describe", "sql_id": 1},
+    )["results"]
+    assert [one["type"] for one in found] == ["ok", "error", "ok", "ok", "error"]
+    told = found[2]["response"]["result"]
+    assert [one["name"] for one in told["params"]] == [":a", None, None, None, "?5"]
+    assert [one["name"] for one in told["cols"]] == ["one", "?5"]
+    assert (told["is_explain"], told["is_readonly"]) == (False, True)
+
+
+# -- what does not need a node -------------------------------------------------------------------------------------
+
+
+def test_parameters_are_numbered_as_sqlite_does() -> None:
+    """``?`` is one more than the largest so far; a name keeps its number."""
+    assert parameter_names("SELECT ?, :a, ?2, @b, :a, ?") == [None, "?2", "@b", None]
+    assert parameter_names("SELECT '?', \"?\"") == []
+
+
+def test_only_a_whole_transaction_is_run_at_once() -> None:
+    """What could end otherwise when it is run step by step, is run step by step."""
+
+    def steps(*pairs: tuple[str, dict[str, Any] | None]) -> list[Step]:
+        return [Step(Statement(sql), want_rows=True, condition=condition) for sql, condition in pairs]
+
+    ok = [{"type": "ok", "step": place} for place in range(5)]
+    begin, insert, commit = ("BEGIN IMMEDIATE", None), ("INSERT INTO t VALUES (1)", ok[0]), ("COMMIT", ok[1])
+    undo = ("ROLLBACK", {"type": "not", "cond": ok[2]})
+    assert whole_transaction(steps(begin, insert, commit)) == range(1, 2)
+    assert whole_transaction(steps(begin, insert, commit, undo)) == range(1, 2)
+    assert whole_transaction(steps(begin, commit)) is None
+    assert whole_transaction(steps(begin, (insert[0], None), commit)) is None
+    assert whole_transaction(steps(begin, (insert[0], {"type": "error", "step": 0}), commit)) is None
+    assert whole_transaction(steps(begin, ("SAVEPOINT a", ok[0]), commit)) is None
+    assert whole_transaction(steps(begin, insert, commit, ("ROLLBACK", ok[2]))) is None
+    assert whole_transaction(steps(begin, insert, ("ROLLBACK", ok[1]))) is None
+
+
+def test_batches_and_conditions_have_limits() -> None:
+    """A stranger can ask for as much as anybody can answer, not more."""
+    deep: dict[str, Any] = {"type": "is_autocommit"}
+    for _ in range(40):
+        deep = {"type": "not", "cond": deep}
+    with pytest.raises(UsageError, match="inside each other"):
+        read_batch({"steps": [{"stmt": {"sql": "SELECT 1"}, "condition": deep}]}, Texts())
+    with pytest.raises(TooLargeError, match="is the limit"):
+        read_batch({"steps": [{}] * (STEPS_MAX + 1)}, Texts())
+
+
+def test_protobuf_says_what_json_says() -> None:
+    """Values of each type, in the bytes that the specification's schema gives them."""
+    # batch{steps{condition{not{is_autocommit}}, stmt{sql: "S", args: [-1, 0.5, "t", blob], want_rows: 0}}}
+    values = (
+        b"\x1a\x02\x10\x01"
+        + b"\x1a\x09\x19"
+        + b"\x00" * 6
+        + b"\xe0\x3f"
+        + b"\x1a\x03\x22\x01t"
+        + b"\x1a\x03\x2a\x01\xff"
+    )
+    statement = b"\x0a\x01S" + values + b"\x28\x00"
+    step = b"\x0a\x04\x1a\x02\x32\x00" + b"\x12" + bytes([len(statement)]) + statement
+    batch = b"\x0a" + bytes([len(step)]) + step
+    found = protobuf.read_cursor(b"\x12" + bytes([len(batch)]) + batch)
+    (one,) = read_batch(found["batch"], Texts())
+    assert one.condition == {"type": "not", "cond": {"type": "is_autocommit"}}
+    assert (one.statement, one.want_rows) == (Statement("S", (-1, 0.5, "t", b"\xff")), False)
+    rowid = protobuf.write_entry({"type": "step_end", "affected_row_count": 300, "last_insert_rowid": "-2"})
+    assert rowid == b"\x12\x05\x08\xac\x02\x10\x03"
+
+
+def test_a_parameter_is_given_by_position_or_by_name() -> None:
+    """With or without the sign before the name."""
+    named = [{"name": ":a", "value": {"type": "null"}}, {"name": "b", "value": {"type": "text", "value": "x"}}]
+    assert read_step({"sql": "S", "named_args": named}, Texts()).statement == Statement("S", {"a": None, "b": "x"})
+    with pytest.raises(UsageError, match="not both"):
+        read_step({"sql": "S", "args": [{"type": "null"}], "named_args": named}, Texts())
+
+
+# -- clients that know nothing of this project ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the JavaScript clients as pinned, and return the folder of the programs."""
+    if shutil.which("npm") is None:
+        pytest.skip("no npm here: the JavaScript clients are not tried")
+    place = tmp_path_factory.mktemp("js")
+    for file in FOLDER.iterdir():
+        shutil.copy(file, place)
+    npm = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+    done = subprocess.run(npm, cwd=place, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+def run_js(place: Path, program: str, url: str, *more: str) -> None:
+    done = subprocess.run(
+        ["node", program, url, *more], cwd=place, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+def test_the_javascript_client(node: Asker, modules: Path, scheme: str) -> None:
+    """``@libsql/client`` over HTTP and over WebSocket: values, batches, transactions, scripts, migrations, errors."""
+    run_js(modules, "client.mjs", f"{scheme}://127.0.0.1:{node.port}")
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+def test_drizzle(node: Asker, modules: Path, scheme: str) -> None:
+    """An ORM on top of that client."""
+    run_js(modules, "orm.mjs", f"{scheme}://127.0.0.1:{node.port}")
+
+
+def test_the_python_client_and_its_sqlalchemy_dialect(node: Asker) -> None:
+    """``libsql`` (PyPI) is the Rust client; ``sqlalchemy-libsql`` stands on it."""
+    connection = libsql.connect(database=f"http://127.0.0.1:{node.port}", auth_token="")
+    connection.execute("CREATE TABLE IF NOT EXISTS py(id INTEGER PRIMARY KEY, x)")
+    connection.execute("INSERT INTO py(x) VALUES (?)", (5,))
+    connection.commit()
+    assert connection.execute("SELECT x FROM py").fetchall() == [(5,)]
+    engine = create_engine(f"sqlite+libsql://127.0.0.1:{node.port}", connect_args={"auth_token": ""})
+    with engine.begin() as opened:
+        opened.execute(text("INSERT INTO py(x) VALUES (:x)"), {"x": 7})
+    with engine.connect() as opened:
+        assert opened.execute(text("SELECT count(*) FROM py")).scalar() == 2
+    engine.dispose()

@@ -1,0 +1,65 @@
+"""Readers that never read, or that ask for a million rows: what the node holds for them, and that it lets go."""
+
+import json
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.http.conftest import Asker
+from tools.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i, hex(zeroblob(500)) FROM n"
+LARGE = "SELECT hex(zeroblob(15000000))"  # far more than the buffers of a connection take
+BOUND_S = 30.0
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[Asker]:
+    """A node that waits one second for who does not read."""
+    cluster = LocalCluster(tmp_path / "strict", ("A",), {"limits": {"idle_stream_ms": 1000}})
+    cluster.add_http()
+    cluster.write_files()
+    cluster.nodes[0].start()
+    try:
+        trio.run(cluster.wait_ready, 0)
+        assert cluster.nodes[0].http_port is not None
+        yield Asker(cluster.nodes[0].http_port, cluster)
+    finally:
+        cluster.stop()
+
+
+def ask_and_do_not_read(node: Asker, path: str, sql: str) -> socket.socket:
+    body = json.dumps([sql]).encode()
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.settimeout(BOUND_S)
+    reader.connect(("127.0.0.1", node.port))
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader.sendall(head.encode() + body)
+    return reader
+
+
+@pytest.mark.parametrize(("path", "sql"), [("/db/stream", ENDLESS), ("/db/query", LARGE)])
+def test_who_never_reads_is_cut(strict: Asker, path: str, sql: str) -> None:
+    """The connection goes, with all that was kept for it; not only the stream behind it."""
+    with ask_and_do_not_read(strict, path, sql) as reader:
+        watch = select.poll()
+        watch.register(reader, select.POLLHUP)  # tells of an end without reading up to it
+        assert watch.poll(1000 * BOUND_S), "the node still has the connection"
+    assert strict("/status").json["open_streams"] == 0
+
+
+def test_who_never_reads_does_not_keep_a_node_from_leaving(strict: Asker) -> None:
+    with ask_and_do_not_read(strict, "/db/query", LARGE) as reader:
+        assert reader.recv(100).startswith(b"HTTP/1.1 200")
+        process = strict.cluster.nodes[0].process
+        assert process is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0

@@ -1,0 +1,253 @@
+"""A bug is one request's misfortune: whatever raises, the node goes on and says so."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from bedrockish import daemon
+from bedrockish.api.requests import Answer, Request, Statement
+from bedrockish.api.url import Address
+from bedrockish.config.config import Config
+from bedrockish.core.protocol.effects import Keep
+from bedrockish.core.protocol.health import Health
+from bedrockish.core.protocol.records import Member, Membership
+from bedrockish.engine.engine import Engine, Founding
+from bedrockish.errors import (
+    BedrockishError,
+    DamagedError,
+    InternalError,
+    MemoryFullError,
+    NoRoomError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from bedrockish.node.admin.watching import watch_disk
+from bedrockish.node.event_loop import Runtime
+from bedrockish.node.scheduling.faults import Faults
+
+HERE = Address("127.0.0.1", 7000)
+
+
+def bug(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("one of ours")
+
+
+def no_room(*_: object) -> None:
+    raise NoRoomError("the disk is full")
+
+
+def no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def until(test: Callable[[], object]) -> None:
+    while not test():  # noqa: ASYNC110 (nobody tells)
+        await trio.sleep(0.01)
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Any:
+    path = tmp_path / "a.db"
+    engine = Engine.open(path, founding=Founding("A", Membership(0, {"A": Member("A", str(HERE))}), "store"))
+    yield Runtime(engine, Config(node="A", database=str(path), listen=HERE, peers={"A": HERE}))
+    engine.close()
+
+
+async def ask(runtime: Runtime, sql: str, command: str) -> Answer | BedrockishError:
+    try:
+        return await runtime.submit(Request(command, (Statement(sql),), timeout_s=5))
+    except BedrockishError as error:
+        return error
+
+
+async def test_a_request_that_hits_a_bug_is_told_so_and_the_next_one_is_answered(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await ask(runtime, "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
+            with monkeypatch.context() as patch:
+                patch.setattr(runtime.engine, "execute", bug)
+                for number in range(3):
+                    error = await ask(runtime, "INSERT INTO t VALUES (1, 1)", f"c{number}")
+                    assert isinstance(error, InternalError)
+            assert isinstance(await ask(runtime, "INSERT INTO t VALUES (1, 1)", "c0"), Answer)
+            assert runtime.counts["internal_errors"] == 3
+            assert runtime.faults.last.split()[-1].strip(")") in caplog.text
+            assert caplog.text.count("Traceback") == 1, "the same line of the program is shown once"
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_bug_in_a_background_worker_is_one_requests_answer(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await ask(runtime, "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
+            for _ in range(5):
+                runtime.workers.took_long("SELECT * FROM t")
+            with monkeypatch.context() as patch:
+                patch.setattr("bedrockish.engine.execution.workspace.Workspace.execute", bug)
+                assert isinstance(await ask(runtime, "SELECT * FROM t", "c1"), InternalError)
+            with monkeypatch.context() as patch:
+                patch.setattr("threading.Thread.start", no_thread)
+                error = await ask(runtime, "SELECT * FROM t", "c2")
+                assert isinstance(error, UnavailableError)
+                assert "no room for another thread" in error.message
+            assert isinstance(await ask(runtime, "SELECT * FROM t", "c3"), Answer)
+            assert runtime.workers.describe()["running"] == 0
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_caller_that_cannot_be_told_keeps_nobody_from_being_told(runtime: Runtime) -> None:
+    told: list[object] = []
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            runtime.begin(Request("a", (Statement("SELECT 1"),), timeout_s=5), bug)
+            runtime.begin(Request("b", (Statement("SELECT 1"),), timeout_s=5), told.append)
+            assert isinstance(await ask(runtime, "SELECT 1", "c"), Answer)
+            nursery.cancel_scope.cancel()
+    assert [type(one) for one in told] == [Answer]
+
+
+async def test_a_background_task_begins_again_after_a_growing_pause(autojump_clock: MockClock) -> None:
+    faults, began = Faults(Counter()), []
+
+    async def task() -> None:
+        began.append(trio.current_time())
+        if len(began) < 5:
+            bug()
+
+    await faults.keep_running("a task", task)
+    assert [later - earlier for earlier, later in pairwise(began)] == [1, 2, 4, 8]
+    assert faults.recent == 4
+
+
+async def test_damage_passes_through() -> None:
+    faults = Faults(Counter())
+
+    async def damaged() -> None:
+        raise ExceptionGroup("from a nursery", [DamagedError("the disk failed")])
+
+    with pytest.raises(DamagedError):
+        faults.caught("anything", DamagedError("the disk failed"))
+    with pytest.RaisesGroup(DamagedError):
+        await faults.keep_running("a task", damaged)
+
+
+async def test_a_bug_in_the_loop_begins_the_node_again_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    runs: list[Runtime] = []
+    config = Config(
+        node="A", database=str(tmp_path / "a.db"), listen=Address("127.0.0.1", 0), peers={"A": Address("127.0.0.1", 0)}
+    )
+    monkeypatch.setattr(daemon, "PAUSE_S_MIN", 0.01)
+    init = Runtime.__init__
+
+    def note(self: Runtime, *args: Any) -> None:
+        init(self, *args)
+        runs.append(self)
+
+    monkeypatch.setattr(Runtime, "__init__", note)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.serve, config)
+            await until(lambda: runs and runs[0].mesh is not None)
+            await ask(runs[0], "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
+            monkeypatch.setattr(runs[0].core, "step", bug)
+            error = await ask(runs[0], "INSERT INTO t VALUES (1, 1)", "lost")
+            assert isinstance(error, OutcomeUnknownError), "nobody may say that it did not happen"
+            await until(lambda: len(runs) > 1 and runs[1].mesh is not None)
+            assert isinstance(await ask(runs[1], "INSERT INTO t VALUES (1, 1)", "lost"), Answer)
+            assert runs[1].counts["restarts"] == 1
+            nursery.cancel_scope.cancel()
+    assert "begins again from its file" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Runtime] = []
+    waited: list[str] = []
+    here = Address("127.0.0.1", 0)
+    config = Config(node="A", database=str(tmp_path / "a.db"), listen=here, peers={"A": here})
+    init = Runtime.__init__
+
+    def note(self: Runtime, *args: Any) -> None:
+        init(self, *args)
+        runs.append(self)
+
+    async def wait(path: str) -> None:
+        waited.append(path)
+
+    monkeypatch.setattr(Runtime, "__init__", note)
+    monkeypatch.setattr(daemon, "wait_for_room", wait)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.serve, config)
+            await until(lambda: runs and runs[0].mesh is not None)
+            await ask(runs[0], "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
+            runs[0].engine._db.pragma("max_page_count", runs[0].engine._db.pragma("page_count") + 2)
+            big = await ask(runs[0], "INSERT INTO t VALUES (1, zeroblob(100000))", "big")
+            assert isinstance(big, UnavailableError), "what a statement needs and cannot have is its own trouble"
+            monkeypatch.setattr(runs[0].engine, "set_meta", no_room)
+            runs[0].core.state.emit(Keep("clock_ceiling", 1))
+            await ask(runs[0], "SELECT 1", "read")
+            await until(lambda: len(runs) > 1 and runs[1].mesh is not None)
+            assert isinstance(await ask(runs[1], "INSERT INTO t VALUES (1, 1)", "big"), Answer)
+            nursery.cancel_scope.cancel()
+    assert waited == [config.database]
+
+
+async def test_a_node_only_reads_while_its_disk_is_nearly_full(autojump_clock: MockClock) -> None:
+    health, room = Health(), {"free_bytes": 50 << 30, "total_bytes": 100 << 30}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(watch_disk, "a.db", health, lambda _: dict(room)))
+        for free_mib, writes in ((5_000, True), (200, False), (300, False), (500, True)):
+            room["free_bytes"] = free_mib << 20
+            await trio.sleep(5)
+            assert health.writes is writes, free_mib
+            assert health.reads
+            assert health.applies
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_new_is_refused_while_memory_is_full(runtime: Runtime) -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await ask(runtime, "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
+            runtime.engine.memory.max_bytes = 1
+            error = await ask(runtime, "SELECT 1", "c1")
+            assert isinstance(error, MemoryFullError)
+            assert error.retry
+            assert [one["code"] for one in runtime.status()["troubles"]] == ["memory_full"]
+            runtime.engine.memory.max_bytes = 1 << 40
+            assert isinstance(await ask(runtime, "SELECT 1", "c1"), Answer)
+            nursery.cancel_scope.cancel()
+
+
+def test_a_text_is_judged_by_its_median(runtime: Runtime) -> None:
+    asides, text = runtime.workers, "SELECT 1"
+    asides.took_long(text)
+    assert not asides.expects(text), "one bad day is no rule"
+    asides.took_long(text)
+    assert asides.expects("SELECT 2", text)
+    asides.was_short(text)
+    asides.was_short(text)
+    assert not asides.expects(text)
+    for _ in range(3):
+        asides.was_short(text)
+    assert not asides._long, "what is never long is forgotten"

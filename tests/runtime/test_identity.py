@@ -1,0 +1,216 @@
+"""Which cluster a node belongs to, whom it takes for one of its own, and whose word about its file it believes."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from bedrockish.api.url import Address
+from bedrockish.client.credentials import Entry
+from bedrockish.common.levels import LEVEL
+from bedrockish.config.config import Config
+from bedrockish.core.protocol.records import Member, Membership
+from bedrockish.engine.engine import Engine, Founding
+from bedrockish.engine.storage.database_file import is_node_file
+from bedrockish.errors import ConfigError
+from bedrockish.node.cluster import identity
+from bedrockish.node.cluster.identity import ASKS, OLDER_RELEASE, find_cluster, judge_identity, only_asks
+from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, disbelieve
+from bedrockish.node.cluster.starts import STARTS, read_starts
+from bedrockish.node.event_loop import Runtime
+from bedrockish_net.errors import Code, RemoteProtocolError
+from bedrockish_net.events import Hello
+from bedrockish_net.mesh import PeerUp, TurnedAway
+from bedrockish_net.stream import Link
+
+
+def members(cluster_id: str, level: int, store: str = "") -> Membership:
+    return Membership(1, {"A": Member("A", "h:1"), "B": Member("B", "h:2", store=store)}, cluster_id, level)
+
+
+OURS, NONE_YET = members("ours", 2), members("", 1)
+ID_OF_ANOTHER = {"cluster_id": "theirs", "level": 2, "store": "s", "batches": 5}
+NO_ID = {"cluster_id": "", "level": 2, "store": "s", "batches": 5}
+RELEASE_0_1_0: dict[str, Any] = {"store": "s", "batches": 5}
+
+
+@pytest.mark.parametrize(
+    ("info", "membership", "known", "code"),
+    [
+        ({**NO_ID, "cluster_id": "ours"}, OURS, "another file", ""),  # which is for others to judge
+        (ID_OF_ANOTHER, OURS, "s", Code.CLUSTER),
+        (ID_OF_ANOTHER, OURS, "", Code.CLUSTER),
+        (RELEASE_0_1_0, OURS, "s", OLDER_RELEASE),
+        ({**NO_ID, "cluster_id": "ours"}, members("ours", 3), "s", OLDER_RELEASE),
+        # One of the two has not heard yet that the cluster has an id.
+        (NO_ID, OURS, "s", ""),
+        (NO_ID, members("ours", 2, store="s"), "", ""),
+        (NO_ID, OURS, "another file", Code.CLUSTER),
+        (NO_ID, OURS, "", Code.CLUSTER),
+        (ID_OF_ANOTHER, NONE_YET, "s", ""),
+        (ID_OF_ANOTHER, NONE_YET, "another file", Code.CLUSTER),
+        (ID_OF_ANOTHER, NONE_YET, "", ""),
+        # Neither has one: as it was in release 0.1.0.
+        (RELEASE_0_1_0, NONE_YET, "another file", ""),
+        ({**NO_ID, "level": "2"}, OURS, "s", Code.MALFORMED),
+        ({**NO_ID, "cluster_id": 7}, OURS, "s", Code.MALFORMED),
+        ({"cluster_id": "ours", "level": 2, "batches": 5}, OURS, "s", Code.MALFORMED),
+        ({"cluster_id": "ours", "level": 2, "store": "s"}, OURS, "s", Code.MALFORMED),
+    ],
+)
+def test_who_is_of_this_cluster(info: dict[str, Any], membership: Membership, known: str, code: str) -> None:
+    refusal = judge_identity(Hello("B", "shop", info=info), membership, {"B": known} if known else {})
+    assert (refusal.code if refusal is not None else "") == code
+
+
+def test_a_refusal_says_what_to_do() -> None:
+    refusal = judge_identity(Hello("B", "shop", info=ID_OF_ANOTHER), OURS, {})
+    assert refusal is not None
+    assert "its id is theirs, ours is ours" in refusal.reason
+    assert "'bedrockish member address URL B HOST:PORT'" in refusal.reason
+    refusal = judge_identity(Hello("B", "shop", info=RELEASE_0_1_0), OURS, {})
+    assert refusal is not None
+    assert "install their release on B" in refusal.reason
+
+
+OWN = {"store": "s", "starts": [[b"1", 0], [b"2", 100]]}
+
+
+@pytest.mark.parametrize(
+    ("said", "why_not"),
+    [
+        ({}, ""),  # release 0.1.0 gives no evidence
+        ({"store": "other", "start": b"2", "batches": 150}, ""),
+        ({"store": "s", "start": b"1", "batches": 120}, ""),  # our file was shorter when it went on: it was put back
+        ({"store": "s", "start": b"3", "batches": 150}, ""),  # a start that our file lacks
+        (
+            {"store": "s", "start": b"2", "batches": 10**12},
+            "has been told of 1000000000000 batches of this very process",
+        ),
+        ({"store": "s", "start": b"2", "batches": 200}, "our file has all of the 200 batches"),
+        ({"store": "s", "start": b"1", "batches": 100}, "our file has all"),
+        ({"store": "s", "start": "2", "batches": 10**12}, ""),
+    ],
+)
+def test_whose_word_about_our_file_is_believed(said: dict[str, object], why_not: str) -> None:
+    """Nobody is barred by what cannot be so; what can be, is taken for true: promises may have been forgotten."""
+    found = disbelieve(said, OWN, 200)
+    assert (why_not in found) if why_not else not found
+
+
+def config(node: str, **ports: int) -> Config:
+    peers = {name: Address("127.0.0.1", port) for name, port in ports.items()}
+    return Config(node=node, database="x.db", listen=peers[node], peers=peers)
+
+
+async def answer(info: dict[str, Any], stream: trio.SocketStream, node: str = "A") -> None:
+    local = Hello(node, "bedrockish", info=info)
+    try:
+        link = await Link.accept(stream, local)
+    except RemoteProtocolError:
+        return
+    assert only_asks(link.remote)
+    assert link.remote.info == {ASKS: "cluster_id"}
+    await link.aclose()
+
+
+async def listening(nursery: trio.Nursery, info: dict[str, Any], node: str = "A") -> int:
+    listeners: list[trio.SocketListener] = await nursery.start(
+        partial(trio.serve_tcp, partial(answer, info, node=node), 0, host="127.0.0.1")
+    )
+    return int(listeners[0].socket.getsockname()[1])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "QUIET_S", 0.0)
+
+
+async def test_the_first_in_name_order_founds_a_cluster_and_the_others_wait(caplog: pytest.LogCaptureFixture) -> None:
+    found, level = await find_cluster(config("A", A=1, B=2, C=3), Entry())
+    assert len(found) == 16
+    assert level == LEVEL
+    assert found != (await find_cluster(config("A", A=1), Entry()))[0]
+    with trio.move_on_after(0.3) as scope:
+        await find_cluster(config("B", A=1, B=2, C=3), Entry())
+    assert scope.cancelled_caught
+    assert "gets its id from A, at 127.0.0.1:1; waiting for it" in caplog.text
+    assert "cannot connect to 127.0.0.1:3" in caplog.text
+
+
+async def test_a_node_without_a_file_takes_the_id_that_a_member_tells(caplog: pytest.LogCaptureFixture) -> None:
+    """Also the founder, whose file may have been lost; a cluster of release 0.1.0 has none, and level 1."""
+    async with trio.open_nursery() as nursery:
+        port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL})
+        assert await find_cluster(config("B", A=port, B=2), Entry()) == ("shop's", LEVEL)
+        port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": 1}, "B")
+        assert await find_cluster(config("A", A=1, B=port), Entry()) == ("shop's", 1)
+        port = await listening(nursery, RELEASE_0_1_0)
+        assert await find_cluster(config("B", A=port, B=2), Entry()) == ("", 1)
+        port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL + 1})
+        with pytest.raises(ConfigError, match="install their release here"):
+            await find_cluster(config("B", A=port, B=2), Entry())
+        for info in ({"cluster_id": 7}, {"cluster_id": "x", "cluster_level": None}):
+            port = await listening(nursery, info, "B")
+            assert len((await find_cluster(config("A", A=1, B=port), Entry()))[0]) == 16
+        port = await listening(nursery, {"cluster_id": "not B's"}, "C")  # a wrong address
+        assert len((await find_cluster(config("A", A=1, B=port), Entry()))[0]) == 16
+        nursery.cancel_scope.cancel()
+
+
+def test_a_file_is_a_nodes_when_it_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    assert not is_node_file(path)
+    path.touch()
+    assert not is_node_file(path)
+    founding = Founding("A", Membership(0, {"A": Member("A", "h:1")}, "id", LEVEL), "store")
+    Engine.open(path, founding=founding).close()
+    assert is_node_file(path)
+    path.write_bytes(b"this is no database at all, and is not to be founded anew" * 20)
+    assert is_node_file(path)
+
+
+def test_a_file_of_a_newer_release_is_not_opened(tmp_path: Path) -> None:
+    """What it holds could be half understood."""
+    path = tmp_path / "a.db"
+    newer = Membership(0, {"A": Member("A", "h:1")}, "id", LEVEL + 1)
+    Engine.open(path, founding=Founding("A", newer, "store")).close()
+    with pytest.raises(ConfigError, match=f"at release level {LEVEL + 1}, and this program reads up to {LEVEL}"):
+        Engine.open(path, founding=None)
+
+
+async def test_an_accusation_of_a_stranger_or_of_what_cannot_be_bars_nobody(tmp_path: Path) -> None:
+    """And one that can be so does, for good: promises may be forgotten."""
+    ours = Membership(0, {name: Member(name, f"127.0.0.1:{port}") for port, name in enumerate("AB", 1)}, "ours", LEVEL)
+    engine = Engine.open(tmp_path / "a.db", founding=Founding("A", ours, "store"))
+    runtime = Runtime(engine, config("A", A=1, B=2))
+    start = read_starts(runtime.info[STARTS])[-1][0]
+    state = runtime.core.state
+
+    async def accuse(code: str, info: dict[str, Any]) -> str:
+        runtime.on_net(TurnedAway("B", code, "your file is another one", info))
+        for _ in range(20):
+            await trio.sleep(0.002)
+        return state.barred
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        seen = {"store": "store", "start": start, "batches": 10**12}
+        for code in (AMNESIA, OLDER_FILE):
+            assert await accuse(code, {}) == ""
+            assert await accuse(code, {"cluster_id": "theirs", "store": "store", "start": b"?", "batches": 7}) == ""
+            assert await accuse(code, {"cluster_id": "ours", **seen}) == ""
+        assert runtime.status()["nodes"]["B"]["trouble"].startswith("who answers at its address turns us away")
+        runtime.on_net(PeerUp("B"))
+        assert runtime.status()["nodes"]["B"]["trouble"] is None
+        assert await accuse(AMNESIA, {"cluster_id": "ours", **seen, "store": "another"}) == "your file is another one"
+        runtime.on_net(PeerUp("B"))
+        for _ in range(20):
+            await trio.sleep(0.002)
+        assert state.barred == ""
+        assert await accuse(OLDER_FILE, {"cluster_id": "ours", **seen, "start": b"?"}) == "your file is another one"
+        assert state.lost
+        nursery.cancel_scope.cancel()
+    engine.close()

@@ -1,0 +1,305 @@
+"""Large transactions at one node: the loop goes on while they are written, and nobody sees a part of one."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from bedrockish.api.requests import Answer, Request, Statement
+from bedrockish.core.protocol.events import Compared, Event
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import EntryMismatchError
+from bedrockish.node.event_loop import Runtime
+from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.row_comparison import RowComparison
+from bedrockish.node.scheduling.writer_thread import WriterThread
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from tests.runtime.test_durability import open_runtime, request, settled
+
+ROW = 1_000
+MANY = 3_000  # rows: three megabytes
+ALL = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {MANY}) SELECT i, zeroblob({ROW}) FROM n"
+
+
+class Door:
+    """Stands in an engine's method, in whatever thread that runs, until the test opens it."""
+
+    def __init__(self, engine: Engine, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.inner: Callable[..., Any] = getattr(engine, method)
+        self.opened = threading.Event()
+        self.threads: list[int] = []
+        monkeypatch.setattr(engine, method, self)
+
+    def __call__(self, *arguments: object, **named: object) -> Any:
+        found = self.inner(*arguments, **named)
+        if threading.get_ident() != threading.main_thread().ident:
+            self.threads.append(threading.get_ident())
+            assert self.opened.wait(10)
+        return found
+
+
+@pytest.mark.parametrize("method", ["_apply", "flush"])
+async def test_the_loop_goes_on_while_a_large_entry_is_written_and_nobody_sees_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Small commands, statements of open transactions and questions wait, and then all are answered."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    door = Door(engine, method, monkeypatch)
+    answers: dict[str, Any] = {}
+
+    async def ask(name: str, sql: str) -> None:
+        answers[name] = await runtime.submit(request(sql, name))
+
+    async def look_in_a_transaction() -> None:
+        owner = object()
+        begun = Request("open", (), timeout_s=5)
+        await runtime.transactions.handle(owner, "begin", begun)
+        asked = Request("open", (Statement("SELECT count(*) FROM t"),), timeout_s=5)
+        answers["open"] = await runtime.transactions.handle(owner, "statements", asked)
+
+    async def outcome() -> None:
+        answers["outcome"] = await runtime.outcome("large")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        nursery.start_soon(ask, "large", f"INSERT INTO t {ALL}")
+        with trio.fail_after(10):
+            while not door.threads:  # noqa: ASYNC110  a thread sets it
+                await trio.sleep(0.005)
+        assert engine.is_away
+        nursery.start_soon(ask, "small", "INSERT INTO t VALUES (0, 'small')")
+        nursery.start_soon(ask, "read", "SELECT count(*) FROM t")
+        nursery.start_soon(look_in_a_transaction)
+        nursery.start_soon(outcome)
+        await settled()
+        assert answers == {}
+        assert engine.dirty
+        assert runtime.status()["node"] == "A"
+        door.opened.set()
+        with trio.fail_after(10):
+            while len(answers) < 5:  # noqa: ASYNC110  the runtime has no event for it
+                await trio.sleep(0.005)
+        assert answers["outcome"] is not None
+        (counted,) = engine.open_reader().execute("SELECT count(*) FROM t")
+        assert counted == (MANY + 1,)
+        nursery.cancel_scope.cancel()
+    assert not engine.is_away
+    engine.close()
+
+
+@pytest.mark.parametrize("method", ["_apply", "flush"])
+async def test_what_needs_the_writer_meanwhile_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Who cannot wait in an orderly way holds up the loop, but sees no half of an entry; what it writes is durable when
+    it is told so, and not with the batch before.
+    """
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    door = Door(engine, method, monkeypatch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        runtime.begin(request(f"INSERT INTO t {ALL}", "large"), lambda _answer: None)
+        with trio.fail_after(10):
+            while not door.threads:  # noqa: ASYNC110  a thread sets it
+                await trio.sleep(0.005)
+        opener = threading.Timer(0.2, door.opened.set)
+        opener.start()
+        engine.set_meta("told", 1)
+        assert door.opened.is_set()
+        assert engine.find_command("large") is not None
+        assert engine.get_meta("told") == {"told": 1}
+        await runtime.durable()
+        reader = engine.open_reader()
+        assert reader.execute("SELECT value FROM bedrockish_meta WHERE key = 'told'").fetchall() == [(1,)]
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+async def test_a_large_entry_that_does_not_fit_is_taken_back_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    apply, found = engine.apply, list[EntryMismatchError]()
+
+    def damaged(entry: Entry, *, repeat: bool, applied_ms: int) -> None:
+        if entry.transaction.command == "large":
+            engine._db.execute(f"INSERT INTO t VALUES ({MANY}, 'in the way')")
+            try:
+                apply(entry, repeat=repeat, applied_ms=applied_ms)
+            except EntryMismatchError as error:
+                found.append(error)
+                assert engine._db.execute("SELECT count(*) FROM t").get == 1
+                raise
+        apply(entry, repeat=repeat, applied_ms=applied_ms)
+
+    monkeypatch.setattr(engine, "apply", damaged)
+    with pytest.RaisesGroup(EntryMismatchError, allow_unwrapped=True, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+            runtime.begin(request(f"INSERT INTO t {ALL}", "large"), lambda _answer: None)
+            await trio.sleep(10)
+    assert len(found) == 1
+    assert found[0].details["txid"]
+    engine.close()
+
+
+async def test_a_cancelled_node_ends_a_large_entry_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the file would have what the core has not done, or the other way round."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    door = Door(engine, "_apply", monkeypatch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        runtime.begin(request(f"INSERT INTO t {ALL}", "large"), lambda _answer: None)
+        with trio.fail_after(10):
+            while not door.threads:  # noqa: ASYNC110  a thread sets it
+                await trio.sleep(0.005)
+        threading.Timer(0.2, door.opened.set).start()
+        nursery.cancel_scope.cancel()
+    assert door.opened.is_set()
+    runtime.leave()
+    assert engine.applied == {"A": 2}
+    engine.close()
+    again = Engine.open(tmp_path / "a.db", founding=None)
+    assert again.applied == {"A": 2}
+    assert again.open_reader().execute("SELECT count(*) FROM t").get == MANY
+    again.close()
+
+
+async def test_the_thread_runs_before_anybody_else_can_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for the writer holds up the loop, so no turn of the loop may be needed for the thread to start."""
+    _, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    began, waited = threading.Event(), list[bool]()
+
+    async def look() -> None:
+        while not engine.is_away:
+            await trio.lowlevel.checkpoint()
+        waited.append(began.wait(5))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(look)
+        await trio.lowlevel.checkpoint()
+        await WriterThread(engine).run(began.set)
+        nursery.cancel_scope.cancel()
+    assert waited
+    assert all(waited)
+    assert not engine.is_away
+    engine.close()
+
+
+# -- comparing -----------------------------------------------------------------------------------------------------
+
+
+async def prepare(runtime: Runtime, sql: str) -> Transaction:
+    """Return what a request would be, without committing it."""
+    found: list[Prepared] = [runtime.engine.execute(request(sql, "prepared"))]
+    made, engine = found[0], runtime.engine
+    assert len(made.changes) > 1 << 20
+    footprint = Footprint(write_points=frozenset({b"t:t\0"}))
+    base, schema = dict(engine.applied), engine.schema_version
+    return Transaction(Txid(5, "B"), base, 0, schema, 0, "c", "serializable", ROWS, footprint, made.changes, b"")
+
+
+async def test_a_large_transaction_is_compared_aside_and_the_verdict_is_about_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    posted: list[Event] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        await runtime.submit(request(f"INSERT INTO t {ALL}", "large"))
+        update = await prepare(runtime, "UPDATE t SET x = zeroblob(999)")
+        in_loop: list[Transaction] = []
+        misfit = engine.misfit
+
+        def noted(transaction: Transaction) -> str:
+            in_loop.append(transaction)
+            return misfit(transaction)
+
+        monkeypatch.setattr(engine, "misfit", noted)
+        comparison = RowComparison(
+            engine,
+            runtime.transactions.snapshots,
+            posted.append,
+            nursery.start_soon,
+            runtime.stop,
+            Faults(runtime.counts),
+        )
+
+        async def verdict(transaction: Transaction) -> str:
+            posted.clear()
+            assert comparison.compare(transaction) is None
+            assert comparison.compare(transaction) is None  # asked again meanwhile, it is not begun again
+            with trio.fail_after(10):
+                while not posted:  # noqa: ASYNC110  the loop has no event for it
+                    await trio.sleep(0.005)
+            assert posted == [Compared(transaction.txid)]
+            found = comparison.compare(transaction)
+            assert found is not None
+            return found
+
+        assert await verdict(update) == ""
+        engine._write(lambda: engine._db.execute(f"UPDATE t SET x = zeroblob(1) WHERE id = {MANY}").get)
+        assert await verdict(update) == f"row ({MANY},) of t is another one here"
+        assert in_loop == []
+        garbled = Transaction(
+            Txid(6, "B"),
+            {},
+            0,
+            engine.schema_version,
+            0,
+            "d",
+            "serializable",
+            ROWS,
+            Footprint(),
+            b"\xff" * (2 << 20),
+            b"",
+        )
+        assert "cannot be read" in await verdict(garbled)
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+async def test_without_room_for_a_snapshot_it_is_compared_in_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        answer = await runtime.submit(request(f"INSERT INTO t {ALL}", "large"))
+        assert isinstance(answer, Answer)
+        update = await prepare(runtime, "UPDATE t SET x = zeroblob(999)")
+
+        def no_room() -> None:
+            raise apsw_cannot_open()
+
+        monkeypatch.setattr(runtime.transactions.snapshots._readers, "_connect", no_room)
+        runtime.transactions.snapshots._readers._idle.clear()
+        comparison = runtime._comparison
+        assert comparison.compare(update) is None
+        with trio.fail_after(10):
+            while update.txid in comparison._running:  # noqa: ASYNC110  the loop has no event for it
+                await trio.sleep(0.005)
+        assert comparison.compare(update) == ""
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+def apsw_cannot_open() -> Exception:
+    import apsw
+
+    return apsw.CantOpenError("unable to open database file")

@@ -1,0 +1,97 @@
+"""One table of what can be wrong: each is seen, named in its order, and told after its time."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bedrockish.node.admin.troubles import BY_CODE, KINDS, Troubles, not_ready, reaches
+from bedrockish.node.admin.watching import room_on_disk
+
+NODE = {"up": True, "silent_ms": 20, "role": "voter", "applied": {"A": 5}, "trouble": None, "wall_offset_ms": 3}
+WELL: dict[str, Any] = {
+    "node": "A",
+    "trouble": None,
+    "mode": "serving",
+    "alarms": {},
+    "quorum": 2,
+    "applied": {"A": 5},
+    "nodes": {"A": {**NODE, "silent_ms": 0, "wall_offset_ms": 0}, "B": NODE, "C": NODE},
+    "in_doubt": [],
+    "safe_lag_ms": 700,
+    "asides": {"places": 4, "running": 4, "waiting": 0, "stuck": 0},
+    "disk": {"free_bytes": 50 << 30, "total_bytes": 100 << 30},
+    "certificates": {"a.pem": 200 * 86_400.0},
+    "wall_s": 100 * 86_400.0,
+    "left_alone": {},
+    "internal_errors_recent": 0,
+    "database": "a.db",
+}
+
+
+def others(**changes: Any) -> dict[str, Any]:
+    """The status in which B is different."""
+    return {"nodes": {**WELL["nodes"], "B": {**NODE, **changes}}}
+
+
+CASES: list[tuple[str, dict[str, Any], str]] = [
+    ("out_of_service", {"trouble": "node A is new and still catching up"}, "catching up"),
+    ("no_quorum", {"nodes": {n: {**NODE, "up": n == "A"} for n in "ABC"}}, "1 voter is in reach, and 2 are needed"),
+    ("no_quorum", {"quorum": 3} | others(silent_ms=9_000), "2 voters are in reach, and 3 are needed"),
+    ("read_only", {"mode": "read-only", "alarms": {"disk_full": {"reason": "the disk is full"}}}, "the disk is full"),
+    ("behind", others(applied={"A": 5, "B": 900}), "900 commits are still to be fetched"),
+    ("disk_filling", {"disk": {"free_bytes": 1 << 30, "total_bytes": 100 << 30}}, "1024 MiB left, 1 %"),
+    ("in_doubt", {"in_doubt": [{"txid": "9B", "leader": "B", "age_ms": 11_000}]}, "9B, led by B, .* for 11 s"),
+    ("safe_time", {"safe_lag_ms": 20_000} | others(report_lag_ms=19_000), "stood for 20 s; it waits for B"),
+    ("clock_skew", others(wall_offset_ms=-60_000), "clock of B is 60.0 s behind"),
+    ("clock_skew", {"nodes": {n: {**NODE, "wall_offset_ms": -60_000} for n in "ABC"}}, "this machine.* ahead of most"),
+    ("workers_busy", {"asides": {"places": 4, "running": 4, "waiting": 3, "stuck": 0}}, "3 requests wait"),
+    ("workers_busy", {"asides": {"places": 4, "running": 2, "waiting": 0, "stuck": 2}}, "2 do not stop"),
+    ("files", {"files": {"open": 900, "max": 824}}, "900 files and connections"),
+    ("memory_full", {"memory": {"recently_refused": 7, "taken_bytes": 1 << 30, "max_bytes": 1 << 30}}, "1024 of 1024"),
+    ("node_away", others(silent_ms=15_000), "B has not been heard for 15 s"),
+    ("node_behind", {"applied": {"A": 999}} | others(), "B lacks 994 commits"),
+    ("node_slow", others(report_lag_ms=4_000), "B says is 4.0 s old"),
+    ("node_trouble", others(up=False, trouble="another file"), "B: another file"),
+    ("nonsense", {"left_alone": {"C": 12.0}}, "C sends what cannot be read"),
+    ("upgrade_unfinished", {"level": 2, "cluster_level": 1} | others(level=1), "at release level 1, .* B has told 1"),
+    ("certificate", {"certificates": {"a.pem": 110 * 86_400.0}}, "a.pem expires in 10 days"),
+    ("certificate", {"certificates": {"a.pem": 86_400.0}}, "a.pem has expired"),
+    ("internal_errors", {"internal_errors_recent": 2, "internal_error_last": "TypeError"}, "2 in .*TypeError"),
+]
+
+
+@pytest.mark.parametrize(("code", "changes", "words"), CASES)
+def test_each_trouble_is_seen_and_told_after_its_time(code: str, changes: dict[str, Any], words: str) -> None:
+    troubles, kind = Troubles(), BY_CODE[code]
+    assert troubles.look(WELL, 0.0) == []
+    found = {one["code"]: one for one in troubles.look(WELL | changes, 100.0)}
+    assert (code in found) is (kind.after_s == 0)
+    late = troubles.look(WELL | changes, 100.0 + kind.after_s)
+    told = {one["code"]: one for one in late}[code]
+    assert re.search(words, told["text"])
+    assert told["do"] == kind.do
+    assert (told["text"] in not_ready({"troubles": late})) is kind.useless
+    assert [one["code"] for one in late] == [each.code for each in KINDS if each.code in {one["code"] for one in late}]
+    assert troubles.look(WELL, 300.0) == []
+    assert (code in {one["code"] for one in troubles.look(WELL | changes, 301.0)}) is (kind.after_s == 0)
+
+
+def test_the_table_is_whole() -> None:
+    assert {code for code, _, _ in CASES} == set(BY_CODE)
+    assert len(BY_CODE) == len(KINDS)
+    first = [kind.useless for kind in KINDS]
+    assert first == sorted(first, reverse=True), "what makes a node of no use is named first"
+
+
+def test_what_an_older_node_says_of_itself_can_be_read() -> None:
+    assert not_ready({"trouble": None}) == []
+    assert reaches({"up": True, "silent_ms": 0})
+
+
+def test_room_on_disk(tmp_path: Path) -> None:
+    room = room_on_disk(str(tmp_path / "a.db"))
+    assert room is not None
+    assert 0 < room["free_bytes"] <= room["total_bytes"]
+    assert room_on_disk("/no/such/folder/a.db") is None

@@ -1,0 +1,62 @@
+"""Rows that no commit has made, at nodes of the simulator: they are found, they heal, and nothing is made of them."""
+
+from collections import Counter
+
+from bedrockish.core.protocol.records import Membership, Vote
+from bedrockish_journal.model.transaction import Txid
+from tools.sim.disk import ALARM, Image
+from tools.sim.options import Options, draw_hard_options, draw_wide_options
+from tools.simulate import run_seed
+
+
+def test_damage_is_found_and_heals() -> None:
+    """With a row damaged every few commits, and everything else that goes wrong in such worlds."""
+    total: Counter[str] = Counter()
+    for seed in range(1, 9):
+        options = draw_hard_options(seed).with_(flip_every_s=0.03, alter=0.0, load_s=2.0, delay_ms=2.0, sync_ms=1.0)
+        broken, world = run_seed(options.with_(voters=max(3, options.voters), closing_lag_ms=100))
+        assert broken is None, f"seed {seed}: {broken}"
+        total.update(world.counts)
+    assert total["rows damaged"] > 100
+    assert total["transactions doubted"] > 10
+    assert total["nodes damaged"] > 10
+    assert total["filled again"] > 10
+
+
+def test_damaged_rows_are_a_part_of_the_worlds_that_are_drawn() -> None:
+    """In a quarter of them, and never together with changes of the schema."""
+    for draw in (draw_wide_options, draw_hard_options):
+        drawn = [draw(seed) for seed in range(1, 401)]
+        damaged = [options for options in drawn if options.flip_every_s]
+        assert 60 < len(damaged) < 140
+        assert not any(options.alter for options in damaged)
+
+
+def test_who_reads_a_damaged_row_before_it_is_found_is_told_it() -> None:
+    """A strict read is certified to be new, not to be right: the law only speaks of what nobody knew to be damaged."""
+    told = 0
+    for seed in range(1, 6):
+        broken, world = run_seed(Options(seed, keys=3, hot=0.9, flip_every_s=0.1, scrub_s=20.0, load_s=2.0))
+        assert broken is None, f"seed {seed}: {broken}"
+        told += len(world.flips.misled)
+    assert told > 0
+
+
+def test_a_file_that_is_filled_again_keeps_what_its_node_has_promised() -> None:
+    """Its votes, the greater of two promises of time, and its count of batches; the alarm goes with the damage."""
+    txid = Txid(5, "A")
+    own = Image(Membership(0, {}), votes={txid: Vote(txid, None, promised=3)}, batches=7)
+    own.meta = {ALARM: b"damaged", "cut": 9, "clock_ceiling": 4, "safe": 2, "lost": "an older file"}
+    other = Image(Membership(1, {}), meta={"cut": 3, "clock_ceiling": 8, "safe": 3, "joining": b"x"}, batches=99)
+    filled = other.filled(own)
+    assert filled.votes == own.votes
+    assert filled.meta == {"cut": 9, "clock_ceiling": 8, "safe": 3, "lost": "an older file"}
+    assert (filled.batches, filled.membership.version) == (7, 1)
+
+
+def test_a_damaged_world_is_one_story() -> None:
+    """No address of an object gets into what is told of it."""
+    options = Options(2, keys=3, hot=0.9, flip_every_s=0.05, load_s=1.0)
+    broken, world = run_seed(options, twice=True)
+    assert broken is None, broken
+    assert world.counts["nodes damaged"] > 0

@@ -1,0 +1,190 @@
+"""SQLAlchemy's asyncio on a node, and transactions that are run again: on the loop that FastAPI and its like have."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+import trio
+from sqlalchemy import ForeignKey, String, create_engine, select, text
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, selectinload, sessionmaker
+
+from bedrockish.sqlalchemy import run_transaction
+from tools.cluster import LocalCluster, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+
+class Base(DeclarativeBase):
+    """The tables of these tests."""
+
+
+class Owner(Base):
+    __tablename__ = "owner"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String, unique=True)
+    pets: Mapped[list["Pet"]] = relationship(back_populates="owner")
+
+
+class Pet(Base):
+    __tablename__ = "pet"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owner.id"))
+    owner: Mapped[Owner] = relationship(back_populates="pets")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path_factory.mktemp("node") / "node", ("A",)) as running:
+        trio.run(running.wait_ready, 0)
+        yield running
+
+
+def on_asyncio(cluster: LocalCluster, work: Callable[[AsyncEngine], Coroutine[Any, Any, None]]) -> None:
+    """Do something with a new engine on asyncio's loop, with empty tables."""
+
+    async def run() -> None:
+        engine = create_async_engine(cluster.url(options="/?read=strict"))
+        async with engine.begin() as connection:
+            await connection.run_sync(Base.metadata.drop_all)
+            await connection.run_sync(Base.metadata.create_all)
+        try:
+            await work(engine)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+def test_the_orm_on_asyncio(cluster: LocalCluster) -> None:
+    """Objects in and out, relations loaded, a block that fails rolled back, an error with its class."""
+
+    async def work(engine: AsyncEngine) -> None:
+        make = async_sessionmaker(engine, expire_on_commit=False)
+        async with make.begin() as session:
+            session.add(Owner(name="Ann", pets=[Pet(name="Rex"), Pet(name="Tom")]))
+        async with make() as session:
+            query = select(Owner).options(selectinload(Owner.pets))
+            (ann,) = (await session.scalars(query)).all()
+            assert sorted(pet.name for pet in ann.pets) == ["Rex", "Tom"]
+        with pytest.raises(IntegrityError):
+            async with make.begin() as session:
+                session.add(Owner(name="Ann"))
+        with pytest.raises(ZeroDivisionError):
+            await fails(make)
+        async with make() as session:
+            assert (await session.scalars(select(Owner.name))).all() == ["Ann"]
+
+    on_asyncio(cluster, work)
+
+
+async def fails(make: async_sessionmaker[AsyncSession]) -> None:
+    async with make.begin() as session:
+        session.add(Owner(name="Ben"))
+        await session.flush()
+        raise ZeroDivisionError
+
+
+def test_tasks_go_on_side_by_side(cluster: LocalCluster) -> None:
+    """Many sessions at once, each in a task: the loop is never held."""
+
+    async def work(engine: AsyncEngine) -> None:
+        beats = 0
+
+        async def beat() -> None:
+            nonlocal beats
+            while True:
+                beats += 1
+                await asyncio.sleep(0.001)
+
+        async def insert(number: int) -> None:
+            async with engine.begin() as connection:
+                await connection.execute(text("INSERT INTO owner(name) VALUES (:name)"), {"name": f"n{number}"})
+
+        beating = asyncio.create_task(beat())
+        await asyncio.gather(*(insert(number) for number in range(20)))
+        beating.cancel()
+        async with engine.connect() as connection:
+            assert (await connection.execute(text("SELECT count(*) FROM owner"))).scalar() == 20
+        assert beats > 5
+
+    on_asyncio(cluster, work)
+
+
+def test_a_result_is_streamed(cluster: LocalCluster) -> None:
+    """Rows come as they are fetched, in bounded memory."""
+
+    async def work(engine: AsyncEngine) -> None:
+        many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) SELECT i FROM n"
+        async with engine.connect() as connection:
+            total = 0
+            async with connection.stream(text(many)) as rows:
+                async for (number,) in rows:
+                    total += number
+            assert total == 20_000 * 20_001 // 2
+
+    on_asyncio(cluster, work)
+
+
+def test_a_cancelled_task_leaves_nothing_behind(cluster: LocalCluster) -> None:
+    """Its connection is not used again, and what it had not committed is not there."""
+
+    async def work(engine: AsyncEngine) -> None:
+        began = asyncio.Event()
+
+        async def slow() -> None:
+            async with engine.begin() as connection:
+                await connection.execute(text("INSERT INTO owner(name) VALUES ('never')"))
+                began.set()
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(slow())
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with AsyncSession(engine) as session:
+            assert (await session.scalars(select(Owner.name))).all() == []
+
+    on_asyncio(cluster, work)
+
+
+@pytest.mark.parametrize("by_session", [True, False])
+def test_a_transaction_that_lost_is_run_again(cluster: LocalCluster, *, by_session: bool) -> None:
+    """With a sessionmaker and with an engine; an error that trying again cannot help is raised at once."""
+    engine = create_engine(cluster.url(options="/?read=strict"))
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    other = create_engine(cluster.url(options="/?read=strict"))
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO owner(id, name) VALUES (1, 'a')"))
+    seen: list[str] = []
+
+    def rename(session: Any) -> str:
+        name: str = session.execute(text("SELECT name FROM owner WHERE id = 1")).scalar()
+        seen.append(name)
+        if len(seen) == 1:
+            with other.begin() as rival:
+                rival.execute(text("UPDATE owner SET name = 'b' WHERE id = 1"))
+        session.execute(text("UPDATE owner SET name = :name WHERE id = 1"), {"name": name + "!"})
+        return name
+
+    maker: Any = sessionmaker(engine) if by_session else engine
+    assert run_transaction(maker, rename) == "b"
+    assert seen == ["a", "b"]
+    with Session(engine) as session:
+        assert session.scalars(select(Owner.name)).all() == ["b!"]
+    tries = []
+
+    def wrong(session: Any) -> None:
+        tries.append(1)
+        session.execute(text("SELECT * FROM nowhere"))
+
+    with pytest.raises(OperationalError, match="no such table"):
+        run_transaction(maker, wrong)
+    assert tries == [1]
+    engine.dispose()
+    other.dispose()

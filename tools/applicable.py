@@ -1,0 +1,405 @@
+"""Does what was approved apply? Three engines without any protocol between them, and the conflict test of the core.
+
+Makes random schemas with every kind of constraint, index and trigger, and random transactions at both isolation
+levels, as requests and as open transactions. What conflicts with no commit outside its base is committed. Every engine
+must then apply every commit, in whatever order the bases allow, and all must have the same tables, in which no
+constraint is broken; and so must a replay of the journals. With ``--mutate`` something is broken on purpose.
+
+    python -m tools.applicable --examples 2000 --seed 1
+"""
+
+import argparse
+import contextlib
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, Request, Statement
+from bedrockish.core.protocol.records import Member, Membership, Prepared
+from bedrockish.core.state.certifier import CommitWindow, Pending, claim, prepare_commit
+from bedrockish.engine.engine import Engine, Founding
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.readwrite.writeset import _agree
+from bedrockish.engine.sqlite.catalog import read_schema
+from bedrockish.engine.sqlite.table_layout import Tables
+from bedrockish.errors import BedrockishError, ConflictError, DamagedError, UnsupportedError, UsageError
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import Transaction, Txid
+from bedrockish_journal.model.vector import covers
+from bedrockish_journal.verify.replay import RANDOM, digest, replay
+from tools.applicable_cases import COMMIT, DECIDE, DELIVER, OPEN, RUN, STATEMENT, Case, Sql, Step, make_case
+from tools.applicable_faults import FAULTS, broken
+from tools.soundness_cases import Source
+
+NODES = "ABC"
+MEMBERSHIP = Membership(0, {node: Member(node, f"127.0.0.1:{place}") for place, node in enumerate(NODES, 1)})
+IN_FLIGHT_MAX = 3
+ROOM = 1 << 20  # bytes of results
+
+
+class NotAppliedError(AssertionError):
+    """Raised for a commit that was approved and does not apply, or not with the same result."""
+
+
+def register(db: apsw.Connection) -> None:
+    """Give a connection the collation and the function that cases use."""
+
+    def backwards(left: str, right: str) -> int:
+        one, other = left[::-1].lower(), right[::-1].lower()
+        return (one > other) - (one < other)
+
+    db.create_collation("backwards", backwards)
+    db.create_scalar_function("plain", lambda *values: str(values[0]).strip().lower(), 1, deterministic=True)
+
+
+def valid(ddl: list[str]) -> list[str]:
+    """Return the statements of a schema that SQLite takes: not all of the random ones are."""
+    db = apsw.Connection(":memory:")
+    register(db)
+    found = []
+    for sql in ddl:
+        with contextlib.suppress(apsw.Error):
+            db.execute(sql)
+            try:
+                Tables(db).check_supported(db)
+            except UnsupportedError as error:
+                db.execute(f'DROP TABLE "{error.details["table"]}"')
+                continue
+            found.append(sql)
+    db.close()
+    return found
+
+
+class Node:
+    """One engine, and what is under way at it."""
+
+    def __init__(self, path: Path, name: str, world: "World") -> None:
+        self.name, self.path, self.world = name, path, world
+        self.engine = Engine.open(path, founding=Founding(name, MEMBERSHIP, f"store-{name}"), prepare=register)
+        self.interactive = Interactive(self.engine, world.overtaken)
+        self.tick, self.head = 0, GENESIS
+        self.prepared: list[tuple[Prepared, str]] = []
+        self.sessions: list[Session] = []
+
+    def entry(self, prepared: Prepared, isolation: str) -> Entry:
+        """Return the entry that this becomes as the next of the node's timeline."""
+        self.tick += 1
+        self.world.clock += 1
+        txid = Txid(self.world.clock, self.name)
+        command = f"{self.name}{self.tick}"
+        transaction = Transaction(
+            txid, prepared.base, 0, prepared.schema, 0, command, isolation, prepared.kind,
+            claim(prepared.footprint, (command,), prepared.kind, txid.clock), prepared.changes, b"",
+        )  # fmt: skip
+        entry = Entry(self.name, self.tick, {self.name: self.tick}, transaction, None, self.head)
+        self.head = entry.hash
+        return entry
+
+    def close(self) -> None:
+        """Give up what is open."""
+        for session in self.sessions:
+            self.interactive.end(session)
+        self.interactive.close()
+        self.engine.close()
+
+
+@dataclass
+class Tally:
+    """How often what happened."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def lines(self) -> list[str]:
+        """Return the tally as text."""
+        return [f"{count:9} {name}" for name, count in sorted(self.counts.items())]
+
+
+class World:
+    """Three nodes, and all that was committed."""
+
+    def __init__(self, folder: Path, case: Case, tally: Tally) -> None:
+        self.tally, self.case = tally, case
+        self.clock = 0
+        self.commit_window = CommitWindow()
+        self.entries: dict[str, list[Entry]] = {name: [] for name in NODES}
+        self.said: list[str] = []
+        self.nodes: list[Node] = []
+        for name in NODES:
+            self.nodes.append(Node(folder / f"{name}.db", name, self))
+
+    def overtaken(self, footprint: Footprint, base: Mapping[str, int]) -> BedrockishError | None:
+        """What ``Transactions`` asks the core, and what the voters ask before they approve."""
+        found = prepare_commit(footprint, dict(base), self.commit_window, Pending())
+        return None if found is None else ConflictError("overtaken")
+
+    def begin(self) -> None:
+        """Create the schema and the first rows, everywhere."""
+        first = self.nodes[0]
+        ddl = tuple(Statement(sql) for sql in valid(self.case.ddl))
+        if ddl:
+            self.commit(first, first.engine.execute(Request("c", ddl)), SERIALIZABLE)
+        for sql, params in self.case.rows:
+            with contextlib.suppress(UsageError):
+                self.commit(first, first.engine.execute(Request("c", (Statement(sql, params),))), SERIALIZABLE)
+        self.deliver_all(lambda _: 0)
+
+    def commit(self, node: Node, prepared: Prepared, isolation: str) -> None:
+        """Commit what a node has run, if nothing outside its base conflicts."""
+        if prepared.readonly:
+            return
+        if self.overtaken(prepared.footprint, prepared.base) is not None:
+            self.tally.counts["rejected"] += 1
+            return
+        entry = node.entry(prepared, isolation)
+        self.entries[node.name].append(entry)
+        self.commit_window.add(entry.place, entry.transaction)
+        self.tally.counts[f"committed, {isolation}"] += 1
+        self.said.append(f"   {node.name}{entry.tick} is committed, base {dict(prepared.base)}")
+        self.apply(node, entry)
+
+    def apply(self, node: Node, entry: Entry) -> None:
+        try:
+            node.engine.apply(entry, repeat=False, applied_ms=0)
+        except DamagedError as error:
+            raise NotAppliedError(f"at {node.name}: {error}") from error
+        self.tally.counts["applied"] += 1
+
+    def ready(self, node: Node) -> list[Entry]:
+        """Return the entries that a node may apply next."""
+        applied = node.engine.applied
+        following = [
+            entries[applied.get(leader, 0)]
+            for leader, entries in self.entries.items()
+            if len(entries) > applied.get(leader, 0)
+        ]
+        return [entry for entry in following if covers(applied, entry.after)]
+
+    def deliver(self, node: Node, choose: Any) -> bool:
+        """Let a node apply one entry; whether there was any."""
+        ready = self.ready(node)
+        if not ready:
+            return False
+        entry = ready[choose(len(ready))]
+        self.said.append(f"   {node.name} applies {entry.leader}{entry.tick}")
+        self.apply(node, entry)
+        return True
+
+    def deliver_all(self, choose: Any) -> None:
+        """Let every node apply everything, each in an order of its own."""
+        for node in self.nodes:
+            while self.deliver(node, choose):
+                pass
+
+    # -- transactions ----------------------------------------------------------------------------------------------
+
+    def run(self, node: Node, statements: list[Sql], isolation: str) -> None:
+        """Run a request; it is decided later."""
+        request = Request("c", tuple(Statement(*sql) for sql in statements), isolation=isolation)
+        self.said.append(f"{node.name} runs {statements} at {isolation}")
+        try:
+            prepared = node.engine.execute(request)
+        except UsageError as error:
+            self.tally.counts[f"refused: {str(error)[:40]}"] += 1
+            self.said.append(f"   refused: {error}")
+            return
+        node.prepared.append((prepared, isolation))
+
+    def step_of(self, node: Node, session: Session, sql: Sql) -> None:
+        """Run one statement of an open transaction."""
+        self.said.append(f"{node.name} runs {sql} in open transaction {id(session) % 1000}, {session.serializable}")
+        try:
+            for piece, params in node.interactive.pieces(session, Statement(*sql)):
+                if node.interactive.needs_snapshot(session, piece):
+                    node.engine.flush()
+                    node.interactive.take_snapshot(session)
+                node.interactive.run(session, piece, params, ROOM)
+            self.tally.counts["statements of open transactions"] += 1
+        except (ConflictError, UsageError) as error:
+            self.said.append(f"   {type(error).__name__}: {error}")
+            if isinstance(error, ConflictError) or session.over:
+                self.forget(node, session)
+
+    def finish(self, node: Node, session: Session) -> None:
+        """Commit an open transaction."""
+        self.said.append(f"{node.name} commits open transaction {id(session) % 1000}")
+        try:
+            prepared = node.interactive.finish(session)
+        except (ConflictError, UsageError) as error:
+            self.said.append(f"   {type(error).__name__}: {error}")
+        else:
+            node.interactive.end(session)
+            self.commit(node, prepared, SERIALIZABLE if session.serializable else SNAPSHOT)
+        self.forget(node, session)
+
+    def forget(self, node: Node, session: Session) -> None:
+        node.interactive.end(session)
+        node.sessions.remove(session)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def check(self, folder: Path, seed: int | None) -> None:
+        """Compare the nodes, and with ``seed`` also a replay of their journals."""
+        for node in self.nodes:
+            for session in list(node.sessions):
+                self.forget(node, session)
+            node.engine.flush()
+        digests = {node.name: digest(node.engine._db) for node in self.nodes}
+        if len(set(digests.values())) > 1:
+            raise NotAppliedError(f"the tables differ: {digests}")
+        for node in self.nodes:
+            db = node.engine._db
+            broken_keys = _broken_keys(db)
+            told = db.execute("PRAGMA integrity_check").fetchall()
+            if broken_keys or told != [("ok",)]:
+                raise NotAppliedError(f"constraints are broken at {node.name}: {broken_keys} {told}")
+        if seed is not None:
+            target = folder / "replay.db"
+            try:
+                found = replay([node.path for node in self.nodes], target, order=RANDOM, seed=seed, prepare=register)
+            except Exception as error:
+                raise NotAppliedError(f"the replay fails: {error}") from error
+            if found.digest != digests["A"]:
+                raise NotAppliedError("a replay has other tables")
+            self.tally.counts["replayed"] += 1
+
+    def close(self) -> None:
+        """Close the nodes."""
+        for node in self.nodes:
+            node.close()
+
+
+def _broken_keys(db: apsw.Connection) -> list[Any]:
+    """Return the rows without a parent.
+
+    Not of keys of which SQLite itself finds other children when a parent goes than parents when a child comes, because
+    the types of the two columns differ: alone on one node it leaves such rows, too.
+    """
+    schema = read_schema(db)
+    found: list[Any] = []
+    for table in schema.tables.values():
+        for foreign in table.foreign_keys:
+            parent = schema.tables.get(foreign.parent or "")
+            if parent is not None and _agree(foreign, table, parent):
+                with contextlib.suppress(apsw.SQLError):  # a key to columns that are not unique, which no row has
+                    query = "SELECT * FROM pragma_foreign_key_check(?) WHERE parent = ?"
+                    found += db.execute(query, (table.name, parent.name))
+    return found
+
+
+def play(case: Case, tally: Tally, folder: Path) -> None:
+    """Play a case.
+
+    Raises:
+        NotAppliedError: something that was approved does not apply, or not everywhere alike.
+    """
+    world = World(folder, case, tally)
+    luck = random.Random(case.luck)
+    try:
+        world.begin()
+        for step in case.steps:
+            _step(world, step)
+        for node in world.nodes:
+            for session in list(node.sessions):
+                world.finish(node, session)
+            while node.prepared:
+                world.commit(node, *node.prepared.pop(0))
+        world.deliver_all(luck.randrange)
+        world.check(folder, case.luck if case.luck % 8 == 0 else None)
+    except Exception as error:
+        raise NotAppliedError("\n".join([*case.ddl, *map(str, case.rows), *world.said, repr(error)])) from error
+    finally:
+        world.close()
+
+
+def _step(world: World, step: Step) -> None:
+    node = world.nodes[step.node]
+    if step.kind == RUN:
+        if len(node.prepared) < IN_FLIGHT_MAX:
+            world.run(node, step.statements, step.isolation)
+    elif step.kind == DECIDE:
+        if node.prepared:
+            world.commit(node, *node.prepared.pop(step.choice % len(node.prepared)))
+    elif step.kind == DELIVER:
+        world.deliver(node, lambda count: step.choice % count)
+    elif step.kind == OPEN:
+        if len(node.sessions) < IN_FLIGHT_MAX:
+            node.sessions.append(Session(step.isolation == SERIALIZABLE))
+    elif node.sessions:
+        session = node.sessions[step.choice % len(node.sessions)]
+        if step.kind == COMMIT:
+            world.finish(node, session)
+        else:
+            assert step.kind == STATEMENT
+            world.step_of(node, session, step.statements[0])
+
+
+def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> str | None:
+    """Try many cases; return the report of one that fails, made small, or None."""
+    for number in range(examples):
+        luck = random.Random(f"{start}:{number}")
+        case = make_case(Source(luck.randrange))
+        report = _failing(case, tally)
+        tally.counts["examples"] += 1
+        if report is not None:
+            return (_failing(_smallest(case), Tally()) or report) if shrink else report
+    return None
+
+
+def _failing(case: Case, tally: Tally) -> str | None:
+    try:
+        with tempfile.TemporaryDirectory(prefix="applicable-", dir=_memory()) as folder:
+            play(case, tally, Path(folder))
+    except NotAppliedError as error:
+        return str(error)
+    return None
+
+
+def _smallest(case: Case) -> Case:
+    """Leave out whatever the case does not need to fail."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for part in ("steps", "rows", "ddl"):
+            size = len(getattr(case, part))
+            while size:
+                for place in reversed(range(0, len(getattr(case, part)), size)):
+                    items = getattr(case, part)
+                    less = replace(case, **{part: items[:place] + items[place + size :]})
+                    if _failing(less, Tally()) is not None:
+                        case, smaller = less, True
+                size //= 2
+    return case
+
+
+def _memory() -> str | None:
+    """Return a folder without a disk behind it, if there is one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def main() -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mutate", choices=sorted(FAULTS), help="break it in this way")
+    options = parser.parse_args()
+    tally = Tally()
+    with broken(options.mutate) if options.mutate else contextlib.nullcontext():
+        report = search(options.examples, options.seed, tally)
+    print("\n".join(tally.lines()))
+    if report is not None:
+        print(report)
+    return int(report is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Deliberate faults: each must be found by ``tools.applicable``, or a slip like it would not be."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+from bedrockish.engine.readwrite import computed_columns, writeset
+from bedrockish.engine.storage import row_applier
+
+Patch = tuple[Any, str, Any]
+
+
+def computed_by_row() -> list[Patch]:
+    """A UNIQUE index on an expression or a VIRTUAL column is keyed by row only."""
+    add = writeset._TableKeys._add_index
+
+    def by_row(self: Any, index: Any, identity: Any) -> None:
+        add(self, index, identity)
+        if index.opaque:
+            self._untold = []
+
+    told = computed_columns.told_columns
+    rows_only = lambda index, table: 0 if index.opaque else told(index, table)  # noqa: E731
+    return [(writeset, "told_columns", rows_only), (writeset._TableKeys, "_add_index", by_row)]
+
+
+def foreign_by_row() -> list[Patch]:
+    """A UNIQUE index with a collation that is not SQLite's own is keyed by row only."""
+    return [(writeset._TableKeys, "_untold_ranges", lambda *_: iter(()))]
+
+
+def no_unique_points() -> list[Patch]:
+    """Two rows with the same UNIQUE value do not meet."""
+    return [(writeset, "_no_null", lambda *_: False)]
+
+
+def no_parents() -> list[Patch]:
+    """A child does not read its parent."""
+    return [(writeset._TableKeys, "reads", lambda *_: ([], []))]
+
+
+def triggers_again() -> list[Patch]:
+    """Triggers and foreign-key actions run where rows are applied, too."""
+    return [(row_applier.RowApplier, "_hush", lambda *_: None)]
+
+
+def partial_as_left() -> list[Patch]:
+    """An UPDATE that does not change a UNIQUE value of a partial index does not write it."""
+    points = writeset._TableKeys._points
+
+    def without(self: Any, old: Any, new: Any) -> Any:
+        uniques = self._uniques
+        self._uniques = [(join, places, False) for join, places, _ in uniques]
+        try:
+            return points(self, old, new)
+        finally:
+            self._uniques = uniques
+
+    return [(writeset._TableKeys, "_points", without)]
+
+
+FAULTS: dict[str, Callable[[], list[Patch]]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (computed_by_row, foreign_by_row, no_unique_points, no_parents, triggers_again, partial_as_left)
+}
+
+
+@contextlib.contextmanager
+def broken(name: str) -> Iterator[None]:
+    """Break it in one way."""
+    with contextlib.ExitStack() as stack:
+        for target, attribute, value in FAULTS[name]():
+            stack.enter_context(patch.object(target, attribute, value))
+        yield

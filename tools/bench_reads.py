@@ -1,0 +1,75 @@
+"""What it costs a node to tell what a statement reads, in instructions of the processor, which load does not change.
+
+Statements that read nothing by way of other rows are compared with those of another release: there must be no
+difference. A join that reads 50 rows is compared with running it, by the same library, on plain SQLite.
+
+    python -m tools.bench_reads --beside ../v0.1.0
+
+Each figure is a difference of two runs under ``valgrind``, with few and with many repetitions.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tools.cluster import SOURCES, DemoError, clean_environment
+
+FEW, MANY = 40, 240
+MOST_JOIN = 1.5  # times what SQLite itself takes
+WORK = Path(__file__).with_name("bench_reads_work.py")
+SIMPLE = ("insert", "update", "transfer", "select", "range", "in list")
+
+
+def instructions(sources: Sequence[Path], work: str, count: int) -> int:
+    """Return how many instructions a process executes that does some work so many times.
+
+    Raises:
+        DemoError: it cannot be counted.
+    """
+    program = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+    here = ["-P", str(WORK), work, str(count)]
+    environment = {**clean_environment(sources), "PYTHONHASHSEED": "0"}
+    try:
+        done = subprocess.run(
+            [*program, sys.executable, *here], env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
+    except OSError as error:
+        raise DemoError(f"instructions are counted with valgrind, and it does not start: {error}") from error
+    found = re.search(r"I\s+refs:\s+([\d,]+)", done.stderr)
+    if found is None or done.returncode:
+        raise DemoError(f"{work!r} cannot be counted: {done.stderr[-500:]}")
+    return int(found[1].replace(",", ""))
+
+
+def each(sources: Sequence[Path], work: str) -> float:
+    """Return the thousands of instructions of doing some work once."""
+    return (instructions(sources, work, MANY) - instructions(sources, work, FEW)) / (MANY - FEW) / 1_000
+
+
+def main() -> int:
+    """Run from the command line; 1 if a join costs more than it may."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another release, to compare with")
+    options = parser.parse_args()
+    show: Callable[[str, float, float, str], None] = lambda what, ours, theirs, of: print(  # noqa: E731
+        f"{what:10}{ours:10.1f} thousand instructions{ours / theirs:10.3f} of {of}", flush=True
+    )
+    beside = options.beside.resolve() if options.beside else None
+    if beside is not None:
+        for work in SIMPLE:
+            show(work, each(SOURCES, work), each((beside, beside / "journal", beside / "net"), work), beside.name)
+    join, plain = each(SOURCES, "join"), each(SOURCES, "plain join")
+    show("join", join, plain, "running it on plain SQLite")
+    if beside is not None:
+        show("join", join, each((beside, beside / "journal", beside / "net"), "join"), beside.name)
+    return int(join > MOST_JOIN * plain)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except DemoError as problem:
+        sys.exit(str(problem))

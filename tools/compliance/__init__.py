@@ -1,0 +1,1 @@
+"""Runs what others wrote against real nodes: see ``__main__``."""

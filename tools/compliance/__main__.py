@@ -1,0 +1,110 @@
+"""Runs the tests of programs that others wrote against real nodes, and compares with what is expected.
+
+Each suite has a file in ``tools/compliance/expected`` that names every test which does not pass, with the reason. If a
+test says something else than there, it is shown, and the exit status is 1. What cannot be run here is named, too.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tools.cluster import DemoError
+from tools.compliance.outcomes import (
+    UNEXPLAINED,
+    Expected,
+    Outcomes,
+    count,
+    differences,
+    path_of,
+    read_expected,
+    renewed,
+    write_expected,
+)
+from tools.compliance.suites import SUITES, Suite
+
+
+def expected_of(suite: Suite) -> Expected | None:
+    """Return what is expected of a suite; None before it was ever written."""
+    path = path_of(suite.name)
+    return read_expected(path) if path.exists() else None
+
+
+def in_words(outcomes: Outcomes) -> str:
+    """Return the counts as a line."""
+    return ", ".join(f"{many} {kind}" for kind, many in count(outcomes).items())
+
+
+def judge(suite: Suite, outcomes: Outcomes) -> bool:
+    """Print what is not as expected; return whether all is."""
+    expected = expected_of(suite)
+    if expected is None:
+        print(f"{suite.name}: nothing is expected of it yet; see --write")
+        return False
+    if expected.release != suite.release():
+        print(f"{suite.name}: expectations are of {expected.release}, this is {suite.release()}: NOT compared")
+        return True
+    found = [*differences(expected, outcomes)]
+    found += [f"no reason is given for {test}" for test, (_, why) in expected.others.items() if UNEXPLAINED in why]
+    print(*found, sep="\n", end="\n" if found else "")
+    print(f"{suite.name}: {'as expected' if not found else f'{len(found)} differences'}")
+    return not found
+
+
+def run(suite: Suite, place: Path, *, write: bool, plain: bool) -> bool:
+    """Run a suite and judge it, or write down what it says; return whether all is as expected."""
+    began = time.monotonic()
+    print(f"=== {suite.name}: {suite.release()}, three nodes", flush=True)
+    outcomes = suite.run_ours(place)
+    print(f"{in_words(outcomes)} in {time.monotonic() - began:.0f} s", flush=True)
+    if write:
+        old = expected_of(suite)
+        write_expected(path_of(suite.name), renewed(old, outcomes, suite.release(), suite.selection))
+    fine = judge(suite, outcomes)
+    if plain and suite.run_plain is not None:
+        print(f"=== {suite.name}: plain SQLite", flush=True)
+        beside = suite.run_plain(place)
+        print(in_words(beside), flush=True)
+        expected = expected_of(suite)
+        if write and expected is not None:
+            expected.plain = count(beside)
+            write_expected(path_of(suite.name), expected)
+        elif expected is not None and expected.release == suite.release() and expected.plain != count(beside):
+            print(f"{suite.name}: of plain SQLite, {expected.plain} is expected")
+            fine = False
+    return fine
+
+
+def main() -> int:
+    """Run what was asked for; the exit status is 1 if something is not as expected."""
+    parser = argparse.ArgumentParser(prog="python -m tools.compliance", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}; all by default")
+    parser.add_argument("--write", action="store_true", help="write down what is found as what is expected")
+    parser.add_argument("--plain", action="store_true", help="run them with plain SQLite, too")
+    parser.add_argument("--keep", type=Path, help="an empty directory for what the runs leave; a temporary one without")
+    asked = parser.parse_args()
+    unknown = sorted(set(asked.suites) - set(SUITES))
+    if unknown:
+        parser.error(f"there is no suite {', '.join(unknown)}; there is {', '.join(SUITES)}")
+    fine, left_out = True, []
+    for name in asked.suites or SUITES:
+        suite = SUITES[name]
+        if why := suite.missing():
+            left_out.append(f"{name}: NOT RUN: {why}")
+            continue
+        with tempfile.TemporaryDirectory() as temporary:
+            place = (asked.keep or Path(temporary)) / name
+            place.mkdir(parents=True)
+            try:
+                fine = run(suite, place, write=asked.write, plain=asked.plain) and fine
+            except (DemoError, subprocess.TimeoutExpired) as error:
+                print(f"{name}: could not be run: {error}")
+                fine = False
+    print(*left_out, sep="\n", end="\n" if left_out else "")
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

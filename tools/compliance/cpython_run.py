@@ -1,0 +1,158 @@
+"""Runs CPython's own tests of ``sqlite3`` with our DB-API in its place: ``python -m tools.compliance.cpython_run``.
+
+The tests are those of the interpreter that runs this (``test.test_sqlite3``; Debian packs them apart).
+What they take for the module ``sqlite3`` is ``bedrockish.dbapi``, with one difference: each new ``":memory:"``, and the
+first connection to a file's name in a test, empties the cluster first, since a cluster is one database.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import types
+import unittest
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import bedrockish.dbapi as db
+from tools.compliance.recording import Recording
+
+PACKAGE = "test.test_sqlite3"
+MODULES = ("backup", "dbapi", "dump", "factory", "hooks", "regression", "transactions", "types", "userfunctions")
+FACTORY = 6  # arguments by position, of which the last is the class of the connection
+TABLES = (
+    "SELECT type, name FROM sqlite_schema WHERE type IN ('table', 'view') AND sql IS NOT NULL "
+    "AND name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
+)
+
+
+class World:
+    """The cluster as the tests see it: as many files as they name, of which one at a time is there."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._names: set[str] = set()
+        self._opened: list[db.Connection] = []
+        self._sweeper = db.connect(url, isolation_level=None)
+
+    def begin(self) -> None:
+        """Close what the last test left open; forget its names."""
+        for connection in self._opened:
+            with suppress(Exception):
+                db.Connection.close(connection)
+        self._opened.clear()
+        self._names.clear()
+
+    def sweep(self) -> None:
+        """Drop all tables and views."""
+        found = self._sweeper.execute(TABLES).fetchall()
+        if not found:
+            return
+        self._sweeper.execute("PRAGMA foreign_keys = OFF")
+        self._sweeper.execute("BEGIN")
+        for kind, name in found:
+            quoted = '"' + name.replace('"', '""') + '"'
+            self._sweeper.execute(f"DROP {kind} {quoted}")
+        self._sweeper.execute("COMMIT")
+
+    def place_of(self, database: Any) -> Any:
+        """Return what stands for a database that a test names; what is no file's name is our module's to judge."""
+        if not isinstance(database, str):
+            return database
+        if database == ":memory:" or database not in self._names:
+            self.sweep()
+        self._names.add(database)
+        return self.url
+
+    def opened(self, connection: db.Connection) -> None:
+        """Note what is to be closed at the end of the test."""
+        self._opened.append(connection)
+
+
+def make_module(world: World) -> types.ModuleType:
+    """Return what the tests import as ``sqlite3``."""
+
+    class Connection(db.Connection):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if args:
+                args = (world.place_of(args[0]), *args[1:])
+            elif "database" in kwargs:
+                kwargs["database"] = world.place_of(kwargs["database"])
+            super().__init__(*args, **kwargs)
+            world.opened(self)
+
+    def connect(*args: Any, **kwargs: Any) -> db.Connection:
+        if len(args) < FACTORY:
+            kwargs.setdefault("factory", Connection)
+        return db.connect(*args, **kwargs)
+
+    made = types.ModuleType("sqlite3")
+    made.__dict__.update({name: getattr(db, name) for name in dir(db) if not name.startswith("__")})
+    made.__dict__.update(connect=connect, Connection=Connection, __getattr__=db.__getattr__)
+    return made
+
+
+class Recorder(Recording):
+    """Begins each test with nothing left of the one before."""
+
+    def __init__(self, world: World | None) -> None:
+        super().__init__()
+        self.world = world
+
+    def name_of(self, test: Any) -> str:
+        """Return the name of a test without the package."""
+        return name_of(test)
+
+    def startTest(self, test: Any) -> None:
+        """Close what the test before left open."""
+        if self.world is not None:
+            self.world.begin()
+        super().startTest(test)
+
+
+def name_of(test: Any) -> str:
+    """Return the name of a test as unittest says it, without the package."""
+    return str(test.id()).removeprefix(f"{PACKAGE}.test_")
+
+
+def load(module: str) -> unittest.TestSuite:
+    """Return the tests of one module of the suite."""
+    return unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(f"{PACKAGE}.test_{module}"))
+
+
+def run(url: str | None, record: Path, only: Sequence[str]) -> None:
+    """Run the suite and write what became of each test; without a URL, with plain ``sqlite3``."""
+    warnings.simplefilter("ignore")
+    support: Any = importlib.import_module("test.support")
+    support.verbose = 0  # it prints a version that sqlite3 has given up
+    world = None
+    if url is not None:
+        world = World(url)
+        sys.modules["sqlite3"] = make_module(world)
+    recorder = Recorder(world)
+    for module in MODULES:
+        suite = load(module)
+        for test in flat(suite):
+            if not only or any(word in name_of(test) for word in only):
+                unittest.TestSuite([test]).run(recorder)
+    record.write_text(json.dumps(recorder.outcomes, indent=1))
+
+
+def flat(suite: unittest.TestSuite) -> Sequence[unittest.TestCase]:
+    """Return the tests of a suite one by one."""
+    found: list[unittest.TestCase] = []
+    for one in suite:
+        found += flat(one) if isinstance(one, unittest.TestSuite) else [one]
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tools.compliance.cpython_run", description=__doc__)
+    parser.add_argument("record", type=Path, help="a file for what became of each test, as JSON")
+    parser.add_argument("--url", help="of the cluster, whose tables are all dropped; without it, plain sqlite3")
+    parser.add_argument("--only", nargs="*", default=(), help="parts of names of tests")
+    asked = parser.parse_args()
+    run(asked.url, asked.record, asked.only)

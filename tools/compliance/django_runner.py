@@ -1,0 +1,27 @@
+"""Django's own test runner, which notes what became of each test in the file that ``SUITE_RECORD`` names."""
+
+import json
+import os
+import unittest
+from pathlib import Path
+
+from django.test.runner import DiscoverRunner
+
+from tools.compliance.recording import Recording
+
+
+class Result(Recording, unittest.TextTestResult):
+    """Prints as Django's tests do, and writes down all at the end."""
+
+    def stopTestRun(self) -> None:
+        """Write down all."""
+        super().stopTestRun()
+        Path(os.environ["SUITE_RECORD"]).write_text(json.dumps(self.outcomes))
+
+
+class Runner(DiscoverRunner):
+    """What the settings name."""
+
+    def get_resultclass(self) -> type[Result]:
+        """Return the class of results."""
+        return Result

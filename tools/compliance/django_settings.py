@@ -1,0 +1,20 @@
+"""Settings of Django's own tests: two clusters, whose tables are dropped, or, without them, plain SQLite."""
+
+import os
+
+CLUSTERS = os.environ.get("SUITE_CLUSTERS", "").split()
+
+
+def _database(place: int) -> dict[str, object]:
+    if not CLUSTERS:
+        return {"ENGINE": "django.db.backends.sqlite3"}
+    # NAME is what a program would use, and is never asked here: tests have the cluster that TEST names.
+    return {"ENGINE": "bedrockish.django", "NAME": "bedrockish://127.0.0.1:1", "TEST": {"NAME": CLUSTERS[place]}}
+
+
+DATABASES = {"default": _database(0), "other": _database(1)}
+SECRET_KEY = "for tests"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+DEFAULT_AUTO_FIELD = "django.db.models.AutoField"
+USE_TZ = False
+TEST_RUNNER = "tools.compliance.django_runner.Runner"

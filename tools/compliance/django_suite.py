@@ -1,0 +1,104 @@
+"""Django's own tests, which its source distribution has: against three nodes, and against plain SQLite."""
+
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from tools.cluster import DemoError, clean_environment
+from tools.compliance.nodes import three_nodes
+from tools.compliance.outcomes import Outcomes, read_record
+
+LIMIT_S = 40 * 60
+PLUGIN = "bedrockish.django.functions"
+# What a database backend is about; the rest of the suite is about requests, templates and forms. A line is run at once:
+# the tables of all its models are made in one transaction, which for hundreds of them would hold up the nodes.
+CHOSEN = """\
+aggregation annotations backends
+basic bulk_create constraints
+dates datetimes db_functions
+delete expressions expressions_case
+expressions_window from_db_value get_or_create
+indexes introspection lookup
+many_to_many many_to_one one_to_one
+ordering prefetch_related queries
+raw_query select_for_update select_related
+transaction_hooks transactions update
+""".splitlines()
+
+
+def release() -> str:
+    """Return the release of the tests."""
+    return f"Django {version('django')}"
+
+
+def fetch(directory: Path) -> Path:
+    """Get the source distribution of the Django that is installed, from the package index; return its tests.
+
+    Raises:
+        DemoError: it could not be had.
+    """
+    installed = version("django")
+    wanted = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", f"Django=={installed}"]
+    command = [sys.executable, "-m", "pip", "download", "-q", "-d", str(directory), *wanted]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    archives = list(directory.glob("*.tar.gz"))
+    if done.returncode or not archives:
+        raise DemoError(f"the source distribution of Django {installed} could not be had:\n{done.stderr.strip()}")
+    with tarfile.open(archives[0]) as archive:
+        archive.extractall(directory, filter="data")
+    return next(directory.glob("*/tests/runtests.py")).parent
+
+
+def _run(directory: Path, clusters: Sequence[str], groups: Sequence[str]) -> Outcomes:
+    tests = fetch(directory)
+    found: Outcomes = {}
+    for number, group in enumerate(groups):
+        found |= _run_group(tests, directory / f"django-{number}", clusters, group.split())
+    return found
+
+
+def _run_group(tests: Path, name: Path, clusters: Sequence[str], labels: Sequence[str]) -> Outcomes:
+    record = name.with_suffix(".json")
+    settings = {"SUITE_CLUSTERS": " ".join(clusters), "SUITE_RECORD": str(record)}
+    options = ["--settings=tools.compliance.django_settings", "--parallel=1", "--noinput"]
+    with name.with_suffix(".txt").open("w+") as output:
+        subprocess.run(
+            [sys.executable, "runtests.py", *options, *labels],
+            cwd=tests,
+            env=clean_environment() | settings,
+            stdout=output,
+            stderr=output,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        output.seek(0)
+        lines = output.read().splitlines()
+    if not record.exists():
+        ended = "\n".join(lines[-20:])
+        raise DemoError(f"Django's tests of {', '.join(labels)} did not run to their end; the output ends:\n{ended}")
+    return read_record(record)
+
+
+def run_ours(directory: Path, groups: Sequence[str] = ()) -> Outcomes:
+    """Run Django's tests on three nodes, and on one more for those that want two databases.
+
+    Raises:
+        DemoError: they could not be run to their end.
+    """
+    with (
+        three_nodes(directory / "default", [PLUGIN]) as default,
+        three_nodes(directory / "other", [PLUGIN], names="A") as other,
+    ):
+        return _run(directory, [default.url(), other.url()], groups or CHOSEN)
+
+
+def run_plain(directory: Path, groups: Sequence[str] = ()) -> Outcomes:
+    """Run Django's tests on SQLite.
+
+    Raises:
+        DemoError: they could not be run to their end.
+    """
+    return _run(directory, [], groups or CHOSEN)

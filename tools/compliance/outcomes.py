@@ -1,0 +1,143 @@
+"""What became of the tests of a suite, and what is expected to: files that are checked in, one for each suite.
+
+A file names every test that does not pass, under the reason for it, and says how many pass. So a test that begins to
+fail, or to pass, or that vanishes, is a difference, and is seen in review.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Outcomes = dict[str, tuple[str, str]]  # test -> passed, failed or skipped, and why
+PASSED, FAILED, SKIPPED, REFUSED = "passed", "failed", "skipped", "refused"
+KINDS = (PASSED, REFUSED, FAILED, SKIPPED)
+PLACE = Path(__file__).resolve().parent / "expected"
+UNEXPLAINED = "NO REASON YET"
+HEAD = (
+    "# Written by `python -m tools.compliance {name} --write`; the reasons are written by hand, and kept.\n"
+    "# What is not named here passes. refused: by design. failed: otherwise. skipped: by the suite itself.\n"
+)
+
+
+def read_record(path: Path) -> Outcomes:
+    """Return what a runner has written down."""
+    found = json.loads(path.read_text()).items()
+    return {test: (outcome, reason.encode(errors="backslashreplace").decode()) for test, (outcome, reason) in found}
+
+
+def count(outcomes: Outcomes) -> dict[str, int]:
+    """Return how many tests passed, were skipped, and failed."""
+    found = Counter(outcome for outcome, _ in outcomes.values())
+    return {kind: found[kind] for kind in (PASSED, SKIPPED, FAILED)}
+
+
+@dataclass
+class Expected:
+    """What a suite is expected to say.
+
+    Attributes:
+        release: of what it was seen with.
+        passed: how many tests pass.
+        plain: how many pass, fail and are skipped with plain SQLite; empty where that makes no sense.
+        others: test -> refused, failed or skipped, and the reason.
+        selection: which part of the suite it is about; empty for the whole.
+    """
+
+    release: str
+    passed: int
+    plain: dict[str, int] = field(default_factory=dict)
+    others: Outcomes = field(default_factory=dict)
+    selection: str = ""
+
+    def counts(self) -> dict[str, int]:
+        """Return how many tests there are of each kind."""
+        found = Counter(kind for kind, _ in self.others.values())
+        return {PASSED: self.passed, **{kind: found[kind] for kind in KINDS[1:]}}
+
+    def reasons(self) -> Counter[tuple[str, str]]:
+        """Return how many tests there are for each kind and reason."""
+        return Counter(self.others.values())
+
+
+def path_of(name: str) -> Path:
+    """Return where the expectations of a suite are."""
+    return PLACE / f"{name}.txt"
+
+
+def read_expected(path: Path) -> Expected:
+    """Read a file of expectations.
+
+    Raises:
+        ValueError: a line of it says nothing.
+    """
+    found = Expected("", 0)
+    heading: tuple[str, str] | None = None
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        word, _, rest = line.partition(": ")
+        if line.startswith("== "):
+            kind, _, reason = line[3:].partition(": ")
+            heading = kind, reason
+        elif heading is not None:
+            found.others[line.strip()] = heading
+        elif word == "release":
+            found.release = rest
+        elif word == "selection":
+            found.selection = rest
+        elif word == PASSED:
+            found.passed = int(rest)
+        elif word == "plain":
+            found.plain = {kind: int(many) for many, kind in (one.split() for one in rest.split(", "))}
+        else:
+            raise ValueError(f"{path}, line {number}: {line!r} belongs to nothing")
+    return found
+
+
+def write_expected(path: Path, expected: Expected) -> None:
+    """Write a file of expectations."""
+    lines = [HEAD.format(name=path.stem), f"release: {expected.release}"]
+    lines += [f"selection: {expected.selection}"] if expected.selection else []
+    lines += [f"{PASSED}: {expected.passed}"]
+    if expected.plain:
+        lines.append("plain: " + ", ".join(f"{many} {kind}" for kind, many in expected.plain.items()))
+    for kind, reason in sorted(expected.reasons(), key=lambda one: (KINDS.index(one[0]), one[1])):
+        names = sorted(test for test, why in expected.others.items() if why == (kind, reason))
+        lines += ["", f"== {kind}: {reason}", *names]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def renewed(old: Expected | None, outcomes: Outcomes, release: str, selection: str) -> Expected:
+    """Return expectations as they were found, with the reasons that were given before."""
+    new = Expected(release, count(outcomes)[PASSED], old.plain if old else {}, selection=selection)
+    for test, (outcome, said) in outcomes.items():
+        before = old.others.get(test) if old else None
+        if outcome == SKIPPED:
+            new.others[test] = (SKIPPED, before[1] if before and before[0] == SKIPPED else said or UNEXPLAINED)
+        elif outcome == FAILED:
+            given = before is not None and before[0] in (REFUSED, FAILED)
+            new.others[test] = before if given and before else (FAILED, f"{UNEXPLAINED}: {said}")
+    return new
+
+
+def part_of(expected: Expected, outcomes: Outcomes) -> Expected:
+    """Return what is expected of those tests alone that were run."""
+    others = {test: why for test, why in expected.others.items() if test in outcomes}
+    return Expected(expected.release, len(outcomes) - len(others), others=others)
+
+
+def differences(expected: Expected, outcomes: Outcomes) -> Iterator[str]:
+    """Yield, a line for each, what is not as expected."""
+    for test in sorted({*expected.others, *outcomes}):
+        before = expected.others.get(test, (PASSED, ""))[0]
+        now, said = outcomes.get(test, ("gone", ""))
+        if before == PASSED and now == "gone":
+            continue
+        if now != (FAILED if before == REFUSED else before):
+            yield f"- {before:8} {test}\n+ {now:8} {test}" + (f"  ({said})" if said else "")
+    passed = count(outcomes)[PASSED]
+    if passed != expected.passed:
+        yield f"- {expected.passed} passed\n+ {passed} passed"

@@ -1,0 +1,67 @@
+"""Writes docs/compliance.md from the files of expectations."""
+
+from tools.compliance.outcomes import KINDS, PASSED, REFUSED, Expected, path_of, read_expected
+from tools.compliance.suites import SUITES, Suite
+
+HEAD = """\
+Tests that others wrote for their own programs run here against three real nodes, and beside it against plain SQLite.
+What does not pass is named, test by test and with the reason, in `tools/compliance/expected`, and any change of that is
+seen in review:
+
+```sh
+python -m tools.compliance              # all of them; or the names of some
+python -m tools.compliance cpython --write --plain   # note what is found; give the reasons by hand
+```
+
+`tools/test` runs a part of each, `tools/test --slow` all. Every package is one that
+[requirements.lock](../tools/requirements.lock) pins. Expectations are of one release; for another, nothing is compared,
+which is said.
+
+*Refused* is what a replicated database does not do by design, with an error that names the way out; *failed* is the
+rest. *Skipped* is what a suite itself leaves out, for reasons of its own or because our backend says that it cannot do
+it.
+"""
+
+
+def compliance_page(note: str) -> str:
+    """Return the page; ``note`` says that it is written by a program."""
+    lines = ["# Suites that others wrote", "", note, "", HEAD]
+    lines += [
+        "| suite | release | | passed | refused | failed | skipped |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    found = {name: read_expected(path_of(name)) for name in SUITES}
+    for name, suite in SUITES.items():
+        lines += rows(suite, found[name])
+    for name, suite in SUITES.items():
+        lines += ["", f"## {suite.heading}", "", *about(suite, found[name])]
+    return "\n".join(lines) + "\n"
+
+
+def rows(suite: Suite, expected: Expected) -> list[str]:
+    """Return the lines of the table about a suite."""
+    counts = expected.counts()
+    link = f"[{suite.heading}](#{suite.heading.lower().replace(' ', '-')})"
+    numbers = " | ".join(str(counts[kind]) for kind in KINDS)
+    lines = [f"| {link} | {expected.release} | three nodes | {numbers} |"]
+    if expected.plain:
+        plain = " | ".join(str(expected.plain.get(kind, "")) for kind in KINDS)
+        lines.append(f"| | | plain SQLite | {plain} |")
+    return lines
+
+
+def about(suite: Suite, expected: Expected) -> list[str]:
+    """Return the lines about what does not pass in a suite."""
+    lines = [f"{suite.title}: {expected.selection}."]
+    counts = expected.counts()
+    if counts[REFUSED]:
+        asked = counts[PASSED] + counts["failed"]
+        share = 100 * counts[PASSED] / asked
+        lines += ["", f"Of the {asked} tests that ask for nothing that is refused, {share:.1f} % pass."]
+    reasons = expected.reasons()
+    if reasons:
+        lines += ["", "| | tests | why |", "| --- | --- | --- |"]
+    for kind, why in sorted(reasons, key=lambda one: (KINDS.index(one[0]), -reasons[one], one[1])):
+        said = why.replace("|", "\\|").replace("<", "&lt;")
+        lines.append(f"| {kind} | {reasons[kind, why]} | {said} |")
+    return lines

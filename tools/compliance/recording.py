@@ -1,0 +1,83 @@
+"""Notes what became of each test that ``unittest`` runs."""
+
+import signal
+import unittest
+from typing import Any
+
+from tools.compliance.outcomes import FAILED, PASSED, SKIPPED, Outcomes
+
+TEST_S = 120  # a test that takes longer has failed
+
+
+class TooLongError(Exception):
+    """Raised in a test that takes longer than ``TEST_S``."""
+
+
+def ring(*_: Any) -> None:
+    """End a test that takes too long."""
+    raise TooLongError(f"takes longer than {TEST_S} s")
+
+
+class Recording(unittest.TestResult):
+    """A result that notes the outcomes of tests by their names."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.outcomes: Outcomes = {}
+
+    def name_of(self, test: Any) -> str:
+        """Return the name under which a test is noted."""
+        return str(test.id())
+
+    def note(self, test: Any, outcome: str, why: str = "") -> None:
+        """Note what became of a test; what was said first holds."""
+        self.outcomes.setdefault(self.name_of(test), (outcome, why))
+
+    def note_error(self, test: Any, err: Any) -> None:
+        """Note a failure by what was raised."""
+        kind, value, _ = err
+        lines = (str(value).strip() or "no text").splitlines()
+        self.note(test, FAILED, f"{kind.__name__}: {lines[0][:300]}")
+
+    def startTest(self, test: Any) -> None:
+        """Set the alarm."""
+        super().startTest(test)
+        signal.signal(signal.SIGALRM, ring)
+        signal.alarm(TEST_S)
+
+    def stopTest(self, test: Any) -> None:
+        """Note that it ended; what nothing was said of has passed."""
+        signal.alarm(0)
+        super().stopTest(test)
+        self.note(test, PASSED)
+
+    def addError(self, test: Any, err: Any) -> None:
+        """Note an error."""
+        super().addError(test, err)
+        self.note_error(test, err)
+
+    def addFailure(self, test: Any, err: Any) -> None:
+        """Note a failure."""
+        super().addFailure(test, err)
+        self.note_error(test, err)
+
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+        """Note a failure within a test."""
+        super().addSubTest(test, subtest, err)
+        if err is not None:
+            self.note_error(test, err)
+
+    def addSkip(self, test: Any, reason: str) -> None:
+        """Note that a test does not want to run."""
+        super().addSkip(test, reason)
+        self.note(test, SKIPPED, reason)
+
+    def addExpectedFailure(self, test: Any, err: Any) -> None:
+        """Note what is known to fail, which is no failure."""
+        super().addExpectedFailure(test, err)
+        self.note(test, SKIPPED, "expected to fail")
+
+    def addUnexpectedSuccess(self, test: Any) -> None:
+        """Note a test that passes and should not."""
+        super().addUnexpectedSuccess(test)
+        self.note(test, FAILED, "passes unexpectedly")

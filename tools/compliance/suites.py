@@ -1,0 +1,83 @@
+"""The suites that others wrote, and how each is run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from tools.compliance import cpython_suite, django_suite, programs_suite, sqlalchemy_suite
+from tools.compliance.outcomes import Outcomes
+
+Run = Callable[[Path], Outcomes]
+
+
+def _nothing_missing() -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One suite.
+
+    Attributes:
+        name: that of its file of expectations.
+        heading: of its part of the page.
+        title: what it is.
+        release: says which release of it is here; expectations are of one.
+        run_ours: runs it against three nodes in a directory.
+        run_plain: runs it against plain SQLite; None where that makes no sense.
+        missing: says what is not here that it needs, or None.
+        selection: what is run of it, for the page.
+    """
+
+    name: str
+    heading: str
+    title: str
+    release: Callable[[], str]
+    run_ours: Run
+    run_plain: Run | None = None
+    missing: Callable[[], str | None] = _nothing_missing
+    selection: str = "all"
+
+
+SUITES = {
+    one.name: one
+    for one in (
+        Suite(
+            "cpython",
+            "CPython",
+            "`test_sqlite3`, CPython's own tests of `sqlite3`, with our [DB-API](dbapi.md) in its place",
+            cpython_suite.release,
+            cpython_suite.run_ours,
+            cpython_suite.run_plain,
+            cpython_suite.missing,
+        ),
+        Suite(
+            "sqlalchemy",
+            "SQLAlchemy",
+            "The dialect suite that ships with SQLAlchemy, on [our dialect](sqlalchemy.md)",
+            lambda: f"SQLAlchemy {version('sqlalchemy')}",
+            sqlalchemy_suite.run_ours,
+            sqlalchemy_suite.run_plain,
+        ),
+        Suite(
+            "django",
+            "Django",
+            "The tests in Django's source distribution, on [our backend](migrating.md#django)",
+            django_suite.release,
+            django_suite.run_ours,
+            django_suite.run_plain,
+            selection=f"{len(' '.join(django_suite.CHOSEN).split())} packages of tests that a database decides most",
+        ),
+        Suite(
+            "programs",
+            "Programs",
+            "Small programs on SQLModel, Flask-SQLAlchemy, pandas, dataset, records and Celery, and on a node's file "
+            "with sqlite-utils and Datasette, in `tools/compliance/programs_run.py`",
+            programs_suite.release,
+            programs_suite.run_ours,
+            programs_suite.run_plain,
+            programs_suite.missing,
+        ),
+    )
+}

@@ -1,0 +1,365 @@
+"""Who attacks: each in a thread of its own, against all three nodes, until the time is over."""
+
+import contextlib
+import http.client
+import json
+import random
+import socket
+import struct
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+import apsw
+import cbor2
+import trio
+
+import bedrockish
+from bedrockish.api.requests import STALE, Request, Statement
+from bedrockish.api.url import Address, parse_url
+from bedrockish.config.config import Config, build
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import BedrockishError, ConfigError, InternalError, UnavailableError
+from bedrockish.node.event_loop import Runtime
+from bedrockish_net.frame import HEADER, Kind, encode_frame
+from bedrockish_net.mesh import Received
+from tools.fuzz.lab import LIAR, Lab
+from tools.fuzz.mutate import mutated, mutated_value, odd_text
+
+MESSAGES = 4_000  # that one node on a copy hears
+AT_ONCE = 40  # frames that are sent before somebody looks whether the link still stands
+FINE = (
+    "SELECT * FROM t WHERE id = 1",
+    "INSERT INTO t(x) VALUES ('a')",
+    "UPDATE t SET x = 2 WHERE id = 2",
+    "CREATE VIEW v AS SELECT * FROM t",
+    "CREATE TRIGGER g AFTER INSERT ON t BEGIN DELETE FROM t WHERE id = 9; END",
+    "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 9) SELECT * FROM n",
+)
+PATHS = ["/db/query", "/db/execute", "/db/transaction", "/db/stream", "/status", "/readyz", "/metrics", "/changes"]
+
+
+class Attack:
+    """One way to attack, and how often it was done.
+
+    Attributes:
+        counts: what was sent, and what came of it.
+        findings: what must not happen.
+    """
+
+    def __init__(self, lab: Lab, seed: int, until: float) -> None:
+        self.lab, self.luck, self.until = lab, random.Random(seed), until
+        self.counts: Counter[str] = Counter()
+        self.findings: list[str] = []
+
+    def run(self) -> None:
+        """Go on until the time is over; what this program itself does wrong is a finding, too."""
+        try:
+            while time.monotonic() < self.until:
+                self.once()
+        except Exception as error:
+            self.findings.append(f"{type(self).__name__} failed: {type(error).__name__}: {error}")
+
+    def once(self) -> None:
+        """Attack once."""
+        raise NotImplementedError
+
+    def found(self, what: str) -> None:
+        """Note what must not happen; the first twenty."""
+        if len(self.findings) < 20:
+            self.findings.append(what)
+
+
+class Frames(Attack):
+    """Frames with something wrong in them, on links that are opened as a client or a peer opens them."""
+
+    role = ""
+
+    def __init__(self, lab: Lab, seed: int, until: float) -> None:
+        super().__init__(lab, seed, until)
+        self._links: dict[str, socket.socket] = {}
+        found = {node.name: lab.taps[node.name].messages(self.role) for node in lab.honest}
+        self._hellos = {name: hello for name, (hello, _) in found.items()}
+        self._said = [payload for _, said in found.values() for payload in said]
+        assert self._said, f"nothing was recorded of a {self.role}"
+
+    def once(self) -> None:
+        """Send some frames to one node."""
+        node = self.luck.choice(self.lab.honest)
+        try:
+            link = self._links.get(node.name) or self._open(node.name, node.port)
+            frames = [mutated(self.luck.choice(self._said), self.luck) for _ in range(AT_ONCE)]
+            data = b"".join(self._framed(frame) for frame in frames)
+            link.settimeout(5)
+            link.sendall(data)
+            self.counts["frames"] += len(frames)
+            link.setblocking(False)
+            while link.recv(1 << 16):
+                pass
+            self._drop(node.name)
+        except BlockingIOError:
+            pass  # the link stands, and nothing more has come
+        except OSError:
+            self._drop(node.name)
+            time.sleep(0.002)
+
+    def _open(self, name: str, port: int) -> socket.socket:
+        link = socket.create_connection(("127.0.0.1", port), timeout=5)
+        self._links[name] = link
+        hello = self._hellos[name]
+        link.sendall(encode_frame(Kind.HELLO, mutated(hello, self.luck) if self.luck.random() < 0.02 else hello))
+        if not link.recv(1 << 16):
+            raise ConnectionResetError
+        self.counts["links"] += 1
+        return link
+
+    def _drop(self, name: str) -> None:
+        if name in self._links:
+            self._links.pop(name).close()
+
+    def _framed(self, payload: bytes) -> bytes:
+        way = self.luck.random()
+        if way < 0.002:
+            return HEADER.pack(self.luck.choice((0, 2**31, 2**32 - 1)), self.luck.randrange(256)) + payload
+        return encode_frame(Kind.DATA, payload)
+
+
+class ClientFrames(Frames):
+    """What clients say, with something wrong in it."""
+
+    role = "client"
+
+
+class PeerFrames(Frames):
+    """What the fourth member said while it ran, with something wrong in it."""
+
+    role = "peer"
+
+    def _open(self, name: str, port: int) -> socket.socket:
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            assert cbor2.loads(self._hellos[name])["node"] == LIAR
+        return super()._open(name, port)
+
+
+class Silent:
+    """Links to nobody: what a node says is dropped, and whoever talks nonsense may go on."""
+
+    up = frozenset((LIAR, "B", "C"))
+    left_alone: Mapping[str, float] = {}
+
+    def __init__(self) -> None:
+        self.rejected = 0
+
+    def send_many(self, _node: str, _payloads: object) -> bool:
+        """Drop messages."""
+        return True
+
+    def waiting_bytes(self) -> int:
+        """Return how much waits: nothing."""
+        return 0
+
+    def drop_slowest(self, _held: object, _least: int, _stuck_seconds: float = 0.0) -> bool:
+        """Drop nobody: there is nobody."""
+        return False
+
+    def reject(self, _node: str, _reason: str) -> None:
+        """Count what could not be read."""
+        self.rejected += 1
+
+    def set_peers(self, _peers: object) -> None:
+        """Stay as it is."""
+
+
+class Messages(Attack):
+    """The same messages of a peer before a node on a copy of A's file, which hears each of them.
+
+    A real node ends the link at the first one that it cannot read, and soon leaves the peer alone for a minute.
+    """
+
+    def once(self) -> None:
+        """Talk to a node on a new copy for a while; a lie that can be read may bar it, and then it hears little."""
+        said = self.lab.taps["A"].messages("peer")[1]
+        with tempfile.TemporaryDirectory(prefix="fuzz") as directory:
+            path = Path(directory) / "copy.db"
+            source = apsw.Connection(str(self.lab.honest[0].database), flags=apsw.SQLITE_OPEN_READONLY)
+            target = apsw.Connection(str(path))
+            with closing(source), closing(target), target.backup("main", source, "main") as backup:
+                backup.step(-1)
+            engine = Engine.open(path, founding=None)
+            here = Address("127.0.0.1", 1)
+            runtime = Runtime(engine, Config(node="A", database=str(path), listen=here, peers={"A": here}))
+            mesh = Silent()
+            runtime.mesh = mesh  # type: ignore[assignment]
+            try:
+                trio.run(self._talk, runtime, said)
+            except Exception as error:
+                leaf: BaseException = error
+                while isinstance(leaf, BaseExceptionGroup):
+                    leaf = leaf.exceptions[0]
+                self.found("".join(traceback.format_exception(leaf))[-1500:])
+            finally:
+                engine.close()
+            self.counts["messages refused"] += mesh.rejected
+            if runtime.faults.last:
+                self.found(runtime.faults.last)
+
+    async def _talk(self, runtime: Runtime, said: list[bytes]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await trio.sleep(0.05)
+            for _ in range(MESSAGES // AT_ONCE):
+                if time.monotonic() > self.until:
+                    break
+                for _ in range(AT_ONCE):
+                    runtime.on_net(Received(LIAR, [mutated(self.luck.choice(said), self.luck)]))
+                self.counts["messages"] += AT_ONCE
+                await runtime.durable()
+            with suppress(UnavailableError):  # it may have been told that it is barred, and then says so
+                await runtime.submit(Request("after", (Statement("SELECT count(*) FROM t"),), read=STALE, timeout_s=20))
+            nursery.cancel_scope.cancel()
+
+
+class Bytes(Attack):
+    """What is no protocol at all, what is half of one, and who says nothing."""
+
+    def once(self) -> None:
+        """Send some bytes to one port."""
+        node, luck = self.luck.choice(self.lab.honest), self.luck
+        port = node.port if luck.random() < 0.5 else node.http_port
+        data = luck.choice(
+            (
+                luck.randbytes(luck.randrange(1, 2_000)),
+                b"",
+                b"GET / HTTP/1.1\r\nHost: " + luck.randbytes(50) + b"\r\n\r\n",
+                struct.pack(">IB", 1 << luck.randrange(32), luck.randrange(8)) + luck.randbytes(100),
+                encode_frame(Kind.HELLO, cbor2.dumps(mutated_value({"role": "client", "info": {}}, luck))),
+                b"\x16\x03\x01" + luck.randbytes(200),
+            )
+        )
+        with contextlib.suppress(OSError):
+            link = socket.create_connection(("127.0.0.1", port), timeout=2)
+            with link:
+                link.sendall(data)
+                self.counts["streams"] += 1
+                if luck.random() < 0.5:
+                    link.settimeout(0.05)
+                    link.recv(1_000)
+
+
+class Texts(Attack):
+    """SQL that is none, or too much of it, from a client that keeps the protocol."""
+
+    def __init__(self, lab: Lab, seed: int, until: float) -> None:
+        super().__init__(lab, seed, until)
+        self._clients = [bedrockish.connect(lab.url(index, only=True, options="discover=no")) for index in range(3)]
+
+    def once(self) -> None:
+        """Send one text."""
+        db, text = self.luck.choice(self._clients), odd_text(self.luck, FINE)
+        self.counts["texts"] += 1
+        way: Callable[[], object] = self.luck.choice(
+            (
+                lambda: db.execute(text, timeout=2),
+                lambda: db.execute(text, [None, "a", b"b", 1.5], timeout=2),
+                lambda: db.explain(text, timeout=2),
+                lambda: db.columns(text, timeout=2),
+                lambda: streamed(db, text),
+                lambda: db.transact([text, ("SELECT 1", None)], timeout=2),
+            )
+        )
+        try:
+            way()
+            self.counts["texts accepted"] += 1
+        except InternalError as error:
+            self.found(f"{text[:200]!r}: {error.message}")
+        except BedrockishError:
+            self.counts["texts refused"] += 1
+        except Exception as error:
+            self.found(f"a client raised {type(error).__name__}: {error} at {text[:200]!r}")
+
+
+def streamed(db: bedrockish.Connection, text: str) -> int:
+    """Read a streamed result, and return how many rows it has."""
+    with db.stream(text, timeout=2) as rows:
+        return sum(1 for _ in rows)
+
+
+def json_of(value: object) -> bytes:
+    """Return something as JSON, or what comes of it when it cannot be."""
+    try:
+        return json.dumps(value, default=str).encode("utf-8", "surrogatepass")
+    except TypeError:
+        return str(value).encode("utf-8", "surrogatepass")
+
+
+class Http(Attack):
+    """Requests to paths that are there and paths that are not, with bodies that are nearly right."""
+
+    def once(self) -> None:
+        """Send one request."""
+        luck, node = self.luck, self.luck.choice(self.lab.honest)
+        assert node.http_port is not None
+        body: object = {"sql": odd_text(luck, FINE), "params": [1, {"blob": "AA=="}, None]}
+        body = mutated_value(luck.choice((body, [body], [body["sql"]] if isinstance(body, dict) else body)), luck)
+        data = json_of(body)
+        if luck.random() < 0.2:
+            data = luck.randbytes(luck.randrange(200))
+        path = luck.choice(PATHS) if luck.random() < 0.8 else "/" + quote(luck.randbytes(8))
+        path += luck.choice(("", "?timeout=2", "?after=" + quote(luck.randbytes(4)), "?read=" + str(luck.random())))
+        link = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=10)
+        try:
+            link.request(luck.choice(("GET", "POST", "PUT")), path, data, {"Content-Type": "application/json"})
+            reply = link.getresponse()
+            said = reply.read(1 << 20)
+            self.counts["requests"] += 1
+            if reply.status == 500:
+                self.found(f"{path} with {data[:200]!r} answers 500: {said[:300]!r}")
+        except (OSError, http.client.HTTPException):
+            self.counts["requests cut off"] += 1
+        finally:
+            link.close()
+
+
+class Settings(Attack):
+    """URLs and configuration files, which are read in this very process."""
+
+    def once(self) -> None:
+        """Read one of each."""
+        luck = self.luck
+        url = f"bedrockish://u:p@h:1,[::1]:2/?read=session&timeout={luck.randrange(9)}"
+        text = 'node = "A"\ndatabase = "a.db"\nlisten = "127.0.0.1:1"\n[peers]\nB = "127.0.0.1:2"\n[limits]\n'
+        for what, fine, read in (
+            ("url", url, parse_url),
+            ("file", text, lambda given: build(text=given, file="f.toml")),
+        ):
+            given = list(fine)
+            odd = ("", "\0", "é", "\ud800", "=", "[", '"', "9" * 50, ":", "%")
+            for _ in range(luck.randrange(1, 5)):
+                given[luck.randrange(len(given))] = luck.choice(odd)
+            self.counts[f"{what}s"] += 1
+            try:
+                read("".join(given))
+            except ConfigError:
+                self.counts[f"{what}s refused"] += 1
+            except Exception as error:
+                self.found(f"{what} {''.join(given)!r}: {type(error).__name__}: {error}")
+        time.sleep(0.001)
+
+
+def attack(lab: Lab, seconds: float, seed: int) -> list[Attack]:
+    """Attack in every way at once, and return what was done."""
+    until = time.monotonic() + seconds
+    kinds = (ClientFrames, PeerFrames, Messages, Bytes, Texts, Http, Settings)
+    attacks = [kind(lab, seed + number, until) for number, kind in enumerate(kinds)]
+    threads = [threading.Thread(target=one.run, name=type(one).__name__) for one in attacks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return attacks

@@ -1,0 +1,96 @@
+"""The way of one INSERT over three nodes, file by file: which functions run, in which order.
+
+``python -m tools.path_of`` starts three nodes and a client in one process, sends the same INSERT until everything is
+warm, and records the last one. It prints how many files and functions of ours it went through, and each file with its
+functions in the order in which they were first called. ``docs/architecture.md`` is held against it by a test.
+"""
+
+import logging
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import trio
+
+from bedrockish import open_client
+from bedrockish.config.config import build
+from bedrockish.daemon import serve
+from tools.cluster import ROOT, free_ports
+
+WARM = 30  # times that the statement was run before
+OURS = ("bedrockish", "journal", "net")
+
+Step = tuple[str, str]
+
+
+async def record(place: Path) -> list[Step]:
+    """Return the functions that one INSERT calls, in order; each as its file and its qualified name."""
+    names = ("A", "B", "C")
+    ports = dict(zip(names, free_ports(3), strict=True))
+    peers = "\n".join(f'{name} = "127.0.0.1:{port}"' for name, port in ports.items())
+    steps: list[Step] = []
+
+    def note(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call":
+            steps.append((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    async with trio.open_nursery() as nursery:
+        for name, port in ports.items():
+            text = (
+                f'node = "{name}"\ndatabase = "{place / name}.sqlite"\nlisten = "127.0.0.1:{port}"\n[peers]\n{peers}\n'
+            )
+            nursery.start_soon(serve, build(text=text, environment={}, flags={}))
+        url = "bedrockish://" + ",".join(f"127.0.0.1:{port}" for port in ports.values())
+        async with await opened(url) as client:
+            await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
+            for number in range(WARM):
+                await client.execute("INSERT INTO t VALUES (?, 'x')", (number,))
+                await trio.sleep(0.05)
+            sys.setprofile(note)
+            try:
+                await client.execute("INSERT INTO t VALUES (?, 'x')", (WARM,))
+                await trio.sleep(0.02)  # the others take the COMMIT in
+            finally:
+                sys.setprofile(None)
+        nursery.cancel_scope.cancel()
+    return [(where.removeprefix(f"{ROOT}/"), name) for where, name in steps if inside(where)]
+
+
+async def opened(url: str) -> Any:
+    """Return a client of nodes that may still be starting."""
+    for _ in range(100):
+        try:
+            async with open_client(url) as client:
+                await client.ping()
+            return open_client(url)
+        except Exception:
+            await trio.sleep(0.1)
+    return open_client(url)
+
+
+def inside(file: str) -> bool:
+    """Say whether a file is the project's own code."""
+    return file.startswith(tuple(f"{ROOT / folder}/" for folder in OURS))
+
+
+def first_calls(steps: Iterable[Step]) -> list[Step]:
+    """Return each function once, in the order of its first call."""
+    return list(dict.fromkeys(steps))
+
+
+def main() -> None:
+    """Print the way."""
+    logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as place:
+        steps = first_calls(trio.run(record, Path(place)))
+    files = list(dict.fromkeys(file for file, _ in steps))
+    print(f"{len(files)} files, {len(steps)} functions")
+    for file in files:
+        print(f"  {file}: {', '.join(name for where, name in steps if where == file)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Rows that no commit has made: a bit changes at one node, and what is done about it.
+
+A row is changed in a node's file, whether the node runs or is down. The node does not know. It finds out when a commit
+meets the row, when a voter has other rows than it (then both look), or when tables are compared in the background.
+Then it does as a real one does: it begins again with an alarm in its file, is as if it were down to the others, and
+fills itself again from another node's file, if that one's tables are what its journal makes of them, or from its own
+journal; its votes and promises stay.
+
+Whether tables are what their journal makes of them is not worked out here, as a real node does it: the world knows
+which rows it has changed.
+"""
+
+from collections.abc import Iterable, Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import cbor2
+
+from bedrockish.api.requests import Answer, Request
+from bedrockish.core.protocol.health import Alarm, Mode, encode_alarm
+from bedrockish.core.protocol.messages import (
+    Accept,
+    Accepted,
+    Approve,
+    Begin,
+    Checked,
+    Commit,
+    Message,
+    Promise,
+    Recover,
+    ToldClock,
+)
+from bedrockish.errors import BedrockishError
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import ROWS, Transaction
+from bedrockish_journal.model.vector import covers
+from tools.sim.database import NOTHING, Row
+from tools.sim.disk import ALARM, Batch, Image, Note
+
+if TYPE_CHECKING:
+    from tools.sim.machine import Machine
+    from tools.sim.world import World
+
+NOT_WHEN_DAMAGED = (Approve, Promise, Accepted, Checked, ToldClock, Begin, Recover, Accept, Commit)
+VOTERS_MIN = 3  # fewer cannot tell by comparing whose row is wrong before one of them has decided alone
+
+
+class Flips:
+    """Changes rows at nodes, until it is told to stop; and the laws about that.
+
+    Attributes:
+        keys: the rows that were ever changed somewhere.
+        misled: the commands that were executed, at least once, on a changed row of which nobody knew.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.luck = self.pauses = Random(f"flips {world.options.seed}")
+        self.count = 0
+        self.stopped = False
+        self.keys: set[str] = set()
+        self.misled: set[str] = set()
+        self._written: dict[tuple[str, int], Any] = {}  # (key, version) -> value, as committed
+
+    def start(self) -> None:
+        """Begin."""
+        if self.world.options.flip_every_s:
+            self._wait()
+
+    def _wait(self) -> None:
+        self.world.after(self.pauses.expovariate(1 / self.world.options.flip_every_s), self._flip)
+
+    def _flip(self) -> None:
+        if self.stopped:
+            return
+        self._wait()
+        self.count += 1
+        name = f"d{self.count}"
+        self.luck = Random(f"{name} {self.world.options.seed}")
+        if len(self.world.voters) < VOTERS_MIN or not self.world.happens(name):
+            return
+        machines = [machine for _, machine in sorted(self.world.machines.items()) if not machine.retired]
+        machine = self.luck.choice(machines)
+        seen, durable = machine.disk.seen, machine.disk.durable
+        # What is not durable yet is in memory, and is written over whatever the disk makes of it.
+        keys = sorted(key for key, row in seen.rows.items() if durable.rows.get(key) == row and row[1] is not None)
+        keys = [key for key in keys if key not in seen.flipped]
+        if not keys:
+            return
+        key = self.luck.choice(keys)
+        self.keys.add(key)
+        for image in (seen, durable):
+            version, value = image.flipped[key] = image.rows[key]
+            image.rows[key] = (version, _damaged(value, self.count))
+        self.world.counts["rows damaged"] += 1
+        self.world.trace(machine.name, "is damaged unawares", key, seen.rows[key])
+
+    # -- laws ------------------------------------------------------------------------------------------------------
+
+    def committed(self, entry: Entry) -> None:
+        """A commit is durable for the first time: it overwrites what was committed, and no damage."""
+        if entry.transaction.kind != ROWS:
+            return
+        alone = len(self.world.voters) == 1  # there is nobody who could compare
+        for key, before, after in cbor2.loads(entry.transaction.changes):
+            if before[0] and not alone and self._written.get((key, before[0])) != before[1]:
+                self.world.broken(
+                    "damage does not spread",
+                    f"{entry.txid} at {entry.place} is made of {before[1]!r} in {key}, and "
+                    f"{self._written.get((key, before[0]))!r} was committed",
+                )
+            self._written[key, after[0]] = after[1]
+
+    def met(self, machine: "Machine", entry: Entry, damaged: Mapping[str, Row]) -> None:
+        """A node has applied an entry, with these rows damaged until then. (What is made of them is another law's.)"""
+        if entry.transaction.kind != ROWS:
+            return
+        for key, before, _ in cbor2.loads(entry.transaction.changes):
+            if key in damaged and tuple(before) != damaged[key]:
+                story = f"{machine.name} writes over {key}, which is {damaged[key]}, with {entry.place}"
+                self.world.broken("damage that is met is noticed", story)
+
+    def doubted(self, machine: "Machine", transaction: Transaction, key: str) -> None:
+        """A voter has another row than a transaction was made of."""
+        self.world.counts["transactions doubted"] += 1
+        if key not in self.keys:
+            story = f"{machine.name} doubts {transaction.txid} for {key}, which is sound everywhere"
+            self.world.broken("sound rows are not doubted", story)
+
+    def says(self, machine: "Machine", message: Message) -> None:
+        """A node says something."""
+        if not is_damaged(machine):
+            return
+        if isinstance(message, NOT_WHEN_DAMAGED):
+            self.world.broken("a damaged node is silent", f"{machine.name} says {message}")
+
+    def answers(self, machine: "Machine", answer: Answer | BedrockishError) -> None:
+        """A node answers a client."""
+        if is_damaged(machine) and isinstance(answer, Answer):
+            self.world.broken("a damaged node is silent", f"{machine.name} answers {answer}")
+
+    def executed(self, image: Image, result: bytes, requests: Iterable[Request]) -> None:
+        """A node has executed programs; what they read may be damage of which nobody knows."""
+        if image.flipped and not image.flipped.keys().isdisjoint(cbor2.loads(result)[1]):
+            self.misled.update(request.command for request in requests)
+
+
+def _damaged(value: Any, number: int) -> Any:
+    """Return a value that nobody has written, and that no other damage makes."""
+    if type(value) is int:
+        return value + 1_000 * number
+    return [*value, f"?{number}"] if isinstance(value, list) else f"{value}?{number}"
+
+
+def is_damaged(machine: "Machine") -> bool:
+    """Whether a node runs and knows that its tables are damaged."""
+    return machine.node is not None and machine.node.state.health.mode >= Mode.DAMAGED
+
+
+class Care:
+    """What one node does about its own tables."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self.machine = machine
+        self.luck = Random(f"care {machine.name} {machine.world.options.seed}")
+        self.doubts = 0
+        self._looks = False  # a comparison is about to begin
+
+    def started(self) -> None:
+        """The node has begun: heal it if it knows that it is damaged, and compare tables now and then."""
+        self.doubts, self._looks = 0, False
+        if is_damaged(self.machine):
+            self._heal_soon()
+        elif self.machine.world.options.flip_every_s:
+            self._look_later()
+
+    def misfit(self, transaction: Transaction) -> str:
+        """Return why a transaction was not made of the rows that are here; empty if it was."""
+        image = self.machine.disk.seen
+        if transaction.kind != ROWS or transaction.schema != image.schema:
+            return ""
+        for key, before, _ in cbor2.loads(transaction.changes):
+            if image.rows.get(key, NOTHING) != tuple(before):
+                self.machine.world.flips.doubted(self.machine, transaction, key)
+                return f"row {key} is another one here"
+        return ""
+
+    def stepped(self) -> None:
+        """The core took a step: when it has come to doubt its rows, or a peer's, look."""
+        assert self.machine.node is not None
+        if self.machine.node.state.doubts > self.doubts:
+            self.doubts = self.machine.node.state.doubts
+            self._look_soon()
+
+    # -- finding it ------------------------------------------------------------------------------------------------
+
+    def _after(self, seconds: float, action: Any) -> None:
+        boot, machine = self.machine.boot, self.machine
+        machine.world.after(seconds, lambda: boot == machine.boot and machine.running and action())
+
+    def _look_later(self) -> None:
+        scrub_s = self.machine.world.options.scrub_s
+        self._after(scrub_s * self.luck.uniform(0.5, 1.5), self._look_now_and_then)
+
+    def _look_now_and_then(self) -> None:
+        self._look()
+        self._look_later()
+
+    def _look_soon(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self._after(self.luck.uniform(0.01, 0.3), self._look)
+
+    def _look(self) -> None:
+        """Compare tables with those of others; whose are not what their journal makes of them is damaged."""
+        self._looks = False
+        machine = self.machine
+        others = self._others()
+        if is_damaged(machine) or (not others and len(machine.world.here()) > 1):
+            return  # there is nobody to compare with; alone, a node is asked by an operator to look at its journal
+        if machine.disk.seen.flipped:
+            self.damaged(f"{machine.name} differs from {', '.join(other.name for other in others)}")
+            return
+        for other in others:
+            if other.disk.seen.flipped:
+                other.care._look_soon()
+
+    def _others(self) -> "list[Machine]":
+        """Return the others that serve and that can be asked."""
+        machine, blocked = self.machine, self.machine.world.network.blocked
+        return [
+            other
+            for name, other in sorted(machine.world.machines.items())
+            if other is not machine
+            and other.node is not None
+            and not other.node.state.trouble
+            and other.paused_until <= machine.world.now
+            and not {(machine.name, name), (name, machine.name)} & blocked
+        ]
+
+    def damaged(self, why: str) -> None:
+        """Begin again, without what is not written yet, as a node that knows that it is damaged."""
+        machine = self.machine
+        machine.world.counts["nodes damaged"] += 1
+        machine.world.trace(machine.name, "is damaged", why)
+        machine.disk.open = Batch()  # a step may have been half done
+        machine.crash()
+        alarm = Note(ALARM, encode_alarm(Alarm(Mode.DAMAGED, why, {})))
+        machine.disk.note_at_once(alarm)
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        machine, boot = self.machine, self.machine.boot
+
+        def start() -> None:
+            if boot == machine.boot and not (machine.running or machine.retired):
+                machine.start()
+
+        machine.world.after(self.luck.uniform(0.0, 0.05), start)
+
+    # -- healing ---------------------------------------------------------------------------------------------------
+
+    def _heal_soon(self) -> None:
+        self._after(self.luck.choice((0.01, 0.2, 1.0)) * self.luck.uniform(0.5, 2), self._heal)
+
+    def _heal(self) -> None:
+        """Put a file in the place of this one that has its votes and promises, and tables that are proven."""
+        machine = self.machine
+        if machine.paused_until > machine.world.now:
+            self._heal_soon()
+            return
+        own = machine.disk.durable
+        sources = [other.disk.durable for other in self._others()]
+        sources = [one for one in sources if not one.flipped and covers(one.applied, own.applied)]
+        source = self.luck.choice(sources) if sources and self.luck.random() < 0.8 else None
+        if source is not None:
+            source = source.copy()
+        machine.crash()
+        own = machine.disk.durable
+        machine.refill(source.filled(own) if source is not None else own.replayed())
+        machine.world.counts["filled again"] += 1
+        machine.world.trace(machine.name, "is filled again from", "another" if source is not None else "its journal")
+        self._begin_again()

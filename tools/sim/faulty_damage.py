@@ -1,0 +1,52 @@
+"""Deliberate faults of what keeps damage at the one node that has it. See ``faulty``."""
+
+from bedrockish.core import node, recovery
+from bedrockish.core.coordinator import coordinator
+from bedrockish.core.replica import voter
+from bedrockish.core.state import state
+from tools.sim import database, operator
+from tools.sim.editing import Fault, fault
+
+_FLIPS = {
+    **{"voters": 3, "flip_every_s": 0.03, "alter": 0.0, "hot": 0.5, "keys": 3, "clients": 6, "think_ms": 5.0},
+    **{"faults": (), "suspect_every_s": 0.0, "load_s": 2.0, "timeout_s": 2.0, "delay_ms": 1.0, "sync_ms": 0.5},
+    **{"level": 2},
+}
+_ORPHANS = {
+    **{**_FLIPS, "delay_ms": 5.0, "faults": ("crash_some", "one_way", "reset"), "fault_every_s": 0.05, "dead": 1},
+    **{"suspect_every_s": 0.005, "suspicion_ms": 50, "heartbeat_ms": 20},
+}
+DAMAGES: dict[str, Fault] = {
+    "voters do not compare rows": fault(
+        "a voter approves only what was made of the rows that it has",
+        (voter.Voting, "_is_made_of_our_rows", "self.state.misfit(transaction)", "''"),
+        **_FLIPS,
+    ),
+    "who holds for a recovery does not compare": fault(
+        "who is asked to hold compares rows",
+        (recovery.Recovery, "_stand", 'if state.misfit(transaction) != "":', "if False:"),
+        **_ORPHANS,
+    ),
+    "rows are not compared when they are applied": fault(
+        "a row is changed only if it is what the commit was made of",
+        (database, "apply", "if rows.get(key, NOTHING) != tuple(before):", "if False:"),
+        **_FLIPS,
+    ),
+    "a damaged node votes": fault(
+        "a node with damaged tables is as if it were down",
+        (state.State, "is_voter", "(self.barred or not self.health.writes)", "self.barred"),
+        (node.Node, "_receive", "state.health.applies or isinstance(message, HEARD_WHEN_DAMAGED)", "True"),
+        **_FLIPS,
+    ),
+    "a damaged node answers": fault(
+        "a node with damaged tables answers nobody from them",
+        (coordinator.Coordinator, "submit", "if state.trouble:", "if state.barred:"),
+        **_FLIPS,
+    ),
+    "a copy is not proven": fault(
+        "a node begins on a copy whose tables are what its journal makes of them",
+        (operator.Operator, "_join", "elif not image.flipped:", "elif True:"),
+        **{**_FLIPS, "changes_every_s": 0.05, "load_s": 4.0, "scrub_s": 20.0, "flip_every_s": 0.1, "heartbeat_ms": 50}
+        | {"faults": ("wipe",), "fault_every_s": 0.5},
+    ),
+}

@@ -1,0 +1,348 @@
+"""Deliberate faults of rules that matter at one moment, which a random world seldom comes to. See ``faulty``.
+
+Each has a test, or a conversation of ``tests/traces``, that was written for it: it must fail without the rule.
+"""
+
+from bedrockish.core import judge, recovery
+from bedrockish.core.coordinator import abort, commit_clock, coordinator, reads, replies, request, wait_queue
+from bedrockish.core.replica import apply_queue, safe_time, voter
+from bedrockish.core.state import certifier, commit_window, state
+from tools.sim.editing import Moment, fault
+from tools.sim.faulty_single import SINGLE
+
+_State, _Voting, _Recovery, _Rollbacks = state.State, voter.Voting, recovery.Recovery, abort.Rollbacks
+_BALLOTS, _CLAUSES = "tests.core.test_ballots", "tests.core.test_judge:clauses_hold"
+_RETIRED = "tests.core.test_retired"
+_OTHER_BALLOT = " or round_.ballot != message.ballot"
+
+
+def _clause(rule: str, old: str, new: str) -> Moment:
+    return Moment(fault(rule, (judge, "judge", old, new)), _CLAUSES)
+
+
+MOMENTS: dict[str, Moment] = {
+    # -- what a recovery may propose ---------------------------------------------------------------------------------
+    "the lowest accepted ballot wins": _clause("of accepted decisions the highest ballot counts", "max(acc", "min(acc"),
+    "one less has to hold it": _clause(
+        "a majority has to hold what is committed", ">= majority(len(voters)):", ">= majority(len(voters)) - 1:"
+    ),
+    "never is no reason": _clause(
+        "who met a commit that it had not seen rules it out",
+        "if any(answer.standing",
+        "if False and any(answer.standing",
+    ),
+    "its leader is no reason": _clause("a leader that answers has not committed", "if leader in answers:", "if False:"),
+    "nobody is counted out": _clause("who is out of reach and leads a rival has not approved", " - bound)", ")"),
+    "its own leader is counted out": _clause("a leader has approved its own", " - {leader}", ""),
+    "a quorum may be missing": _clause("less than a quorum cannot have committed", "< quorum", "<= quorum"),
+    "ends by an accepted abort are not told": Moment(
+        fault(
+            "who has accepted a rival's abort says so",
+            (_Recovery, "_ended_against", "state.aborting.conflicts(transaction.footprint, transaction.txid)", "()"),
+        ),
+        "trace own_run_is_no_rival",
+    ),
+    "ends by a commit are not told": Moment(
+        fault(
+            "who knows a rival's commit says so",
+            (
+                _Recovery,
+                "_ended_against",
+                "list(state.commit_window.any_conflicts(transaction.footprint, above=state.safe))",
+                "[]",
+            ),
+        ),
+        "trace leader_dies_and_conflicts",
+    ),
+    "a decided abort is not told": Moment(
+        fault("who has decided an abort tells everybody", (_Recovery, "_decided", "state.send_all(Outcome(", "str((")),
+        "trace each_waits_for_the_other",
+    ),
+    # -- ballots -----------------------------------------------------------------------------------------------------
+    "acceptances are volatile": Moment(
+        fault("an acceptance is durable", (_Recovery, "on_accept", "self.state.persist(vote)", "pass")),
+        f"{_BALLOTS}:test_an_acceptance_survives_a_restart",
+    ),
+    "accepted rollbacks are volatile": Moment(
+        fault("an accepted rollback is durable", (_State, "accept_rollback", "self.persist(vote)", "pass")),
+        f"{_BALLOTS}:test_an_accepted_rollback_survives_a_restart",
+    ),
+    "decided rollbacks are forgotten": Moment(
+        fault(
+            "a decided rollback is known after a restart",
+            (_State, "_recover", "if vote.accepted is not None and vote.accepted == (ENDED, False):", "if False:"),
+        ),
+        f"{_BALLOTS}:test_a_decided_rollback_is_known_after_a_restart",
+    ),
+    "acceptances of other ballots count": Moment(
+        fault("an acceptance counts for its ballot", (_Recovery, "on_accepted", _OTHER_BALLOT, "")),
+        f"{_BALLOTS}:test_an_acceptance_of_another_ballot_does_not_count",
+    ),
+    "promises of other ballots count": Moment(
+        fault("a promise counts for its ballot", (_Recovery, "on_promise", _OTHER_BALLOT, "")),
+        f"{_BALLOTS}:test_a_promise_of_another_ballot_does_not_count",
+    ),
+    "a refusal teaches nothing": Moment(
+        fault(
+            "who is refused tries above that", (_Recovery, "on_refused", "max(vote.promised, message.promised)", "0")
+        ),
+        f"{_BALLOTS}:test_who_was_refused_tries_above_what_is_promised",
+    ),
+    "any acceptance is one of the rollback": Moment(
+        fault("a rollback is ballot 1", (_Rollbacks, "on_accepted", "message.ballot == 1 and ", "")),
+        f"{_BALLOTS}:test_only_an_acceptance_of_ballot_1_is_one_of_the_rollback",
+    ),
+    "all recover at one ballot": Moment(
+        fault("a ballot belongs to one node", (_Recovery, "start", " + voters.index(state.me)", "")),
+        "trace abort_accepted_is_still_pending",
+    ),
+    "an older membership's is recovered": Moment(
+        fault(
+            "what was begun before a change of the members and is not in its base never commits",
+            (_Recovery, "_promise", "if transaction.config < state.membership.version:", "if False:"),
+        ),
+        f"{_BALLOTS}:test_what_was_begun_under_an_older_membership_is_not_recovered",
+    ),
+    "a restarted leader rolls nothing back": Moment(
+        fault(
+            "a leader gives up after a restart what it had in flight",
+            (_Rollbacks, "restart", "and vote.promised < 2", "and False"),
+        ),
+        "trace commit_is_not_told_before_it_is_durable",
+    ),
+    "what a commit dooms goes on": Moment(
+        fault(
+            "a leader gives up what conflicts with a commit that it had not seen",
+            (coordinator.Coordinator, "doom", "attempt.counting and not committed", "False and not committed"),
+        ),
+        "trace abort_accepted_is_still_pending",
+    ),
+    "waits for its own given up one": Moment(
+        fault(
+            "what a leader has given up is not in its own way",
+            (coordinator.Coordinator, "_step_back", "if found.other in self.rollbacks:", "if False:"),
+        ),
+        "trace own_run_is_no_rival",
+    ),
+    # -- clocks ------------------------------------------------------------------------------------------------------
+    "what is equal to closed is approved": Moment(
+        fault("nothing is approved at closed", (_Voting, "_untimely", "clock <= state.closed", "clock < state.closed")),
+        f"{_BALLOTS}:test_nothing_is_approved_at_what_is_closed",
+    ),
+    "no floor in TOO LATE": Moment(
+        fault("nothing is approved below a restart", (_Voting, "_untimely", " or clock <= state.floor", "")),
+        "trace crash_before_durable",
+    ),
+    "a new clock may be closed": Moment(
+        fault("a new clock is above what is closed", (_State, "tick", "self.clock.adjust(self.closed)", "pass")),
+        f"{_BALLOTS}:test_a_new_clock_is_above_what_is_closed",
+    ),
+    "the ceiling is kept too late": Moment(
+        fault(
+            "a ceiling is kept before what it allows",
+            (
+                _State,
+                "keep_ceiling",
+                'insert(0, Keep("clock_ceiling", self.ceiling))',
+                'append(Keep("clock_ceiling", self.ceiling))',
+            ),
+        ),
+        f"{_BALLOTS}:test_the_ceiling_is_kept_before_anything_is_said",
+    ),
+    "an end is as old as its transaction": Moment(
+        fault(
+            "test 5 counts from when an end was learned",
+            (_State, "end", "self.clock.read(self.now.wall_ms))", "max(txid.clock, self.own_ends.latest))"),
+        ),
+        f"{_BALLOTS}:test_an_end_counts_from_when_it_was_learned",
+    ),
+    "own ends are forgotten with safe time": Moment(
+        fault(
+            "an own end is kept until its time is closed",
+            (certifier.OwnEnds, "forget", "self._ended and self._ended[0][0] <= closed", "self._ended"),
+        ),
+        f"{_BALLOTS}:test_an_end_is_kept_until_its_time_is_closed",
+    ),
+    "test 5 passes what is equal": Moment(
+        fault(
+            "an end learned at a transaction's clock counts",
+            (certifier.OwnEnds, "vetoes", "self._at[txid] >= transaction", "self._at[txid] > transaction"),
+        ),
+        "trace race_counted_out_too_early",
+    ),
+    "a stamp may be below own ends": Moment(
+        fault(
+            "a clock that was told is above own ends",
+            (commit_clock.ClockQuorum, "fits", ", state.own_ends.latest", ""),
+        ),
+        f"{_BALLOTS}:test_a_clock_that_was_told_is_later_than_own_ends",
+    ),
+    "cut may be above closed": Moment(
+        fault(
+            "cut stays below closed",
+            (safe_time.SafeTime, "advance", 'min(self._reached("closed"), state.closed)', 'self._reached("closed")'),
+        ),
+        f"{_BALLOTS}:test_the_cut_is_not_above_what_is_closed_here",
+    ),
+    "one voter less closes time": Moment(
+        fault(
+            "a majority closes time",
+            (safe_time.SafeTime, "_reached", "clocks[state.majority - 1]", "clocks[max(0, state.majority - 2)]"),
+        ),
+        "trace old_snapshot",
+    ),
+    "a forgetful voter closes time": Moment(
+        fault(
+            "who has lost its promises closes nothing",
+            (
+                safe_time.SafeTime,
+                "_report",
+                "(state.closed, state.cut) if state.claims_time else (0, 0)",
+                "(state.closed, state.cut)",
+            ),
+        ),
+        "tests.core.test_member_changes:test_safe_time_does_not_rest_on_what_a_forgetful_voter_has_closed",
+    ),
+    # -- timelines that are retired ----------------------------------------------------------------------------------
+    "who still hears it has it whole": Moment(
+        fault(
+            "a timeline is retired when every member counts without its leader",
+            (_State, "whole_timelines", "peer is None or peer.config != self.membership.version", "peer is None"),
+        ),
+        f"{_RETIRED}:test_what_every_member_has_whole_can_be_retired",
+    ),
+    "what some member lacks is whole": Moment(
+        fault(
+            "a timeline is retired when every member has told to have the same of it",
+            (_State, "whole_timelines", "peer.applied.get(leader, 0) == tick", "True"),
+        ),
+        f"{_RETIRED}:test_what_every_member_has_whole_can_be_retired",
+    ),
+    "what is retired looks unseen": Moment(
+        fault(
+            "what stands in a retired timeline is in every base",
+            (apply_queue.ApplyQueue, "_retire", "state.commit_window.retire(leaders)", "pass"),
+        ),
+        f"{_RETIRED}:test_what_stands_in_a_retired_timeline_is_in_every_base",
+    ),
+    "a vector is said in short too soon": Moment(
+        fault(
+            "a vector leaves a timeline out only if it has its retirement",
+            (_State, "in_short", " and covers(vector, self.retirement)", ""),
+        ),
+        f"{_RETIRED}:test_what_is_led_after_it_names_them_no_more",
+    ),
+    "who lacks the retirement is told in short": Moment(
+        fault(
+            "who has not applied a retirement is told where the timeline ends",
+            (safe_time.SafeTime, "_knows_retired", "self.state.peers[peer].config >= max", "0 <= max"),
+        ),
+        f"{_RETIRED}:test_who_has_the_retirement_is_told_in_short",
+    ),
+    "what is retired grows": Moment(
+        fault(
+            "a retired timeline takes nothing more",
+            (apply_queue.ApplyQueue, "on_commit", " or leader in self.state.membership.retired", ""),
+        ),
+        f"{_RETIRED}:test_a_retired_timeline_takes_nothing_more",
+    ),
+    "what was said is not taken back": Moment(
+        fault(
+            "who says that it has closed nothing takes back what it said",
+            (safe_time.SafeTime, "_cover", "max(known.closed, closed) if closed else 0", "max(known.closed, closed)"),
+        ),
+        "tests.core.test_member_changes:test_who_forgot_takes_back_what_it_said_to_have_closed",
+    ),
+    # -- the order of things -----------------------------------------------------------------------------------------
+    "a repeat below safe is none": Moment(
+        fault(
+            "what is safe is applied already",
+            (apply_queue.ApplyQueue, "_apply", "state.done or txid.clock <= state.safe", "state.done"),
+        ),
+        "trace commit_ahead_of_a_gap",
+    ),
+    "a change of the members ends nothing": Moment(
+        fault(
+            "a change of the members ends what is pending and not in its base",
+            (apply_queue.ApplyQueue, "_change_members", "if transaction.config < membership.version:", "if False:"),
+        ),
+        "tests.core.test_member_changes:test_what_was_pending_under_the_old_membership_ends_with_the_change",
+    ),
+    "what is dropped leaves no floor": Moment(
+        fault(
+            "who has dropped commits knows how far",
+            (commit_window.CommitWindow, "_drop", "self.floor[leader] = max(tick, self.floor.get(leader, 0))", "pass"),
+        ),
+        f"{_BALLOTS}:test_what_is_dropped_leaves_a_floor",
+    ),
+    # -- reads and sessions ------------------------------------------------------------------------------------------
+    "strict reads ignore what is pending": Moment(
+        fault(
+            "a strict read waits for what is pending",
+            (reads.Reading, "_in_the_way", ", *state.pending.conflicts(reads_only))", ",)"),
+        ),
+        "trace read_levels",
+    ),
+    "strict reads ignore commits": Moment(
+        fault(
+            "a strict read has seen all commits",
+            (reads.Reading, "_in_the_way", "*state.commit_window.conflicts(reads_only, base), ", "*(), "),
+        ),
+        "trace read_levels",
+    ),
+    "strict reads need no schema": Moment(
+        fault(
+            "a strict read has seen every schema change on its way",
+            (reads.Reading, "begin", " | {clock_key(LAST_CLOCK)}", ""),
+        ),
+        "tests.core.test_schema_waits:test_strict_reads_do_not_wait_for_each_other",
+    ),
+    "a session is content with the cut": Moment(
+        fault(
+            "safe time stands in for a token",
+            (_State, "has_seen", "self.safe >= token.clock", "self.cut >= token.clock"),
+        ),
+        f"{_BALLOTS}:test_a_session_waits_until_its_time_is_safe",
+    ),
+    "a read's token forgets its session": Moment(
+        fault(
+            "a token has all that its session has seen",
+            (replies.Replies, "answer_read", "merge(prepared.base, seen.vector)", "prepared.base"),
+        ),
+        f"{_BALLOTS}:test_the_token_of_a_read_has_what_its_session_had",
+    ),
+    "a write's token has not its base": Moment(
+        fault("a write has seen its base", (request, "committed", "merge(transaction.base, ", "merge(")),
+        f"{_BALLOTS}:test_the_token_of_a_write_has_its_base",
+    ),
+    # -- shared transactions -----------------------------------------------------------------------------------------
+    "ids of shared commands are not claimed": Moment(
+        fault(
+            "a shared transaction claims all its ids",
+            (coordinator.Coordinator, "_lead", ", *(command for command, _ in prepared.joined)", ","),
+        ),
+        f"{_BALLOTS}:test_a_shared_transaction_claims_the_ids_of_all_its_commands",
+    ),
+    "one command twice in a transaction": Moment(
+        fault(
+            "a command is once in a transaction",
+            (wait_queue.WaitQueue, "group", "and other.request.command not in commands", ""),
+        ),
+        "tests.core.test_shared_transactions:test_one_command_sent_twice_happens_once",
+    ),
+    "isolations are mixed": Moment(
+        fault(
+            "a transaction has one isolation",
+            (wait_queue.WaitQueue, "group", "and other.request.isolation == ticket.request.isolation", ""),
+        ),
+        "tests.core.test_shared_transactions:test_what_is_judged_otherwise_is_not_led_together",
+    ),
+    "shared although one has gone": Moment(
+        fault(
+            "who is told that nothing happened is in no transaction",
+            (wait_queue.WaitQueue, "joined", "if len(found) < len(commands):", "if False:"),
+        ),
+        f"{_BALLOTS}:test_nobody_shares_a_transaction_that_is_not_there_any_more",
+    ),
+    **SINGLE,
+}

@@ -1,0 +1,204 @@
+"""Deliberate faults of rules that one node keeps when it is told something. See ``faulty`` and ``faulty_moments``.
+
+Each has a test of ``tests.core.test_one_node``, or of its neighbours, which must fail without the rule.
+"""
+
+from bedrockish.core import judge, recovery
+from bedrockish.core.coordinator import (
+    abort,
+    commit_clock,
+    coordinator,
+    reads,
+    replies,
+    revalidation,
+    schema_barrier,
+)
+from bedrockish.core.replica import apply_queue, safe_time, voter
+from bedrockish.core.state import commit_window, membership, state
+from tools.sim.editing import Moment, fault
+
+_State, _Voting, _Recovery = state.State, voter.Voting, recovery.Recovery
+_Coordinator, _ApplyQueue = coordinator.Coordinator, apply_queue.ApplyQueue
+_HERE = "tests.core.test_one_node"
+_ITS_OWN = "if given_up.leader == txid.leader:"
+
+
+def _here(rule: str, owner: object, name: str, old: str, new: str, test: str) -> Moment:
+    return Moment(fault(rule, (owner, name, old, new)), f"{_HERE}:{test}")
+
+
+SINGLE: dict[str, Moment] = {
+    # -- votes -------------------------------------------------------------------------------------------------------
+    "a repeated BEGIN is judged anew": Moment(
+        fault("what was approved stays so", (_Voting, "_consider", "if vote is not None and vote.held:", "if False:")),
+        "trace voter_restarts",
+    ),
+    "a BEGIN rolls back anybody's": _here(
+        "a BEGIN carries rollbacks of its leader only",
+        *(_Voting, "_consider", _ITS_OWN, "if True:"),
+        "test_a_begin_brings_no_rollback_of_somebody_else",
+    ),
+    "a RECOVER rolls back anybody's": _here(
+        "a RECOVER carries rollbacks of its leader only",
+        *(_Recovery, "_answer", _ITS_OWN, "if True:"),
+        "test_a_begin_brings_no_rollback_of_somebody_else",
+    ),
+    "a RECOVER rolls nothing back": _here(
+        "who is asked to hold takes in what the leader had given up",
+        *(_Recovery, "_answer", _ITS_OWN, "if False:"),
+        "test_a_recover_brings_the_rollbacks_of_its_leader",
+    ),
+    "an older membership's is judged": _here(
+        "what was begun before a change of the members and is not in its base never commits",
+        *(_Voting, "_consider", "if transaction.config < state.membership.version:", "if False:"),
+        "test_a_begin_of_an_older_membership_is_over",
+    ),
+    "everybody's approval counts": _here(
+        "a voter's approval counts",
+        *(_Coordinator, "on_approve", " and self.state.is_voter(peer)", ""),
+        "test_an_approval_of_one_that_is_no_voter_does_not_count",
+    ),
+    "own transactions do not meet": _here(
+        "a leader tests against its own pending transactions",
+        *(_Coordinator, "_step_back", "if found.other in", "if found.other.leader == state.me or found.other in"),
+        "test_a_leader_does_not_begin_what_its_own_pending_one_meets",
+    ),
+    "AHEAD is never said": _here(
+        "nothing is approved whose clock is far ahead",
+        *(_Voting, "_untimely", "if ahead:", "if False:"),
+        "test_a_clock_that_is_far_ahead_is_turned_down",
+    ),
+    # -- recoveries --------------------------------------------------------------------------------------------------
+    "accepting does not promise": _here(
+        "who accepts at a ballot has promised it",
+        *(_Recovery, "_promise", "vote.promised = message.ballot", "vote.promised += 0"),
+        "test_who_accepts_has_promised",
+    ),
+    "what is held is looked at again": _here(
+        "what was approved is held, whatever the rows are now",
+        *(_Recovery, "_stand", "if vote.held:", "if False:"),
+        "test_what_is_held_stays_held_whatever_became_of_the_rows",
+    ),
+    "a restarted leader gives up what it has promised": _here(
+        "a leader that has promised to a recovery gives nothing up",
+        *(abort.Rollbacks, "restart", " and vote.promised < 2", ""),
+        "test_a_leader_that_has_promised_gives_nothing_up_after_a_restart",
+    ),
+    "too few are no reason": Moment(
+        fault(
+            "what less than a quorum can have approved is aborted",
+            (judge, "judge", "if len(approvers) < quorum", "if False"),
+        ),
+        "tests.core.test_judge:clauses_hold",
+    ),
+    # -- the order of things -----------------------------------------------------------------------------------------
+    "the hash of a COMMIT is not looked at": _here(
+        "a COMMIT continues the timeline that is here",
+        *(_ApplyQueue, "_take_commit", "if entry.hash != message.hash:", "if False:"),
+        "test_a_commit_with_another_hash_is_not_taken",
+    ),
+    "prev of a fetched entry is not looked at": _here(
+        "a fetched entry continues the timeline that is here",
+        *(_ApplyQueue, "on_entries", "if prev != self.state.heads.get(leader, GENESIS):", "if False:"),
+        "test_a_fetched_entry_that_does_not_continue_is_not_taken",
+    ),
+    "a commit of what was rolled back is taken": _here(
+        "who is told two outcomes says so, and stops",
+        *(_ApplyQueue, "_take", "if state.outcomes.get(txid) is False:", "if False:"),
+        "test_a_commit_of_what_was_rolled_back_stops_the_node_with_a_word",
+    ),
+    "a COMMIT does not move the clock": _here(
+        "what is begun after a commit was taken is younger",
+        *(_ApplyQueue, "_take", "state.clock.adjust(txid.clock)", "pass"),
+        "test_taking_a_commit_moves_the_clock",
+    ),
+    "early COMMITs are dropped": _here(
+        "a COMMIT ahead of a gap is kept until the gap is closed",
+        *(_ApplyQueue, "on_commit", "if len(early) < EARLY_MAX:", "if False:"),
+        "test_a_commit_that_comes_early_is_kept",
+    ),
+    "outcomes of what waits are forgotten": _here(
+        "an outcome is known until it is in the journal",
+        *(safe_time.SafeTime, "_forget", " and txid not in waiting", ""),
+        "test_the_outcome_of_what_waits_is_not_forgotten",
+    ),
+    "a node that joins is at home at once": _here(
+        "a new node answers when it has caught up",
+        *(_State, "check_joined", "if covers(self.applied, told.vector):", "if True:"),
+        "test_a_node_that_joins_is_at_home_when_it_has_caught_up",
+    ),
+    "a restart knows no floor": _here(
+        "a node knows how far its window reaches",
+        *(commit_window.CommitWindow, "reaches_back_to", "self.floor[leader] = ", "_ = "),
+        "test_a_restart_knows_how_far_its_window_reaches",
+    ),
+    "a second place does not count": Moment(
+        fault(
+            "a commit is in a base under any of its places",
+            (commit_window.Known, "is_in", "in self.places)", "in self.places[:1])"),
+        ),
+        "trace race_rolled_back_counted_out",
+    ),
+    # -- clients -----------------------------------------------------------------------------------------------------
+    "one attempt that is over is all": _here(
+        "nothing happened when no attempt is open",
+        *(replies.Replies, "ended", " and not ticket.open", ""),
+        "test_a_client_is_told_that_nothing_happened_when_the_last_attempt_is_over",
+    ),
+    "did not happen is told with attempts open": Moment(
+        fault(
+            "nothing happened when no attempt is open", (_Coordinator, "past_deadline", "if ticket.open:", "if False:")
+        ),
+        "tests.core.test_once:test_without_a_majority_nobody_can_tell",
+    ),
+    "an open transaction outlives its schema": _here(
+        "an open transaction ends with the schema that it ran on",
+        *(revalidation, "lost", "if prepared.schema != state.schema:", "if False:"),
+        "test_an_open_transaction_ends_with_its_schema",
+    ),
+    "an open transaction outlives the window": _here(
+        "an open transaction ends when its snapshot is older than the window",
+        *(revalidation, "overtaken", "if any(base", "if False and any(base"),
+        "test_an_open_transaction_does_not_get_older_than_the_window",
+    ),
+    "strict reads of old snapshots are answered": _here(
+        "who has dropped what came after a snapshot does not certify it",
+        *(reads.Reading, "on_check", "if not self._reaches_back(message.vector):", "if False:"),
+        "test_a_strict_read_on_too_old_a_snapshot_is_not_certified",
+    ),
+    "every stamp fits": Moment(
+        fault(
+            "a clock that was told names one transaction",
+            (commit_clock.ClockQuorum, "fits", "return clock > max(", "return True or clock > max("),
+        ),
+        "tests.core.test_clocking:test_a_told_clock_names_one_transaction_only",
+    ),
+    "who is asked for a clock does not move up": Moment(
+        fault(
+            "who tells its clock has moved up to that of who asks",
+            (commit_clock.ClockQuorum, "on_ask", "state.hear_clock(peer, message.clock) and ", ""),
+        ),
+        "tests.core.test_clocking:test_who_asks_is_told_and_one_too_far_ahead_is_not",
+    ),
+    "a schema change is in force at its own clock": _here(
+        "a schema change is in force after its own clock",
+        *(schema_barrier, "activation_clock", "clock_offset_ms)) + 1", "clock_offset_ms))"),
+        "test_a_schema_change_is_in_force_after_its_own_clock",
+    ),
+    "any wall clock is believed": _here(
+        "a wall clock is followed as far as most others are near",
+        *(_State, "set_now", "now = Now(now.seconds, max(0, min(now.wall_ms, most)))", "pass"),
+        "test_a_wall_clock_is_followed_as_far_as_others_are_near",
+    ),
+    # -- members -----------------------------------------------------------------------------------------------------
+    "a learner is promoted however far behind": _here(
+        "a voter has caught up",
+        *(membership, "_promote", "if behind is None or behind > BEHIND_MAX:", "if False:"),
+        "test_a_learner_that_is_far_behind_is_not_promoted",
+    ),
+    "a name comes back on another file": _here(
+        "a timeline has one file",
+        *(membership, "_add", "if node in facts.timelines and (", "if False and ("),
+        "test_a_name_that_has_led_does_not_come_back_on_another_file",
+    ),
+}

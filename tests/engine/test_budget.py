@@ -6,6 +6,8 @@ import pytest
 
 from bedrockish.engine.engine import Limits
 from bedrockish.engine.sqlite.limits import WALL_FACTOR, Budget, TakesLongError
+from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.errors import MemoryFullError, TooLargeError
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import request
 
@@ -70,3 +72,42 @@ def test_a_schema_of_many_tables_is_read_aside_too(make_node: MakeNode) -> None:
         else:
             ended.add("here")
     assert ended == {"here", "aside"}
+
+
+MANY = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 6000) INSERT INTO t(v) SELECT x FROM n"
+
+
+def test_a_request_that_has_used_up_its_time_does_not_interrupt_what_the_engine_does_for_it(
+    make_node: MakeNode,
+) -> None:
+    """It is run again aside, or is done; it never fails with SQLite's own error."""
+    clocks = Clocks()
+    node = make_node(limits=replace(Limits(), seconds=clocks.seconds, busy=clocks.busy))
+    node.run("CREATE TABLE t(v, w AS (v + 1))")  # rows with computed columns are read again at the end
+    clocks.thread_step = 0.03  # over when it is asked for the second time
+    ended = set()
+    for _ in range(4_000):
+        try:
+            node.engine.execute(request("INSERT INTO t(v) VALUES (NULL)"), 0.05)
+        except TakesLongError:
+            ended.add("aside")
+        else:
+            ended.add("here")
+    assert ended == {"here", "aside"}
+
+
+@pytest.mark.parametrize("why", ["changes", "memory"])
+def test_a_request_that_was_refused_does_not_interrupt_what_others_do(make_node: MakeNode, why: str) -> None:
+    """SQLite asks for the engine's own statements, too, and ending one of those would stop the node."""
+    memory = Memory()
+    node = make_node(limits=Limits(changes_bytes=2_000) if why == "changes" else Limits(memory=memory))
+    node.run("CREATE TABLE t(v)")
+    writes = [node.prepare(f"INSERT INTO t(v) VALUES ({number})") for number in range(2_000)]
+    if why == "memory":
+        memory.max_bytes = 1
+    with pytest.raises(TooLargeError if why == "changes" else MemoryFullError):
+        node.prepare(MANY)
+    for write in writes:
+        node.apply(node.entry(write))
+    memory.max_bytes = 1 << 62
+    assert node.rows("SELECT count(*) FROM t") == [(2_000,)]

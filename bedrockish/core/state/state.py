@@ -389,7 +389,7 @@ class State:
             return  # several events of one turn share a reading
         self._reading = now
         self.wall_ms = self.believed_ms = now.wall_ms
-        if len(self.voters) > 1:
+        if self.voters and self.voters != [self.me]:  # a learner asks the only voter, too
             if len(self._walls) + self.is_voter(self.me) < self.majority:
                 self.believed_ms, now = 0, Now(now.seconds, 0)
             else:

@@ -83,12 +83,18 @@ class Executor:
         self._texts.clear()
 
     def progress(self) -> bool:
-        """Whether the statement that runs is to be interrupted; SQLite asks now and then."""
-        return (
+        """Whether the statement that runs is to be interrupted; SQLite asks now and then.
+
+        Only a statement of a client's is, between setting ``_until`` and taking it back. The engine's own, before and
+        after, also of other transactions, must not pay for what a request has used up: SQLite asks for each of them in
+        the end, since it counts a statement's steps over all its runs.
+        """
+        if self.stopped is not None:
+            return True
+        return self._until != _FOREVER and (
             self.capture.failure is not None
             or self._limits.seconds() > self._until
             or self._budget.is_over
-            or self.stopped is not None
             or self._takes_too_much()
         )
 

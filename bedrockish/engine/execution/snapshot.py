@@ -55,8 +55,11 @@ class Snapshot:
 
     def _progress(self) -> bool:
         """Whether the statement that runs is to be interrupted."""
-        self.is_refused = self.is_refused or (self.number > 0 and self.limits.memory.is_too_much(self.number))
-        return self.limits.seconds() > self.until or self._budget.is_over or self.is_refused
+        if self.number > 0:  # else what was refused before does not concern the one that runs
+            self.is_refused = self.is_refused or self.limits.memory.is_too_much(self.number)
+            if self.is_refused:
+                return True
+        return self.limits.seconds() > self.until or self._budget.is_over
 
     def _is_late(self) -> bool:
         """Whether the statement that runs is to be interrupted; the watchdog asks, in its own thread."""

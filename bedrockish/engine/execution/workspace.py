@@ -174,6 +174,8 @@ class Workspace:
                 raise self._stopped
             writer.begin()
             return action(writer)
+        except apsw.InterruptError as error:  # between two statements of the client's
+            raise self._stopped or error from None
         finally:
             self._leave(writer)
 

@@ -17,6 +17,7 @@ from bedrockish.api.requests import Request as Command
 from bedrockish.api.url import suggest
 from bedrockish.client.command_ids import new_command
 from bedrockish.errors import BedrockishError, PrunedError, TooLargeError, UsageError, pack_error
+from bedrockish.http.openapi import WAIT_S_MAX
 from bedrockish.http.replies import LinesReply
 from bedrockish.node.event_loop import Runtime
 from bedrockish_journal.feed.change_feed import Committed, Cursor, CursorError, Feed, FeedPrunedError
@@ -27,7 +28,6 @@ PAGE_ROWS = 100
 POLL_S = 0.05
 IN_THREAD_VALUES = 2_000  # to write so many takes milliseconds
 ALIVE_S = 10.0  # how often a reader that waits hears that the node is there, and how far it has got
-WAIT_S_MAX = 300.0
 OPTIONS = ("after", "table", "follow", "wait", "limit", "hold")
 
 

@@ -10,8 +10,10 @@ from bedrockish import __version__
 from bedrockish.api.json_forms import SHAPES
 from bedrockish.api.requests import ISOLATIONS, READ_LEVELS
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, STATEMENTS_MAX
+from bedrockish_journal.feed.change_feed import PLACE_PATTERN
 
 Schema = dict[str, Any]
+WAIT_S_MAX = 300  # of a long poll; a proxy in between gives up earlier
 
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
@@ -379,10 +381,14 @@ VECTOR = {
     "pattern": "^([A-Z][A-Za-z0-9_]{0,15}:[0-9]{1,18}(,[A-Z][A-Za-z0-9_]{0,15}:[0-9]{1,18})*)?$",
 }
 FEED = [
-    _parameter("after", {"type": "string", "pattern": r"^[0-9]{1,18}\.[A-Za-z0-9_]{1,16}$"}, "The cursor of a line."),
+    _parameter(
+        "after",
+        {"type": "string", "pattern": rf"^({PLACE_PATTERN}(\+{PLACE_PATTERN})*)?$"},
+        "The cursor of a line, or of a copy; empty, as before the first transaction: the beginning.",
+    ),
     _parameter("table", {"type": "string"}, "Only changes of this table; may be given several times."),
-    _parameter("follow", {"enum": ["false"]}, "true: go on until the reader leaves."),
-    _parameter("wait", {"type": "number", "minimum": 0, "maximum": 1}, "Seconds to wait for the first one."),
+    _parameter("follow", {"enum": ["false", "true"]}, "true: go on until the reader leaves."),
+    _parameter("wait", {"type": "number", "minimum": 0, "maximum": WAIT_S_MAX}, "Seconds to wait for the first one."),
     _parameter(
         "limit",
         {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1},

@@ -91,6 +91,7 @@ def test_events_carry_the_cursor_as_their_id(shop: Asker) -> None:
     ("options", "text"),
     [
         ("after=x", "is not a cursor"),
+        (f"after={'9' * 5000}.A", "is not a cursor"),
         ("before=1.A", "there is no option 'before'"),
         ("after=1.A&after=2.A", "given twice"),
         ("follow=maybe", "follow should be"),

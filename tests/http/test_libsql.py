@@ -1,6 +1,8 @@
 """libSQL's protocol: by hand over HTTP and WebSocket, and with clients that know nothing of this project."""
 
+import json
 import shutil
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -112,6 +114,40 @@ def test_a_cursor_is_lines(node: Asker) -> None:
     assert b"step_begin" in lines[0]
     assert b"step_end" in lines[-2]
     assert b"step_error" in lines[-1]
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+@pytest.mark.parametrize("path", ["/v3/cursor", "/v3-protobuf/cursor"])
+def test_a_cursor_ends_its_connection_where_it_has_no_other_end(node: Asker, path: str, version: str) -> None:
+    """HTTP/1.0 has no chunks: the body ends where the connection does. So it is told by ``Connection: close``, too."""
+    steps = {"steps": [{"stmt": {"sql": "SELECT 7"}}]}
+    json_body = json.dumps({"baton": None, "batch": steps}).encode()
+    body = json_body if path == "/v3/cursor" else b"\x12\x0e\x0a\x0c\x12\x0a\x0a\x08SELECT 7"
+    head = f"POST {path} {version}\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", node.port), timeout=10) as link:
+        link.sendall(head.encode() + body)
+        said = b"".join(iter(lambda: link.recv(1 << 16), b""))
+    headers, _, answer = said.partition(b"\r\n\r\n")
+    assert b" 200" in headers.splitlines()[0], said
+    assert (b"chunked" in headers) == (version == "HTTP/1.1")
+    if path == "/v3/cursor" and version == "HTTP/1.0":
+        assert [json.loads(line).get("type") for line in answer.splitlines()] == [None, "step_begin", "row", "step_end"]
+
+
+def test_a_cursor_whose_reader_goes_leaves_nothing(node: Asker) -> None:
+    """What is read ends with its reader, and so does the stream."""
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+    body = json.dumps({"baton": None, "batch": {"steps": [{"stmt": {"sql": endless}}]}}).encode()
+    with socket.create_connection(("127.0.0.1", node.port), timeout=10) as link:
+        link.sendall(b"POST /v3/cursor HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        said = b""
+        while b'"row"' not in said:
+            said += link.recv(100)
+        assert node("/status").json["open_streams"] == 1
+    deadline = time.monotonic() + 10
+    while node("/status").json["open_streams"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert node("/status").json["open_streams"] == 0
 
 
 @pytest.mark.parametrize(

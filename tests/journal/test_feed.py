@@ -130,7 +130,21 @@ def test_the_last_page_is_known_as_the_last(journal: sqlite3.Connection) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "1", "1-A", "-1.A", "1.5.A.", f"{1 << 63}.A", "1." + "A" * 65, "١x.A", "1.A+", "1.A+x"]
+    "text",
+    [
+        "x",
+        "1",
+        "1-A",
+        "-1.A",
+        "1.5.A.",
+        f"{1 << 63}.A",
+        "1." + "A" * 65,
+        "١x.A",
+        "١.A",
+        "1.A+",
+        "1.A+x",
+        "9" * 5000 + ".A",
+    ],
 )
 def test_what_is_no_cursor_is_refused(text: str) -> None:
     if text == "1.5.A.":

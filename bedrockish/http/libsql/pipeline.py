@@ -6,7 +6,7 @@ and what it had open is rolled back, since nobody can tell that its client has g
 
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from bedrockish.api.json_forms import read_json, write_json
@@ -23,7 +23,7 @@ from bedrockish.http.libsql import protobuf
 from bedrockish.http.libsql.session import DeclaredTypes, Runs, Session
 from bedrockish.http.libsql.structures import ResultUnsayableError, has_infinity, write_error
 from bedrockish.http.purse import purse_of
-from bedrockish.http.replies import JSON
+from bedrockish.http.replies import JSON, LinesReply
 
 PROTOBUF = "application/x-protobuf"
 IDLE_S = 10.0
@@ -129,15 +129,13 @@ class Pipelines:
                 kept.session.close()
                 return _failed(error, is_protobuf)
             kind = PROTOBUF if is_protobuf else JSON
-            return StreamingResponse(
-                self._lines(kept, entries, is_protobuf), media_type=kind, headers={"cache-control": "no-store"}
-            )
+            return LinesReply(self._lines(kept, entries, is_protobuf), kind)
 
         return cursor
 
     async def _lines(
         self, kept: Kept, entries: AsyncGenerator[dict[str, Any]], is_protobuf: bool
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """Write the answer of a cursor. Its baton is good once the answer was read to its end."""
         baton = secrets.token_urlsafe(24)
         head = {"baton": baton, "base_url": None}

@@ -5,6 +5,7 @@ last transaction it has seen can go on at any node, and misses and repeats nothi
 SQL, and reads the answer.
 """
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, deco
 
 PAGE_BYTES = 4 << 20  # of transactions, after which a page ends; one is as large as it is
 LAST_LEADER = "~"  # comes after every name of a node
+PLACE_PATTERN = r"[0-9]{1,19}\.[^+]{0,64}"  # clock and leader
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The first row tells how far the journal was pruned and what safe time is; the others are the page. One statement, so
@@ -96,8 +98,8 @@ def parse_cursor(text: str | None) -> Cursor:
     text, *seen = text.split("+")
     if seen:
         return replace(parse_cursor(text), seen=tuple(parse_cursor(one or "?") for one in seen))
-    clock, dot, leader = text.partition(".")
-    if not dot or not clock.isdecimal() or int(clock) >= 1 << 63 or len(leader) > 64:
+    clock, _, leader = text.partition(".")
+    if re.fullmatch(PLACE_PATTERN, text) is None or int(clock) >= 1 << 63:
         raise CursorError(f"{text!r} is not a cursor such as 7529850000000000000.A; pass one that a feed gave")
     return Cursor(int(clock), leader)
 

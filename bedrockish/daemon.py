@@ -36,6 +36,7 @@ from bedrockish_net import mesh as net
 from bedrockish_net.doors import Doors
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
+from bedrockish_net.inflow import Inflow
 from bedrockish_net.stream import Link
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 MMAP_THRESHOLD, ARENA_MAX = -3, -8  # names of the GNU C library's
 LARGE_BLOCK_BYTES, ARENAS = 512 << 10, 2
+INFLOW_PARTS = 4  # messages of clients that are not whole may take one of so many parts of the memory
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # before a node whose program failed begins again
 
 
@@ -241,6 +243,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             clients_per_address_max=config.limits.connections_per_address_max,
             files_max=files_max(),
         ),
+        inflow=Inflow(config.limits.memory_max // INFLOW_PARTS, trio.current_time),
         dial_context=credentials.dial_context,
         listen_context=credentials.listen_context,
         trust=credentials.trust,

@@ -223,6 +223,13 @@ def test_every_measurement_is_a_scenario_of_one_program() -> None:
         assert expected in ran.stdout
 
 
+def test_the_bench_of_large_transactions_runs_and_tells_what_held_the_loop() -> None:
+    given = ["large", "--size", "0.4", "--rows", "4", "--seconds", "0.4", "--holds"]
+    said = subprocess.run([sys.executable, "-m", "tools.bench", *given], capture_output=True, text=True, check=True)
+    assert "0.4 MB in 4 rows: committed after" in said.stdout
+    assert re.findall(r"^([ABC]): \d+ steps of the loop", said.stdout, re.MULTILINE) == ["A", "B", "C"]
+
+
 def test_clients_of_the_benchmark_do_not_meet_where_they_should_not() -> None:
     """Inserted ids and own rows are different for every client, transfers name two rows that exist."""
     clients = [Draw("insert", number, 64) for number in range(64)]

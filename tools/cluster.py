@@ -60,6 +60,7 @@ class LocalNode:
     http_port: int | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     sources: Sequence[Path] = SOURCES  # of the release that it runs
+    program: Sequence[str] = ("-m", "bedrockish.cli.main")
     files_max: int = 0  # files that the process may have open; 0: as many as this one
 
     @property
@@ -85,7 +86,7 @@ class LocalNode:
     def start(self, *arguments: str) -> None:
         """Start the process, by default with ``serve``; it is ready when ``wait_ready`` says so."""
         assert not self.is_running
-        program = [sys.executable, "-m", "bedrockish.cli.main", *(arguments or ("serve",))]
+        program = [sys.executable, *self.program, *(arguments or ("serve",))]
         command = [*program, "--config", str(self.config)]
         if self.files_max:
             command = ["sh", "-c", f'ulimit -n {self.files_max} && exec "$@"', "sh", *command]

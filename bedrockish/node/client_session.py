@@ -37,7 +37,7 @@ from bedrockish.api.wire import (
     encode_reply,
 )
 from bedrockish.engine.sqlite.memory import Memory
-from bedrockish.errors import BedrockishError, OutcomeUnknownError, TooLargeError, UsageError
+from bedrockish.errors import BedrockishError, MemoryFullError, OutcomeUnknownError, TooLargeError, UsageError
 from bedrockish_net.errors import LinkClosedError, LocalProtocolError
 from bedrockish_net.stream import Link
 
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 128
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
+LARGE_BYTES = 1 << 20  # what is longer is refused when all memory is taken
 WAITING_BYTES = 4 << 20  # with more on its way to a client, or kept for it, further calls of it are not begun
 
 
@@ -132,6 +133,9 @@ class Holds(Protocol):
     def move(self, owner: object, count: int) -> None:
         """Note that bytes kept for somebody wait on its link now."""
 
+    def check_large(self) -> None:
+        """Raise MemoryFullError if nothing may begin that takes much."""
+
 
 class Loan:
     """The copy, one at most, that a client has on its link."""
@@ -201,15 +205,17 @@ async def serve_client(
         caught: takes an exception that no call was expected to raise, and returns the answer to that call.
     """
     loan = Loan(donor)
+    session = _Session(link, node, loan, begin, in_flight_max, transactions, upkeep, caught)
+    session.count_by(memory or Memory())
     try:
         async with trio.open_nursery() as nursery:
-            session = _Session(link, node, loan, begin, nursery, in_flight_max, transactions, upkeep, caught)
-            session.count_by(memory or Memory())
+            session.begin(nursery)
             link.deliver_to(session.take)
             closed = await link.wait_closed()
             logger.debug("client %s is gone: %s", link.remote.node, closed.reason)
     finally:
         loan.close()
+        session.forget()
         if transactions is not None:
             transactions.end_owner(link)
 
@@ -223,7 +229,6 @@ class _Session:
         node: Submits,
         loan: Loan,
         begin: Begin | None,
-        nursery: trio.Nursery,
         in_flight_max: int,
         transactions: Transacts | None,
         upkeep: Upkeeps | None,
@@ -231,9 +236,18 @@ class _Session:
     ) -> None:
         self._transactions, self._upkeep = transactions, upkeep
         self._link, self._node, self._loan, self._begin = link, node, loan, begin
-        self._nursery, self._in_flight_max, self._caught = nursery, in_flight_max, caught
+        self._in_flight_max, self._caught = in_flight_max, caught
         self._in_flight = self._kept = 0  # calls; bytes of answers that wait for room on the link
         self._backlog: deque[bytes] = deque()
+
+    def begin(self, nursery: trio.Nursery) -> None:
+        """Run calls in a nursery."""
+        self._nursery = nursery
+
+    def forget(self) -> None:
+        """The client has gone: what it asked and is not begun never will be."""
+        while self._backlog:
+            self._hold_call(-_long(self._backlog.popleft()))
 
     def count_by(self, memory: Holds) -> None:
         """Let somebody count what is kept here."""
@@ -242,6 +256,7 @@ class _Session:
     def take(self, payloads: list[bytes]) -> None:
         """Take calls as they are read."""
         self._backlog.extend(payloads)
+        self._hold_call(sum(map(_long, payloads)))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -254,20 +269,37 @@ class _Session:
             self._link.resume()
 
     def _start(self, payload: bytes) -> None:
+        size = _long(payload)
         try:
             call = decode_call(payload)
         except MalformedCallError as error:
             logger.warning("client %s sent what is no call: %s", self._link.remote.node, error.message)
-            refused: list[Reply] = [Failed(error.id, error)]
-            self._nursery.start_soon(self._send_kept, refused, 0)
+            self._refuse(error.id, error, size)
+            return
+        try:
+            if size > LARGE_BYTES:
+                self._memory.check_large()
+        except MemoryFullError as error:
+            self._refuse(call.id, error, size)
             return
         if self._begin is not None and isinstance(call, Execute):
-            self._begin(call.request, partial(self._done, call.id))
+            self._begin(call.request, partial(self._done, call.id, size))
         else:
-            self._nursery.start_soon(self._run, call)
+            self._nursery.start_soon(self._run, call, size)
 
-    def _done(self, number: int, answer: Answer | BedrockishError) -> None:
+    def _refuse(self, number: int, error: BedrockishError, asked: int) -> None:
+        self._hold_call(-asked)
+        refused: list[Reply] = [Failed(number, error)]
+        self._nursery.start_soon(self._send_kept, refused, 0)
+
+    def _hold_call(self, size: int) -> None:
+        """Count what a client has asked, until it is answered; not as what waits for it."""
+        if size:
+            self._memory.hold(id(self), size)
+
+    def _done(self, number: int, asked: int, answer: Answer | BedrockishError) -> None:
         """Answer a command; short answers leave at once, long ones when there is room for them."""
+        self._hold_call(-asked)
         if self._link.closed is not None:
             return
         reply = Failed(number, answer) if isinstance(answer, BedrockishError) else Answered(number, answer)
@@ -286,7 +318,7 @@ class _Session:
         if self._backlog:
             self._go_on()
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: Call, asked: int) -> None:
         reply: Reply
         try:
             if isinstance(call, Step):
@@ -299,6 +331,8 @@ class _Session:
             reply = Failed(call.id, error)
         except Exception as error:
             reply = Failed(call.id, self._caught(f"{_what(call)} of client {self._link.remote.node}", error))
+        finally:
+            self._hold_call(-asked)
         size = len(reply.answer.results) if isinstance(reply, Answered) else 0
         self._keep(size)
         await self._send_kept([reply], size)
@@ -345,6 +379,11 @@ class _Session:
             self._link.send_nowait(encode_reply(reply))
         except LocalProtocolError as error:  # longer than a frame
             self._link.send_nowait(encode_reply(Failed(reply.id, _too_large(reply, error))))
+
+
+def _long(payload: bytes) -> int:
+    """Return how many bytes a call has, if they are so many that they are counted."""
+    return len(payload) if len(payload) > AT_ONCE_BYTES else 0
 
 
 def _what(call: Call) -> str:

@@ -601,18 +601,21 @@ class Runtime:
         self._hold(waiter, 0)
 
     async def _watch_memory(self) -> None:
-        """Add up what others keep, and end the links of clients that do not read: the sooner, the more is taken.
+        """Add up what others keep, and end the links of clients that do not read, or do not end what they have begun to
+        send: the sooner, the more is taken.
 
         When all is taken, one that has read nothing for a second goes before one that only reads slowly.
         """
         memory, patience_s = self.engine.memory, self.config.limits.idle_stream_ms / 1000
         while True:
             mesh = self.mesh
-            memory.elsewhere = self.transactions.size + (mesh.waiting_bytes() if mesh is not None else 0)
+            kept = mesh.waiting_bytes() + mesh.inflow.total if mesh is not None else 0
+            memory.elsewhere = self.transactions.size + kept
             if mesh is not None:
                 stuck_s = STUCK_S if memory.taken > memory.max_bytes // 2 else patience_s
                 while mesh.drop_slowest(memory.held, WAITING_BYTES_MIN, stuck_s):
                     pass
+                mesh.drop_half_sent(WAITING_BYTES_MIN, stuck_s)
                 callers_s = STUCK_S_MIN if memory.is_full else stuck_s
                 stuck = [one for one in self.callers if one.stuck_seconds >= callers_s]
                 for one in stuck:

@@ -84,6 +84,15 @@ class Connection:
         """Whether both ends may say what they like."""
         return self.local_state is State.OPEN and self.remote_state is State.OPEN
 
+    @property
+    def half_bytes(self) -> int:
+        """How many bytes came of a frame that is not whole yet."""
+        return len(self._frames)
+
+    def forget(self) -> None:
+        """Forget what came of a frame that is not whole: its rest is not going to be read."""
+        self._frames.clear()
+
     def receive_data(self, data: bytes) -> None:
         """Store bytes that came from the other end; ``b""`` means that its half of the stream ended.
 

@@ -11,6 +11,7 @@ from bedrockish_net.errors import Code, FrameTooLargeError, RemoteProtocolError,
 
 HEADER = Struct(">IB")
 LENGTH_BYTES = 4
+KEPT_BYTES = 1 << 20  # that were given out and are still in the buffer, at most
 
 
 class Kind(IntEnum):
@@ -54,6 +55,10 @@ class FrameReader:
             self._at = 0
         self._buffer += data
 
+    def clear(self) -> None:
+        """Forget what is held: nobody wants the rest."""
+        self._buffer, self._at = bytearray(), 0
+
     def next_frame(self) -> tuple[Kind, bytes] | None:
         """Return the next whole frame, or None when more bytes are needed.
 
@@ -76,10 +81,7 @@ class FrameReader:
         end = start + HEADER.size + length
         if end > len(buffer):
             return None
-        with memoryview(buffer) as view:  # one copy, not two
-            payload = bytes(view[start + HEADER.size : end])
-        self._at = end
-        return kind, payload
+        return kind, self._give(start + HEADER.size, end)
 
     def next_data(self) -> bytes | None:
         """Return the payload of the next frame if it is a whole DATA frame within the limit; else leave it there."""
@@ -90,9 +92,16 @@ class FrameReader:
         end = start + HEADER.size + length
         if kind != Kind.DATA or length > self.limit or end > len(buffer):
             return None
-        with memoryview(buffer) as view:
-            payload = bytes(view[start + HEADER.size : end])
+        return self._give(start + HEADER.size, end)
+
+    def _give(self, start: int, end: int) -> bytes:
+        buffer = self._buffer
+        with memoryview(buffer) as view:  # one copy, not two
+            payload = bytes(view[start:end])
         self._at = end
+        if end > KEPT_BYTES:  # whoever says nothing more after a long frame would have it kept here
+            del buffer[:end]
+            self._at = 0
         return payload
 
     def check_end(self) -> None:

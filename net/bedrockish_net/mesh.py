@@ -19,6 +19,7 @@ from bedrockish_net.doors import Doors
 from bedrockish_net.errors import Code, LinkClosedError, ListenError, NetError, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import Admits, Trusts, address_text
+from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 from bedrockish_net.stream import Link
 
@@ -26,6 +27,7 @@ RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 2.0
 ALONE_SECONDS_MIN = 1.0  # how long a peer is left alone that sends nonsense again; doubled each time …
 ALONE_SECONDS_MAX = 60.0  # … up to this
+INFLOW_BYTES = 256 << 20  # of messages of clients that are not whole, if nobody says otherwise
 FORGIVEN_SECONDS = 600.0  # without nonsense: what was before does not count any more
 
 Address = tuple[str, int]
@@ -111,6 +113,7 @@ class Mesh:
         on_log: told, in words, of refusals and of peers that cannot be reached.
         limits: sizes and times of each link.
         doors: how many may be at the door, and in.
+        inflow: what may be kept of messages of clients that are not whole.
         dial_context: TLS for links that we dial.
         listen_context: TLS for links that we accept.
         trust: shown each stream, dialled or accepted, when the other end has spoken; raises RefusedError to end it.
@@ -133,6 +136,7 @@ class Mesh:
         on_fault: Callable[[str, Exception], object] = _raise,
         limits: Limits | None = None,
         doors: Doors | None = None,
+        inflow: Inflow | None = None,
         dial_context: ssl.SSLContext | None = None,
         listen_context: ssl.SSLContext | None = None,
         trust: Trusts = lambda _: None,
@@ -154,6 +158,7 @@ class Mesh:
         self._listen_context = listen_context
         self._trust, self._admit_caller = trust, admit
         self._clients: set[Link] = set()
+        self.inflow = inflow or Inflow(INFLOW_BYTES, trio.current_time)
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -236,6 +241,21 @@ class Mesh:
             self._on_log(f"ended a client's link: {reason}")
             slowest.drop(Code.OVERFLOW, reason)
         return waiting >= least
+
+    def drop_half_sent(self, least: int, silent_seconds: float) -> None:
+        """End the links of clients that have begun a message and do not go on with it.
+
+        Args:
+            least: bytes of it that must be here.
+            silent_seconds: for how long nothing has come. The one that others wait for has less time.
+        """
+        late = self.inflow.late()
+        for link in [link for link in self._clients if link.closed is None]:
+            silent_s, size = link.silent_seconds, self.inflow.size(link)
+            if link is late or (size >= least and silent_s >= silent_seconds):
+                reason = f"{link.remote.node} has sent {size} bytes of a message and not its end"
+                self._on_log(f"ended a client's link: {reason}")
+                link.drop(Code.OVERFLOW, reason)
 
     @property
     def left_alone(self) -> dict[str, float]:
@@ -437,6 +457,7 @@ class Mesh:
             self._on_log(f"refused a client from {address}: {error.message}")
             return
         self._clients.add(link)
+        link.count_by(self.inflow)
         try:
             await self._on_client(link)
         except* LinkClosedError:

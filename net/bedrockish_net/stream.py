@@ -17,6 +17,7 @@ from bedrockish_net.connection import Connection
 from bedrockish_net.errors import Code, LinkClosedError, RemoteProtocolError
 from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
 from bedrockish_net.handshake import BROKEN, READ_BYTES, error_text, hang_up
+from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 
 MESSAGE_OVERHEAD_BYTES = 64  # an empty message takes room too
@@ -43,6 +44,7 @@ class Link:
         self._fd = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else -1
         self._is_torn = False  # the kernel took only a part of what was written at once
         self._on_messages: Callable[[list[bytes]], None] | None = None
+        self._inflow: Inflow | None = None
         self._is_paused = False
         self._connection = connection
         self._limits = limits
@@ -77,6 +79,12 @@ class Link:
     def stuck_seconds(self) -> float:
         """For how long something has been waiting for the other end, which took nothing."""
         return trio.current_time() - self._moved if self._outbox_bytes else 0.0
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long the other end has sent nothing of a message that it has begun."""
+        is_due = self._connection.half_bytes and not self._is_held_up()
+        return trio.current_time() - self._heard if is_due else 0.0
 
     @property
     def closed(self) -> LinkClosedError | None:
@@ -155,6 +163,9 @@ class Link:
             self._end(Code.SHUTDOWN, f"{self.local.node} is stopping")
             self._outbox = []  # whoever still knows the link keeps none of this
             self._bulk.clear()
+            self._connection.forget()
+            if self._inflow is not None:
+                self._inflow.note(self, 0)
             await self._close_stream()
 
     def send_nowait(self, payload: bytes) -> None:
@@ -213,6 +224,14 @@ class Link:
         """
         self._on_messages = on_messages
         self._deliver()
+
+    def count_by(self, inflow: Inflow) -> None:
+        """Let somebody count what is kept of messages that are not whole, and say when others go first."""
+        self._inflow = inflow
+
+    def read_on(self) -> None:
+        """Others may have come to an end of theirs."""
+        self._reader.unpark_all()
 
     def pause(self) -> None:
         """Read nothing more until ``resume``: the other end will have to wait."""
@@ -391,8 +410,11 @@ class Link:
     async def _read(self) -> None:
         while self._over is None:
             self._take_events()
-            while self._is_paused or self._inbox_bytes > self._limits.inbox_bytes_max:
+            if self._inflow is not None:
+                self._inflow.note(self, self._connection.half_bytes)
+            while self._is_held_up():
                 await self._reader.park()
+                self._heard = trio.current_time()  # it was us who did not read
             try:
                 data = await self.stream.receive_some(READ_BYTES)
             except BROKEN as error:
@@ -400,6 +422,12 @@ class Link:
                 return
             self._heard = trio.current_time()
             self._connection.receive_data(bytes(data))
+
+    def _is_held_up(self) -> bool:
+        """Whether it is us who read nothing now."""
+        if self._is_paused or self._inbox_bytes > self._limits.inbox_bytes_max:
+            return True
+        return self._inflow is not None and self._inflow.has_to_wait(self)
 
     def _take_events(self) -> None:
         """Put every whole message of one read into the inbox, and answer what the link itself answers."""
@@ -435,7 +463,7 @@ class Link:
             await trio.sleep_until(wake)
             now = trio.current_time()
             stalled = now - wake > limits.ping_seconds  # our own loop stood still: what was sent to us is unread yet
-            if stalled or self._is_paused or self._inbox_bytes > limits.inbox_bytes_max:
+            if stalled or self._is_held_up():
                 self._heard = now
             if now - self._heard >= limits.silence_seconds:
                 self._end(Code.TIMEOUT, f"{self.remote.node} was silent for {limits.silence_seconds:g} s")

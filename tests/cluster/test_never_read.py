@@ -4,6 +4,8 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import cbor2
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.cluster
 MEMORY_MAX = 300 << 20
 BESIDE = 300 << 20  # the node itself, and what large results take on their way from SQLite to a link
 CLIENTS, CALLS = 20, 3
+MESSAGE = 60_000_000  # bytes
 LARGE = "SELECT hex(zeroblob(15000000))"
 HELLO = {"protocol": "bedrockish", "version": 1, "role": "client", "node": "mute", "cluster": None, "to": None}
 
@@ -68,6 +71,54 @@ def ask_over_http(port: int, client: int) -> socket.socket:
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(asked)}\r\n\r\n"
     end.sendall((head + asked).encode())
     return end
+
+
+def send_most(port: int, client: int, *, is_whole: bool) -> socket.socket:
+    """Send a call of 60 MB, all but its last byte or all of it and a byte of the next; it is none that can be read."""
+    end = socket.create_connection(("127.0.0.1", port), timeout=20)
+    end.sendall(frame(1, {**HELLO, "node": f"mute{client}", "info": {}}))
+    end.recv(4096)
+    sent = struct.pack(">IB", MESSAGE, 2) + bytes(MESSAGE)
+    with suppress(OSError):  # it may be cut off
+        end.sendall(sent + b"\0" if is_whole else sent[:-1])
+    return end
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_who_sends_most_of_a_message_and_no_more_takes_a_share(cluster: LocalCluster, is_whole: bool) -> None:
+    """Each may send 64 MiB; what is kept of all of them is bounded, and counted."""
+    node = cluster.nodes[0]
+    await ready(cluster)
+    assert node.process is not None
+    ends: list[socket.socket] = []
+    waits: list[float] = []
+    async with open_client(cluster.url(0, options=PATIENT)) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
+        await client.execute("INSERT INTO t VALUES (1, 0)")
+
+        async def send(number: int) -> None:
+            ends.append(await trio.to_thread.run_sync(partial(send_most, node.port, number, is_whole=is_whole)))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(CLIENTS):
+                nursery.start_soon(send, number)
+            while len(ends) < CLIENTS:
+                began = trio.current_time()
+                await client.execute("UPDATE t SET n = n + 1 WHERE id = 1")
+                waits.append(trio.current_time() - began)
+                await trio.sleep(0.02)
+        told = (await client.status())["memory"]
+        assert told["taken_bytes"] < MEMORY_MAX + BESIDE
+        assert is_whole or told["taken_bytes"] > MESSAGE, "it is counted"
+        assert (await client.execute("SELECT n FROM t")).value() == len(waits)
+        for end in ends:
+            end.close()
+
+        async def is_free() -> bool:
+            return bool((await client.status())["memory"]["taken_bytes"] < 20 << 20)
+
+        await until("all is given back", is_free)
+    assert resident(node.process.pid, "VmHWM") < MEMORY_MAX + BESIDE
 
 
 @pytest.mark.parametrize("door", ["link", "http"])

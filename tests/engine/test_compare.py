@@ -1,10 +1,14 @@
 """Nodes' tables are compared a range at a time, at different cuts, and what nobody wrote is found by table and key."""
 
+import gc
 import random
+import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
+from hashlib import blake2b
 from pathlib import Path
 
 import apsw
+import cbor2
 import pytest
 
 from bedrockish.client import compare_nodes
@@ -12,6 +16,7 @@ from bedrockish.client.compare_nodes import NodeComparison, Report
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.errors import UnavailableError
 from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.verify import row_digests
 from bedrockish_journal.verify.compare_rows import UNREADABLE, minority
 from bedrockish_journal.verify.row_digests import (
     Range,
@@ -31,6 +36,7 @@ SCHEMA = (
     "CREATE TABLE plain(x, y AS (x || '!'))",
     "CREATE INDEX t_v ON t(v)",
 )
+TENS = "SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 10"
 
 
 class Three:
@@ -258,3 +264,29 @@ def test_a_question_that_is_none_is_refused() -> None:
             unpack_range(packed)
     with pytest.raises(ValueError, match="something else"):
         unpack_digest({"vector": {}})
+
+
+def test_long_values_are_read_one_row_at_a_time_and_hold_nobody_up(three: Three) -> None:
+    """Their digests are those of their encoding, which would hold the interpreter; and of a range one is kept."""
+    sizes = (row_digests.LONG_BYTES - 1, row_digests.LONG_BYTES, 300_000)
+    values = [value for size in sizes for value in (b"x" * size, "ä" * size)]
+    rows = [(1_000 + number, value, None) for number, value in enumerate(values)]
+    for row in rows:
+        three.leader.run(("INSERT INTO t VALUES (?, ?, ?)", row))
+    three.save()
+    db = apsw.Connection(str(three.paths["A"]), flags=apsw.SQLITE_OPEN_READONLY)
+    expected = {cbor2.dumps((row[0],)): blake2b(cbor2.dumps((row[0], *row)), digest_size=8).digest() for row in rows}
+    total = blake2b(b"".join(cbor2.dumps((row[0], *row)) for row in rows), digest_size=8).digest()
+    found = digest_range(db, Range("t", after=(999,)), {"A": 10_000})
+    assert (found.rows, found.digest, found.count) == (expected, total, len(rows))
+    for _ in range(4):
+        three.leader.run(f"WITH RECURSIVE n(i) AS ({TENS}) INSERT INTO plain(x) SELECT zeroblob(1 << 20) FROM n")
+    three.save()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        assert digest_range(db, Range("plain")).count == 60
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    db.close()

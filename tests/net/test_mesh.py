@@ -14,6 +14,7 @@ from bedrockish_net.doors import Doors
 from bedrockish_net.errors import DialError, LinkClosedError, ListenError, NetError, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
+from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 from bedrockish_net.mesh import Mesh, MeshEvent, PeerDown, PeerUp, Received
 from bedrockish_net.stream import Link
@@ -333,12 +334,33 @@ async def test_the_client_that_reads_slowest_is_the_one_to_go() -> None:
     assert links[2].dropped[0][0] == "overflow"
 
 
+async def test_who_does_not_end_a_message_is_the_one_to_go(autojump_clock: MockClock) -> None:
+    """After a time, or at once if others wait for it."""
+    inflow = Inflow(1_000_000, trio.current_time)
+    mesh = Mesh(Hello("A", "shop"), {}, on_event=lambda _: None, draw=lambda: 0.5, inflow=inflow)
+    links = [cast(Any, StubLink()) for _ in range(3)]
+    mesh._clients.update(links)
+    for link, size in zip(links, (400_000, 500_000, 300_000), strict=True):
+        link.silent_seconds = 3.0
+        inflow.note(link, size)
+    mesh.drop_half_sent(400_001, 3.1)
+    assert not any(link.dropped for link in links)
+    assert inflow.has_to_wait(links[0])
+    assert not inflow.has_to_wait(links[1])
+    mesh.drop_half_sent(400_001, 3.1)
+    assert [bool(link.dropped) for link in links] == [False, True, False]
+    mesh.drop_half_sent(400_000, 3.0)
+    assert [bool(link.dropped) for link in links] == [True, True, False]
+    assert links[0].dropped[0][0] == "overflow"
+
+
 class StubLink:
     """A link that only notes why it was dropped."""
 
     remote = Hello("c", None, "client")
 
-    closed = None
+    closed: LinkClosedError | None = None
+    silent_seconds = 0.0
 
     def __init__(self, waiting_bytes: int = 0, stuck_seconds: float = 0.0) -> None:
         self.waiting_bytes, self.stuck_seconds = waiting_bytes, stuck_seconds

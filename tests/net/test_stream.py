@@ -1,5 +1,7 @@
 """Links over streams in memory: time is trio's mock clock, and nothing here can hang."""
 
+import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,7 +13,8 @@ from bedrockish_net.codec import encode_event
 from bedrockish_net.errors import Code, LinkClosedError, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
-from bedrockish_net.handshake import dial_on
+from bedrockish_net.handshake import READ_BYTES, dial_on
+from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 from bedrockish_net.stream import Link
 
@@ -266,3 +269,55 @@ async def test_bulk_counts_as_waiting_and_is_flushed_at_the_end(autojump_clock: 
         a.send_many_nowait([bytes(90)], bulk=True)
         with pytest.raises(LinkClosedError):
             a.send_many_nowait([bytes(90)], bulk=True)
+
+
+async def test_of_a_long_message_nothing_is_kept_when_it_is_read(autojump_clock: trio.testing.MockClock) -> None:
+    """Nor is one kept of which the end does not come, without being counted."""
+    async with half_link(Limits(ping_seconds=50, silence_seconds=99)) as (a, stream):
+        inflow = Inflow(1 << 30, trio.current_time)
+        a.count_by(inflow)
+        message, half = encode_frame(Kind.DATA, bytes(5 << 20)), encode_frame(Kind.DATA, bytes(1_000))[:-1]
+        await stream.send_all(message[:-1])
+        await trio.testing.wait_all_tasks_blocked()
+        assert inflow.total == len(message) - 1
+        await trio.sleep(2)
+        assert a.silent_seconds == 2
+        await stream.send_all(message[-1:] + half)
+        assert len(await a.receive()) == 5 << 20
+        await trio.testing.wait_all_tasks_blocked()
+        assert inflow.total == len(half)
+        assert sys.getsizeof(a._connection._frames._buffer) < 64 << 10
+        await stream.send_all(encode_frame(Kind.DATA, bytes(1_000))[-1:])
+        assert await a.receive() == bytes(1_000)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (inflow.total, a.silent_seconds) == (0, 0.0)
+        await stream.send_all(half)
+    assert inflow.total == 0
+
+
+async def test_only_the_longest_of_many_long_messages_comes_in(autojump_clock: trio.testing.MockClock) -> None:
+    """The others wait until it is whole, or given up; short ones do not."""
+    inflow, limits = Inflow(2_000_000, trio.current_time), Limits(ping_seconds=50, silence_seconds=99)
+    message, got = encode_frame(Kind.DATA, bytes(1_500_000)), Counter[str]()
+    async with half_link(limits) as (a, one), half_link(limits) as (b, two), half_link(limits) as (c, three):
+        for link in (a, b, c):
+            link.count_by(inflow)
+
+        async def send(stream: trio.abc.Stream, link: Link, name: str, data: bytes) -> None:
+            await stream.send_all(data)
+            got[name] += len(await link.receive())
+
+        async with trio.open_nursery() as nursery:
+            await one.send_all(message[:-1])
+            nursery.start_soon(send, two, b, "b", message)
+            await trio.sleep(1)
+            nursery.start_soon(send, three, c, "c", encode_frame(Kind.DATA, bytes(100_000)))
+            await trio.sleep(1)
+            assert got == {"c": 100_000}
+            assert inflow.total <= inflow.most + READ_BYTES
+            assert (b.silent_seconds, inflow.late()) == (0.0, a)
+            await one.send_all(message[-1:])
+            assert len(await a.receive()) == 1_500_000
+            await trio.sleep(1)
+            assert got == {"b": 1_500_000, "c": 100_000}
+            assert (inflow.total, inflow.late()) == (0, None)

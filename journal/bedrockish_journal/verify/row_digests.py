@@ -9,12 +9,13 @@ transaction wrote must be the same at all nodes, whatever else they have applied
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import apsw
 import cbor2
 
-from bedrockish_journal.model.changes import Change, decode_changes
+from bedrockish_journal.model.changes import Change, array_head, decode_changes_in_pieces
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, decode_transaction
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.store import applied
@@ -24,6 +25,7 @@ HASH_BYTES = 8
 TOUCHED_MAX = 50_000  # keys that transactions beyond a vector may have written; with more, the cuts are too far apart
 LISTED_MAX = 20_000  # rows that an answer lists one by one
 COUNTED_MAX = 500_000  # rows that one answer is about
+LONG_BYTES = 1 << 16  # or characters, of a value that is not copied to be encoded
 Key = tuple[Any, ...]  # the rowid, or the values of the primary key
 
 
@@ -120,19 +122,41 @@ def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: 
     key: Key | None = None
     for row in _rows(db, table, keys, asked):
         key = row[: len(keys)]
-        packed = cbor2.dumps(row)
-        total.update(packed)
+        is_listed = listed and found.count < LISTED_MAX
+        one = blake2b(digest_size=HASH_BYTES)
+        for piece in _packed(row):
+            total.update(piece)
+            if is_listed:
+                one.update(piece)
         found.count += 1
         if found.count > COUNTED_MAX:
             found.incomparable = f"there are more than {COUNTED_MAX} rows in one range"
             break
-        if listed and found.count <= LISTED_MAX:
-            found.rows[cbor2.dumps(key)] = blake2b(packed, digest_size=HASH_BYTES).digest()
+        if is_listed:
+            found.rows[cbor2.dumps(key)] = one.digest()
     if listed and found.count > LISTED_MAX:
         found.incomparable = f"there are more than {LISTED_MAX} rows in one range"
     found.digest = total.digest()
     # Fewer rows than asked for: the table has no more.
     found.last = key if asked.upto is None and asked.limit and found.count >= asked.limit else asked.upto
+
+
+def _packed(row: Key) -> Iterator[bytes]:
+    """Yield the bytes of ``cbor2.dumps(row)``; a long value comes as it is.
+
+    Encoding holds up all other threads: with a value of 30 MB, which is copied several times, for a tenth of a second.
+    """
+    if not any(isinstance(value, bytes | str) and len(value) >= LONG_BYTES for value in row):
+        yield cbor2.dumps(row)
+        return
+    yield array_head(len(row))
+    for value in row:
+        if isinstance(value, bytes | str) and len(value) >= LONG_BYTES:
+            data = value if isinstance(value, bytes) else value.encode()
+            yield (b"\x5a" if data is value else b"\x7a") + len(data).to_bytes(4)
+            yield data
+        else:
+            yield cbor2.dumps(value)
 
 
 def _key_columns(table: Table) -> list[str]:
@@ -155,10 +179,13 @@ def _rows(db: apsw.Connection, table: Table, keys: list[str], asked: Range) -> I
     if asked.upto is None and asked.limit:
         rest += f" LIMIT {int(asked.limit)}"
     columns = [f"{name}.{quote(column)}" for column in table.columns]
+    given = 0
     try:
-        yield from db.execute(f"SELECT {', '.join([*keys, *columns])} {rest}", values).fetchall()
+        for row in db.execute(f"SELECT {', '.join([*keys, *columns])} {rest}", values):
+            yield row  # one by one: each may be as long as a transaction
+            given += 1
     except UnicodeDecodeError:  # text that no client can have written
-        yield from _with_any_text(db, [*keys, *columns], rest, values)
+        yield from islice(_with_any_text(db, [*keys, *columns], rest, values), given, None)
 
 
 def _with_any_text(db: apsw.Connection, columns: list[str], rest: str, values: list[Any]) -> Iterator[Key]:
@@ -196,9 +223,10 @@ def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDi
                 return
             if kind != ROWS or layout is None:
                 continue
-            for change in decode_changes(decode_transaction(body).changes):
-                if change.table.lower() == table.lower():
-                    found.touched.update(cbor2.dumps(key) for key in _keys_of(layout, change))
+            for changes in decode_changes_in_pieces(decode_transaction(body).changes):
+                for change in changes:
+                    if change.table.lower() == table.lower():
+                        found.touched.update(cbor2.dumps(key) for key in _keys_of(layout, change))
             if len(found.touched) > TOUCHED_MAX:
                 found.incomparable = "the nodes are too far apart"
                 return

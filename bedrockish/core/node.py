@@ -212,7 +212,11 @@ class Node:
         """Let what became known or applied in this step have its consequences, until nothing more follows."""
         state = self.state
         self.apply_queue.settle()
-        while state.ended or state.released or state.progress:
+        while state.ended or state.released or state.progress or self.voting.approved:
+            approved, self.voting.approved = self.voting.approved, []
+            for transaction in approved:
+                if transaction.txid in state.pending:  # else it has ended in this very step, and nobody waits for it
+                    self.coordinator.replies.wait_queue.met(transaction.txid, transaction.footprint)
             if state.progress:
                 state.progress = False
                 self.voting.settle()

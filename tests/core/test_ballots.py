@@ -6,8 +6,8 @@
 from dataclasses import replace
 
 from bedrockish.api.requests import Answer, Request, Statement, Token
+from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import Ticket, committed
-from bedrockish.core.coordinator.wait_queue import WaitQueue
 from bedrockish.core.protocol.effects import Keep, Reply, Send
 from bedrockish.core.protocol.events import Executed, Submitted
 from bedrockish.core.protocol.messages import (
@@ -298,4 +298,6 @@ def test_a_shared_transaction_claims_the_ids_of_all_its_commands() -> None:
 def test_nobody_shares_a_transaction_that_is_not_there_any_more() -> None:
     """Its time is over, and it was told that nothing happened."""
     ticket = Ticket(1, add("one", "x"), 10.0)
-    assert WaitQueue({1: ticket}, lambda _: None).joined(ticket, ["gone"]) is None
+    replies = Replies(state(Net("ABC"), "A"), lambda _: None)
+    replies.tickets[1] = ticket
+    assert replies.wait_queue.joined(ticket, ["gone"]) is None

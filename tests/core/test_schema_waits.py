@@ -1,6 +1,7 @@
 """What waits for a schema change waits without being executed."""
 
 from bedrockish.api.requests import STRICT, Request, Statement
+from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import Stage, Ticket, retry_pause_ms
 from bedrockish.core.coordinator.wait_queue import WaitQueue
 from bedrockish.core.node import Node
@@ -34,8 +35,9 @@ def ticket(number: int) -> Ticket:
 def queues(count: int) -> tuple[WaitQueue, list[int]]:
     """Tickets that wait for a transaction of B, and what is executed."""
     executed: list[int] = []
-    tickets = {number: ticket(number) for number in range(count)}
-    found = WaitQueue(tickets, lambda one: executed.append(one.number))
+    replies = Replies(Net("ABC").places["A"].core.state, lambda one: executed.append(one.number))
+    tickets, found = replies.tickets, replies.wait_queue
+    tickets.update({number: ticket(number) for number in range(count)})
     for one in tickets.values():
         found.wait(one, Txid(7, "B"))
     return found, executed

@@ -215,7 +215,12 @@ class Coordinator:
             self.state.counts["waited"] += 1
             self.replies.wait_queue.wait(ticket, found.other)
             return True
-        return self.replies.wait_queue.line_up(ticket, footprint)
+        if self.replies.wait_queue.line_up(ticket, footprint):
+            return True
+        left_ms = self.replies.turns.left_ms(footprint)
+        if left_ms:
+            self.replies.wait_for_turn(ticket, left_ms)
+        return left_ms > 0
 
     def _begin(self, ticket: Ticket, prepared: Prepared, clock: int, activates: int) -> None:
         state = self.state
@@ -269,6 +274,7 @@ class Coordinator:
     def _commit(self, attempt: Attempt) -> None:
         state, transaction = self.state, attempt.transaction
         attempt.counting = False
+        self.replies.turns.took(state.now.seconds - attempt.since)
         peers = list(state.peers)  # also one that this may remove
         entry = self.apply_queue.lead(transaction, attempt.approvals)
         clock = state.clock.read(state.now.wall_ms)
@@ -294,6 +300,7 @@ class Coordinator:
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
         self.state.doubts += message.reason == Reason.DIFFERS
         if message.other is not None:
+            self.replies.turns.met(message.other.leader)
             self.apply_queue.ask_about(message.other, peer)
         self._count_rejects(attempt, patient=True)
 
@@ -323,7 +330,7 @@ class Coordinator:
         self.rollbacks.give_up(attempt.transaction.txid)
         tickets = [ticket for ticket in self._tickets_of(attempt) if ticket.stage is Stage.IN_FLIGHT]
         for ticket in tickets:
-            ticket.last = lost or ticket.last
+            ticket.last, ticket.contested = lost or ticket.last, True
             ticket.rejections += 1
         for ticket in tickets[:1]:
             self.replies.pause(ticket, ticketing.retry_pause_ms(ticket, self.state.settings, self.state.draw()))
@@ -343,6 +350,8 @@ class Coordinator:
         if ticket is None or ticket.stage is not Stage.PAUSED:
             return
         self.replies.wait_queue.go_on(number)
+        if ticket.turn is not None:
+            self.replies.turns.passed(ticket.turn)
         if ticket.error is not None:
             self.replies.end(ticket, ticket.error)
         else:
@@ -384,11 +393,16 @@ class Coordinator:
         """An outcome became known: answer its client, and go on with those that waited for it."""
         attempt = self.attempts.pop(txid, None)
         self.rollbacks.forget(txid)
+        known, queue = self.state.commit_window.known.get(txid), self.replies.wait_queue
+        contested = attempt is not None and any(ticket.contested for ticket in self._tickets_of(attempt))
+        if known is not None and known.kind == ROWS:
+            queue.met(txid, known.footprint)
+            if contested or txid in queue.waits:
+                self.replies.turns.reserve(txid, known.footprint)
         for ticket in self._tickets_of(attempt) if attempt is not None else ():
             assert attempt is not None
             self.replies.ended(ticket, attempt.transaction, commit=self.state.outcomes[txid])
-        known = self.state.commit_window.known.get(txid)
-        self.replies.wait_queue.released(txid, known.kind if known is not None else ROWS)
+        queue.released(txid, known.kind if known is not None else ROWS)
 
     def released(self, txid: Txid) -> None:
         """A transaction is in nobody's way here any more: go on with those that waited for it."""

@@ -6,6 +6,7 @@ from bedrockish.api.requests import Answer, Token
 from bedrockish.core.coordinator import request as ticketing
 from bedrockish.core.coordinator.request import Stage, Ticket
 from bedrockish.core.coordinator.schema_barrier import SchemaBarrier
+from bedrockish.core.coordinator.turns import Turns
 from bedrockish.core.coordinator.wait_queue import WaitQueue
 from bedrockish.core.protocol.effects import Reply
 from bedrockish.core.protocol.records import Prepared
@@ -27,13 +28,20 @@ class Replies:
         self.state = state
         self.tickets: dict[int, Ticket] = {}
         self.schema_barrier = SchemaBarrier(state)
-        self.wait_queue = WaitQueue(self.tickets, execute)
+        self.turns = Turns(state)
+        self.wait_queue = WaitQueue(self.tickets, execute, self.wait_for_turn, self.turns)
 
     def pause(self, ticket: Ticket, after_ms: float) -> None:
         """Execute a ticket again after a while; those behind it stay there."""
         ticket.move(Stage.PAUSED)
+        ticket.turn = None
         self.wait_queue.pause(ticket)
         self.state.timer(after_ms, "ticket_again", ticket.number)
+
+    def wait_for_turn(self, ticket: Ticket, after_ms: float) -> None:
+        """Execute a ticket when it is its turn; others have theirs before."""
+        self.pause(ticket, after_ms)
+        ticket.turn = self.state.now.seconds
 
     def answer_read(self, ticket: Ticket, prepared: Prepared) -> None:
         """Answer what a ticket has read, with a token of what that rests on."""

@@ -56,7 +56,8 @@ MOVES: Mapping[Stage, frozenset[Stage]] = {
     Stage.CLOCK: _ENDS | {Stage.EXECUTING, Stage.CHECKING},
     Stage.CHECKING: _ENDS | {Stage.PAUSED, Stage.WAITING, Stage.SCHEMA},
     Stage.AHEAD: _ENDS | {Stage.EXECUTING},
-    Stage.WAITING: _AGAIN | {Stage.IN_FLIGHT},  # in flight: it shares the transaction of the one that it waited behind
+    # In flight: it shares the transaction of the one that it waited behind. Paused: it is the turn of other leaders.
+    Stage.WAITING: _AGAIN | {Stage.IN_FLIGHT, Stage.PAUSED},
     Stage.PAUSED: _AGAIN,
     Stage.IN_FLIGHT: _ENDS | {Stage.PAUSED, Stage.WAITING},  # given up: the first pauses, those that shared it wait
     Stage.SCHEMA: _AGAIN,
@@ -90,6 +91,8 @@ class Ticket:
         refused: what its execution was refused with, while a majority is asked whether that rests on the newest data.
         answer: what to answer when its schema change is in force.
         ahead: what was executed, while its pieces are on their way to a quorum.
+        contested: it has waited for others, or was rejected for them.
+        turn: seconds when it began to wait for its turn, if it pauses for that.
     """
 
     number: int
@@ -114,6 +117,8 @@ class Ticket:
     refused: BedrockishError | None = None
     answer: Answer | None = None
     ahead: Prepared | None = None
+    contested: bool = False
+    turn: float | None = None
 
     @property
     def is_plain(self) -> bool:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from bedrockish.core.coordinator.request import Stage, Ticket
+from bedrockish.core.coordinator.turns import Turns
 from bedrockish.core.state.access_index import AccessIndex
 from bedrockish_journal.model.footprint import Footprint, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
@@ -23,10 +24,18 @@ class WaitQueue:
     Args:
         tickets: all that are under way.
         execute: executes a ticket again.
+        pause: executes it again after so many milliseconds, when it is its turn.
+        turns: who goes next.
     """
 
-    def __init__(self, tickets: Mapping[int, Ticket], execute: Callable[[Ticket], None]) -> None:
-        self._tickets, self._execute = tickets, execute
+    def __init__(
+        self,
+        tickets: Mapping[int, Ticket],
+        execute: Callable[[Ticket], None],
+        pause: Callable[[Ticket, float], None],
+        turns: Turns,
+    ) -> None:
+        self._tickets, self._execute, self._pause, self._turns = tickets, execute, pause, turns
         self.waits: dict[Txid, deque[int]] = {}
         self.heads: dict[int, Ticket] = {}  # those that pause, as their footprints tell; others line up behind them
         self._head_keys: AccessIndex[int] = AccessIndex()
@@ -34,6 +43,8 @@ class WaitQueue:
     def wait(self, ticket: Ticket, other: Txid) -> None:
         """Let a ticket, and those behind it, wait for the end of a transaction."""
         self.go_on(ticket.number)
+        ticket.contested = True
+        self._turns.met(other.leader)
         _queue(ticket, self.waits.setdefault(other, deque()))
 
     def pause(self, ticket: Ticket) -> None:
@@ -54,6 +65,13 @@ class WaitQueue:
         if found is not None:
             _queue(ticket, self.heads[found[0]].behind)
         return found is not None
+
+    def met(self, txid: Txid, footprint: Footprint) -> None:
+        """A transaction has become pending here, or ended: what pauses and wants its keys waits for its end."""
+        self._turns.begins(footprint)
+        if self.heads:
+            for number, _ in list(self._head_keys.conflicts(footprint)):
+                self.wait(self.heads[number], txid)
 
     def begun(self, ticket: Ticket, transaction: Transaction) -> None:
         """A ticket is in flight: those behind it wait for its transaction if they conflict with it; others run."""
@@ -112,13 +130,13 @@ class WaitQueue:
         ticket.behind.extend(self.waits.pop(txid, ()))
 
     def released(self, txid: Txid, kind: str = ROWS) -> None:
-        """A transaction is in nobody's way here any more: go on with those that waited for it.
+        """A transaction is in nobody's way here any more: go on with those that waited for it, when it is their turn.
 
         Those that waited for a change of the schema or of the members have nothing else in common: all go on.
         """
         queue = self.waits.pop(txid, deque())
         if kind == ROWS:
-            self._go_on(queue)
+            self._go_on(queue, self._turns.pause_ms(txid.leader) if queue else 0.0)
             return
         for number in queue:
             ticket = self._tickets.get(number)
@@ -132,7 +150,7 @@ class WaitQueue:
             queue, ticket.behind = ticket.behind, deque()
             self._go_on(queue)
 
-    def _go_on(self, queue: deque[int]) -> None:
+    def _go_on(self, queue: deque[int], pause_ms: float = 0.0) -> None:
         while queue:
             first = self._tickets.get(queue.popleft())
             if first is None or first.stage is not Stage.WAITING:
@@ -141,7 +159,10 @@ class WaitQueue:
                 self._execute(first)
                 continue
             first.behind = queue
-            self._execute(first)
+            if pause_ms:
+                self._pause(first, pause_ms)
+            else:
+                self._execute(first)
             return
 
 

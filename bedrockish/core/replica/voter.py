@@ -39,6 +39,7 @@ class Voting:
         self.parked: dict[Txid, Transaction] = {}  # BEGINs whose base is not covered yet
         self.compared: dict[Txid, Transaction] = {}  # BEGINs whose rows are being compared
         self.barrier: Barrier | None = None
+        self.approved: list[Transaction] = []  # since the node last looked
 
     def on_begin(self, peer: str, message: Begin) -> None:
         """Answer a BEGIN, now or when its base is covered.
@@ -122,6 +123,7 @@ class Voting:
         if not self._is_made_of_our_rows(transaction, until):  # V12: nor made of other rows
             return
         state.hold(transaction)  # V13: durable before the approval leaves
+        self.approved.append(transaction)
         self._approve(txid)
 
     def _is_made_of_our_rows(self, transaction: Transaction, until: float | None) -> bool:

@@ -395,10 +395,8 @@ class Coordinator:
         self.rollbacks.forget(txid)
         known, queue = self.state.commit_window.known.get(txid), self.replies.wait_queue
         contested = attempt is not None and any(ticket.contested for ticket in self._tickets_of(attempt))
-        if known is not None and known.kind == ROWS:
-            queue.met(txid, known.footprint)
-            if contested or txid in queue.waits:
-                self.replies.turns.reserve(txid, known.footprint)
+        if known is not None and known.kind == ROWS and (contested or txid in queue.waits):
+            self.replies.turns.reserve(txid, known.footprint)
         for ticket in self._tickets_of(attempt) if attempt is not None else ():
             assert attempt is not None
             self.replies.ended(ticket, attempt.transaction, commit=self.state.outcomes[txid])

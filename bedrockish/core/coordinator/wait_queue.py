@@ -67,11 +67,12 @@ class WaitQueue:
         return found is not None
 
     def met(self, txid: Txid, footprint: Footprint) -> None:
-        """A transaction has become pending here, or ended: what pauses and wants its keys waits for its end."""
+        """A transaction has become pending here: who waits for its turn on these keys now waits for its end."""
         self._turns.begins(footprint)
         if self.heads:
             for number, _ in list(self._head_keys.conflicts(footprint)):
-                self.wait(self.heads[number], txid)
+                if self.heads[number].turn is not None:
+                    self.wait(self.heads[number], txid)
 
     def begun(self, ticket: Ticket, transaction: Transaction) -> None:
         """A ticket is in flight: those behind it wait for its transaction if they conflict with it; others run."""

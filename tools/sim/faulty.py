@@ -9,7 +9,7 @@ Here are the rules by which nodes agree; ``faulty_uses`` has those of what rests
 from bedrockish.core import judge, recovery
 from bedrockish.core.coordinator import abort as rollback
 from bedrockish.core.coordinator import coordinator
-from bedrockish.core.replica import apply_queue, safe_time
+from bedrockish.core.replica import apply_queue, safe_time, times
 from bedrockish.core.replica import voter as voting
 from bedrockish.core.state import certifier, state
 from tools.sim import disk, machine
@@ -267,11 +267,11 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "closed is the pending clock": fault(
         "closed stays below what is pending",
-        (_SafeTime, "advance", "closable = min(closable, lowest - 1)", "closable = min(closable, lowest)"),
+        (times, "times", "min(closable, lowest - 1)", "min(closable, lowest)"),
         **_TIGHT_TIME,
     ),
     "cut ignores what is pending": fault(
-        "cut stays below what is pending", (_SafeTime, "advance", "cut = min(cut, lowest - 1)", "pass"), **_TIGHT_TIME
+        "cut stays below what is pending", (times, "times", "min(reached, lowest - 1)", "reached"), **_TIGHT_TIME
     ),
     "cut is volatile": fault(
         "cut is durable before it is told",
@@ -279,7 +279,12 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "safe without cut": fault(
         "safe rests on a second round",
-        (_SafeTime, "advance", 'self._reached("cut")', 'self._reached("closed")'),
+        (
+            times,
+            "times",
+            "_reached([word[1] for word in others], cut,",
+            "_reached([word[0] for word in others], closed,",
+        ),
         **_TIGHT_TIME,
     ),
     "reports believed at once": fault(

@@ -5,7 +5,7 @@ Each has a test, or a conversation of ``tests/traces``, that was written for it:
 
 from bedrockish.core import judge, recovery
 from bedrockish.core.coordinator import abort, commit_clock, coordinator, reads, replies, request, wait_queue
-from bedrockish.core.replica import apply_queue, safe_time, voter
+from bedrockish.core.replica import apply_queue, safe_time, times, voter
 from bedrockish.core.state import certifier, commit_window, state
 from tools.sim.editing import Moment, fault
 from tools.sim.faulty_single import SINGLE
@@ -180,14 +180,19 @@ MOMENTS: dict[str, Moment] = {
     "cut may be above closed": Moment(
         fault(
             "cut stays below closed",
-            (safe_time.SafeTime, "advance", 'min(self._reached("closed"), state.closed)', 'self._reached("closed")'),
+            (
+                times,
+                "times",
+                "min(_reached([word[0] for word in others], closed, majority, counts=counts), closed)",
+                "_reached([word[0] for word in others], closed, majority, counts=counts)",
+            ),
         ),
         f"{_BALLOTS}:test_the_cut_is_not_above_what_is_closed_here",
     ),
     "one voter less closes time": Moment(
         fault(
             "a majority closes time",
-            (safe_time.SafeTime, "_reached", "clocks[state.majority - 1]", "clocks[max(0, state.majority - 2)]"),
+            (times, "_reached", "clocks[majority - 1]", "clocks[max(0, majority - 2)]"),
         ),
         "trace old_snapshot",
     ),

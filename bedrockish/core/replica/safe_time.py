@@ -1,9 +1,7 @@
 """Closed, cut and safe: up to which clock nothing can appear any more (section 6 of the protocol).
 
-* closed: this node approves nothing at or below it.
-* cut: a majority has closed that far, and all they had applied is applied here. Durable before it is told.
-* safe: a majority has cut that far, and all they had applied is applied here. Nothing at or below it can still appear
-  anywhere. The second round is what makes this hold against recoveries.
+What they are is computed by ``times``; here is when, from what, and what follows. Nothing at or below safe time can
+still appear anywhere; the second round, of cuts, is what makes this hold against recoveries.
 """
 
 from collections import deque
@@ -14,7 +12,9 @@ from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.effects import Keep, KeepHold
 from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.messages import Gossip
+from bedrockish.core.replica import times
 from bedrockish.core.replica.apply_queue import ApplyQueue
+from bedrockish.core.replica.times import Times
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, canonical, covers
@@ -118,18 +118,22 @@ class SafeTime:
         if self._in_a_hurry():
             assert state.scheduled is not None
             closable = max(closable, state.scheduled.activates)
-        if lowest is not None:
-            closable = min(closable, lowest - 1)  # T1: what is pending here, or decided and not applied, stays open
-        state.closed = max(state.closed, closable)
-        cut = min(self._reached("closed"), state.closed)  # T2: a majority approves nothing there any more, nor do we
-        if lowest is not None:
-            cut = min(cut, lowest - 1)
-        if cut > state.cut and self._worth_a_sync():
-            state.cut = cut
+        own, before = Times(state.closed, state.cut, state.safe), state.safe
+        found = times.times(
+            own,
+            [(state.peers[node].closed, state.peers[node].cut) for node in state.voters if node != state.me],
+            state.majority,
+            closable,
+            lowest,
+            # T5: one that has forgotten its promises counts as one that has closed nothing; a learner not at all.
+            counts=state.claims_time and state.is_voter(state.me),
+            moves_cut=self._worth_a_sync(),
+        )
+        state.closed, safe = found.closed, found.safe
+        if found.cut > state.cut:
+            state.cut = found.cut
             self._cut_at = state.now.seconds
-            state.emit(Keep("cut", cut))  # T3: durable before it is told, for P10 and others rest on it
-        # T4: a majority would say NEVER to any recovery of what is not applied there.
-        safe, before = self._reached("cut"), state.safe
+            state.emit(Keep("cut", found.cut))  # T3: durable before it is told, for P10 and others rest on it
         if safe > before:
             state.safe = safe
             state.emit(Keep("safe", safe))
@@ -166,17 +170,6 @@ class SafeTime:
         if state.done or state.votes or state.outcomes or state.scheduled is not None:
             return True  # something waits to become safe
         return state.now.seconds - self._cut_at >= IDLE_CUT_S
-
-    def _reached(self, name: str) -> int:
-        """Return the largest clock that a majority of the voters has reached, as far as we have covered their words."""
-        state = self.state
-        # T5: one that has forgotten its promises counts as one that has closed nothing; a removed one not at all.
-        own = {"closed": state.closed, "cut": state.cut}[name] if state.claims_time else 0
-        clocks = []
-        for node in state.voters:
-            clocks.append(own if node == state.me else getattr(state.peers[node], name))
-        clocks.sort(reverse=True)
-        return int(clocks[state.majority - 1])
 
     def gossip(self) -> None:
         """Tell everybody where we stand."""

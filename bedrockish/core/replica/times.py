@@ -1,0 +1,58 @@
+"""Closed, cut and safe, as a function of what the voters say (section 6 of the protocol): nothing else moves them."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Times(NamedTuple):
+    """Clocks: of one node, or of what it may rest on.
+
+    Attributes:
+        closed: it approves nothing at or below it.
+        cut: a majority has closed that far, and all they had applied is applied there; durable before it is told.
+        safe: a majority has cut that far, and all they had applied is applied there.
+    """
+
+    closed: int
+    cut: int
+    safe: int
+
+
+def times(
+    own: Times,
+    words: Iterable[tuple[int, int]],
+    majority: int,
+    closable: int,
+    lowest: int | None,
+    *,
+    counts: bool,
+    moves_cut: bool = True,
+) -> Times:
+    """Return the times of a node after it has closed what it can.
+
+    Args:
+        own: what they are now; none of them goes back.
+        words: what each other voter has closed and cut, where all that it had applied then is applied here.
+        majority: how many voters that is, this one included.
+        closable: the clock up to which this node may close time now.
+        lowest: the lowest clock of what is open here, or None.
+        counts: whether this node is a voter whose word counts.
+        moves_cut: whether the cut is to be moved, which costs a sync.
+    """
+    others = list(words)
+    below = closable if lowest is None else min(closable, lowest - 1)
+    closed = max(own.closed, below)  # T1: what is pending here, or decided and not applied, stays open
+    cut = own.cut
+    if moves_cut:
+        # T2: a majority approves nothing there any more, nor do we
+        reached = min(_reached([word[0] for word in others], closed, majority, counts=counts), closed)
+        cut = max(cut, reached if lowest is None else min(reached, lowest - 1))
+    # T4: a majority would say NEVER to any recovery of what is not applied there.
+    safe = max(own.safe, _reached([word[1] for word in others], cut, majority, counts=counts))
+    return Times(closed, cut, safe)
+
+
+def _reached(words: list[int], own: int, majority: int, *, counts: bool) -> int:
+    """Return the largest clock that a majority has reached."""
+    clocks = sorted([*words, own] if counts else words, reverse=True)
+    return clocks[majority - 1] if len(clocks) >= majority else 0

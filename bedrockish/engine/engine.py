@@ -213,11 +213,14 @@ class Engine:
             raise
         finally:
             self._capture.deafen()
-            if db.in_transaction:
-                db.execute("ROLLBACK TO request")
-                db.execute("RELEASE request")
-            else:
-                self._redo()
+            try:
+                if db.in_transaction:
+                    db.execute("ROLLBACK TO request")
+                    db.execute("RELEASE request")
+                else:
+                    self._redo()
+            except apsw.Error as error:  # something of the request may be left in the batch
+                raise self._broken(error) from error
 
     def lend(self, leave: Callable[[], None]) -> Parts:
         """Let open transactions use the writer meanwhile; ``leave`` is called when the engine needs it for itself."""
@@ -283,7 +286,10 @@ class Engine:
     def _leave(self) -> None:
         """Make the writer the engine's own: no thread has it, and nothing of an open transaction is in it."""
         self.come_back()
-        self._lent()
+        try:
+            self._lent()
+        except apsw.Error as error:  # something of an open transaction may be left in the batch
+            raise self._broken(error) from error
 
     def is_long(self, entry: Entry) -> bool:
         """Whether applying an entry takes so long that it should be done in another thread."""
@@ -394,9 +400,10 @@ class Engine:
             if self._wal.frames >= self._limits.wal_frames_max:
                 self._wal.finish(db)
             db.execute("BEGIN IMMEDIATE")
+            version = db.execute("PRAGMA data_version").get
         except apsw.Error as error:
             raise self._broken(error) from error
-        if db.execute("PRAGMA data_version").get != self._data_version:
+        if version != self._data_version:
             # Between two batches the file is free for a moment; our own writes do not count here.
             self.failed = True
             raise DamagedError("another program has written to the node's file; stop it, and fill this node again")

@@ -16,12 +16,13 @@ from bedrockish.api.requests import STALE, Statement, decode_results
 from bedrockish.api.requests import Request as Command
 from bedrockish.api.url import suggest
 from bedrockish.client.command_ids import new_command
-from bedrockish.errors import BedrockishError, PrunedError, TooLargeError, UsageError, pack_error
+from bedrockish.errors import BedrockishError, DamagedError, PrunedError, TooLargeError, UsageError, pack_error
 from bedrockish.http.openapi import WAIT_S_MAX
 from bedrockish.http.replies import LinesReply
 from bedrockish.node.event_loop import Runtime
 from bedrockish_journal.feed.change_feed import Committed, Cursor, CursorError, Feed, FeedPrunedError
 from bedrockish_journal.feed.json_form import as_data
+from bedrockish_journal.model.errors import EntryMalformedError
 
 LINES, EVENTS = "application/x-ndjson", "text/event-stream"
 PAGE_ROWS = 100
@@ -112,6 +113,8 @@ async def _page(node: Runtime, feed: Feed) -> list[Committed]:
         return await trio.to_thread.run_sync(lambda: feed.take(decode_results(answer.results)[0].rows))
     except FeedPrunedError as error:
         raise PrunedError(str(error)) from error
+    except EntryMalformedError as error:
+        raise DamagedError(str(error)) from error
     except TooLargeError as error:
         raise TooLargeError(
             f"the transaction after {feed.cursor} is larger than a result may be; raise result_bytes_max at the nodes"

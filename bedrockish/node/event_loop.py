@@ -121,7 +121,8 @@ class Runtime:
         self.core = start_core(
             engine, config, random.random, self._clocks.now(), lambda transaction: self._comparison.compare(transaction)
         )
-        self.known = Incarnations(engine.get_meta(PREFIX), engine.set_meta)
+        self._unsaved: dict[str, Any] = {}  # what came to be kept while a thread had the writer
+        self.known = Incarnations(engine.get_meta(PREFIX), self._keep)
         limits = config.limits
         self.workers = WorkerPool(
             engine, self.core, limits.asides_max, limits.command_ms_max / 1000, self._ran_aside, self.faults
@@ -364,6 +365,15 @@ class Runtime:
             self.astray[hello.node] = error.message
             raise
 
+    def _keep(self, name: str, value: Any) -> None:
+        """Keep a value of the node's own; links do not wait for a thread that has the writer, the value does."""
+        if self.engine.is_away:
+            self._unsaved[name] = value
+            self._wake.set()
+        else:
+            self._unsaved.pop(name, None)
+            self.engine.set_meta(name, value)
+
     def _tell_cluster(self) -> None:
         membership = self.core.state.membership
         self.info |= {ID: membership.cluster_id, CLUSTER_LEVEL: membership.level}
@@ -436,6 +446,7 @@ class Runtime:
     async def _turn(self) -> None:
         """Step the core through what has arrived."""
         now = self._clocks.now()
+        self._save()
         self.core.state.batches = self.engine.batches
         until = time.monotonic() + TURN_S
         for _ in range(min(len(self._inbox), TURN_MAX)):
@@ -450,6 +461,10 @@ class Runtime:
         deadline = self.core.deadline()
         if deadline is not None and deadline <= now.seconds:
             await self._perform(self.core.step(Woken(), now))
+
+    def _save(self) -> None:
+        while self._unsaved:
+            self.engine.set_meta(*self._unsaved.popitem())
 
     async def _perform(self, effects: list[do.Effect]) -> None:
         """Do what the core asks, in order; what it has to be told of that, it is told afterwards."""
@@ -646,6 +661,7 @@ class Runtime:
             self.workers.close()
             self.transactions.close()
             if not (self._failed or self.engine.failed):
+                self._save()
                 self.known.save()
                 self.engine.set_meta("clock_ceiling", self.core.state.clock.value)
                 self.engine.flush()

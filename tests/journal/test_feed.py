@@ -1,13 +1,19 @@
 """The change feed, on a journal that is there already: order, cursors, filters, safe time."""
 
 import sqlite3
+from typing import Any, cast
 
 import pytest
 
+from bedrockish.api.requests import Answer, Result, Token, encode_results
 from bedrockish.cli.changes import as_text
+from bedrockish.client.feed import _take
+from bedrockish.errors import DamagedError
+from bedrockish.http.changes import _page
 from bedrockish_journal.feed.change_feed import Cursor, CursorError, Feed, FeedPrunedError, cursor_of_copy, parse_cursor
 from bedrockish_journal.feed.json_form import as_data
 from bedrockish_journal.model.changes import INSERT, Change, encode_changes, encode_statements
+from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import Transaction, Txid
 
@@ -171,3 +177,29 @@ def test_cursors_are_ordered_as_the_feed_is_and_survive_as_text() -> None:
     cursors = [Cursor(), Cursor(10, "A"), Cursor(10, "B"), Cursor(11, "A")]
     assert sorted(cursors, reverse=True) == cursors[::-1]
     assert [parse_cursor(str(cursor)) for cursor in cursors[1:]] == cursors[1:]
+
+
+@pytest.mark.parametrize("body", [b"\xff", row(20, "B", "u")[4][:-3]])
+async def test_what_cannot_be_read_is_a_typed_error_at_its_place_and_nothing_is_passed_over(
+    journal: sqlite3.Connection, body: bytes
+) -> None:
+    """What came before it is given, and a reader that asks again is at the same place."""
+    journal.execute("UPDATE bedrockish_journal SET body = ? WHERE clock = 20 AND origin = 'B'", (body,))
+    feed = Feed()
+    assert read(journal, feed) == ["10.A", "20.A"]
+    assert not feed.is_last
+    for _ in range(2):
+        with pytest.raises(EntryMalformedError, match=r"at 20\.B .* after cursor 20\.A: .* journal verify"):
+            read(journal, feed)
+    page = journal.execute(*feed.question(100)).fetchall()
+    with pytest.raises(DamagedError, match=r"20\.B"):
+        _take(feed, page)
+
+    class Node:
+        async def submit(self, _request: object) -> Answer:
+            return Answer(encode_results([Result(tuple("1234567"), page)]), Token())
+
+    with pytest.raises(DamagedError, match=r"20\.B"):
+        await _page(cast(Any, Node()), feed)
+    journal.execute("UPDATE bedrockish_journal SET body = ? WHERE clock = 20 AND origin = 'B'", (row(20, "B", "u")[4],))
+    assert read(journal, feed) == ["20.B", "30.B"]

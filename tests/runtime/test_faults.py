@@ -20,6 +20,7 @@ from bedrockish.core.protocol.effects import Keep
 from bedrockish.core.protocol.health import Health
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
+from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.errors import (
     BedrockishError,
     DamagedError,
@@ -32,6 +33,9 @@ from bedrockish.errors import (
 from bedrockish.node.admin.watching import watch_disk
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.workers import Job
+from tests.runtime.test_durability import open_runtime
+from tests.runtime.test_durability import request as sql_request
 
 HERE = Address("127.0.0.1", 7000)
 
@@ -251,3 +255,21 @@ def test_a_text_is_judged_by_its_median(runtime: Runtime) -> None:
     for _ in range(3):
         asides.was_short(text)
     assert not asides._long, "what is never long is forgotten"
+
+
+async def test_a_command_that_was_stopped_anywhere_leaves_no_row_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been stopped just before it let go of them itself."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(sql_request("CREATE TABLE jobs(id INTEGER PRIMARY KEY)", "create"))
+        nursery.cancel_scope.cancel()
+    asked = Request("stopped", ())
+    assert engine.locks.lock("stopped", None, "jobs", (1,))
+    job = Job(1, asked, lambda _aside: None, is_python=True, stopped=1.0)
+    runtime.workers._running.add(job)
+    runtime.workers._done(job, Workspace(engine.beside()), None)
+    assert len(engine.locks) == 0
+    engine.close()

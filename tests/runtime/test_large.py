@@ -13,6 +13,7 @@ from bedrockish.core.protocol.events import Compared, Event
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import EntryMismatchError
+from bedrockish.node.cluster.incarnations import PREFIX, read_seen
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.row_comparison import RowComparison
@@ -119,6 +120,30 @@ async def test_what_needs_the_writer_meanwhile_waits_for_it(
         await runtime.durable()
         reader = engine.open_reader()
         assert reader.execute("SELECT value FROM bedrockish_meta WHERE key = 'told'").fetchall() == [(1,)]
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+async def test_what_a_peer_says_of_its_file_meanwhile_is_kept_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links are read by tasks of the loop: one that waited for the thread would hold up all of them."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    door = Door(engine, "_apply", monkeypatch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        runtime.begin(request(f"INSERT INTO t {ALL}", "large"), lambda _answer: None)
+        with trio.fail_after(10):
+            while not door.threads:  # noqa: ASYNC110  a thread sets it
+                await trio.sleep(0.005)
+        runtime.known.learn("B", "file of B", 500)
+        runtime.known.learn("B", "file of B", 900)
+        assert engine.is_away
+        assert not door.opened.is_set()
+        door.opened.set()
+        await runtime.durable()
+        assert read_seen(engine.get_meta(PREFIX)[PREFIX + "B"]).batches == 900
         nursery.cancel_scope.cancel()
     engine.close()
 

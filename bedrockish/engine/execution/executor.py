@@ -106,6 +106,12 @@ class Executor:
         self._is_refused = self._is_refused or (self._number > 0 and self._limits.memory.is_too_much(self._number))
         return self._is_refused
 
+    def forget(self) -> None:
+        """Nothing runs any more, however it has ended: a function may be stopped between any two of its steps."""
+        self._interrupter.end()
+        self._limits.memory.end(self._number)
+        self._number, self._until = 0, _FOREVER
+
     def allow(self, budget_s: float) -> None:
         """Let what runs from now on have the processor for so many seconds."""
         self._budget.allow(budget_s)

@@ -87,7 +87,9 @@ class Snapshot:
             self.until = float("inf")
 
     def begin(self) -> None:
-        """Take the snapshot."""
+        """Take the snapshot, for whoever comes next: nothing of who had the connection before ends his statements."""
+        self.until = float("inf")
+        self._budget.allow(float("inf"))
         self._db.execute("BEGIN")
         self._db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()  # a transaction begins with its first read
 

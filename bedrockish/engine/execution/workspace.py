@@ -99,6 +99,8 @@ class Workspace:
 
     def end(self) -> None:
         """Let go of the snapshot: the thread is done."""
+        if self._writer is not None:
+            self._writer.executor.forget()
         try:
             if self._reader.in_transaction:
                 self._reader.execute("ROLLBACK")

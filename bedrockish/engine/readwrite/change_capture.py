@@ -57,14 +57,14 @@ class Capture:
 
     def stop(self) -> tuple[list[Change], dict[str, Touched]]:
         """Stop listening; return the changes, and the rowids touched in tables whose rows the hook cannot show."""
-        log, self._log = self._log, None
+        log, self._log, self.failure = self._log, None, None
         assert log is not None
         touched, self._touched = self._touched, {}
         return log, touched
 
     def deafen(self) -> None:
         """Stop listening and forget what was heard, if it was not taken: the request failed."""
-        log, self._log, self._touched = self._log, None, {}
+        log, self._log, self._touched, self.failure = self._log, None, {}, None
         while log:  # piece by piece: to free a million rows at once would hold up all other threads
             del log[-FREED_AT_ONCE:]
 

@@ -157,6 +157,7 @@ class Guard:
         sql = pragmas.answered(sql)
         seen = self._seen = _Seen(ours=ours)
         piece: Piece | None = None
+        deferred = self._db.pragma(pragmas.DEFER) if first_word(sql) == "PRAGMA" else None
 
         def look(cursor: apsw.Cursor, text: str, _bindings: object) -> bool:
             nonlocal piece
@@ -190,6 +191,8 @@ class Guard:
         finally:
             self._seen = None
             cursor.close(True)
+            if pragmas.DEFER in seen.given:  # SQLite sets it when it compiles it, for whatever runs next
+                pragmas.defer(self._db, on=bool(deferred))
         if seen.refusal:
             raise UnsupportedError(seen.refusal, sql=sql)
         if piece is None:

@@ -144,7 +144,12 @@ def apply(db: apsw.Connection, sql: str) -> None:
 
 def settle(db: apsw.Connection) -> None:
     """Take back what a request has set."""
-    apply(db, f"PRAGMA {DEFER} = 0")
+    defer(db, on=False)
+
+
+def defer(db: apsw.Connection, *, on: bool) -> None:
+    """Have foreign keys checked at the end, or with each statement."""
+    apply(db, f"PRAGMA {DEFER} = {int(on)}")
 
 
 def numbers(db: apsw.Connection) -> tuple[object, ...]:

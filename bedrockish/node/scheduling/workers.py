@@ -374,6 +374,7 @@ class WorkerPool:
         self._share()
         if aside.is_broken or (job.is_python and job.stopped):  # a function may have been stopped anywhere
             aside.close()
+            self._engine.locks.release(job.request.command)
         else:
             self._free.append(aside)
         if isinstance(found, Prepared) and not job.is_python and job.busy_s < 0.5 * self._budget_s:

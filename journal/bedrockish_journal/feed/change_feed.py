@@ -13,7 +13,7 @@ from typing import Any
 
 from bedrockish_journal.model.changes import Change, decode_changes, decode_statements
 from bedrockish_journal.model.clock import milliseconds
-from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, decode_transaction
 
 PAGE_BYTES = 4 << 20  # of transactions, after which a page ends; one is as large as it is
@@ -170,7 +170,7 @@ class Feed:
 
         Raises:
             FeedPrunedError: some of what comes next is no longer there; the feed stays where it is.
-            EntryMalformedError: a node's journal cannot be read.
+            EntryMalformedError: what comes next cannot be read; the feed stays where it is.
         """
         _, clock, leader, _, self.safe, *_ = rows[0]
         removed = Cursor(clock, leader)
@@ -182,16 +182,26 @@ class Feed:
                 "that it prints"
             )
         self.is_last = len(rows) - 1 < self._limit and sum(len(row[5]) for row in rows) < PAGE_BYTES
-        taken = []
+        taken: list[Committed] = []
         for _, clock, origin, leader, tick, body, failure in rows[1:]:
-            transaction = decode_transaction(body)
             here = Cursor(clock, origin)
             assert here > self.cursor, "a feed goes forward"
             is_known = here in self.cursor.seen
-            self.cursor = cursor = replace(here, seen=tuple(one for one in self.cursor.seen if one > here))
-            if is_known:
-                continue
-            found = self._filter(committed(cursor, (leader, tick), transaction, failure))
+            cursor = replace(here, seen=tuple(one for one in self.cursor.seen if one > here))
+            found = None
+            if not is_known:
+                try:
+                    found = self._filter(committed(cursor, (leader, tick), decode_transaction(body), failure))
+                except EntryMalformedError as error:
+                    if taken:  # nobody shall miss these; the next page begins with the one that cannot be read
+                        self.is_last = False
+                        break
+                    raise EntryMalformedError(
+                        f"the journal of this node cannot be read at {here} ({leader}{tick}), after cursor "
+                        f"{self.cursor if self.cursor.clock else 'the beginning'}: {error}; go on at another node, and "
+                        "compare this one's journal with 'bedrockish journal verify'"
+                    ) from error
+            self.cursor = cursor
             if found is not None:
                 taken.append(found)
         return taken

@@ -1,0 +1,157 @@
+"""A request that was refused, stopped or slow leaves nothing behind that ends, delays or changes what others do."""
+
+import threading
+from functools import partial
+
+import pytest
+
+from bedrockish.api.requests import Statement
+from bedrockish.engine.engine import Limits
+from bedrockish.engine.execution.cursor import Batches, compile_read
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.snapshot import Snapshot
+from bedrockish.engine.execution.workspace import Work, Workspace
+from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.sqlite.watchdog import Interrupter
+from bedrockish.errors import ConstraintError, DeadlineError, TooLargeError, UnsupportedError
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import TestNode, request
+
+ROWS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 5000) INSERT INTO t(v) SELECT x FROM n"
+
+
+def interactive(node: TestNode) -> Interactive:
+    return Interactive(node.engine, lambda _footprint, _base: None)
+
+
+def run(transactions: Interactive, session: Session, sql: str) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for piece, params in transactions.pieces(session, Statement(sql, ())):
+        rows = transactions.run(session, piece, params, 1 << 20)[0].rows
+    return rows
+
+
+def test_a_stream_that_is_stopped_as_its_batch_ends_interrupts_nobody_on_its_connection(make_node: MakeNode) -> None:
+    """Its client has gone while it was encoded; then a large transaction is compared there, and the node stopped."""
+    node = make_node()
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)", ROWS)
+    update = node.prepare("UPDATE t SET v = v + 1")
+    node.engine.flush()
+    transactions = interactive(node)
+    snapshot = transactions.readers.take()
+    piece, params = compile_read(transactions.parts, Statement("SELECT 1", ()))
+    batches = Batches(snapshot, piece, params, transactions.parts.executor.lengths(piece))
+    assert batches.take()[1:] == (1, False)
+    batches.stop()
+    batches.close()
+    transactions.readers.give_back(snapshot)
+    again: Snapshot = transactions.readers.take()
+    assert again is snapshot
+    assert again.compare(update.changes) == ""
+    transactions.readers.give_back(again)
+    transactions.close()
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_write_that_was_too_large_is_nobody_elses_error(make_node: MakeNode, in_transaction: bool) -> None:
+    node = make_node(limits=Limits(changes_bytes=2_000))
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)", "CREATE TABLE u(v)", "INSERT INTO u VALUES (1)")
+    transactions = interactive(node)
+    mine, other = Session(True, "mine"), Session(True, "other")
+    run(transactions, mine, "INSERT INTO u VALUES (2)")
+    write = partial(run, transactions, other) if in_transaction else node.prepare
+    with pytest.raises(TooLargeError):
+        write(ROWS)
+    if in_transaction:
+        assert run(transactions, other, "SELECT count(*) FROM t") == [(0,)]
+    assert run(transactions, mine, "SELECT v FROM u") == [(1,), (2,)]
+    for session in (mine, other):
+        transactions.end(session)
+    transactions.close()
+
+
+@pytest.mark.parametrize("how", ["stream", "explain", "transaction", "together", "request"])
+def test_a_pragma_is_set_for_its_own_request_only(make_node: MakeNode, how: str) -> None:
+    """SQLite sets this one when it is compiled; who only compiles it has not set it."""
+    node = make_node()
+    node.run("CREATE TABLE p(id INTEGER PRIMARY KEY)", "CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES p(id))")
+    transactions = interactive(node)
+    text = Statement("PRAGMA defer_foreign_keys = ON", ())
+    setting = request(text.sql, "INSERT INTO c VALUES (7, 7)", "INSERT INTO p VALUES (7)")
+    match how:
+        case "stream":
+            with pytest.raises(UnsupportedError):
+                compile_read(transactions.parts, text)
+        case "explain":
+            node.engine.explain(text)
+        case "transaction":
+            session = Session(True, "it")
+            with pytest.raises(UnsupportedError):
+                run(transactions, session, text.sql)
+            transactions.end(session)
+        case "together":
+            assert not node.engine.execute_together([request("INSERT INTO p VALUES (5)"), setting], 1.0).joined
+        case _:
+            assert not node.engine.execute(setting).readonly
+    with pytest.raises(ConstraintError):
+        node.engine.execute(request("INSERT INTO c VALUES (1, 1)", "INSERT INTO p VALUES (1)"))
+    assert node.engine._db.pragma("defer_foreign_keys") == 0
+    transactions.close()
+
+
+def test_within_a_request_another_pragma_takes_nothing_back(make_node: MakeNode) -> None:
+    node = make_node()
+    node.run("CREATE TABLE p(id INTEGER PRIMARY KEY)", "CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES p(id))")
+    statements = ("PRAGMA defer_foreign_keys = ON", "PRAGMA foreign_keys = ON", "PRAGMA defer_foreign_keys")
+    node.run(*statements, "INSERT INTO c VALUES (1, 1)", "INSERT INTO p VALUES (1)")
+
+
+class StoppedError(BaseException):
+    """Raised in a thread, between any two of its steps."""
+
+
+def test_a_function_that_is_stopped_anywhere_keeps_no_memory(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here where it does most harm: in the middle of tidying up after a statement."""
+    memory = Memory()
+    node = make_node(limits=Limits(memory=memory, result_bytes=1 << 30))
+    node.engine.flush()
+    place = Workspace(node.engine.beside())
+    place.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), node.engine.applied_clock)
+    place.scope.begin_aside("it", 0, lambda: 0)
+    found: list[BaseException] = []
+    end = Interrupter.end
+
+    def stopped(interrupter: Interrupter) -> None:
+        if any(memory._running.values()):
+            raise StoppedError
+        end(interrupter)
+
+    def select(work: Work) -> None:
+        work.run(
+            Statement(
+                "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT zeroblob(100000) FROM n", ()
+            )
+        )
+
+    def in_thread() -> None:
+        try:
+            place.work(select)
+        except BaseException as error:
+            found.append(error)
+
+    monkeypatch.setattr(Interrupter, "end", stopped)
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    while not any(memory._running.values()):
+        assert thread.is_alive()
+    place.stop(DeadlineError("it took too long"))
+    thread.join(20)
+    monkeypatch.setattr(Interrupter, "end", end)
+    assert isinstance(found[0], StoppedError)
+    assert memory._running
+    place.end()
+    place.close()
+    assert not memory._running

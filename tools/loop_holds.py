@@ -70,7 +70,7 @@ class Holds(trio.abc.Instrument):
                 self._seen[place(frames.get(self._loop))] += 1
             if now - last > LOOK_S + HELD_S:  # somebody had the interpreter, and may be near the place still
                 held = {"at": time.time(), "busy_ms": 0.0, "wall_ms": 1e3 * (now - last), "task": "interpreter"}
-                where = [(1, place(frame)) for thread, frame in frames.items() if thread != mine]
+                where = [(place(frame), 1) for thread, frame in frames.items() if thread != mine]
                 self.found.append({**held, "where": where})
             last = now
 

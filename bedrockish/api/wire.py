@@ -45,6 +45,7 @@ from bedrockish_journal.model.value import value
 EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
 CALL = "call"
 JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "events", "explain", "upkeep"
+LONG_BYTES = 1 << 16  # of results that are not copied to be encoded
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
 QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
@@ -314,12 +315,14 @@ def _plain(encoder: Any, value: object) -> None:
 
 def encode_reply(reply: Reply) -> bytes:
     """Return a reply as bytes."""
+    results = b""
     match reply:
         case Answered(number, answer):
+            results = answer.results
             packed: dict[str, Any] = {
                 "id": number,
                 "ok": True,
-                "results": answer.results,
+                **({} if len(results) >= LONG_BYTES else {"results": results}),
                 "token": answer.token.encode(),
                 "place": answer.place,
                 "attempts": answer.attempts,
@@ -331,7 +334,12 @@ def encode_reply(reply: Reply) -> bytes:
             packed = {"id": number, "ok": False, "error": pack_error(error)}
         case _:
             assert_never(reply)
-    return cbor2.dumps(packed, default=_plain)
+    data = cbor2.dumps(packed, default=_plain)
+    if len(results) < LONG_BYTES:
+        return data
+    # One entry more, put there by hand: the encoder copies a value several times, with all others waiting.
+    size = b"\x5a" + len(results).to_bytes(4)
+    return b"".join([bytes((data[0] + 1,)), data[1:], cbor2.dumps("results"), size, results])
 
 
 def decode_reply(payload: bytes) -> Reply:

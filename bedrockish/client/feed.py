@@ -13,8 +13,7 @@ from bedrockish.api.requests import STALE
 from bedrockish.client.blocking import Connection
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, DamagedError, PrunedError, UnavailableError, UsageError
-from bedrockish_journal.feed.change_feed import Committed, CursorError, Feed, FeedPrunedError
-from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.feed.change_feed import Committed, CursorError, Feed, FeedPrunedError, FeedUnreadableError
 
 PAGE_ROWS = 200
 POLL_S = 0.1
@@ -36,7 +35,7 @@ def _take(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
         return feed.take(rows)
     except FeedPrunedError as error:
         raise PrunedError(str(error)) from error
-    except EntryMalformedError as error:
+    except FeedUnreadableError as error:
         raise DamagedError(str(error)) from error
 
 

@@ -20,9 +20,15 @@ from bedrockish.errors import BedrockishError, DamagedError, PrunedError, TooLar
 from bedrockish.http.openapi import WAIT_S_MAX
 from bedrockish.http.replies import LinesReply
 from bedrockish.node.event_loop import Runtime
-from bedrockish_journal.feed.change_feed import Committed, Cursor, CursorError, Feed, FeedPrunedError
+from bedrockish_journal.feed.change_feed import (
+    Committed,
+    Cursor,
+    CursorError,
+    Feed,
+    FeedPrunedError,
+    FeedUnreadableError,
+)
 from bedrockish_journal.feed.json_form import as_data
-from bedrockish_journal.model.errors import EntryMalformedError
 
 LINES, EVENTS = "application/x-ndjson", "text/event-stream"
 PAGE_ROWS = 100
@@ -113,7 +119,7 @@ async def _page(node: Runtime, feed: Feed) -> list[Committed]:
         return await trio.to_thread.run_sync(lambda: feed.take(decode_results(answer.results)[0].rows))
     except FeedPrunedError as error:
         raise PrunedError(str(error)) from error
-    except EntryMalformedError as error:
+    except FeedUnreadableError as error:
         raise DamagedError(str(error)) from error
     except TooLargeError as error:
         raise TooLargeError(

@@ -10,10 +10,17 @@ from bedrockish.cli.changes import as_text
 from bedrockish.client.feed import _take
 from bedrockish.errors import DamagedError
 from bedrockish.http.changes import _page
-from bedrockish_journal.feed.change_feed import Cursor, CursorError, Feed, FeedPrunedError, cursor_of_copy, parse_cursor
+from bedrockish_journal.feed.change_feed import (
+    Cursor,
+    CursorError,
+    Feed,
+    FeedPrunedError,
+    FeedUnreadableError,
+    cursor_of_copy,
+    parse_cursor,
+)
 from bedrockish_journal.feed.json_form import as_data
 from bedrockish_journal.model.changes import INSERT, Change, encode_changes, encode_statements
-from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import Transaction, Txid
 
@@ -189,7 +196,7 @@ async def test_what_cannot_be_read_is_a_typed_error_at_its_place_and_nothing_is_
     assert read(journal, feed) == ["10.A", "20.A"]
     assert not feed.is_last
     for _ in range(2):
-        with pytest.raises(EntryMalformedError, match=r"at 20\.B .* after cursor 20\.A: .* journal verify"):
+        with pytest.raises(FeedUnreadableError, match=r"at 20\.B .* after cursor 20\.A: .* journal verify"):
             read(journal, feed)
     page = journal.execute(*feed.question(100)).fetchall()
     with pytest.raises(DamagedError, match=r"20\.B"):

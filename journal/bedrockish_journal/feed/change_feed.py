@@ -51,6 +51,10 @@ class CursorError(JournalError):
     """Raised when a text is not the cursor of a change feed. Nothing was read; pass what a feed gave, or none."""
 
 
+class FeedUnreadableError(JournalError):
+    """Raised when what comes next in a feed is no transaction."""
+
+
 class FeedPrunedError(JournalError):
     """Raised when the node no longer has what comes after a cursor: the beginning of its journal was removed.
 
@@ -170,7 +174,7 @@ class Feed:
 
         Raises:
             FeedPrunedError: some of what comes next is no longer there; the feed stays where it is.
-            EntryMalformedError: what comes next cannot be read; the feed stays where it is.
+            FeedUnreadableError: what comes next cannot be read; the feed stays where it is.
         """
         _, clock, leader, _, self.safe, *_ = rows[0]
         removed = Cursor(clock, leader)
@@ -196,7 +200,7 @@ class Feed:
                     if taken:  # nobody shall miss these; the next page begins with the one that cannot be read
                         self.is_last = False
                         break
-                    raise EntryMalformedError(
+                    raise FeedUnreadableError(
                         f"the journal of this node cannot be read at {here} ({leader}{tick}), after cursor "
                         f"{self.cursor if self.cursor.clock else 'the beginning'}: {error}; go on at another node, and "
                         "compare this one's journal with 'bedrockish journal verify'"

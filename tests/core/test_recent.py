@@ -147,3 +147,22 @@ def test_a_late_place_in_a_retired_timeline_is_in_every_base(segment: int) -> No
     assert [found.other for found in recent.conflicts(first.footprint, {})] == [first.txid]
     recent.add(("B", 9), first)
     assert not list(recent.conflicts(first.footprint, {}))
+
+
+@pytest.mark.parametrize("segment", [3], indirect=True)
+def test_what_is_packed_costs_nothing_where_it_is_seen(segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute of commits is hundreds of segments: neither a test nor a new commit asks each of them."""
+    recent = CommitWindow()
+    made = [
+        transaction(clock, Footprint(frozenset(), (), frozenset({b"k%d" % clock}))) for clock in range(1, 8 * segment)
+    ]
+    for committed in made[:-1]:
+        recent.add(("A", committed.txid.clock), committed)
+        recent.pack(committed.txid.clock, ())
+    last = made[-1].txid.clock
+    with monkeypatch.context() as patch:
+        for asked in ("is_in", "add_place", "conflicts"):
+            patch.delattr(commit_window.Segment, asked)
+        recent.add(("A", last), made[-1])
+        assert not list(recent.conflicts(made[0].footprint, {"A": last}))
+    assert [found.other for found in recent.conflicts(made[0].footprint, {"A": 0})] == [made[0].txid]

@@ -63,57 +63,43 @@ class Health:
 
     Args:
         alarms: those that its file keeps from before the start.
+
+    Attributes:
+        alarms: all of them, by name; changed only here, because the rest follows from it and is asked at every step.
+        worst: the alarm that decides; None while all is well.
+        name: its name; empty while all is well.
+        mode: what the node does.
+        reason: why it does not do more, for people; empty if it does everything.
+        reads: whether its tables may answer anybody.
+        writes: whether it may lead transactions and vote on those of others.
+        applies: whether it may put decided entries into its tables and its journal.
     """
 
     def __init__(self, alarms: Mapping[str, Alarm] | None = None) -> None:
         self.alarms: dict[str, Alarm] = dict(alarms or {})
+        self._follow()
 
     def set_alarm(self, name: str, mode: Mode, reason: str, **details: str | int) -> Alarm:
         """Raise an alarm, or replace an earlier one of that name; return it."""
         assert mode is not Mode.SERVING, f"alarm {name} would change nothing"
         alarm = self.alarms[name] = Alarm(mode, reason, details)
+        self._follow()
         return alarm
 
     def clear_alarm(self, name: str) -> None:
         """Clear an alarm; nothing happens if it is not raised."""
         self.alarms.pop(name, None)
+        self._follow()
 
-    @property
-    def worst(self) -> Alarm | None:
-        """The alarm that decides; None while all is well."""
-        return self.alarms.get(self.name)
-
-    @property
-    def name(self) -> str:
-        """The name of the alarm that decides; empty while all is well."""
-        return max(self.alarms, key=lambda name: self.alarms[name].mode, default="")
-
-    @property
-    def mode(self) -> Mode:
-        """What the node does."""
-        worst = self.worst
-        return Mode.SERVING if worst is None else worst.mode
-
-    @property
-    def reason(self) -> str:
-        """Why it does not do more, for people; empty if it does everything."""
-        worst = self.worst
-        return "" if worst is None else worst.reason
-
-    @property
-    def reads(self) -> bool:
-        """Whether its tables may answer anybody."""
-        return self.mode <= Mode.READ_ONLY
-
-    @property
-    def writes(self) -> bool:
-        """Whether it may lead transactions and vote on those of others."""
-        return self.mode is Mode.SERVING
-
-    @property
-    def applies(self) -> bool:
-        """Whether it may put decided entries into its tables and its journal."""
-        return self.mode <= Mode.READ_ONLY
+    def _follow(self) -> None:
+        """Say again what follows from the alarms that there are."""
+        self.name: str = max(self.alarms, key=lambda name: self.alarms[name].mode, default="")
+        self.worst: Alarm | None = self.alarms.get(self.name)
+        self.mode: Mode = Mode.SERVING if self.worst is None else self.worst.mode
+        self.reason: str = "" if self.worst is None else self.worst.reason
+        self.reads: bool = self.mode <= Mode.READ_ONLY
+        self.writes: bool = self.mode is Mode.SERVING
+        self.applies: bool = self.mode <= Mode.READ_ONLY
 
 
 def encode_alarm(alarm: Alarm) -> bytes:

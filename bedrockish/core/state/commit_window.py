@@ -18,7 +18,7 @@ from zlib import crc32
 from bedrockish.core.state.access_index import AccessIndex
 from bedrockish_journal.model.footprint import Footprint, conflict, object_of
 from bedrockish_journal.model.transaction import Transaction, Txid
-from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.model.vector import Vector, covers, merge
 
 SEGMENT = 256  # commits that are packed together
 FILTER_BYTES = 4_096  # of a segment: one key in ten that is not there passes it
@@ -218,6 +218,8 @@ class CommitWindow:
         self._by_clock: list[Txid] = []  # a heap of those that may be above safe time
         self._below: list[Txid] = []  # those below it that are not packed yet
         self._segments: deque[Segment] = deque()
+        self._packed: dict[str, int] = {}  # the last tick of each timeline in any segment
+        self._packed_newest = -1  # the greatest clock in any segment
         self._retired: set[str] = set()
 
     def retire(self, leaders: AbstractSet[str]) -> None:
@@ -230,24 +232,37 @@ class CommitWindow:
             known.everywhere = known.everywhere or any(leader in leaders for leader, _ in known.places)
         for segment in self._segments:
             segment.retire(leaders)
+        self._sum_up()
         for leader in leaders:
             self.floor.pop(leader, None)
+
+    def _sum_up(self) -> None:
+        """Note what holds for all segments, after one has changed: hardly any commit or base needs to ask each."""
+        self._packed = merge(*(segment.last for segment in self._segments))
+        self._packed_newest = max((segment.newest for segment in self._segments), default=-1)
 
     def add(self, place: Place, transaction: Transaction) -> None:
         """Note a commit, or a further place of one."""
         txid = transaction.txid
         known = self.known.get(txid)
         if known is None:
-            segment = next((one for one in self._segments if one.add_place(txid, place)), None)
-            if segment is not None:
-                if place[0] in self._retired:
-                    segment.retire({place[0]})
+            if txid.clock <= self._packed_newest and self._add_packed_place(txid, place):
                 return
             known = self.known[txid] = Known(transaction)
             self._index.add(txid, known.footprint)
             heapq.heappush(self._by_clock, txid)
         known.places.append(place)
         known.everywhere = known.everywhere or place[0] in self._retired  # read again after a restart
+
+    def _add_packed_place(self, txid: Txid, place: Place) -> bool:
+        """Note a further place of a commit that is packed; False if it is not."""
+        segment = next((one for one in self._segments if one.add_place(txid, place)), None)
+        if segment is None:
+            return False
+        if place[0] in self._retired:
+            segment.retire({place[0]})
+        self._sum_up()
+        return True
 
     def reaches_back_to(self, applied: Vector, ticks: Iterable[Place]) -> None:
         """After a restart: of the timelines, up to ``applied``, only these ticks were added and are known here."""
@@ -264,6 +279,8 @@ class CommitWindow:
         for txid, key in self._index.conflicts(footprint, own):
             if not self.known[txid].is_in(base):
                 yield Conflict(txid, key)
+        if covers(base, self._packed):
+            return  # nearly always: it has seen all that is packed
         for segment in reversed(self._segments):
             if not segment.is_in(base):
                 yield from segment.conflicts(footprint, base, own)
@@ -291,6 +308,7 @@ class CommitWindow:
             segment = Segment([self._take(txid) for txid in packed])
             segment.retire(self._retired)
             self._segments.append(segment)
+            self._sum_up()
 
     def _take(self, txid: Txid) -> Known:
         self._index.remove(txid)
@@ -298,8 +316,11 @@ class CommitWindow:
 
     def forget(self, clock: int) -> None:
         """Drop the commits up to a clock, below safe time: at once or with those that were packed with them."""
+        before = len(self._segments)
         while self._segments and self._segments[0].newest <= clock:
             self._drop(self._segments.popleft().last.items())
+        if len(self._segments) < before:
+            self._sum_up()
         gone = [txid for txid in self._below if txid.clock <= clock]
         if gone:
             self._below = [txid for txid in self._below if txid.clock > clock]

@@ -45,7 +45,7 @@ from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.engine.storage.wal import Wal, copy_file
 from bedrockish.errors import ConfigError, DamagedError, EntryMismatchError, UnavailableError, UsageError
-from bedrockish_journal.model.changes import decode_changes_in_pieces
+from bedrockish_journal.model.changes import Change, decode_changes, decode_changes_in_pieces
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
@@ -58,6 +58,7 @@ __all__ = ["Engine", "Founding", "Limits"]
 
 T = TypeVar("T")
 LONG_BYTES = 1 << 20  # what takes longer to write than others should have to wait for
+FEW_BYTES = 64 << 10  # changes that are read at once
 WINDOW_MS = 120_000  # twice the conflict window
 
 
@@ -315,10 +316,10 @@ class Engine:
         leader, tick = entry.place
         assert tick == self.applied.get(leader, 0) + 1, f"{leader}{tick} follows {leader}{self.applied.get(leader, 0)}"
         assert entry.prev == self._heads.get(leader, GENESIS), f"{leader}{tick} does not continue its timeline"
+        self._journal.grows(entry.txid.clock)
         self._write(self._apply, entry, repeat, applied_ms)
         self._weight += len(entry.transaction.body)
         self.applied[leader] = tick
-        self._journal.applied_clock = max(self._journal.applied_clock, entry.txid.clock)
         self._heads[leader] = entry.hash
 
     def misfit(self, transaction: Transaction) -> str:
@@ -565,12 +566,22 @@ class Engine:
 
     def _apply(self, entry: Entry, repeat: bool, applied_ms: int) -> None:
         """Apply an entry whole, its rows and its place in the journal, or nothing of it."""
-        db = self._db
+        db, changes = self._db, [] if repeat else self._few_changes(entry)
+        if changes is not None and len(changes) <= 1:
+            # SQLite does one change whole or not at all, and a savepoint has it copy every page that is written.
+            self._applier.apply(entry, (changes,))
+            try:
+                store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
+            except BaseException:  # the file failed: no row stays without its entry, and nothing of the batch is kept
+                self.failed = True
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+            return
         db.execute("SAVEPOINT entry")
         try:
-            if not repeat:
-                self._make(entry)
-                self._keep_to_ourselves()  # a change of the schema ran with everything on
+            self._make(entry, changes)
+            self._keep_to_ourselves()  # a change of the schema ran with everything on
             store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
         except BaseException:
             if db.in_transaction:  # else SQLite gave up the whole batch: the disk is full, or failed
@@ -579,25 +590,30 @@ class Engine:
             raise
         db.execute("RELEASE entry")
 
-    def _make(self, entry: Entry) -> None:
+    def _few_changes(self, entry: Entry) -> list[Change] | None:
+        """Return the changes that an entry makes, if it is one of rows and they are short; None if it is another.
+
+        Raises:
+            EntryMismatchError: they cannot be read.
+        """
+        transaction = entry.transaction
+        if transaction.kind != ROWS or entry.txid in self.void or len(transaction.changes) > FEW_BYTES:
+            return None
+        try:
+            return decode_changes(transaction.changes)
+        except EntryMalformedError as error:
+            raise _unreadable(entry, error) from error
+
+    def _make(self, entry: Entry, changes: list[Change] | None) -> None:
         transaction = entry.transaction
         if entry.txid in self.void:
             assert transaction.kind == ROWS, f"{entry.txid} may not be void: it is no change of rows"
         elif transaction.kind == ROWS:
             try:
-                self._applier.apply(entry, decode_changes_in_pieces(transaction.changes))
-            except EntryMalformedError as error:  # nobody can read them: as if they fitted nowhere
-                place = f"{entry.leader}{entry.tick}"
-                raise EntryMismatchError(
-                    f"{place} cannot be applied: its changes cannot be read: {error}",
-                    entry=place,
-                    op="",
-                    table="",
-                    key="",
-                    why=str(error),
-                    expected=None,
-                    found=None,
-                ) from error
+                known = None if changes is None else (changes,)
+                self._applier.apply(entry, known or decode_changes_in_pieces(transaction.changes))
+            except EntryMalformedError as error:
+                raise _unreadable(entry, error) from error
         elif transaction.kind == SCHEMA:
             self._versions.apply(entry)
         else:
@@ -616,3 +632,18 @@ class Engine:
     def _learn_members(self) -> None:
         membership = decode_membership(system.get_meta(self._db, "membership"))
         self._ids.use_members(system.get_meta(self._db, "node"), membership)
+
+
+def _unreadable(entry: Entry, error: EntryMalformedError) -> EntryMismatchError:
+    """Return the error for an entry whose changes nobody can read: as if they fitted nowhere."""
+    place = f"{entry.leader}{entry.tick}"
+    return EntryMismatchError(
+        f"{place} cannot be applied: its changes cannot be read: {error}",
+        entry=place,
+        op="",
+        table="",
+        key="",
+        why=str(error),
+        expected=None,
+        found=None,
+    )

@@ -4,6 +4,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import apsw
 import pytest
 
 from bedrockish.api.requests import Statement
@@ -11,6 +12,7 @@ from bedrockish.engine.engine import Limits
 from bedrockish.engine.execution.cursor import Batches, compile_read
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
+from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.errors import StatementTimeoutError, TooLargeError
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import Sql, TestNode, request
@@ -190,3 +192,41 @@ def test_an_interrupt_ends_nothing_but_what_was_late(make_node: MakeNode) -> Non
         if number % 20 == 0:
             assert node.engine.flush()
     assert node.engine.get_meta("clock_ceiling") == {"clock_ceiling": 199}
+
+
+BRIEF: tuple[Sql, ...] = (
+    ("INSERT INTO t VALUES (?, ?)", (5, 6)),
+    "INSERT INTO t(v) VALUES (7)",
+    ("INSERT INTO t VALUES (?, ?) ON CONFLICT(id) DO UPDATE SET v = excluded.v", (5, 7)),
+    ("UPDATE t SET v = v + ? WHERE id = ?", (1, 5)),
+    ("SELECT v FROM t WHERE id = ?", (5,)),
+    ("DELETE FROM t WHERE id = ?", (5,)),
+)
+WATCHED: tuple[Sql, ...] = (
+    "SELECT count(*) FROM t",
+    "SELECT max(v) FROM t",
+    "SELECT id FROM t WHERE v = 1",
+    "DELETE FROM t",
+    "UPDATE t SET v = 1",
+    "INSERT INTO t SELECT id + 100, v FROM t",
+    "INSERT INTO watched(id) VALUES (9)",
+    "UPDATE t SET v = upper(v) WHERE id = 5",
+    "UPDATE t SET v = (SELECT sum(v) FROM t) WHERE id = 5",
+    "SELECT v FROM t ORDER BY v",
+)
+
+
+@pytest.mark.parametrize("sql", BRIEF + WATCHED)
+def test_only_what_can_take_long_is_watched(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, sql: Sql) -> None:
+    """Looking after what goes nowhere twice, every five milliseconds, took a twentieth of a node's time."""
+    node = make_node()
+    fill(node)
+    begin, begun = Interrupter.begin, list[apsw.Connection]()
+
+    def noted(self: Interrupter, db: apsw.Connection) -> None:
+        begun.append(db)
+        begin(self, db)
+
+    monkeypatch.setattr(Interrupter, "begin", noted)
+    node.engine.execute(request(sql), 0.01)
+    assert bool(begun) == (sql in WATCHED)

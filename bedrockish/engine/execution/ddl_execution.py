@@ -333,7 +333,7 @@ class Mixed:
             if name in self._unstable:
                 way = f"{name}() would give each something else: send the value as a parameter, or use two transactions"
                 raise UnsupportedError(_WAY_OUT.format(way), sql=text)
-        return lengths([[Op(*row[:7]) for row in program]])
+        return replace(lengths([[Op(*row[:7]) for row in program]]), is_brief=False)
 
     def _violations(self) -> Counter[Any]:
         try:

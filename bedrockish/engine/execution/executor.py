@@ -282,7 +282,8 @@ class Executor:
         if self.reader is not None and piece.kind == READ and not self.capture.wrote:
             db = self.reader
         shorten(db, lengths, in_loop=in_loop, most=most)
-        self._interrupter.begin(db)
+        if not lengths.is_brief:
+            self._interrupter.begin(db)
         try:
             if not piece.columns:
                 db.execute(text, params)
@@ -305,7 +306,8 @@ class Executor:
         except UnicodeDecodeError:
             raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
         finally:
-            self._interrupter.end()
+            if not lengths.is_brief:
+                self._interrupter.end()
             restore(db, lengths, in_loop=in_loop, most=most)
             memory.end(self._number)
             self._number = 0

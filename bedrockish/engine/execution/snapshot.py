@@ -76,11 +76,13 @@ class Snapshot:
         db, memory, most = self._db, self.limits.memory, self.limits.length_bytes
         self.number, self.is_refused = memory.begin(), False
         shorten(db, lengths, in_loop=in_loop, most=most)
-        self._interrupter.begin(db)
+        if not lengths.is_brief:
+            self._interrupter.begin(db)
         try:
             yield
         finally:
-            self._interrupter.end()
+            if not lengths.is_brief:
+                self._interrupter.end()
             restore(db, lengths, in_loop=in_loop, most=most)
             memory.end(self.number)
             self.number = 0

@@ -178,7 +178,7 @@ def analyse(db: apsw.Connection, schema: Schema, sql: str, nparams: int, *, is_w
         fallbacks=tuple(fallbacks),
         dependents=dependents if dependents.resolved else None,
         dependent_fallbacks=tuple(dict.fromkeys(reason for one in dependents.resolved for reason in one.reasons)),
-        lengths=lengths(programs),
+        lengths=lengths(programs) if is_whole else replace(lengths(programs), is_brief=False),
         _reads=_Binder(fixed, schema, everything),
         _coarse=_Binder([one.coarse for one in dependents.resolved], schema),
         _probes=_Binder([access for reads in found for access in reads.probes], schema),
@@ -196,7 +196,7 @@ def schema_lengths(db: apsw.Connection, sql: str) -> Lengths:
         found = lengths(_explain(db, sql, 0)[0])
     except apsw.Error:  # which its own run is going to say
         return OF_SCHEMA
-    return replace(found, loop=min(found.loop, OF_SCHEMA.loop), has_patterns=True)
+    return replace(found, loop=min(found.loop, OF_SCHEMA.loop), has_patterns=True, is_brief=False)
 
 
 def _explain(db: apsw.Connection, sql: str, nparams: int) -> tuple[list[list[Op]], bool]:

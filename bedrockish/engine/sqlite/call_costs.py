@@ -6,13 +6,13 @@ most: all of them. SQLite itself refuses what is longer than its limit. In the l
 is run again aside; there it is refused for good, since nobody could end it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
 
 import apsw
 
-from bedrockish.engine.sqlite.opcodes import Op
+from bedrockish.engine.sqlite.opcodes import Op, is_brief
 from bedrockish.errors import TooLargeError
 
 LOOP_BYTES = 1 << 20  # of a value in the loop: about a millisecond for most functions
@@ -50,22 +50,24 @@ class Lengths:
         aside: in another thread; 0: as long as any.
         has_patterns: it calls LIKE or GLOB.
         culprits: the functions because of which it may not be ``aside``, as a text.
+        is_brief: whatever is in the tables, it is over in a moment: nobody needs to look after it.
     """
 
     loop: int
     aside: int = 0
     has_patterns: bool = False
     culprits: str = ""
+    is_brief: bool = False
 
 
 OF_SCHEMA = Lengths(SCHEMA_BYTES, 0, True)
 
 
-def lengths(programs: Iterable[Iterable[Op]]) -> Lengths:
+def lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
     """Return how long the values may be of a statement that has these programs, its triggers' among them."""
     names = [(op.p4 or "").lower() for program in programs for op in program if op.name in _CALLS]
     if not names:
-        return _PLAIN
+        return _BRIEF if len(programs) == 1 and is_brief(programs[0]) else _PLAIN
     products = [name for name in names if name in _PRODUCTS]
     loop, aside = min(LOOP_BYTES, LINE_BYTES // len(names)), 0
     culprits: set[str] = set()
@@ -81,6 +83,7 @@ def lengths(programs: Iterable[Iterable[Op]]) -> Lengths:
 
 
 _PLAIN = Lengths(LOOP_BYTES)
+_BRIEF = Lengths(LOOP_BYTES, is_brief=True)
 
 
 def shorten(db: apsw.Connection, lengths: Lengths, *, in_loop: bool, most: int) -> None:

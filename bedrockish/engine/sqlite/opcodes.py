@@ -4,6 +4,7 @@ Every opcode that this file does not name is taken as able to do anything. Addin
 move a cursor on a table (unless it is in ``POSITIONS`` or ``WHOLE``), and that it writes no register but those said.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -103,6 +104,51 @@ _NO_JUMPS = _names(
     OffsetLimit Sequence BeginSubrtn Compare Permutation SeekHit IsTrue ZeroOrNull AggInverse AggStep1 AggValue
     FilterAdd GetSubtype SetSubtype"""
 )
+
+
+_BRIEF = (
+    EXACT
+    | SEEKS
+    | INDEX_STOPS
+    | COMPARISONS
+    | _names(
+        """Init Goto Halt HaltIfNull Transaction TableLock CursorLock ResultRow Noop Explain Integer Int64 Real String8
+        Variable Null SoftNull SCopy IntCopy Copy Move Affinity RealAffinity MustBeInt TypeCheck Column Rowid IdxRowid
+        NewRowid MakeRecord OpenRead OpenWrite ReopenIdx Insert Delete IdxInsert IdxDelete DeferredSeek FinishSeek
+        NullRow Close ReleaseReg CursorHint ColumnsUsed If IfNot IsNull NotNull Add Subtract Multiply Divide Remainder
+        AddImm Not And Or"""
+    )
+)
+"""Takes no longer in a large table than a few pages take, and a few values."""
+
+
+def is_brief(program: Sequence[Op]) -> bool:
+    """Tell whether a program goes nowhere twice, and so takes no time to speak of, whatever is in the tables."""
+    if any(op.name not in _BRIEF or op.address != number for number, op in enumerate(program)):
+        return False
+    done: set[int] = set()
+    way: dict[int, list[int]] = {0: _following(program[0])}  # the addresses that lead to where we are
+    while way:
+        here, left = next(reversed(way.items()))
+        if not left:
+            del way[here]
+            done.add(here)
+            continue
+        there = left.pop()
+        if there in way:
+            return False
+        if there < len(program) and there not in done:
+            way[there] = _following(program[there])
+    return True
+
+
+def _following(op: Op) -> list[int]:
+    """Return the addresses at which a brief program may go on after an instruction."""
+    if op.name == "Halt":
+        return []
+    if op.name in ("Init", "Goto"):
+        return [op.p2]
+    return [op.address + 1, op.p2] if op.p2 and may_jump(op) else [op.address + 1]  # at 0 nothing goes on
 
 
 def may_jump(op: Op) -> bool:

@@ -50,6 +50,7 @@ class Journal:
         self.applied_clock: int = (row[0] if row is not None else None) or 0  # the greatest clock that was applied
         self.horizon = Txid(*pruning.horizon(db))  # the greatest name that was removed
         self.forgotten_ms = pruning.forgotten_ms(db)  # of commands made up to then, ids may have been forgotten
+        self._not_here = ""  # the command that was looked for last, if it was not found and nothing has come since
 
     def recover(self, applied: Vector, heads: Mapping[str, bytes], batches: int, window_ms: int) -> Recovered:
         """Return what the file knows.
@@ -122,16 +123,26 @@ class Journal:
         """Forget in the open batch, of the ids of removed commands, those that were made up to a time; how many."""
         old = pruning.old_commands(self._db, unix_ms, most)
         if old:
+            self._not_here = ""
             self._write(pruning.forget_commands, self._db, old)
             self.forgotten_ms = pruning.forgotten_ms(self._db)
         return len(old)
 
+    def grows(self, clock: int) -> None:
+        """Note that an entry with this clock is about to be appended."""
+        self._not_here = ""
+        self.applied_clock = max(self.applied_clock, clock)
+
     def command_txid(self, command: str) -> Txid | None:
         """Return what a command became, also if that was removed; ``FORGOTTEN`` if its id is too old to tell."""
+        if command == self._not_here:
+            return None
         found = store.command_txid(self._db, command)
         if found is None and self.forgotten_ms:
             made = time_ms(command)
-            return FORGOTTEN if made is not None and made <= self.forgotten_ms else None
+            found = FORGOTTEN if made is not None and made <= self.forgotten_ms else None
+        if found is None:
+            self._not_here = command  # whoever leads it is asked when it is executed, and again when it begins
         return found
 
     def find_command(self, command: str) -> Entry | None:
@@ -140,13 +151,13 @@ class Journal:
         Raises:
             ForgottenError: it was removed, or its id is too old to tell.
         """
-        entry = store.find_command(self._db, command)
-        if entry is not None:
-            return entry
         found = self.command_txid(command)
-        if found is not None:
+        if found is None:
+            return None
+        entry = store.find_command(self._db, command)
+        if entry is None:
             raise forgotten(command, None if found == FORGOTTEN else found)
-        return None
+        return entry
 
     def save_hold(self, name: str, times: int, clock: int) -> None:
         """Keep in the open batch from which clock on a reader needs the journal."""

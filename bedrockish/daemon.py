@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -219,7 +220,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             runtime,
             in_flight_max=config.limits.in_flight_max,
             donor=donor,
-            begin=runtime.begin,
+            begin=partial(runtime.begin, owner=link),
             transactions=runtime.transactions,
             upkeep=runtime.upkeep,
             caught=runtime.faults.caught,

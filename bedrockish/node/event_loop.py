@@ -70,6 +70,7 @@ from bedrockish.node.cluster.membership import begin_on_file, judge, keep_level,
 from bedrockish.node.executor import Executions
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.recalling import recall
+from bedrockish.node.scheduling.fair_queue import FairQueue
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.fsync_thread import FsyncThread
 from bedrockish.node.scheduling.outbox import Done, Kept, Prepare, Waiter, packed_entries
@@ -146,6 +147,7 @@ class Runtime:
         self._troubles = Troubles()
         self.latency = Histogram()
         self._inbox: deque[Event] = deque()
+        self._asked: FairQueue[Event] = FairQueue()  # what clients ask, while the loop has not come to it
         self._wake = trio.Event()
         self._alarm = Alarm(self.core.deadline, time.monotonic, lambda: self._wake.set())
         self.waiters: dict[int, Waiter] = {}
@@ -172,8 +174,19 @@ class Runtime:
 
     # -- what sessions need ----------------------------------------------------------------------------------------
 
-    def begin(self, request: Request, done: Done, prepare: Prepare | None = None, *, once: bool = False) -> None:
-        """Run a command to its end and call ``done`` with the answer, which must not block or raise."""
+    def begin(
+        self,
+        request: Request,
+        done: Done,
+        prepare: Prepare | None = None,
+        *,
+        once: bool = False,
+        owner: object = None,
+    ) -> None:
+        """Run a command to its end and call ``done`` with the answer, which must not block or raise.
+
+        ``owner``: whose it is; one that asks for much at once lets others go between. By default, nobody else's.
+        """
         try:
             self.engine.memory.check()
         except MemoryFullError as error:  # answered with the next turn: a session may ask for the next at once
@@ -182,7 +195,8 @@ class Runtime:
             return
         self._tickets += 1
         self.waiters[self._tickets] = Waiter(request, done, prepare)
-        self._post(Submitted(self._tickets, request, once))
+        self._asked.put(self._tickets if owner is None else owner, Submitted(self._tickets, request, once))
+        self._wake.set()
 
     async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
         """Run a command to its end; ``prepare`` executes it, if it is given, ``once`` if the same each time."""
@@ -427,7 +441,7 @@ class Runtime:
 
     async def _next(self) -> None:
         """Wait for something to do; always lets other tasks run."""
-        if self._inbox or self._missed:
+        if self._inbox or self._asked or self._missed:
             self._missed = False
             await trio.lowlevel.checkpoint()
             return
@@ -449,8 +463,9 @@ class Runtime:
         self._save()
         self.core.state.batches = self.engine.batches
         until = time.monotonic() + TURN_S
-        for _ in range(min(len(self._inbox), TURN_MAX)):
-            event = self._inbox.popleft()
+        for number in range(min(len(self._inbox) + len(self._asked), TURN_MAX)):
+            is_asked = self._asked and (number & 1 or not self._inbox)  # neither keeps the other waiting
+            event = self._asked.take() if is_asked else self._inbox.popleft()
             if self.watch.is_on:
                 self.watch.note(event)
             if logger.isEnabledFor(logging.DEBUG):

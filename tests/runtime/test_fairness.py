@@ -1,0 +1,46 @@
+"""One client that asks for a thousand things at once delays another one by its share, not by all of them."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish.node.scheduling.fair_queue import FairQueue
+from tests.runtime.test_durability import open_runtime, request
+
+
+def test_owners_take_turns_and_each_keeps_its_order() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for owner, item in (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1"), ("b", "b2")):
+        queue.put(owner, item)
+    assert len(queue) == 6
+    found = [queue.take() for _ in range(3)]
+    queue.put("c", "c2")
+    assert [*found, *(queue.take() for _ in range(len(queue)))] == ["a1", "b1", "c1", "a2", "b2", "c2", "a3"]
+    assert not queue
+
+
+async def test_who_asks_once_does_not_wait_for_all_that_another_one_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    answered: list[str] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        for owner in ("greedy", "greedier"):
+            for number in range(300):
+                name = f"{owner} {number}"
+                asked = request(f"SELECT {number}", name)
+                runtime.begin(asked, partial(lambda name, _: answered.append(name), name), owner=owner)
+        runtime.begin(request("INSERT INTO t VALUES (1, 1)", "modest"), lambda _: answered.append("modest"), owner="it")
+        with trio.fail_after(20):
+            while len(answered) < 601:  # noqa: ASYNC110  the runtime has no event for it
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert answered.index("modest") < 300
+    for owner in ("greedy", "greedier"):
+        mine = [name for name in answered if name.startswith(f"{owner} ")]
+        assert mine == [f"{owner} {number}" for number in range(300)]
+    engine.close()

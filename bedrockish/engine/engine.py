@@ -398,7 +398,7 @@ class Engine:
             self.batches += 1
             self._batch.clear()
             self._weight = 0
-            if self._wal.frames >= self._limits.wal_frames_max:
+            if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
                 self._wal.finish(db)
             db.execute("BEGIN IMMEDIATE")
             version = db.execute("PRAGMA data_version").get

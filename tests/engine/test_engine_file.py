@@ -173,6 +173,36 @@ def test_the_wal_stays_small_under_steady_writing(make_node: MakeNode) -> None:
     assert largest < 80 * 4200
 
 
+def test_nobody_waits_for_the_copy_of_what_one_large_transaction_has_written(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The background copies it, and the end of a later batch the rest; if the background does not come to it, all."""
+    node = make_node(limits=Limits(wal_frames=20, wal_frames_max=60))
+    wal, finished = node.engine._wal, list[int]()
+    finish = wal.finish
+
+    def counted(db: apsw.Connection) -> None:
+        finished.append(wal.grown())
+        finish(db)
+
+    monkeypatch.setattr(wal, "finish", counted)
+    node.run(SCHEMA)
+    node.save()
+    node.run("INSERT INTO t(filler) VALUES (zeroblob(150000))")
+    node.save()
+    assert 60 < wal.frames < 120
+    assert (finished, node.engine.checkpoint_due) == ([], True)
+    node.engine.checkpoint()
+    node.run("INSERT INTO t(filler) VALUES (1)")
+    node.save()
+    assert (len(finished), wal.frames) == (1, 0)
+    assert finished[0] < 20
+    for _ in range(2):
+        node.run("INSERT INTO t(filler) VALUES (zeroblob(150000))")
+        node.save()
+    assert (len(finished), wal.frames) == (2, 0)
+
+
 def test_a_reader_only_delays_the_end_of_a_checkpoint(make_node: MakeNode) -> None:
     node = make_node(limits=Limits(wal_frames=10, wal_frames_max=20))
     node.run(SCHEMA)

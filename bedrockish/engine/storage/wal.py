@@ -71,6 +71,14 @@ class Wal:
             self._copied_at = 0  # the WAL began anew
         return self.frames - self._copied_at
 
+    def is_to_finish(self, few: int, most: int) -> bool:
+        """Whether a batch's end should copy the rest: there are ``most`` frames, and ``few`` are not copied yet.
+
+        When one large transaction has brought them, the background copies them first, and nobody waits for it; unless
+        it does not come to it, and there are twice as many.
+        """
+        return self.frames >= most and (self.grown() < few or self.frames >= 2 * most)
+
     def checkpoint(self) -> tuple[int, int]:
         """Copy what can be copied from the WAL into the database file, stalling nobody. May run in another thread.
 

@@ -207,6 +207,7 @@ def _with_any_text(db: apsw.Connection, columns: list[str], rest: str, values: l
 def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDigest) -> None:
     """Note which keys of a table transactions beyond a vector have written."""
     layout = find_table(db, table)
+    names = {table.encode(), *([layout.name.encode()] if layout is not None else [])}
     for leader, tick in found.vector.items():
         first = beyond.get(leader, 0) + 1
         if first > tick:
@@ -221,8 +222,8 @@ def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDi
             if kind == SCHEMA:
                 found.incomparable = "the schema is being changed"
                 return
-            if kind != ROWS or layout is None:
-                continue
+            if kind != ROWS or layout is None or not any(name in body for name in names):
+                continue  # a long one of another table is not read for nothing
             for changes in decode_changes_in_pieces(decode_transaction(body).changes):
                 for change in changes:
                     if change.table.lower() == table.lower():

@@ -78,6 +78,8 @@ MAY_IMPORT = {
         "tools.compliance sqlmodel flask flask_sqlalchemy pandas celery sqlalchemy dataset records sqlite_utils"
     ),
     "tools/compliance/django_runner.py": "tools.compliance django",
+    "tools/compliance/dbapi20_run.py": "bedrockish tools.compliance dbapi20",
+    "tools/compliance/libsql_run.py": "tools.compliance libsql libsql_client sqlalchemy django",
     "tools/overhead.py": "bedrockish bedrockish_net tools click rich sqlalchemy trio",
     "tools/bench_joins.py": "bedrockish tools sqlalchemy trio",
     "tools/bench_django.py": "bedrockish tools django",

@@ -1,8 +1,10 @@
 """Writes tools/requirements.lock: what pip resolves today for this project, pinned, in the groups that are installed.
 
-Run it with a Python of the oldest version that we support, so that nothing newer than that slips in.
+Run it with a Python of the oldest version that we support, so that nothing newer than that slips in. What is locked
+already keeps its version; with ``--upgrade`` everything is resolved anew.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -25,11 +27,29 @@ def resolve(requirements: list[str]) -> dict[str, str]:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--ignore-installed", "--dry-run"]
         subprocess.run([*pip, "--report", str(report), *requirements], check=True)
         found = json.loads(report.read_text())["install"]
-    return {item["metadata"]["name"].lower().replace("_", "-"): item["metadata"]["version"] for item in found}
+    versions = {item["metadata"]["name"].lower().replace("_", "-"): item["metadata"]["version"] for item in found}
+    versions.pop("pip", None)  # what a package names that calls it; it is what installs, and comes with Python
+    return versions
+
+
+def constrained(pins: list[str], requirements: list[str]) -> dict[str, str]:
+    """Resolve requirements among which the pinned ones have no other version."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write("\n".join(pins))
+        constraints.flush()
+        return resolve(["-c", constraints.name, *requirements])
+
+
+def locked() -> list[str]:
+    """Return the pins that the lock has now."""
+    return [line for line in LOCK.read_text().splitlines() if "==" in line]
 
 
 def main() -> None:
     """Resolve everything together, so that the groups agree, then each group for its share."""
+    parser = argparse.ArgumentParser(prog="python -m tools.lock", description=__doc__)
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions also of what is locked")
+    kept = [] if parser.parse_args().upgrade else locked()
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, build = declared["project"], declared["build-system"]["requires"]
     extras = project["optional-dependencies"]
@@ -39,14 +59,11 @@ def main() -> None:
         "dev": [*extras["dev"], *extras["sqlalchemy"]],
         "programs": extras["programs"],
     }
-    everything = resolve([line for lines in groups.values() for line in lines])
+    everything = constrained(kept, [line for lines in groups.values() for line in lines])
     pins = [f"{name}=={version}" for name, version in everything.items()]
     lines, seen = [HEAD.rstrip()], set[str]()
     for group, requirements in groups.items():
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
-            constraints.write("\n".join(pins))
-            constraints.flush()
-            names = set(resolve(["-c", constraints.name, *requirements])) - seen
+        names = set(constrained(pins, requirements)) - seen
         seen |= names
         lines += ["", f"# group: {group}", *(f"{name}=={everything[name]}" for name in sorted(names))]
     assert seen == set(everything), f"in no group: {set(everything) - seen}"

@@ -3,7 +3,6 @@
 import json
 import shutil
 import socket
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from bedrockish.http.libsql import protobuf
 from bedrockish.http.libsql.session import parameter_names, whole_transaction
 from bedrockish.http.libsql.structures import STEPS_MAX, Step, Texts, read_batch, read_step
 from tests.http.conftest import Asker
+from tools.compliance import libsql_suite
 
-FOLDER = Path(__file__).resolve().parents[1] / "libsql"
 pytestmark = pytest.mark.cluster
 
 
@@ -300,32 +299,21 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the JavaScript clients as pinned, and return the folder of the programs."""
     if shutil.which("npm") is None:
         pytest.skip("no npm here: the JavaScript clients are not tried")
-    place = tmp_path_factory.mktemp("js")
-    for file in FOLDER.iterdir():
-        shutil.copy(file, place)
-    npm = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
-    done = subprocess.run(npm, cwd=place, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return place
-
-
-def run_js(place: Path, program: str, url: str, *more: str) -> None:
-    done = subprocess.run(
-        ["node", program, url, *more], cwd=place, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
+    return libsql_suite.install(libsql_suite.FOLDER, tmp_path_factory.mktemp("libsql") / "js")
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])
-def test_the_javascript_client(node: Asker, modules: Path, scheme: str) -> None:
-    """``@libsql/client`` over HTTP and over WebSocket: values, batches, transactions, scripts, migrations, errors."""
-    run_js(modules, "client.mjs", f"{scheme}://127.0.0.1:{node.port}")
+@pytest.mark.parametrize("program", libsql_suite.JAVASCRIPT)
+def test_a_javascript_client(node: Asker, modules: Path, program: str, scheme: str) -> None:
+    """``@libsql/client`` over HTTP and over WebSocket, and what stands on it: Drizzle, an ORM, and Kysely."""
+    assert libsql_suite.javascript(modules, program, f"{scheme}://127.0.0.1:{node.port}") == ("passed", "")
 
 
-@pytest.mark.parametrize("scheme", ["http", "ws"])
-def test_drizzle(node: Asker, modules: Path, scheme: str) -> None:
-    """An ORM on top of that client."""
-    run_js(modules, "orm.mjs", f"{scheme}://127.0.0.1:{node.port}")
+def test_a_javascript_client_that_fails_is_told(node: Asker, modules: Path) -> None:
+    """With the line that says what it raised."""
+    outcome, why = libsql_suite.javascript(modules, "client.mjs", f"http://127.0.0.1:{node.cluster.nodes[0].port}")
+    assert outcome == "failed"
+    assert "Error" in why
 
 
 def test_the_python_client_and_its_sqlalchemy_dialect(node: Asker) -> None:

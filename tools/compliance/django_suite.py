@@ -26,6 +26,8 @@ many_to_many many_to_one one_to_one
 ordering prefetch_related queries
 raw_query select_for_update select_related
 transaction_hooks transactions update
+schema
+migrations
 """.splitlines()
 
 

@@ -22,6 +22,27 @@ rest. *Skipped* is what a suite itself leaves out, for reasons of its own or bec
 it.
 """
 
+NOT_RUN = {
+    "clients of libSQL for Go, Rust, PHP, Dart, Ruby": (
+        "What compiles or runs them is not among what CI has. `libsql` from PyPI is the client for Rust."
+    ),
+    "tests of `@libsql/client`, Drizzle, Kysely, Prisma, `libsql`, `libsql-client` and `django-libsql` themselves": (
+        "Their packages ship none."
+    ),
+    "the asyncio tests of sqlalchemy-libsql": (
+        "They fail with SQLAlchemy 2.1 on a database in memory, too: its cursors have no `_async_soft_close`."
+    ),
+    "`prisma migrate`": (
+        "It needs an engine from `binaries.prisma.sh`, which is no package registry. Client and adapter are run."
+    ),
+    "the rest of Django's suite": (
+        "Requests, templates, forms and GIS: a database backend decides nothing in them, or SpatiaLite does."
+    ),
+}
+NAMED = (
+    "What a machine lacks is named at the end of a run, too: an interpreter without its tests, no `node`, a package."
+)
+
 
 def compliance_page(note: str) -> str:
     """Return the page; ``note`` says that it is written by a program."""
@@ -35,6 +56,8 @@ def compliance_page(note: str) -> str:
         lines += rows(suite, found[name])
     for name, suite in SUITES.items():
         lines += ["", f"## {suite.heading}", "", *about(suite, found[name])]
+    lines += ["", "## What is not run", "", NAMED, "", "| | why |", "| --- | --- |"]
+    lines += [f"| {what} | {why} |" for what, why in NOT_RUN.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -17,7 +17,7 @@ AS_OPTIONS = "127.0.0.1:7401/?host=127.0.0.1:7402&host=127.0.0.1:7403"
     ("page", "prints"),
     [
         ("docs/dbapi.md", ["Ann", "Bob", "Cleo"]),
-        ("docs/sqlalchemy.md", ["hello"]),
+        ("docs/sqlalchemy.md", ["hello", "counted: 1"]),
         ("docs/migrating.md", ["write docs 1", "finished"]),
         ("docs/retry.md", ["left: 70", "left: 65"]),
         ("docs/pools.md", ["visits: 20", "balance: 100"]),

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, selectinload, sessionmaker
 
-from bedrockish.sqlalchemy import run_transaction
+from bedrockish.sqlalchemy import run_transaction, run_transaction_async
 from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.cluster
@@ -188,3 +188,80 @@ def test_a_transaction_that_lost_is_run_again(cluster: LocalCluster, *, by_sessi
     assert tries == [1]
     engine.dispose()
     other.dispose()
+
+
+@pytest.mark.parametrize("by_session", [True, False])
+def test_a_transaction_on_asyncio_that_lost_is_run_again(cluster: LocalCluster, *, by_session: bool) -> None:
+    """With an async_sessionmaker and with an engine; what trying again cannot help is raised at once."""
+
+    async def work(engine: AsyncEngine) -> None:
+        maker: Any = async_sessionmaker(engine) if by_session else engine
+        async with engine.begin() as connection:
+            await connection.execute(text("INSERT INTO owner(id, name) VALUES (1, 'a')"))
+        seen: list[str] = []
+
+        async def rename(session: Any) -> str:
+            name: str = (await session.execute(text("SELECT name FROM owner WHERE id = 1"))).scalar()
+            seen.append(name)
+            if len(seen) == 1:
+                async with engine.begin() as rival:
+                    await rival.execute(text("UPDATE owner SET name = 'b' WHERE id = 1"))
+            await session.execute(text("UPDATE owner SET name = :name WHERE id = 1"), {"name": name + "!"})
+            return name
+
+        assert await run_transaction_async(maker, rename) == "b"
+        assert seen == ["a", "b"]
+        tries = []
+
+        async def wrong(session: Any) -> None:
+            tries.append(1)
+            await session.execute(text("SELECT * FROM nowhere"))
+
+        with pytest.raises(OperationalError, match="no such table"):
+            await run_transaction_async(maker, wrong)
+        assert tries == [1]
+        async with engine.connect() as connection:
+            assert (await connection.execute(text("SELECT name FROM owner"))).scalars().all() == ["b!"]
+
+    on_asyncio(cluster, work)
+
+
+def test_tasks_that_fight_for_a_row_all_get_it(cluster: LocalCluster) -> None:
+    """Each adds one to what it has read; none is lost and none is done twice."""
+
+    async def work(engine: AsyncEngine) -> None:
+        maker = async_sessionmaker(engine)
+        async with engine.begin() as connection:
+            await connection.execute(text("INSERT INTO owner(id, name) VALUES (1, '0')"))
+
+        async def add(session: AsyncSession) -> None:
+            owner = await session.get_one(Owner, 1)
+            owner.name = str(int(owner.name) + 1)
+
+        await asyncio.gather(*(run_transaction_async(maker, add) for _ in range(12)))
+        async with engine.connect() as connection:
+            assert (await connection.execute(text("SELECT name FROM owner"))).scalar() == "12"
+
+    on_asyncio(cluster, work)
+
+
+def test_a_transaction_on_asyncio_gives_up_in_time(cluster: LocalCluster) -> None:
+    """Then the error is that of the last attempt, and what it wrote is not there."""
+
+    async def work(engine: AsyncEngine) -> None:
+        async with engine.begin() as connection:
+            await connection.execute(text("INSERT INTO owner(id, name) VALUES (1, 'a')"))
+
+        async def loses(session: AsyncSession) -> None:
+            await session.execute(text("SELECT name FROM owner"))
+            async with engine.begin() as rival:
+                await rival.execute(text("UPDATE owner SET name = name || 'x'"))
+            await session.execute(text("INSERT INTO owner(name) VALUES ('never')"))
+
+        with pytest.raises(OperationalError) as failed:
+            await run_transaction_async(async_sessionmaker(engine), loses, timeout=0.5)
+        assert getattr(failed.value.orig, "retry", False)
+        async with engine.connect() as connection:
+            assert (await connection.execute(text("SELECT count(*) FROM owner WHERE name = 'never'"))).scalar() == 0
+
+    on_asyncio(cluster, work)

@@ -28,12 +28,29 @@ def run_transaction(maker: Any, function: Callable[[Any], T], *, timeout: float 
         DBAPIError: it could not be committed in time. If ``error.orig.code`` is ``unknown``, it cannot be told whether
             it was; otherwise it was not.
     """
+
+    def attempt() -> T:
+        begun: AbstractContextManager[Any] = maker.begin()
+        with begun as session:
+            return function(session)
+
+    return repeated(attempt, timeout)
+
+
+def repeated(attempt: Callable[[], T], timeout: float = 30.0) -> T:
+    """Do something that is one transaction, and again if that lost.
+
+    Args:
+        attempt: what to do, from its begin to its commit.
+        timeout: seconds after which it is not tried again.
+
+    Raises:
+        DBAPIError: see ``run_transaction``.
+    """
     pauses = Pauses(timeout)
     while True:
         try:
-            begun: AbstractContextManager[Any] = maker.begin()
-            with begun as session:
-                return function(session)
+            return attempt()
         except DBAPIError as error:
             pause_s = pauses.draw() if lost(error) else None
             if pause_s is None:

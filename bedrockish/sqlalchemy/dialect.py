@@ -5,6 +5,8 @@ for SQLite. What is different: transactions are real from their first statement,
 what it says, and schema statements are part of them; errors tell a lost node from a lost race.
 """
 
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +14,9 @@ from sqlalchemy import pool
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.base import SQLiteExecutionContext
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, Engine
 
+from bedrockish.sqlalchemy.again import repeated
 from bedrockish.sqlalchemy.urls import client_url, last_of
 
 SERIALIZABLE, SNAPSHOT, AUTOCOMMIT = "SERIALIZABLE", "SNAPSHOT", "AUTOCOMMIT"
@@ -52,6 +55,20 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
     def get_async_dialect_cls(cls, url: URL) -> Any:  # noqa: ARG003
         """Return what ``create_async_engine`` uses for the same URL."""
         return registry.load("bedrockish.asyncio")
+
+    @classmethod
+    def engine_created(cls, engine: Engine) -> None:
+        """Run ``create_all``, ``drop_all`` and their like on an engine again if another process changed the schema.
+
+        SQLAlchemy begins and commits them itself, with nobody in between who could run them again. Each attempt looks
+        anew which tables there are.
+        """
+        run: Callable[..., None] = engine._run_ddl_visitor
+
+        def run_again(*args: Any, **kwargs: Any) -> None:
+            repeated(partial(run, *args, **kwargs))
+
+        setattr(engine, "_run_ddl_visitor", run_again)  # noqa: B010  a method of one object
 
     def create_connect_args(self, url: URL) -> Any:
         """Return what ``bedrockish.dbapi.connect`` is called with."""

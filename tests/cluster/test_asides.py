@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from bedrockish import open_client
-from bedrockish.api.requests import SNAPSHOT
+from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT
 from bedrockish.client.transaction import Transaction
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import ConflictError, ConstraintError, DeadlineError, StatementTimeoutError
@@ -75,6 +75,29 @@ async def test_what_takes_long_holds_nobody_up(cluster: LocalCluster) -> None:
             await client.execute(f"{ENDLESS} SELECT count(*) FROM n", timeout=1)
         assert (await client.execute("SELECT * FROM t")).rows == [(1, 0), (2, 2), (3, 2)]
         assert (await client.status())["counts"]["over_budget"] >= 2
+
+
+@pytest.mark.parametrize("isolation", [SERIALIZABLE, SNAPSHOT])
+async def test_a_transaction_sees_what_its_long_statement_wrote(cluster: LocalCluster, isolation: str) -> None:
+    """Short, long, short: the last runs in the loop again, where the first was, and finds what both have written.
+
+    Whether the writer is given up in between depends on what else the node does: nothing here, and it is tried often.
+    """
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
+        await client.execute("CREATE TABLE IF NOT EXISTS seen(id INTEGER PRIMARY KEY, n INTEGER)")
+        await client.execute("INSERT OR REPLACE INTO seen VALUES (1, 0), (2, 0)")
+        for _ in range(20):
+            transaction = await client.begin(isolation=isolation)
+            await transaction.execute("UPDATE seen SET n = 1 WHERE id = 1")
+            long = await transaction.execute(
+                f"UPDATE seen SET n = 2 + ({LONG} SELECT 0 * count(*) FROM n) WHERE id = 2"
+            )
+            assert long.rowcount == 1
+            assert (await transaction.execute("SELECT n FROM seen")).rows == [(1,), (2,)]
+            assert (await transaction.execute("UPDATE seen SET n = n + 1 WHERE n = 2")).rowcount == 1
+            await transaction.rollback()
+            await trio.sleep(0.05)
 
 
 async def test_long_requests_do_what_short_ones_do(cluster: LocalCluster) -> None:

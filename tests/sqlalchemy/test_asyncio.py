@@ -1,14 +1,16 @@
 """SQLAlchemy's asyncio on a node, and transactions that are run again: on the loop that FastAPI and its like have."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import trio
-from sqlalchemy import ForeignKey, String, create_engine, select, text
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, create_engine, inspect, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, selectinload, sessionmaker
 
 from bedrockish.sqlalchemy import run_transaction, run_transaction_async
@@ -263,5 +265,48 @@ def test_a_transaction_on_asyncio_gives_up_in_time(cluster: LocalCluster) -> Non
         assert getattr(failed.value.orig, "retry", False)
         async with engine.connect() as connection:
             assert (await connection.execute(text("SELECT count(*) FROM owner WHERE name = 'never'"))).scalar() == 0
+
+    on_asyncio(cluster, work)
+
+
+def test_create_all_of_many_at_once(cluster: LocalCluster) -> None:
+    """As the workers of a web server begin: every one finds all tables, and no one an error."""
+    tables = MetaData()
+    for number in range(5):
+        Table(f"made{number}", tables, Column("id", Integer, primary_key=True), Column("x", String, index=True))
+    ready = threading.Barrier(4)
+
+    def begin() -> list[str]:
+        engine = create_engine(cluster.url())
+        with engine.connect() as connection:
+            connection.execute(text("SELECT 1"))
+        ready.wait(30)
+        tables.create_all(engine)
+        made = [name for name in inspect(engine).get_table_names() if name in tables.tables]
+        engine.dispose()
+        return made
+
+    with ThreadPoolExecutor(4) as workers:
+        found = [worker.result(60) for worker in [workers.submit(begin) for _ in range(4)]]
+    assert found == [sorted(tables.tables)] * 4
+    engine = create_engine(cluster.url())
+    tables.drop_all(engine)
+    engine.dispose()
+
+
+def test_create_all_of_many_tasks(cluster: LocalCluster) -> None:
+    """On asyncio it is a part of a transaction, which is run again."""
+
+    async def work(engine: AsyncEngine) -> None:
+        tables = MetaData()
+        Table("task_made", tables, Column("id", Integer, primary_key=True))
+
+        async def create(connection: AsyncConnection) -> None:
+            await connection.run_sync(tables.create_all)
+
+        await asyncio.gather(*(run_transaction_async(engine, create) for _ in range(4)))
+        async with engine.begin() as connection:
+            assert (await connection.execute(text("SELECT count(*) FROM task_made"))).scalar() == 0
+            await connection.run_sync(tables.drop_all)
 
     on_asyncio(cluster, work)

@@ -233,6 +233,11 @@ class Interactive:
         self._db.execute("ROLLBACK TO interactive")
         self._db.execute("RELEASE interactive")
 
+    def step_out(self, session: Session) -> None:
+        """Swap a transaction out whose next statement runs elsewhere: the writer will not have what that changes."""
+        if self._inside is session:
+            self.leave()
+
     def close(self) -> None:
         """Close what is open. Every session must have ended."""
         self.leave()

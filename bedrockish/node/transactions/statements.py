@@ -69,6 +69,7 @@ class StatementRunner:
         self, session: Session, request: Request, piece: Piece, params: tuple[object, ...]
     ) -> tuple[Result, int]:
         """Run it on a newer snapshot, after the transaction's own changes, if nothing has changed that it rests on."""
+        self._interactive.step_out(session)
         begun = Begun(list(session.changes), session.lastrowid, session.clock)
         serializable = session.serializable
 

@@ -201,8 +201,8 @@ class Node:
 
     def _answer(self) -> list[Effect]:
         self._settle()
-        self.safe_time.hurry()
-        self._settle()
+        if self.safe_time.hurry():
+            self._settle()
         self.state.keep_ceiling()
         effects, self.state.effects = self.state.effects, []
         assert self.state.health.applies or not any(isinstance(effect, NEEDS_TABLES) for effect in effects)
@@ -244,7 +244,9 @@ class Node:
             return
         known.heard = state.now.seconds
         state.let_in.add(peer)
-        state.heard_level = max(state.heard_level, SINCE.get(type(message), 1))
+        level = SINCE.get(message.__class__, 1)
+        if level > state.heard_level:
+            state.heard_level = level
         if known.suspected:
             known.suspected, known.patience = False, min(2 * known.patience, PATIENCE_MAX)
         match message:

@@ -161,7 +161,8 @@ class ApplyQueue:
                     self._unapplied -= 1
                     self._apply(queue.popleft())
                     moved = self._unapplied > 0
-        self.state.check_joined()
+        if self.state.joining is not None:
+            self.state.check_joined()
 
     def _apply(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid

@@ -152,14 +152,18 @@ class SafeTime:
             self.state.clock.adjust(scheduled.activates)
             self._due = txid
 
-    def hurry(self) -> None:
-        """Move on after every step while a schema change is due, and tell, instead of at the next heartbeat."""
+    def hurry(self) -> bool:
+        """Move on after every step while a schema change is due, and tell, instead of at the next heartbeat.
+
+        Returns whether it is.
+        """
         state = self.state
         if not self._in_a_hurry():
-            return
+            return False
         self.advance()
         if (state.closed, state.cut) != self._told:
             self.gossip()
+        return True
 
     def _in_a_hurry(self) -> bool:
         return self._due is not None and self.state.scheduled is not None and self.state.scheduled.txid == self._due

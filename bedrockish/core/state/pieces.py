@@ -92,10 +92,12 @@ class Pieces:
         kept = set(votes)
         self.named = {txid: names for txid, names in self.named.items() if txid in kept}
 
+    def is_large(self, message: Message) -> bool:
+        """Whether a message is sent as its parts."""
+        return _size(message) > self.settings.inline_bytes
+
     def to_send(self, peer: str, message: Message, seconds: float) -> Message:
-        """Return what to send for a message: itself, or its parts if it is large."""
-        if _size(message) <= self.settings.inline_bytes:
-            return message
+        """Return what to send for a message that is large: its parts."""
         cut = self.cutter.cut_message(message)
         self._remember(peer, cut, seconds)
         return InPieces(cut.parts)
@@ -135,8 +137,10 @@ class Pieces:
 def _size(message: Message) -> int:
     """Return about how long a message is; small ones need no better answer."""
     match message:
-        case Commit(body=None):
-            return 0
+        case Commit():
+            return 0 if message.body is None else len(message.body)
+        case Begin():
+            return len(message.body)
         case Promise():
             return sum(map(len, message.blockers))
         case Entries():

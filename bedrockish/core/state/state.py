@@ -351,12 +351,13 @@ class State:
 
     def send(self, peer: str, message: Message) -> None:
         """Say something to one peer."""
-        assert SINCE.get(type(message), 1) <= self.level, f"level {self.level} does not read {type(message).__name__}"
+        kind = message.__class__
+        assert kind not in SINCE or SINCE[kind] <= self.level, f"level {self.level} does not read {kind.__name__}"
         self.effects.append(Send(peer, self.to_send(peer, message)))
 
     def to_send(self, peer: str, message: Message) -> Message:
         """Return what to send for a message: itself, or its parts if it is large."""
-        if message.__class__ in MAY_BE_LARGE and self.takes_pieces:
+        if message.__class__ in MAY_BE_LARGE and self.pieces.is_large(message) and self.takes_pieces:
             return self.pieces.to_send(peer, message, self.now.seconds)
         return message
 
@@ -490,7 +491,8 @@ class State:
         self._note_abort(vote)
 
     def _note_abort(self, vote: Vote) -> None:
-        self.aborting.remove(vote.txid)
+        if vote.txid in self.aborting:
+            self.aborting.remove(vote.txid)
         if vote.accepted is not None and not vote.accepted[1]:
             # Where only its rollback was seen, it may conflict with anything.
             everything = Footprint(write_ranges=(EVERYTHING,))
@@ -499,7 +501,8 @@ class State:
     def drop_vote(self, txid: Txid) -> None:
         """Forget a vote, if there is one."""
         if self.votes.pop(txid, None) is not None:
-            self.aborting.remove(txid)
+            if txid in self.aborting:
+                self.aborting.remove(txid)
             self.emit(Forget(txid))
 
     def happened(self, commands: Iterable[str], own: Txid | None = None) -> Conflict | None:

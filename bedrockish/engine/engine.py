@@ -59,6 +59,7 @@ __all__ = ["Engine", "Founding", "Limits"]
 T = TypeVar("T")
 LONG_BYTES = 1 << 20  # what takes longer to write than others should have to wait for
 FEW_BYTES = 64 << 10  # changes that are read at once
+COMPARED_BYTES, COMPARED_MAX = 4 << 10, 64  # changes that stay read, and how many, between comparing and applying
 WINDOW_MS = 120_000  # twice the conflict window
 
 
@@ -95,6 +96,7 @@ class Engine:
         self._closed = False
         self._weight = 0  # about how many bytes the open batch has
         self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
+        self._compared: dict[bytes, list[Change]] = {}  # read when they were compared: encoded changes -> themselves
         self.failed = False
         self.void = set(system.void(db))
         self._journal = Journal(db, self._write)
@@ -286,7 +288,8 @@ class Engine:
 
     def _leave(self) -> None:
         """Make the writer the engine's own: no thread has it, and nothing of an open transaction is in it."""
-        self.come_back()
+        if self._wait is not None:
+            self.come_back()
         try:
             self._lent()
         except apsw.Error as error:  # something of an open transaction may be left in the batch
@@ -328,7 +331,13 @@ class Engine:
             return ""  # on a schema that is not in force here yet there is nothing to compare
         self._leave()
         try:
-            return self._applier.compare(decode_changes_in_pieces(transaction.changes))
+            if len(transaction.changes) > COMPARED_BYTES:
+                return self._applier.compare(decode_changes_in_pieces(transaction.changes))
+            changes = decode_changes(transaction.changes)
+            self._compared[transaction.changes] = changes
+            if len(self._compared) > COMPARED_MAX:
+                del self._compared[next(iter(self._compared))]
+            return self._applier.compare((changes,))
         except EntryMalformedError as error:
             return f"its changes cannot be read: {error}"
         except apsw.Error as error:
@@ -599,6 +608,9 @@ class Engine:
         transaction = entry.transaction
         if transaction.kind != ROWS or entry.txid in self.void or len(transaction.changes) > FEW_BYTES:
             return None
+        known = self._compared.pop(transaction.changes, None)
+        if known is not None:
+            return known
         try:
             return decode_changes(transaction.changes)
         except EntryMalformedError as error:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bedrockish.core.protocol.records import Vote
+from bedrockish.engine import engine
 from bedrockish.engine.storage.row_applier import PIECE
 from bedrockish.errors import ConstraintError, DamagedError
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, decode_changes, encode_changes
@@ -378,3 +379,28 @@ def test_rows_that_a_transaction_was_made_of_are_compared_before_it_is_approved(
     assert "another one" in misfit("UPDATE t SET n = 0 WHERE id = 0")
     leader.run("CREATE TABLE late(x)")
     assert misfit("UPDATE t SET n = 0 WHERE id = 0") == "", "on a schema that is not in force there"
+
+
+def test_a_voter_reads_the_changes_of_a_short_transaction_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it compares them with its rows, it will need them again soon; of what never commits, it keeps few."""
+    leader, voter = TestNode(tmp_path / "A.db", "A"), TestNode(tmp_path / "B.db", "B")
+    leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    voter.apply(leader.entries[-1])
+    read = list[bytes]()
+
+    def noted(data: bytes) -> list[Change]:
+        read.append(data)
+        return decode_changes(data)
+
+    monkeypatch.setattr(engine, "decode_changes", noted)
+    for number, value in enumerate(("short", "x" * 10_000)):
+        leader.run(f"INSERT INTO t VALUES ({number}, '{value}')")
+        assert voter.engine.misfit(leader.entries[-1].transaction) == ""
+        voter.apply(leader.entries[-1])
+    assert [data for data in read if b"short" in data] == [leader.entries[-2].transaction.changes] * 2, "each node once"
+    for number in range(2, 200):
+        assert (
+            voter.engine.misfit(leader.entry(leader.prepare(f"INSERT INTO t VALUES ({number}, 1)")).transaction) == ""
+        )
+    assert len(voter.engine._compared) == engine.COMPARED_MAX
+    assert voter.tables() == leader.tables()

@@ -77,7 +77,7 @@ def head(kind: int, count: int) -> bytes:
 
 def pack(fields: list[object]) -> bytes:
     """Return the CBOR of a list; a long byte string in it is copied once, where the encoder copies it several times."""
-    if not any(type(item) is bytes and len(item) > LONG_BYTES for item in fields):
+    if not [True for item in fields if type(item) is bytes and len(item) > LONG_BYTES]:
         return cbor2.dumps(fields)
     packed = [head(4, len(fields))]
     for item in fields:

@@ -25,7 +25,9 @@ from bedrockish_net.limits import Limits
 from bedrockish_net.loopback import is_loopback
 from bedrockish_net.tls import check_certificate
 
-READ_BYTES = 256 * 1024
+READ_BYTES, READ_FIRST_BYTES = 256 * 1024, 32 * 1024
+"""What is read at once: of what goes on and on, and at first. Room for the greater one costs more than most reads: the
+system is asked for it each time, and gets it back."""
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, OSError, ssl.SSLError)
 
 

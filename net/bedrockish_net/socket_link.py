@@ -11,7 +11,7 @@ from time import monotonic
 from bedrockish_net.connection import Connection, Side
 from bedrockish_net.errors import Code, DialError, LinkClosedError, RefusedError, RemoteProtocolError, TlsError
 from bedrockish_net.events import Closed, Data, Goodbye, Hello, Ping
-from bedrockish_net.handshake import READ_BYTES, WAY_TO_TLS, address_text, error_text
+from bedrockish_net.handshake import READ_BYTES, READ_FIRST_BYTES, WAY_TO_TLS, address_text, error_text
 from bedrockish_net.limits import Limits
 from bedrockish_net.loopback import is_loopback
 
@@ -31,6 +31,7 @@ class SocketLink:
         self._unsent: deque[bytes] = deque()
         self.over: LinkClosedError | None = None
         self.heard = self._asked = monotonic()
+        self._most = READ_FIRST_BYTES  # that is read at once
         self._is_tls = isinstance(sock, ssl.SSLSocket)
         sock.setblocking(False)
 
@@ -86,13 +87,14 @@ class SocketLink:
         found: list[bytes] = []
         while self.over is None:
             try:
-                data = self._sock.recv(READ_BYTES)
+                data = self._sock.recv(self._most)
             except WOULD_BLOCK:
                 break
             except OSError as error:
                 self._end(Code.LOST, f"the stream from {self._name} broke: {error_text(error)}")
                 break
             self.heard = monotonic()
+            self._most = READ_FIRST_BYTES if len(data) < self._most else READ_BYTES
             self._take(data, found)
             if not self._is_tls:
                 break  # what else has come is told by the next poll; what TLS holds back is not
@@ -198,7 +200,7 @@ def _shake(sock: socket.socket, hello: Hello, limits: Limits, until: float) -> C
     try:
         while (event := connection.next_event()) is None:
             sock.settimeout(max(0.001, until - monotonic()))
-            connection.receive_data(sock.recv(READ_BYTES))
+            connection.receive_data(sock.recv(READ_FIRST_BYTES))
     except RemoteProtocolError as error:
         sock.sendall(error.answer)
         raise

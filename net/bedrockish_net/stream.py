@@ -9,6 +9,7 @@ import os
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import trio
 
@@ -16,7 +17,7 @@ from bedrockish_net import handshake
 from bedrockish_net.connection import Connection
 from bedrockish_net.errors import Code, LinkClosedError, RemoteProtocolError
 from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
-from bedrockish_net.handshake import BROKEN, READ_BYTES, error_text, hang_up
+from bedrockish_net.handshake import BROKEN, READ_BYTES, READ_FIRST_BYTES, error_text, hang_up
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 
@@ -407,7 +408,23 @@ class Link:
         self._moved = trio.current_time()
         self._senders.unpark_all()
 
+    async def _receive(self, most: int) -> bytes:
+        """Return what comes next, up to ``most`` bytes; nothing at the end of the stream.
+
+        The socket is asked when it has something: trying before that, as the stream does, fails nearly always.
+
+        Raises:
+            OSError, trio.BrokenResourceError, trio.ClosedResourceError: the stream is broken or closed.
+        """
+        if self._fd < 0:
+            return bytes(await self.stream.receive_some(most))
+        while True:
+            await trio.lowlevel.wait_readable(self._fd)
+            with suppress(BlockingIOError):
+                return os.read(self._fd, most)
+
     async def _read(self) -> None:
+        most = READ_FIRST_BYTES
         while self._over is None:
             self._take_events()
             if self._inflow is not None:
@@ -416,12 +433,13 @@ class Link:
                 await self._reader.park()
                 self._heard = trio.current_time()  # it was us who did not read
             try:
-                data = await self.stream.receive_some(READ_BYTES)
+                data = await self._receive(most)
             except BROKEN as error:
                 self._end(Code.LOST, f"the stream from {self.remote.node} broke: {error_text(error)}")
                 return
             self._heard = trio.current_time()
-            self._connection.receive_data(bytes(data))
+            most = READ_FIRST_BYTES if len(data) < most else READ_BYTES
+            self._connection.receive_data(data)
 
     def _is_held_up(self) -> bool:
         """Whether it is us who read nothing now."""

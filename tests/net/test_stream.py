@@ -1,9 +1,12 @@
 """Links over streams in memory: time is trio's mock clock, and nothing here can hang."""
 
+import os
+import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 import trio
@@ -13,7 +16,7 @@ from bedrockish_net.codec import encode_event
 from bedrockish_net.errors import Code, LinkClosedError, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
-from bedrockish_net.handshake import READ_BYTES, dial_on
+from bedrockish_net.handshake import READ_BYTES, READ_FIRST_BYTES, dial_on
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 from bedrockish_net.stream import Link
@@ -321,3 +324,34 @@ async def test_only_the_longest_of_many_long_messages_comes_in(autojump_clock: t
             await trio.sleep(1)
             assert got == {"b": 1_500_000, "c": 100_000}
             assert (inflow.total, inflow.late()) == (0, None)
+
+
+async def test_a_socket_is_read_when_it_has_something_and_with_little_room_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Room for much costs more than reading little; a long message gets it with the second read."""
+    asked, read = list[tuple[int, int]](), os.read
+
+    def noted(file: int, most: int) -> bytes:
+        data = read(file, most)  # it never fails: nobody tries before there is something
+        asked.append((most, len(data)))
+        return data
+
+    monkeypatch.setattr(os, "read", noted)
+    near, far = (trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in socket.socketpair())
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as shake:
+                shake.start_soon(_hello_only, far)
+                link = Link(near, await dial_on(near, A, Limits()), Limits())
+            nursery.start_soon(link.run)
+            for size in (10, 3_000_000, 20):
+                nursery.start_soon(far.send_all, encode_frame(Kind.DATA, bytes(size)))
+                assert await link.receive() == bytes(size)
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    await far.aclose()
+    assert asked[0][0] == READ_FIRST_BYTES
+    for (most, length), (following, _) in pairwise(asked):
+        assert following == (READ_BYTES if length == most else READ_FIRST_BYTES)
+    assert {most for most, _ in asked} == {READ_BYTES, READ_FIRST_BYTES}

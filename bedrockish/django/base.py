@@ -12,10 +12,20 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.base.client import BaseDatabaseClient
 from django.db.backends.base.creation import BaseDatabaseCreation
 from django.db.backends.sqlite3 import base, features, introspection, operations
+from django.utils.dateparse import parse_date, parse_datetime, parse_time
 
 import bedrockish.dbapi as db
 
 db.register_adapter(decimal.Decimal, str)
+# What Django registers with sqlite3: for who asks for declared types, with OPTIONS detect_types.
+db.register_converter("bool", b"1".__eq__)
+for _name, _parse in (
+    ("date", parse_date),
+    ("time", parse_time),
+    ("datetime", parse_datetime),
+    ("timestamp", parse_datetime),
+):
+    db.register_converter(_name, base.decoder(_parse))
 
 
 class Cursor(db.Cursor):

@@ -83,6 +83,22 @@ def _queries() -> None:
         assert cursor.fetchone() == ("1.50", "x", "100%")
         cursor.execute("SELECT %(a)s", {"a": str(uuid.UUID(int=1))})
         assert cursor.fetchone() == (str(uuid.UUID(int=1)),)
+    _raw_values()
+
+
+def _raw_values() -> None:
+    """As text, or, for who asks for declared types, as SQLite's backend gives them."""
+    from django.db import connection, connections
+
+    import bedrockish.dbapi
+
+    typed = connections.create_connection("default")
+    typed.settings_dict = {**typed.settings_dict, "OPTIONS": {"detect_types": bedrockish.dbapi.PARSE_DECLTYPES}}
+    for each, kinds in ((connection, (int, str)), (typed, (bool, datetime.datetime))):
+        with each.cursor() as cursor:
+            cursor.execute("SELECT is_active, date_joined FROM auth_user LIMIT 1")
+            assert tuple(map(type, cursor.fetchone())) == kinds
+    typed.close()
 
 
 def _transactions() -> None:

@@ -420,6 +420,8 @@ class Link:
             return bytes(await self.stream.receive_some(most))
         while True:
             await trio.lowlevel.wait_readable(self._fd)
+            if self._over is not None:  # the stream may be closed by now, and its number that of another one
+                raise trio.ClosedResourceError
             with suppress(BlockingIOError):
                 return os.read(self._fd, most)
 

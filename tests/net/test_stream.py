@@ -355,3 +355,24 @@ async def test_a_socket_is_read_when_it_has_something_and_with_little_room_at_fi
     for (most, length), (following, _) in pairwise(asked):
         assert following == (READ_BYTES if length == most else READ_FIRST_BYTES)
     assert {most for most, _ in asked} == {READ_BYTES, READ_FIRST_BYTES}
+
+
+async def test_a_link_that_has_ended_reads_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream may be closed in the very moment in which it has something, and its number be another stream's."""
+    near, far = (trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in socket.socketpair())
+    with trio.fail_after(30):
+        async with trio.open_nursery() as shake:
+            shake.start_soon(_hello_only, far)
+            link = Link(near, await dial_on(near, A, Limits()), Limits())
+        await far.send_all(b"for somebody else")
+
+        async def ended_meanwhile(_: int) -> None:
+            link._end(Code.LOST, "closed by another task")
+
+        monkeypatch.setattr(trio.lowlevel, "wait_readable", ended_meanwhile)
+        with pytest.raises(trio.ClosedResourceError):
+            await link._receive(100)
+        monkeypatch.undo()
+        assert await near.receive_some(100) == b"for somebody else"
+    await near.aclose()
+    await far.aclose()

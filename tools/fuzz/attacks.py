@@ -28,6 +28,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.errors import BedrockishError, ConfigError, InternalError, UnavailableError
 from bedrockish.node.event_loop import Runtime
 from bedrockish_net.frame import HEADER, Kind, encode_frame
+from bedrockish_net.inflow import Inflow
 from bedrockish_net.mesh import Received
 from tools.fuzz.lab import LIAR, Lab
 from tools.fuzz.mutate import mutated, mutated_value, odd_text
@@ -155,6 +156,7 @@ class Silent:
 
     def __init__(self) -> None:
         self.rejected = 0
+        self.inflow = Inflow(1 << 30, trio.current_time)
 
     def send_many(self, _node: str, _payloads: object) -> bool:
         """Drop messages."""
@@ -167,6 +169,9 @@ class Silent:
     def drop_slowest(self, _held: object, _least: int, _stuck_seconds: float = 0.0) -> bool:
         """Drop nobody: there is nobody."""
         return False
+
+    def drop_half_sent(self, _least: int, _silent_seconds: float) -> None:
+        """Drop nobody: there is nobody."""
 
     def reject(self, _node: str, _reason: str) -> None:
         """Count what could not be read."""

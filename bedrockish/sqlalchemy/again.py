@@ -1,6 +1,7 @@
 """Transactions that are run again when they lost, for sessions of SQLAlchemy's ORM and for connections of its core."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from bedrockish.common.pauses import Pauses
 
 T = TypeVar("T")
+MADE_MAX = 5  # how often it is tried again when somebody else has made a table in between
 
 
 def run_transaction(maker: Any, function: Callable[[Any], T], *, timeout: float = 30.0) -> T:
@@ -48,14 +50,15 @@ def repeated(attempt: Callable[[], T], timeout: float = 30.0) -> T:
         DBAPIError: see ``run_transaction``.
     """
     pauses = Pauses(timeout)
-    while True:
+    for number in itertools.count():
         try:
             return attempt()
         except DBAPIError as error:
-            pause_s = pauses.draw() if lost(error) else None
+            pause_s = pauses.draw() if lost(error) or (number < MADE_MAX and was_made(error)) else None
             if pause_s is None:
                 raise
         time.sleep(pause_s)
+    raise AssertionError("it counts for ever")
 
 
 async def run_transaction_async(
@@ -69,17 +72,23 @@ async def run_transaction_async(
     ``maker`` is an ``async_sessionmaker``, or an ``AsyncEngine``.
     """
     pauses = Pauses(timeout)
-    while True:
+    for number in itertools.count():
         try:
             async with maker.begin() as session:
                 return await function(session)
         except DBAPIError as error:
-            pause_s = pauses.draw() if lost(error) else None
+            pause_s = pauses.draw() if lost(error) or (number < MADE_MAX and was_made(error)) else None
             if pause_s is None:
                 raise
         await asyncio.sleep(pause_s)
+    raise AssertionError("it counts for ever")
 
 
 def lost(error: DBAPIError) -> bool:
     """Whether an error says that the transaction did not happen, and can be run again."""
     return bool(getattr(error.orig, "retry", False))
+
+
+def was_made(error: DBAPIError) -> bool:
+    """Whether a table or an index is there already: who looked before making it finds it by looking again."""
+    return "already exists" in str(error.orig)

@@ -1,7 +1,6 @@
 """Transactions that are run again when they lost, for sessions of SQLAlchemy's ORM and for connections of its core."""
 
 import asyncio
-import itertools
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -49,16 +48,15 @@ def repeated(attempt: Callable[[], T], timeout: float = 30.0) -> T:
     Raises:
         DBAPIError: see ``run_transaction``.
     """
-    pauses = Pauses(timeout)
-    for number in itertools.count():
+    tries = _Tries(timeout)
+    while True:
         try:
             return attempt()
         except DBAPIError as error:
-            pause_s = pauses.draw() if lost(error) or (number < MADE_MAX and was_made(error)) else None
+            pause_s = tries.pause_s(error)
             if pause_s is None:
                 raise
         time.sleep(pause_s)
-    raise AssertionError("it counts for ever")
 
 
 async def run_transaction_async(
@@ -71,17 +69,29 @@ async def run_transaction_async(
 
     ``maker`` is an ``async_sessionmaker``, or an ``AsyncEngine``.
     """
-    pauses = Pauses(timeout)
-    for number in itertools.count():
+    tries = _Tries(timeout)
+    while True:
         try:
             async with maker.begin() as session:
                 return await function(session)
         except DBAPIError as error:
-            pause_s = pauses.draw() if lost(error) or (number < MADE_MAX and was_made(error)) else None
+            pause_s = tries.pause_s(error)
             if pause_s is None:
                 raise
         await asyncio.sleep(pause_s)
-    raise AssertionError("it counts for ever")
+
+
+class _Tries:
+    """When a transaction that failed is to be tried again."""
+
+    def __init__(self, timeout: float) -> None:
+        self._pauses, self._number = Pauses(timeout), 0
+
+    def pause_s(self, error: DBAPIError) -> float | None:
+        """Return for how long to wait after a try, in seconds; None if it is not to be tried again."""
+        self._number += 1
+        again = lost(error) or (self._number <= MADE_MAX and was_made(error))
+        return self._pauses.draw() if again else None
 
 
 def lost(error: DBAPIError) -> bool:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import trio
 from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, create_engine, inspect, select, text
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, selectinload, sessionmaker
 
 from bedrockish.sqlalchemy import run_transaction, run_transaction_async
+from bedrockish.sqlalchemy.again import MADE_MAX, repeated
 from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.cluster
@@ -310,3 +311,16 @@ def test_create_all_of_many_tasks(cluster: LocalCluster) -> None:
             await connection.run_sync(tables.drop_all)
 
     on_asyncio(cluster, work)
+
+
+def test_a_table_that_stays_there_is_an_error_soon() -> None:
+    """It was looked for again, and is not made by somebody in between each time."""
+    tried = []
+
+    def make() -> None:
+        tried.append(1)
+        raise DBAPIError("CREATE TABLE t(x)", {}, Exception("table t already exists"))
+
+    with pytest.raises(DBAPIError, match="already exists"):
+        repeated(make)
+    assert len(tried) == MADE_MAX + 1

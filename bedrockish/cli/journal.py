@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from bedrockish.cli.upkeep import hold, prune
 from bedrockish_journal.model.changes import Change, decode_changes, decode_statements
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError, ReplayMismatchError
+from bedrockish_journal.model.moment import Moment, parse_moment
 from bedrockish_journal.model.transaction import ROWS, SCHEMA
 from bedrockish_journal.model.vector import format_vector
 from bedrockish_journal.storage.store import open_readonly, stored_at
@@ -246,18 +248,32 @@ def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | No
         click.echo(f"{len(report.findings)} findings")
 
 
+def moment_option(name: str) -> Callable[[Any], Any]:
+    """Return an option that takes a moment; the function gets it as ``until``."""
+
+    def read(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Moment | None:
+        return None if value is None else parse_moment(value, time.time_ns() // 1_000_000)
+
+    text = "The last clock, or a time with its zone of which all before is taken, or places such as A:12,B:3."
+    return click.option(name, "until", metavar="CLOCK|TIME|VECTOR", callback=read, help=text)
+
+
 @journal.command("replay")
 @click.argument("files", type=FILE, nargs=-1, required=True)
 @click.option("--to", "target", type=FILE, required=True, help="The database file to write; must not exist.")
+@moment_option("--until")
 @click.option("--order", type=click.Choice(ORDERS), default=JOURNAL, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the random order.")
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
-def replay_files(files: tuple[Path, ...], target: Path, order: str, seed: int, plugins: tuple[str, ...]) -> None:
+def replay_files(
+    files: tuple[Path, ...], target: Path, until: Moment | None, order: str, seed: int, plugins: tuple[str, ...]
+) -> None:
     """Rebuild a database from nothing but the journals in FILES, and print its digest."""
-    report = replay([*files], target, order=order, seed=seed, prepare=load_plugins(plugins))
+    report = replay([*files], target, until=until, order=order, seed=seed, prepare=load_plugins(plugins))
     click.echo(
         f"{report.entries} entries ({report.repeats} second labels), {report.changes} rows, "
         f"{report.statements} schema statements, in {report.order} order"
+        + (f"; {report.later} later entries left out" if until is not None else "")
     )
     click.echo(f"{report.digest}  {report.target}")
 

@@ -30,6 +30,7 @@ COMMANDS = {
     "nodes": ("bedrockish.cli.status", "nodes"),
     "verify": ("bedrockish.cli.verify", "verify"),
     "backup": ("bedrockish.cli.backup", "backup"),
+    "restore": ("bedrockish.cli.restore", "restore"),
     "import": ("bedrockish.cli.database", "import_database"),
     "export": ("bedrockish.cli.database", "export_database"),
     "clock": ("bedrockish.cli.upkeep", "clock"),

@@ -9,9 +9,11 @@ import pytest
 
 from bedrockish.engine.engine import Engine
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.moment import Moment
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.storage.schema_history import ACTIVE, FAILED, SCHEDULED, Standing
 from bedrockish_journal.verify.replay import digest, replay
+from bedrockish_journal.verify.restore import restore
 from bedrockish_journal.verify.verify import verify
 from tests.engine.nodes import MEMBERSHIP, Sql, TestNode
 
@@ -110,6 +112,44 @@ def test_a_replay_activates_where_the_nodes_did(shop: TestNode, tmp_path: Path) 
         made = replay([shop.path], tmp_path / f"{order}{seed}.sqlite", order=order, seed=seed)
         assert (made.digest, made.statements) == (digest(shop.path), 3)
     assert not [found for found in verify([shop.path]).findings if found.check not in ("members", "quorum")]
+
+
+def test_a_restore_has_the_schema_of_its_moment(shop: TestNode, tmp_path: Path) -> None:
+    """A change that is decided is in force from its clock on, whether anything has run on it or not."""
+    early, made = tmp_path / "early.sqlite", tmp_path / "made.sqlite"
+
+    def restored(until: Moment | None) -> list[str]:
+        """From a backup in which the change waits, and back from the journal's end."""
+        shop.engine.flush()
+        found = []
+        for backup in (early, shop.path):
+            found.append(restore(backup, made, journals=[shop.path], until=until).digest)
+            made.unlink()
+        return found
+
+    entry = decide(shop, "ALTER TABLE item ADD COLUMN price INTEGER DEFAULT 7", after=2)
+    shop.engine.flush()
+    shop.engine.snapshot_to(early)
+    shop.run("INSERT INTO item VALUES (3, 'c')")
+    shop.engine.flush()
+    before, less = digest(shop.path), Moment("less", vector={"A": shop.tick - 1})
+    shop.engine.versions.activate(entry.txid)
+    shop.engine.set_meta("safe", entry.transaction.activates)
+    shop.engine.flush()
+    after, just = digest(shop.path), Moment("just", vector={"A": shop.tick})
+    at_once = Moment("at once", clock=entry.transaction.activates)
+    earlier = Moment("earlier", clock=entry.transaction.activates - 1)
+    assert before != after
+    assert restored(earlier) == [before] * 2
+    assert restored(at_once) == restored(just) == restored(None) == [after] * 2
+    shop.run("INSERT INTO item VALUES (4, 'd', 8)")
+    assert shop.entries[-1].txid.clock == at_once.clock
+    shop.engine.flush()
+    assert restored(at_once) == restored(None) == [digest(shop.path)] * 2
+    assert restored(earlier) == [before] * 2
+    assert restored(just) == [after] * 2
+    restore(early, made, journals=[shop.path], until=less)  # what is left out belongs on the old schema
+    assert apsw.Connection(str(made)).execute("SELECT * FROM item").fetchall() == [(1, "a"), (2, "b")]
 
 
 def test_dropping_a_parent_table_does_to_its_children_what_sqlite_does(shop: TestNode, tmp_path: Path) -> None:

@@ -142,3 +142,15 @@ class ReplayMismatchError(JournalError):
 
 class TargetExistsError(JournalFileError):
     """Raised when a database should be written where there is a file already. Name another one, or remove it."""
+
+
+class TargetUnwritableError(JournalFileError):
+    """Raised when a database cannot be written: no such directory, no permission, no room. Nothing is left behind."""
+
+
+class MomentError(JournalError):
+    """Raised when a database cannot be made as it was at some moment from the files that were given.
+
+    The text is no moment, or the files do not tell the whole of it: it is later than they are complete, or earlier than
+    what they begin with. Nothing was written. The message says which file or which moment would do.
+    """

@@ -19,15 +19,14 @@ from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.errors import (
     ChainBrokenError,
     ForkError,
-    JournalPrunedError,
+    MomentError,
     ReplayMismatchError,
-    TargetExistsError,
+    TargetUnwritableError,
 )
+from bedrockish_journal.model.moment import FORMS, Moment
 from bedrockish_journal.model.order import draws, interleave, may_apply
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid, parse_txid
 from bedrockish_journal.model.vector import Vector
-from bedrockish_journal.storage.pruning import marks
-from bedrockish_journal.storage.schema_history import settled
 from bedrockish_journal.storage.schema_steps import run, switch
 from bedrockish_journal.storage.store import applied, open_database, open_readonly, scan, scan_timeline
 from bedrockish_journal.storage.table_layout import (
@@ -42,6 +41,16 @@ from bedrockish_journal.storage.table_layout import (
     quote,
     user_tables,
 )
+from bedrockish_journal.verify.beginning import (
+    Beginning,
+    Source,
+    begin_with,
+    check_reached,
+    check_related,
+    check_whole,
+    is_in_force,
+)
+from bedrockish_journal.verify.new_file import NewFile
 
 JOURNAL, RANDOM = "journal", "random"
 ORDERS = (JOURNAL, RANDOM)
@@ -62,6 +71,8 @@ class Report:
         changes: rows inserted, updated and deleted.
         statements: statements of schema changes.
         applied: the vector of the result.
+        later: entries that were read and left out, because they are later than the moment asked for.
+        clock: the greatest clock that is in the result.
         order: ``journal`` or ``random``.
         seed: what the random order was drawn from.
     """
@@ -76,6 +87,8 @@ class Report:
     applied: dict[str, int]
     order: str
     seed: int
+    later: int
+    clock: int
 
 
 class Sourced(NamedTuple):
@@ -99,6 +112,8 @@ def replay(
     paths: Sequence[str | os.PathLike[str]],
     target: str | os.PathLike[str],
     *,
+    base: str | os.PathLike[str] | None = None,
+    until: Moment | None = None,
     order: str = JOURNAL,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
@@ -108,7 +123,9 @@ def replay(
 
     Args:
         paths: nodes' files; together they must hold every entry that any of theirs depends on.
-        target: the file to write; it must not exist. If the replay fails, none is left behind.
+        target: the file to write; it must not exist. It is there when it is whole and durable, and not before.
+        base: a node's older file, with whose tables to begin instead of with none.
+        until: leave out what is later; the files must have all that is not.
         order: ``journal`` takes the first file's own order and then what the others have beyond it; ``random`` draws
             any causally valid order.
         seed: from which the random order is drawn; the same seed gives the same order.
@@ -116,52 +133,43 @@ def replay(
         prepare: gives a connection the functions and collations that indexes, CHECKs and generated columns use.
 
     Raises:
-        JournalFileError: a file is not one that has a journal, or the target exists.
+        JournalFileError: a file is not one that has a journal, or the target exists or cannot be written.
         JournalPrunedError: the beginning of a timeline was removed in all of them.
+        MomentError: they do not have all of the moment, or the base is of another cluster.
         EntryMalformedError, ChainBrokenError, ForkError: the journals are not what was written.
         ReplayBlockedError: entries are missing.
         ReplayMismatchError: an entry does not fit the database that those before it made.
     """
     assert order in ORDERS, f"{order!r} is not an order"
-    assert paths, "there must be a journal to replay"
-    name = os.fspath(target)
-    if os.path.lexists(name):
-        raise TargetExistsError(name, f"{name} exists already; name another file, or remove it first")
-    sources: list[tuple[str, apsw.Connection]] = []
-    done = False
+    assert paths or base is not None, "there must be a journal to replay"
+    file = NewFile(target)
+    sources: list[Source] = []
     try:
-        for path in paths:
+        for path in (*paths, *([base] if base is not None else [])):
             sources.append((os.fspath(path), open_readonly(path)))
             sources[-1][1].execute("BEGIN")
-        _check_whole(sources if order == RANDOM else sources[:1])
-        entries = _journal_order(sources) if order == JOURNAL else interleave(_timelines(sources, {}), draws(seed))
-        report = _rebuild(entries, sources, name, order, seed, progress, prepare)
-        done = True
+        beginning = begin_with(sources[-1]) if base is not None else Beginning()
+        if order == JOURNAL and base is None:
+            entries = _journal_order(sources)
+        else:
+            draw = draws(seed) if order == RANDOM else lambda: 0.0
+            entries = interleave(_timelines(sources, beginning.applied), draw, beginning.applied)
+        check_related(sources, beginning)
+        check_whole(sources[:1] if base is None and order == JOURNAL else sources[: len(paths)], beginning)
+        if until is not None:
+            check_reached(sources, until)
+        rebuild = _rebuild(file, sources, beginning, until, entries, progress, prepare)
+        file.put_in_place()
+    except (apsw.FullError, apsw.CantOpenError, apsw.ReadOnlyError, OSError) as error:
+        raise TargetUnwritableError(file.name, f"{file.name} cannot be written: {error}; check the disk") from error
     finally:
         for _, db in sources:
             db.close(True)
-        if not done and os.path.exists(name):
-            os.unlink(name)
-    return report
+        file.drop()
+    return rebuild.report(file.name, order, seed)
 
 
-def _check_whole(sources: list[tuple[str, apsw.Connection]]) -> None:
-    begins: dict[str, int] = {}  # timeline -> the least that was removed of it in any of the files
-    for place, (_, db) in enumerate(sources):
-        removed = {leader: mark.tick for leader, mark in marks(db).items()}
-        if place == 0:
-            begins = removed
-        begins = {leader: min(tick, removed.get(leader, 0)) for leader, tick in begins.items()}
-    for leader, tick in sorted(begins.items()):
-        if tick:
-            hint = (
-                "a database can be built from a whole journal only: put a file first that has all of it, such as a "
-                "backup made before, or copy the tables with 'bedrockish export'"
-            )
-            raise JournalPrunedError(sources[0][0], leader, 1, tick + 1, hint)
-
-
-def _journal_order(sources: list[tuple[str, apsw.Connection]]) -> Iterator[Sourced]:
+def _journal_order(sources: list[Source]) -> Iterator[Sourced]:
     path, db = sources[0]
     done: dict[str, int] = {}
     for entry in scan(db):
@@ -172,12 +180,12 @@ def _journal_order(sources: list[tuple[str, apsw.Connection]]) -> Iterator[Sourc
     yield from interleave(_timelines(sources, done), lambda: 0.0, done)
 
 
-def _timelines(sources: list[tuple[str, apsw.Connection]], start: Vector) -> dict[str, Iterator[Sourced]]:
+def _timelines(sources: list[Source], start: Vector) -> dict[str, Iterator[Sourced]]:
     leaders = sorted({leader for _, db in sources for leader in applied(db)})
     return {leader: _timeline(sources, leader, start.get(leader, 0) + 1) for leader in leaders}
 
 
-def _timeline(sources: list[tuple[str, apsw.Connection]], leader: str, first_tick: int) -> Iterator[Sourced]:
+def _timeline(sources: list[Source], leader: str, first_tick: int) -> Iterator[Sourced]:
     """Yield a timeline out of all journals that have some of it, each entry once."""
     streams = [_read(path, db, leader, first_tick) for path, db in sources]
     last: Sourced | None = None
@@ -197,17 +205,18 @@ def _read(path: str, db: apsw.Connection, leader: str, first_tick: int) -> Itera
 
 
 def _rebuild(
+    file: NewFile,
+    sources: list[Source],
+    beginning: Beginning,
+    until: Moment | None,
     entries: Iterator[Sourced],
-    sources: list[tuple[str, apsw.Connection]],
-    name: str,
-    order: str,
-    seed: int,
     progress: Callable[[int], None] | None,
     prepare: Prepare | None,
-) -> Report:
-    db = apsw.Connection(name)
+) -> "_Rebuild":
+    db = apsw.Connection(file.path)
     try:
         db.execute(f"PRAGMA encoding = '{sources[0][1].pragma('encoding')}'")
+        beginning.copy_tables(db)
         # The file is new: it is whole, or it is removed. But a schema change that the data forbids is rolled back.
         db.execute("PRAGMA journal_mode = MEMORY")
         db.execute("PRAGMA synchronous = OFF")
@@ -217,28 +226,20 @@ def _rebuild(
             db.create_scalar_function(function, _not_here)
         if prepare is not None:
             prepare(db)
-        rebuild = _Rebuild(db, _adopted(sources), {txid for _, source in sources for txid in voided(source)})
+        rebuild = _Rebuild(db, sources, beginning, until)
         db.execute("BEGIN")
         for sourced in entries:
             rebuild.take(sourced)
             if progress is not None and rebuild.entries % PROGRESS_EVERY == 0:
                 progress(rebuild.entries)
-        rebuild.end({txid for _, source in sources for txid in settled(source)})
+        rebuild.end()
         db.execute("COMMIT")
         if progress is not None:
             progress(rebuild.entries)
-        return Report(
-            name,
-            digest(db),
-            rebuild.entries,
-            rebuild.repeats,
-            rebuild.voids,
-            rebuild.changes,
-            rebuild.statements,
-            dict(sorted((leader, tick) for leader, (tick, _) in rebuild.heads.items())),
-            order,
-            seed,
-        )
+        rebuild.digest = digest(db)
+        if beginning.source is not None:
+            file.compact(db)
+        return rebuild
     finally:
         db.close(True)
 
@@ -247,7 +248,7 @@ def _not_here(*_arguments: object) -> None:
     raise AssertionError("a replay takes rows, and runs nothing that makes them")
 
 
-def _adopted(sources: list[tuple[str, apsw.Connection]]) -> set[Txid]:
+def _adopted(sources: Sequence[Source]) -> set[Txid]:
     """Return the transactions that may have two labels: each label but one is in another timeline than its origin's."""
     query = "SELECT clock, origin FROM bedrockish_journal WHERE origin <> leader"
     return {Txid(clock, origin) for _, db in sources for clock, origin in db.execute(query)}
@@ -267,13 +268,21 @@ def voided(db: apsw.Connection) -> set[Txid]:
 class _Rebuild:
     """The database that is being made, and what has gone into it."""
 
-    def __init__(self, db: apsw.Connection, adopted: set[Txid], void: set[Txid]) -> None:
-        self.adopted, self.void = adopted, void
+    def __init__(
+        self, db: apsw.Connection, sources: Sequence[Source], beginning: Beginning, until: Moment | None
+    ) -> None:
         self.db, self.applier = db, Applier(db)
-        self.heads: dict[str, tuple[int, bytes]] = {}
-        self.seen: set[Txid] = set()
-        self.waiting: Sourced | None = None  # the change of the schema that is decided and not yet in force
-        self.entries = self.repeats = self.voids = self.changes = self.statements = 0
+        self._sources, self._beginning, self._until = sources, beginning, until
+        self.adopted = _adopted(sources)
+        self.void = {txid for _, source in sources for txid in voided(source)}
+        self.heads = dict(beginning.heads)
+        self.applied, self.clock, self.digest = beginning.applied, beginning.latest, ""
+        self.seen = {txid for txid in self.adopted if beginning.has_seen(txid)}
+        # The change of the schema that is decided and not yet in force.
+        self.waiting: Sourced | None = None
+        if beginning.waiting is not None and beginning.source is not None:
+            self.waiting = Sourced(beginning.waiting, beginning.source[0])
+        self.entries = self.repeats = self.voids = self.changes = self.statements = self.later = 0
 
     def take(self, sourced: Sourced) -> None:
         entry = sourced.entry
@@ -281,6 +290,11 @@ class _Rebuild:
         if entry.prev != head:
             raise ChainBrokenError(entry.leader, entry.tick, head, entry.prev)
         self.heads[entry.leader] = entry.tick, entry.hash
+        if self._until is not None and not self._until.has(entry):
+            self.later += 1
+            return
+        self.applied[entry.leader] = entry.tick
+        self.clock = max(self.clock, entry.txid.clock)
         self.entries += 1
         if entry.txid in self.adopted:
             if entry.txid in self.seen:
@@ -337,9 +351,31 @@ class _Rebuild:
             switch(self.db, on=False)
             self.applier.forget()
 
-    def end(self, settled: set[Txid]) -> None:
-        """All entries are taken: put in force what is so at a node whose journal was read."""
-        if self.waiting is not None and self.waiting.entry.txid in settled:
+    def report(self, target: str, order: str, seed: int) -> Report:
+        return Report(
+            target,
+            self.digest,
+            self.entries,
+            self.repeats,
+            self.voids,
+            self.changes,
+            self.statements,
+            dict(sorted(self.applied.items())),
+            order,
+            seed,
+            self.later,
+            self.clock,
+        )
+
+    def end(self) -> None:
+        """All entries are taken: put in force what is so at the end.
+
+        Raises:
+            MomentError: there was nothing yet.
+        """
+        if self.later and not self.applied:
+            raise MomentError(f"{self._until.text if self._until else ''} is before the first commit; {FORMS}")
+        if self.waiting is not None and is_in_force(self._sources, self._until, self.waiting.entry):
             self._activate(self.waiting)
 
 

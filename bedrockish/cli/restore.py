@@ -1,0 +1,43 @@
+"""``bedrockish restore``: from a backup, and journals after it, a plain database as of some moment."""
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from bedrockish.cli.journal import FILE, load_plugins, moment_option
+from bedrockish_journal.model.moment import Moment, time_text
+from bedrockish_journal.model.vector import format_vector
+from bedrockish_journal.verify.restore import restore as restore_files
+
+
+@click.command()
+@click.option("--from", "backup", type=FILE, required=True, help="The backup, or any copy of a node's file.")
+@click.option("--to", "target", type=FILE, required=True, help="The database file to write; must not exist.")
+@moment_option("--at")
+@click.option("--journal", "journals", type=FILE, multiple=True, help="A younger backup or file of a node; repeatable.")
+@click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
+def restore(
+    backup: Path, target: Path, until: Moment | None, journals: tuple[Path, ...], plugins: tuple[str, ...]
+) -> None:
+    """Write a plain SQLite database with what the cluster held at a moment; found a new cluster with it.
+
+    A backup can go back as far as its journal does. To go on from an older one, give that with --from, and with
+    --journal the file of any node, or a younger backup, whose journal has what came after it.
+    """
+    began = time.monotonic()
+    report = restore_files(
+        backup, target, journals=journals, until=until, progress=_progress, prepare=load_plugins(plugins)
+    )
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", err=True, nl=False)
+    nodes = sorted(report.applied)
+    places = f"{', '.join(nodes)} up to {format_vector(report.applied, nodes)}"
+    click.echo(f"{places}, clock {report.clock} ({time_text(report.clock)}); {report.later} later commits left out")
+    click.echo(f"{report.digest}  {report.target}  in {time.monotonic() - began:.1f} s")
+
+
+def _progress(entries: int) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{entries} entries", err=True, nl=False)

@@ -1,0 +1,119 @@
+"""A moment in a cluster's history, up to which a database is made again.
+
+By a clock or a time it is what the change feed has up to there: every transaction whose clock is not later, and the
+schema that was in force. That is whole for causality, since whatever a transaction has seen has a smaller clock. By a
+vector it is what a node has that has applied just so much of each timeline.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from bedrockish_journal.model.clock import CLOCK_READ_LIMIT, milliseconds, pack
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.errors import MomentError
+from bedrockish_journal.model.vector import Vector, covers
+
+FORMS = (
+    "give a clock such as 7529850000000000000, a time with its zone such as 2026-11-23T14:03:00+01:00, or places such "
+    "as A:12,B:3"
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DATE = re.compile(r"\d{4}-?\d\d-?\d\d")
+_PLACE = re.compile(r"([^:,]+):([0-9]{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment; one of ``clock`` and ``vector`` is given.
+
+    Attributes:
+        text: as it was asked for.
+        clock: the last clock that is in it.
+        vector: the last place of each timeline that is in it; of a timeline that it does not name, nothing is.
+    """
+
+    text: str
+    clock: int | None = None
+    vector: Vector | None = None
+
+    def has(self, entry: Entry) -> bool:
+        """Whether an entry belongs to what there was at this moment.
+
+        Raises:
+            MomentError: it does, and something that it has seen does not: no node ever stood there.
+        """
+        if self.clock is not None:
+            return entry.txid.clock <= self.clock
+        assert self.vector is not None, "a moment has a clock or a vector"
+        if entry.tick > self.vector.get(entry.leader, 0):
+            return False
+        for node, tick in entry.after.items():
+            if self.vector.get(node, 0) < tick:
+                raise MomentError(
+                    f"{self.text} is no moment: {entry.leader}{entry.tick} has seen {node}{tick}, which is not in it; "
+                    f"name {node}:{tick} too, or less of {entry.leader}"
+                )
+        return True
+
+    def includes(self, applied: Vector, latest: int) -> bool:
+        """Whether all of a file belongs to this moment.
+
+        Args:
+            applied: how much of each timeline the file has.
+            latest: the greatest clock of its transactions, and from which on a schema is in force in it.
+        """
+        if self.clock is not None:
+            return latest <= self.clock
+        assert self.vector is not None, "a moment has a clock or a vector"
+        return covers(self.vector, applied)
+
+
+def parse_moment(text: str, now_ms: int) -> Moment:
+    """Read a moment: a clock, which is in it; a time, of which all before is in it; or a vector of places.
+
+    Args:
+        text: what somebody wrote.
+        now_ms: Unix time in milliseconds; nothing later can be asked for.
+
+    Raises:
+        MomentError: it is none of them, or in the future.
+    """
+    text = text.strip()
+    if re.fullmatch("[0-9]+", text):
+        clock = int(text)
+        if clock >= CLOCK_READ_LIMIT:
+            raise MomentError(f"{text} is beyond what any clock reaches; {FORMS}")
+        return Moment(text, clock=clock)
+    if _DATE.match(text):
+        return Moment(text, clock=_clock_before(text, now_ms))
+    found = [_PLACE.fullmatch(part.strip()) for part in text.split(",")]
+    places = [(match[1], int(match[2])) for match in found if match is not None]
+    vector = dict(places)
+    if len(places) != len(found) or len(vector) != len(places):
+        raise MomentError(f"{text!r} is not a moment; {FORMS}")
+    return Moment(text, vector={node: tick for node, tick in vector.items() if tick})
+
+
+def _clock_before(text: str, now_ms: int) -> int:
+    """Return the last clock before a time."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise MomentError(f"{text!r} is not a time ({error}); {FORMS}") from error
+    if moment.tzinfo is None:
+        raise MomentError(f"{text!r} does not say in which zone; append Z for UTC, or an offset such as +01:00")
+    unix_ms = (moment - _EPOCH) // timedelta(milliseconds=1)
+    if unix_ms > now_ms:
+        raise MomentError(f"{text} is in the future: now it is {time_text(pack(now_ms))}")
+    if unix_ms <= 0:
+        raise MomentError(f"{text} is before any cluster; {FORMS}")
+    return pack(unix_ms) - 1
+
+
+def time_text(clock: int) -> str:
+    """Return the moment in a clock, in UTC, in a form that ``parse_moment`` reads."""
+    unix_ms = milliseconds(clock)
+    if unix_ms > 253402300799999:
+        return "after the year 9999"
+    return (_EPOCH + timedelta(milliseconds=unix_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")

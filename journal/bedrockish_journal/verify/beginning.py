@@ -1,0 +1,181 @@
+"""What a replay begins with: nothing, or the tables of an older file; and whether the files given tell enough."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import apsw
+
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.errors import ForkError, JournalPrunedError, MomentError
+from bedrockish_journal.model.moment import Moment, time_text
+from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.model.vector import covers, format_vector, merge
+from bedrockish_journal.storage.pruning import horizon, marks
+from bedrockish_journal.storage.schema_history import scheduled, settled
+from bedrockish_journal.storage.store import applied, find_places, find_txid, heads
+from bedrockish_journal.storage.table_layout import quote
+
+Source = tuple[str, apsw.Connection]  # a file and a connection that reads one moment of it
+_WHOLE = (
+    "a database can be built from a whole journal only: put a file first that has all of it, such as a backup made "
+    "before, or copy the tables with 'bedrockish export'"
+)
+_OLDER = "restore from a younger backup, or add a file that still has it, such as a backup made in between"
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a replay begins.
+
+    Attributes:
+        source: the file whose tables it goes on from; None: from nothing.
+        heads: of each timeline the last tick that is in the tables, and its hash.
+        waiting: the change of the schema that is decided in it and not yet in force.
+        latest: see ``latest``.
+    """
+
+    source: Source | None = None
+    heads: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    waiting: Entry | None = None
+    latest: int = 0
+
+    @property
+    def applied(self) -> dict[str, int]:
+        """The vector of what is in the tables."""
+        return {leader: tick for leader, (tick, _) in self.heads.items()}
+
+    def has_seen(self, txid: Txid) -> bool:
+        """Whether a transaction is in the tables, under whichever label."""
+        if self.source is None:
+            return False
+        db = self.source[1]
+        past = "SELECT 1 FROM bedrockish_past WHERE clock = ? AND origin = ? LIMIT 1"
+        return bool(find_places(db, txid)) or _ask(db, past, *txid) is not None
+
+    def copy_tables(self, target: apsw.Connection) -> None:
+        """Write the tables of the file, without what the node kept besides, into a new database."""
+        if self.source is None:
+            return
+        with target.backup("main", self.source[1], "main") as backup:
+            backup.step(-1)
+        target.pragma("journal_mode", "delete")  # of a running node's file it would be a log beside it
+        target.execute("PRAGMA foreign_keys = OFF")
+        with target:
+            query = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'bedrockish_*'"
+            names: list[Any] = target.execute(query).fetchall()
+            for (name,) in names:
+                target.execute(f"DROP TABLE {quote(name)}")
+
+
+def begin_with(source: Source) -> Beginning:
+    """Return the beginning that a node's file is."""
+    path, db = source
+    try:
+        change = scheduled(db)
+    except apsw.SQLError:  # a file that an earlier version wrote and no later one has opened
+        change = None
+    waiting = find_txid(db, change.txid)[0] if change is not None else None
+    return Beginning((path, db), heads(db), waiting, latest(db))
+
+
+def latest(db: apsw.Connection) -> int:
+    """Return the greatest clock that tells a file from an earlier moment: of a transaction, or a schema's beginning."""
+    committed = _ask(db, "SELECT max(clock) FROM bedrockish_journal WHERE repeat = 0")
+    activated = _ask(db, "SELECT max(activates) FROM bedrockish_schema WHERE state <> 'scheduled'")
+    return max(int(committed or 0), int(activated or 0), horizon(db)[0])
+
+
+def check_whole(sources: Sequence[Source], beginning: Beginning) -> None:
+    """Refuse journals that lack what comes after a beginning.
+
+    Raises:
+        JournalPrunedError: it was removed in all of them.
+    """
+    begins: dict[str, tuple[int, str]] = {}  # timeline -> the least that was removed of it in any file that has some
+    for path, db in sources:
+        removed = marks(db)
+        for leader in applied(db):
+            tick = removed[leader].tick if leader in removed else 0
+            begins[leader] = min(begins.get(leader, (tick, path)), (tick, path))
+    start = beginning.applied
+    for leader, (tick, path) in sorted(begins.items()):
+        if tick > start.get(leader, 0):
+            hint = _WHOLE if beginning.source is None else _OLDER
+            raise JournalPrunedError(path, leader, start.get(leader, 0) + 1, tick + 1, hint)
+
+
+def check_related(sources: Sequence[Source], beginning: Beginning) -> None:
+    """Refuse journals that do not go on from a beginning.
+
+    Raises:
+        MomentError: they are of another cluster.
+        ForkError: they tell another history of it.
+    """
+    if beginning.source is None:
+        return
+    path, base = beginning.source
+    for other, db in sources:
+        founded = [_meta(one, "bootstrap") for one in (base, db)]
+        if founded[0] != founded[1]:
+            raise MomentError(
+                f"{path} and {other} are of different clusters; give files of one, or of nodes that joined it"
+            )
+        for leader, (tick, digest) in beginning.heads.items():
+            query = "SELECT hash FROM bedrockish_journal WHERE leader = ? AND tick = ?"
+            row = db.execute(query, (leader, tick)).fetchone()
+            if row is not None and row[0] != digest:
+                raise ForkError(leader, tick, (path, other))
+
+
+def check_reached(sources: Sequence[Source], until: Moment) -> None:
+    """Refuse a moment of which the files do not have everything.
+
+    Raises:
+        MomentError: they do not; it says how far they go.
+    """
+    if until.vector is not None:
+        has = merge(*(applied(db) for _, db in sources))
+        if not covers(has, until.vector):
+            nodes = sorted({*has, *until.vector})
+            raise MomentError(
+                f"the files have {format_vector(has, nodes)} of {', '.join(nodes)}, which is less than {until.text}; "
+                "give a file that has more, or name places that are there"
+            )
+        return
+    assert until.clock is not None, "a moment has a clock or a vector"
+    complete = max(int(_meta(db, "safe") or 0) for _, db in sources)
+    if until.clock > complete:
+        raise MomentError(
+            f"{until.text} is later than the files are complete: that is up to clock {complete} "
+            f"({time_text(complete)}), and of what came after they may lack something; give a backup that was made "
+            "later, or an earlier moment, or none for all that is in them"
+        )
+
+
+def _meta(db: apsw.Connection, key: str) -> Any:
+    return _ask(db, "SELECT value FROM bedrockish_meta WHERE key = ?", key)
+
+
+def _ask(db: apsw.Connection, query: str, *values: Any) -> Any:
+    """Return the one value that a query gives; None if there is none, or no such table in an earlier version's file."""
+    try:
+        row = db.execute(query, values).fetchone()
+    except apsw.SQLError:
+        return None
+    return None if row is None else row[0]
+
+
+def is_in_force(sources: Sequence[Source], until: Moment | None, change: Entry) -> bool:
+    """Whether a change of the schema on which nothing runs yet is in force at a moment; None: when the files end."""
+    activates = change.transaction.activates
+    if until is not None and until.clock is not None:
+        return activates <= until.clock
+    if not any(change.txid in settled(db) for _, db in sources):
+        return False
+    if until is None:
+        return True
+    assert until.vector is not None, "a moment has a clock or a vector"
+    query = "SELECT leader, max(tick) FROM bedrockish_journal WHERE clock < ? GROUP BY leader"
+    before = merge(*(dict(db.execute(query, (activates,))) for _, db in sources))
+    return covers(until.vector, before)  # all that belongs on the schema before it is there

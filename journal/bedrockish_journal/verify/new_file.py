@@ -1,0 +1,67 @@
+"""A database that gets its name when it is whole and durable, and not before."""
+
+import os
+from contextlib import suppress
+
+import apsw
+
+from bedrockish_journal.model.errors import TargetExistsError, TargetUnwritableError
+
+
+class NewFile:
+    """A file that is being written beside the place where it shall be; whoever sees its name sees all of it.
+
+    Args:
+        target: where it shall be.
+
+    Raises:
+        TargetExistsError: there is something.
+        TargetUnwritableError: there is no such directory.
+    """
+
+    def __init__(self, target: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(target)
+        self._refuse_existing()
+        self._folder = os.path.dirname(os.path.abspath(self.name))
+        if not os.path.isdir(self._folder):
+            raise TargetUnwritableError(self.name, f"{self._folder} is not a directory; create it first")
+        # Its process in the name: two that write the same target at once do not meet before the end.
+        self.path, self._compact = (f"{self.name}.{os.getpid()}.{end}" for end in ("part", "compact"))
+        self.drop()
+
+    def _refuse_existing(self) -> None:
+        if os.path.lexists(self.name):
+            raise TargetExistsError(self.name, f"{self.name} exists already; name another file, or remove it first")
+
+    def compact(self, db: apsw.Connection) -> None:
+        """Write the database anew, without free pages; VACUUM in its place would give rows other rowids.
+
+        The connection has to be closed then: what it has open is the old one.
+        """
+        db.execute("VACUUM INTO ?", (self._compact,))
+        os.replace(self._compact, self.path)
+
+    def put_in_place(self) -> None:
+        """Give the finished file its name, durably. Nobody may have it open.
+
+        Raises:
+            TargetExistsError: somebody else took the name meanwhile.
+        """
+        _sync(self.path, os.O_RDWR)
+        self._refuse_existing()
+        os.rename(self.path, self.name)
+        _sync(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def drop(self) -> None:
+        """Remove what is not finished."""
+        for path in (self.path, self._compact):
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _sync(path: str, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,143 @@
+"""Somebody deleted the table: back to just before, from a backup and the journal after it; then a new cluster."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.client.feed import Changes
+from bedrockish_journal.feed.change_feed import Committed
+from bedrockish_journal.verify.replay import digest
+from tests.cluster.story import PATIENT, all_safe, ready
+from tests.cluster.test_members import newcomer, voters
+from tools.cluster import LocalCluster, clean_environment
+
+pytestmark = pytest.mark.cluster
+Rows = dict[int, tuple[Any, ...]]
+
+
+def command(*arguments: object, status: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "bedrockish.cli.main", *map(str, arguments)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr + done.stdout
+    return done.stdout + done.stderr
+
+
+def rows_of(path: Path) -> Rows:
+    db = apsw.Connection(str(path))
+    try:
+        return {row[0]: tuple(row) for row in db.execute("SELECT * FROM account")}
+    finally:
+        db.close()
+
+
+def rows_at(feed: list[Committed], clock: int) -> Rows:
+    """What a reader of the feed has of the table at a clock."""
+    found: Rows = {}
+    for transaction in feed:
+        if transaction.clock > clock:
+            break
+        if any("ADD COLUMN" in sql for sql in transaction.statements):
+            found = {key: (*row, "new") for key, row in found.items()}
+        for change in transaction.changes:
+            if change.after is None:
+                assert change.before is not None
+                del found[int(str(change.before[0]))]
+            else:
+                found[int(str(change.after[0]))] = tuple(change.after)
+    return found
+
+
+async def write(cluster: LocalCluster, index: int, keys: range) -> None:
+    async with open_client(cluster.url(index, options=PATIENT)) as client:
+        for key in keys:
+            await client.execute("INSERT INTO account(id, owner) VALUES (?, ?)", [key, f"of {index}"])
+            await client.execute("UPDATE account SET owner = owner || '!' WHERE id = ?", [key - key % 5])
+
+
+async def live(cluster: LocalCluster, early: Path) -> tuple[list[Committed], list[tuple[Any, ...]]]:
+    """Write, back up, write on while the schema changes, lose all, write on; return the feed and what was there."""
+    async with open_client(cluster.url(options=PATIENT)) as client:
+        await client.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT)")
+        await write(cluster, 1, range(1, 20))
+        await trio.to_thread.run_sync(command, "backup", cluster.url(), early)
+        async with trio.open_nursery() as nursery:
+            for index in range(3):
+                nursery.start_soon(write, cluster, index, range(100 * (index + 1), 100 * (index + 1) + 20))
+            await trio.sleep(0.2)
+            await client.execute("ALTER TABLE account ADD COLUMN state TEXT DEFAULT 'new'")
+        seen = [tuple(row) for row in (await client.execute("SELECT * FROM account ORDER BY id")).rows]
+        await client.execute("DELETE FROM account")  # without a WHERE
+        await client.execute("INSERT INTO account(id, owner) VALUES (7, 'who knows nothing of it')")
+        await all_safe(cluster)
+        return [one async for one in Changes(client, follow=False)], seen
+
+
+async def test_back_to_just_before_the_mistake(cluster: LocalCluster, tmp_path: Path) -> None:
+    await ready(cluster)
+    early, late, new = tmp_path / "early.db", tmp_path / "late.db", tmp_path / "new.db"
+    feed, seen = await live(cluster, early)
+    await trio.to_thread.run_sync(command, "backup", cluster.url(2, only=True), late)
+    mistake = max((one for one in feed if one.changes), key=lambda one: len(one.changes))
+    assert len(mistake.changes) == len(seen) == 79
+    # By the clock before it, from an older backup and the journal of a younger one.
+    command("restore", "--from", early, "--journal", late, "--to", new, "--at", mistake.clock - 1)
+    assert list(rows_of(new).values()) == seen
+    # By its time, which the feed prints; by going back in the younger one alone; and from the files of the nodes.
+    when, same = mistake.at.isoformat(), tmp_path / "same.db"
+    files = [node.database for node in cluster.nodes]
+    for way in (
+        ("restore", "--from", early, "--journal", late, "--at", when),
+        ("restore", "--from", late, "--at", when),
+        ("restore", "--from", early, "--journal", files[0], "--journal", files[1], "--at", mistake.clock - 1),
+        ("journal", "replay", *files, "--until", when, "--order", "random"),
+    ):
+        command(*way, "--to", same)
+        assert digest(same) == digest(new)
+        same.unlink()
+    # At any other moment it is what a reader of the feed had.
+    for number, transaction in enumerate(feed[3::20]):
+        made = tmp_path / f"{number}.db"
+        command("restore", "--from", early, "--journal", late, "--to", made, "--at", transaction.clock)
+        assert rows_of(made) == rows_at(feed, transaction.clock), number
+    told = command("restore", "--from", early, "--to", same, "--at", mistake.clock, status=1)
+    assert "is later than the files are complete" in told
+    assert not same.exists()
+    await _found(founded(new, tmp_path / "second"), len(seen))
+
+
+def founded(new: Path, folder: Path) -> LocalCluster:
+    """Return a cluster of one whose database is what was restored."""
+    cluster = LocalCluster(folder, ("X",))
+    cluster.write_files()
+    new.rename(cluster.nodes[0].database)
+    return cluster
+
+
+async def _found(second: LocalCluster, count: int) -> None:
+    """Start it; clients write to it, and another node joins."""
+    try:
+        second.nodes[0].start()
+        await second.wait_ready(0)
+        newcomer(second, "Y", "--voter")
+        async with open_client(second.url(0, only=True, options=PATIENT)) as client:
+            await client.execute("INSERT INTO account VALUES (1000, 'after', 'restored')")
+            await second.wait_ready(1)
+            await voters(second, "X", "Y")
+            await client.execute("UPDATE account SET state = 'seen' WHERE id = 1000")
+        async with open_client(second.url(1, only=True, options=PATIENT)) as client:
+            found = await client.execute("SELECT count(*), max(state) FROM account WHERE id < 1000 OR state = 'seen'")
+            assert [tuple(row) for row in found.rows] == [(count + 1, "seen")]
+    finally:
+        second.stop()

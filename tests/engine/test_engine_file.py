@@ -13,6 +13,7 @@ import pytest
 
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Member, Membership, Vote, encode_membership
+from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.errors import ConfigError, DamagedError
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.footprint import Footprint
@@ -340,3 +341,20 @@ def test_a_vote_in_pieces_is_whole_after_a_restart(make_node: MakeNode) -> None:
     with pytest.raises(DamagedError, match="lacks the piece"):
         again.assemble(parts)
     again.close()
+
+
+def test_an_export_keeps_every_rowid(node: TestNode, tmp_path: Path) -> None:
+    """The change feed names rows by them, and whoever has an export goes on with that."""
+    node.run("CREATE TABLE log(text)")
+    node.run("INSERT INTO log VALUES ('a'), ('b'), ('c')")
+    node.run("DELETE FROM log WHERE text = 'b'")
+    node.engine.flush()
+    copy = tmp_path / "copy.db"
+    node.engine.snapshot_to(copy)
+    vector, _, _ = strip(copy)
+    db = apsw.Connection(str(copy))
+    assert db.execute("SELECT rowid, text FROM log").fetchall() == node.rows("SELECT rowid, text FROM log")
+    assert db.execute("SELECT name FROM sqlite_schema").fetchall() == [("log",)]
+    assert (vector, db.pragma("freelist_count")) == ({"A": 3}, 0)
+    db.close()
+    assert [path.name for path in tmp_path.glob("copy.db*")] == ["copy.db"]

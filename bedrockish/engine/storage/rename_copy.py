@@ -5,6 +5,7 @@ What the old one *promised*, its votes, is not ours to keep, and its name and id
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
     Raises:
         ConfigError: it is not a node's file, or cannot be written.
     """
+    compact = copy.with_name(copy.name + ".compact")
     try:
         db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
@@ -104,10 +106,16 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
                 named = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'bedrockish_*'"
                 for (name,) in list(db.execute(named)):
                     db.execute(f"DROP TABLE {quote(name)}")
-            db.execute("VACUUM")
+            # VACUUM in its place gives rows of a table without keys other rowids, by which the change feed names them.
+            with suppress(FileNotFoundError):
+                compact.unlink()
+            db.execute("VACUUM INTO ?", (str(compact),))
         finally:
             db.close()
-    except apsw.Error as error:
+        os.replace(compact, copy)
+    except (apsw.Error, OSError) as error:
+        with suppress(OSError):
+            compact.unlink()
         raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error
     make_plain(copy)
     return vector, clock, str(cursor_of_copy(safe, above))

@@ -47,7 +47,12 @@ def clock(url: str, to: str | None) -> None:
 NAMES = ("cluster_clock", "clock", "clock_ahead_ms", "safe_lag_ms")
 
 
-def _duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """Read an option such as 12h as seconds.
+
+    Raises:
+        BadParameter: it is not a duration.
+    """
     if value is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", value)
@@ -67,7 +72,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
 
 @click.command(cls=UrlCommand)
 @url_argument
-@click.option("--older-than", callback=_duration, metavar="AGE", help="What is older by the cluster's clock: 7d, 12h.")
+@click.option("--older-than", callback=duration, metavar="AGE", help="What is older by the cluster's clock: 7d, 12h.")
 @click.option("--larger-than", callback=_size, metavar="SIZE", help="The oldest of what makes it larger: 500MB, 2GB.")
 @click.option("--node", "only", metavar="NAME", help="At this member only; by default at all.")
 @click.option(

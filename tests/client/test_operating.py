@@ -22,7 +22,7 @@ def test_a_command_is_understood(line: str) -> None:
     command: click.Command = main
     context = click.Context(main, info_name=program)
     while isinstance(command, click.Group):
-        found = command.get_command(context, words.pop(0))
+        _, found, words = command.resolve_command(context, words)
         assert found is not None, line
         command, context = found, click.Context(found, context, info_name=found.name)
     command.parse_args(context, words)

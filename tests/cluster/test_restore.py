@@ -89,6 +89,7 @@ async def test_back_to_just_before_the_mistake(cluster: LocalCluster, tmp_path: 
     early, late, new = tmp_path / "early.db", tmp_path / "late.db", tmp_path / "new.db"
     feed, seen = await live(cluster, early)
     await trio.to_thread.run_sync(command, "backup", cluster.url(2, only=True), late)
+    assert "what its journal makes" in command("backup", "verify", late, "--proven", "--younger-than", "1h")
     mistake = max((one for one in feed if one.changes), key=lambda one: len(one.changes))
     assert len(mistake.changes) == len(seen) == 79
     # By the clock before it, from an older backup and the journal of a younger one.

@@ -86,6 +86,11 @@ def latest(db: apsw.Connection) -> int:
     return max(int(committed or 0), int(activated or 0), horizon(db)[0])
 
 
+def safe_clock(db: apsw.Connection) -> int:
+    """Return the clock up to which a file has every commit; 0 if it does not say."""
+    return int(_meta(db, "safe") or 0)
+
+
 def check_whole(sources: Sequence[Source], beginning: Beginning) -> None:
     """Refuse journals that lack what comes after a beginning.
 
@@ -144,7 +149,7 @@ def check_reached(sources: Sequence[Source], until: Moment) -> None:
             )
         return
     assert until.clock is not None, "a moment has a clock or a vector"
-    complete = max(int(_meta(db, "safe") or 0) for _, db in sources)
+    complete = max(safe_clock(db) for _, db in sources)
     if until.clock > complete:
         raise MomentError(
             f"{until.text} is later than the files are complete: that is up to clock {complete} "

@@ -1,0 +1,134 @@
+"""A backup drill: is this file a backup from which a database can be made, and the right one?
+
+The file is restored, as in an emergency, and what comes out is compared with what its journal makes, as far as that
+tells: a whole journal by itself, one whose beginning was removed together with an older backup.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+
+from bedrockish_journal.model.errors import JournalError, MomentError
+from bedrockish_journal.model.vector import covers
+from bedrockish_journal.storage.store import applied, open_readonly
+from bedrockish_journal.verify.beginning import latest, safe_clock
+from bedrockish_journal.verify.differences import differences
+from bedrockish_journal.verify.replay import Prepare, digest, replay
+from bedrockish_journal.verify.restore import restore
+from bedrockish_journal.verify.tables import why_not_whole
+from bedrockish_journal.verify.verify import verify
+
+FAULTS_MAX = 20
+Said = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Drill:
+    """What a drill found.
+
+    Attributes:
+        path: the backup.
+        faults: what is wrong with it; none: a cluster can be founded from it.
+        entries: in its journal.
+        complete: the clock up to which it has every commit.
+        latest: the greatest clock in it.
+        digest: of the database that was restored from it.
+        unproven: why its tables could not be compared with what a journal makes of them; empty if they were.
+    """
+
+    path: str
+    faults: list[str] = field(default_factory=list)
+    entries: int = 0
+    complete: int = 0
+    latest: int = 0
+    digest: str = ""
+    unproven: str = "it was not restored"
+
+
+def drill(
+    path: str | os.PathLike[str],
+    *,
+    older: str | os.PathLike[str] | None = None,
+    prepare: Prepare | None = None,
+    say: Said = lambda _: None,
+) -> Drill:
+    """Verify a backup, restore it to a temporary place, and compare.
+
+    Args:
+        path: a node's file that nobody writes.
+        older: an older backup, for a journal whose beginning was removed.
+        prepare: gives a connection the functions and collations of plugins.
+        say: called with what is done next.
+
+    Raises:
+        JournalFileError: one of them is not a node's file.
+        MomentError: the older one is not older, or somebody writes the file.
+    """
+    found = Drill(os.fspath(path))
+    say("reading every page")
+    began = _applied(path)
+    why_not = _look(path, older, found)
+    if found.faults:
+        return found
+    say("verifying the journal")
+    try:
+        report = verify([path])
+        found.entries = sum(counts.entries for counts in report.counts)
+        found.faults += [f"{one.check}: {one.text}" for one in report.findings[:FAULTS_MAX]]
+    except (apsw.Error, UnicodeDecodeError) as error:  # the latter: bytes that somebody made a text
+        found.faults.append(f"bytes: the journal cannot be read: {error}")
+    if found.faults:
+        return found
+    with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:
+        made, proof = Path(folder, "made.db"), Path(folder, "proof.db")
+        try:
+            say("restoring")
+            found.digest = restore(path, made, prepare=prepare).digest
+            if digest(path) != found.digest:
+                found.faults.append("what was restored is not what is in its tables")
+            say("comparing with its journal")
+            if older is not None:
+                restore(older, proof, journals=[path], prepare=prepare)
+            elif not why_not:
+                replay([path], proof, prepare=prepare)
+            found.unproven = "" if proof.exists() else why_not
+            if proof.exists() and digest(proof) != found.digest:
+                found.faults += [f"tables: {one.text}" for one in differences(str(made), str(proof), FAULTS_MAX)]
+                found.faults = found.faults or ["tables: they are not what the journal makes of them"]
+        except (apsw.Error, JournalError) as error:
+            found.faults.append(f"it cannot be restored: {error}")
+    if _applied(path) != began:
+        raise MomentError(f"{found.path} is being written; make a backup of it and verify that")
+    return found
+
+
+def _applied(path: str | os.PathLike[str]) -> dict[str, int]:
+    db = open_readonly(path)
+    try:
+        return applied(db)
+    except apsw.Error:  # the pages tell
+        return {}
+    finally:
+        db.close(True)
+
+
+def _look(path: str | os.PathLike[str], older: str | os.PathLike[str] | None, found: Drill) -> str:
+    """Look at the file itself; return why its journal does not say what its tables must be, if so."""
+    db = open_readonly(path)
+    try:
+        found.faults += [
+            f"pages: {text}" for (text,) in db.execute(f"PRAGMA integrity_check({FAULTS_MAX})") if text != "ok"
+        ]
+        found.complete, found.latest = safe_clock(db), latest(db)
+        if older is not None and not covers(applied(db), _applied(older)):
+            raise MomentError(f"{os.fspath(older)} has commits that {found.path} has not; give an older backup")
+        return why_not_whole(db)
+    except apsw.Error as error:
+        found.faults.append(f"pages: {error}")
+        return ""
+    finally:
+        db.close(True)

@@ -97,7 +97,7 @@ class Engine:
         self._weight = 0  # about how many bytes the open batch has
         self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
         self._compared: dict[bytes, list[Change]] = {}  # read when they were compared: encoded changes -> themselves
-        self.failed = False
+        self.failed = self._is_changed = False
         self.void = set(system.void(db))
         self._journal = Journal(db, self._write)
         self._lent: Callable[[], None] = lambda: None
@@ -110,6 +110,7 @@ class Engine:
         self._learn_schema()
         self._learn_members()
         self._ids.note_votes(system.votes(db))
+        self._is_changed = False
         db.execute("BEGIN IMMEDIATE")
         self._data_version = db.pragma("data_version")
 
@@ -232,7 +233,9 @@ class Engine:
 
     def beside(self) -> Beside:
         """Return what is needed for connections beside the writer's."""
-        return Beside(self.open_reader, self._prepare, self._wal.descriptor, self._ids, self._limits, self.locks)
+        known = lambda: self._executor.known  # noqa: E731
+        wal = self._wal.descriptor
+        return Beside(self.open_reader, self._prepare, wal, self._ids, self._limits, self.locks, known)
 
     def moment(self) -> Moment:
         """Return the state of the file after the last flush."""
@@ -242,6 +245,11 @@ class Engine:
     def schema_version(self) -> int:
         """How many schema changes were activated."""
         return self._versions.current
+
+    @property
+    def tables(self) -> Tables:
+        """The tables of the schema in force, as they are known so far."""
+        return self._executor.known.tables
 
     @property
     def versions(self) -> Versions:
@@ -294,6 +302,14 @@ class Engine:
             self._lent()
         except apsw.Error as error:  # something of an open transaction may be left in the batch
             raise self._broken(error) from error
+
+    @property
+    def is_slow_to_take_back(self) -> bool:
+        """Whether SQLite reads thousands of definitions again after each request that is taken back.
+
+        Until it commits a batch in which the schema was changed, it does so after every ROLLBACK TO.
+        """
+        return self._is_changed and self.tables.definitions.are_many
 
     def is_long(self, entry: Entry) -> bool:
         """Whether applying an entry takes so long that it should be done in another thread."""
@@ -407,6 +423,7 @@ class Engine:
             self.batches += 1
             self._batch.clear()
             self._weight = 0
+            self._is_changed = False
             if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
                 self._wal.finish(db)
             db.execute("BEGIN IMMEDIATE")
@@ -634,12 +651,13 @@ class Engine:
             self._learn_members()
 
     def _learn_schema(self) -> None:
-        tables = Tables(self._db)
+        tables = Tables(self._db, self._executor.known.tables)
         self._capture.use(tables)
         self._applier.use(tables)
         self._executor.use(tables)
-        self._ids.use(self._db, tables)
+        self._ids.use(tables)
         self._watched = tables.watched
+        self._is_changed = True
 
     def _learn_members(self) -> None:
         membership = decode_membership(system.get_meta(self._db, "membership"))

@@ -486,7 +486,7 @@ class Runtime:
         following: deque[Event] = deque()
         while True:
             for effect in effects:
-                if effect.__class__ is do.Apply and self.engine.is_long(effect.entry):
+                if self._is_long(effect):
                     await self._elsewhere(partial(self._do, effect, following))
                 elif effect.__class__ is do.Assemble:
                     following.append(await self._elsewhere(partial(self._assemble, effect)))
@@ -495,6 +495,12 @@ class Runtime:
             if not following:
                 return
             effects = self.core.step(following.popleft(), self._clocks.lately())
+
+    def _is_long(self, effect: do.Effect) -> bool:
+        """Whether it takes so long that links, HTTP and readers should go on meanwhile."""
+        if effect.__class__ is do.Apply:
+            return self.engine.is_long(effect.entry)
+        return effect.__class__ is do.Activate  # which may build an index, or have thousands of tables read again
 
     def _log(self, said: Event | do.Send) -> None:
         state = self.core.state

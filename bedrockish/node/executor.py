@@ -131,7 +131,7 @@ class Executions:
             command.check(request.call)
             node.workers.start(ticket, request, self._calling(command, request), is_python=True, clock=clock > 0)
             return None
-        if not node.workers.expects(*request.texts) and not _is_bulky(request):
+        if not (node.workers.expects(*request.texts) or node.engine.is_slow_to_take_back or _is_bulky(request)):
             budget_s = node.config.limits.loop_ms_max / 1000
             try:
                 if others:

@@ -12,6 +12,8 @@ from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.core.protocol.events import Compared, Event
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.sqlite import definitions
+from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.errors import EntryMismatchError
 from bedrockish.node.cluster.incarnations import PREFIX, read_seen
 from bedrockish.node.event_loop import Runtime
@@ -29,9 +31,9 @@ ALL = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {MA
 
 
 class Door:
-    """Stands in an engine's method, in whatever thread that runs, until the test opens it."""
+    """Stands in a method of an engine, in whatever thread that runs, until the test opens it."""
 
-    def __init__(self, engine: Engine, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, engine: Engine | Versions, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.inner: Callable[..., Any] = getattr(engine, method)
         self.opened = threading.Event()
         self.threads: list[int] = []
@@ -221,6 +223,67 @@ async def test_the_thread_runs_before_anybody_else_can_wait_for_it(
     assert waited
     assert all(waited)
     assert not engine.is_away
+    engine.close()
+
+
+async def test_the_loop_goes_on_while_a_schema_change_comes_into_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may build an index, or have SQLite read thousands of tables again."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    answers: list[Any] = []
+
+    async def ask(sql: str, name: str) -> None:
+        answers.append(await runtime.submit(request(sql, name)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        door = Door(engine._versions, "activate", monkeypatch)
+        nursery.start_soon(ask, "CREATE INDEX t_x ON t(x)", "index")
+        with trio.fail_after(10):
+            while not door.threads:  # noqa: ASYNC110  a thread sets it
+                await trio.sleep(0.005)
+        assert engine.is_away
+        nursery.start_soon(ask, "INSERT INTO t VALUES (0, 'small')", "small")
+        await settled()
+        assert answers == []
+        assert runtime.status()["node"] == "A"
+        door.opened.set()
+        with trio.fail_after(10):
+            while len(answers) < 2:  # noqa: ASYNC110  the runtime has no event for it
+                await trio.sleep(0.005)
+        assert all(isinstance(answer, Answer) for answer in answers)
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+async def test_with_many_tables_what_follows_a_schema_change_runs_aside_until_it_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the loop, SQLite would read all of them again after each request."""
+    monkeypatch.setattr(definitions, "_MANY", 3)
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    executed: list[str] = []
+    execute = engine.execute
+
+    def noted(asked: Request, budget_s: float, clock: int) -> Prepared:
+        executed.append(asked.command)
+        return execute(asked, budget_s, clock)
+
+    monkeypatch.setattr(engine, "execute", noted)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        await runtime.durable()
+        await runtime.submit(request("INSERT INTO t VALUES (1, 1)", "before"))
+        await runtime.durable()
+        monkeypatch.setattr(engine, "_is_changed", True)
+        await runtime.submit(request("INSERT INTO t VALUES (2, 2)", "changed"))
+        await runtime.durable()
+        await runtime.submit(request("INSERT INTO t VALUES (3, 3)", "after"))
+        nursery.cancel_scope.cancel()
+    assert [name for name in executed if name != "create"] == ["before", "after"]
     engine.close()
 
 

@@ -21,7 +21,6 @@ from bedrockish.engine.sqlite.call_costs import Lengths, lengths
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.sqlite.opcodes import Op
-from bedrockish.engine.sqlite.system_names import check_references
 from bedrockish.engine.sqlite.table_layout import Tables, quote
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Piece, first_word
@@ -195,9 +194,9 @@ class Mixed:
         if deferred_broken(self._db) or (self._before is not None and self._violations() - self._before):
             raise ConstraintError("FOREIGN KEY constraint failed: one is broken at the end of the transaction")
         with self._executor.judging(self.steps[-1].sql if self.steps else ""):
-            tables = Tables(self._db)
+            tables = Tables(self._db, self._executor._tables)
             tables.check_supported(self._db, self._executor._tables)
-            check_references(self._db)
+            tables.check_references()
         if tables.system != self._executor._tables.system:
             raise UnsupportedError(
                 "names that begin with bedrockish_ belong to the database itself; choose another name"

@@ -7,7 +7,7 @@ write that was interrupted, a full disk); the engine notices that and puts the b
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -22,10 +22,9 @@ from bedrockish.engine.readwrite.range_merge import footprint
 from bedrockish.engine.readwrite.readset import EVERYTHING, schema_lengths
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.call_costs import OF_SCHEMA, Lengths, is_too_long, restore, shorten, too_long
-from bedrockish.engine.sqlite.catalog import Prepare
+from bedrockish.engine.sqlite.catalog import Prepare, Schema
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
 from bedrockish.engine.sqlite.limits import Budget, Limits, Rows, TakesLongError, out_of_time
-from bedrockish.engine.sqlite.system_names import check_references
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.engine.statements import pragmas
@@ -49,8 +48,18 @@ class MixesError(Exception):
     """Raised when a request turns out to change the schema and to read or write rows."""
 
 
+class Known(NamedTuple):
+    """What one connection knows of a schema, and need not be found out again on another one."""
+
+    tables: Tables
+    schema: Schema
+
+
 class Executor:
     """Executes requests, one at a time.
+
+    Args:
+        known: what another connection knows of the schema.
 
     Attributes:
         reader: another connection that shows the same rows, as long as the request has changed none; it is faster.
@@ -59,13 +68,20 @@ class Executor:
     """
 
     def __init__(
-        self, db: apsw.Connection, guard: Guard, capture: Capture, limits: Limits, ids: AutoIds, prepare: Prepare
+        self,
+        db: apsw.Connection,
+        guard: Guard,
+        capture: Capture,
+        limits: Limits,
+        ids: AutoIds,
+        prepare: Prepare,
+        known: Known | None = None,
     ) -> None:
         self._db, self._guard, self._limits, self._ids, self._prepare = db, guard, limits, ids, prepare
         self.capture = capture
         self._texts: dict[str, tuple[Piece, ...]] = {}
-        self._tables = Tables(db)
-        self.analysis = Analysis(db, prepare)
+        self._tables = Tables(db, known.tables if known is not None else None)
+        self.analysis = Analysis(db, prepare, known.schema if known is not None else None, self._tables.definitions)
         self._until = _FOREVER
         self._budget = Budget(limits)
         self._number, self._is_refused = 0, False  # of the statement that runs; whether it has taken too much memory
@@ -76,10 +92,15 @@ class Executor:
         self.scope = Scope()
         db.set_progress_handler(self.progress, PROGRESS_STEPS)
 
+    @property
+    def known(self) -> Known:
+        """What is known of the schema in force."""
+        return Known(self._tables, self.analysis.schema)
+
     def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema; forget the statements compiled for the old one."""
         self._tables = tables
-        self.analysis = Analysis(self._db, self._prepare)
+        self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions)
         self._texts.clear()
 
     def progress(self) -> bool:
@@ -156,6 +177,8 @@ class Executor:
                     run.set(piece)
                     continue
                 if piece.kind == SCHEMA:
+                    if self._budget.is_brief and self._tables.definitions.are_many:
+                        raise TakesLongError(piece.sql)  # when it is taken back, SQLite has to read all of them
                     if cookie is None:
                         cookie = pragmas.numbers(self._db)
                     run.schema.append(piece.sql)
@@ -358,9 +381,9 @@ class Executor:
 
     def _schema_prepared(self, run: "Run", base: dict[str, int], version: int, *, changed: bool) -> Prepared:
         self.capture.deafen()
-        tables = Tables(self._db)
+        tables = Tables(self._db, self._tables)
         tables.check_supported(self._db, self._tables)
-        check_references(self._db)
+        tables.check_references()
         if tables.system != self._tables.system:
             raise UnsupportedError(
                 "names that begin with bedrockish_ belong to the database itself; choose another name"

@@ -8,7 +8,7 @@ import apsw
 
 from bedrockish.api.requests import Request
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.executor import Executor
+from bedrockish.engine.execution.executor import Executor, Known
 from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import Scope
@@ -73,6 +73,7 @@ class Beside:
         wal: descriptor of the WAL; to be copied.
         ids: gives ids on the writer's connection.
         locks: the rows that transactions have locked.
+        known: what the writer's connection knows of the schema.
     """
 
     reader: Callable[[], apsw.Connection]
@@ -81,3 +82,4 @@ class Beside:
     ids: AutoIds
     limits: Limits
     locks: RowLocks
+    known: Callable[[], Known]

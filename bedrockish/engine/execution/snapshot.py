@@ -32,6 +32,11 @@ STEPS = 4_000  # SQLite's own steps between two looks at the clock
 WAY_OUT = "stream them, select less, or use LIMIT"
 
 
+def read_schema_again(db: apsw.Connection) -> None:
+    """Let SQLite see whether its own picture of the schema is out of date: for EXPLAIN and PRAGMA it does not look."""
+    db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+
+
 class Snapshot:
     """One reading connection; open until ``Readers.give_back``. To be used by one thread at a time.
 
@@ -93,7 +98,7 @@ class Snapshot:
         self.until = float("inf")
         self._budget.allow(float("inf"))
         self._db.execute("BEGIN")
-        self._db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()  # a transaction begins with its first read
+        read_schema_again(self._db)  # a transaction begins with its first read
 
     def end(self) -> None:
         """Let go of the snapshot."""
@@ -128,15 +133,19 @@ class Snapshot:
             self._interrupter.end()
             self._budget.allow(float("inf"))
 
-    def compare(self, changes: bytes) -> str:
+    def compare(self, changes: bytes, known: Tables | None = None) -> str:
         """Return why encoded changes were not made of the rows that are here, in words; empty if they were.
+
+        Args:
+            changes: the changes.
+            known: the tables as another connection knows them.
 
         Raises:
             DamagedError: the file cannot be read.
         """
         try:
             applier = RowApplier(self._db)
-            applier.use(Tables(self._db))
+            applier.use(Tables(self._db, known))
             return applier.compare(decode_changes_in_pieces(changes))
         except EntryMalformedError as error:
             return f"its changes cannot be read: {error}"

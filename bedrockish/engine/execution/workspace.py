@@ -22,6 +22,7 @@ from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Beside, Parts
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.snapshot import read_schema_again
 from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.readwrite.growing import Growing
 from bedrockish.engine.sqlite.call_costs import bound
@@ -83,7 +84,7 @@ class Workspace:
             self._writer.executor.stopped = None
         try:
             self._reader.execute("BEGIN")
-            self._reader.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+            self._reader.execute("PRAGMA main.user_version").fetchall()  # for which no schema is read, in the loop
         except apsw.Error as error:
             self.is_broken = True
             raise UnavailableError(f"the node cannot read its file once more ({error}); try again") from error
@@ -205,8 +206,9 @@ class Workspace:
 
     def _open(self) -> "_Writer":
         """Return the connection that writes, at the moment of the snapshot."""
-        pages = self._reader.pragma("page_count")
         try:
+            read_schema_again(self._reader)
+            pages = self._reader.pragma("page_count")
             if self._writer is None:
                 self._writer = _Writer(self._beside, self._wal, self._reader, self._moment, pages)
                 give_functions(self._writer.db, Holder(self.scope))
@@ -229,6 +231,7 @@ class _Writer:
     def __init__(self, beside: Beside, wal: int, reader: apsw.Connection, moment: Moment, pages: int) -> None:
         limits: Limits = beside.limits
         overlay = Overlay(reader.filename, wal, reader.pragma("page_size"))
+        self._beside = beside
         self.db = db = overlay.connect(lambda file: file.move(moment, pages))
         try:
             assert overlay.file is not None
@@ -244,7 +247,7 @@ class _Writer:
             self.capture = Capture(db, limits.changes_bytes)
             self.ids = beside.ids.twin()
             self.ids.register(db)
-            self.executor = Executor(db, Guard(db), self.capture, limits, self.ids, beside.prepare)
+            self.executor = Executor(db, Guard(db), self.capture, limits, self.ids, beside.prepare, beside.known())
             self.applier = RowApplier(db)
             self.limits = limits
             self._version = -1
@@ -266,11 +269,11 @@ class _Writer:
         """Learn the schema, if it is not that of the last time."""
         if version == self._version:
             return
-        tables = Tables(self.db)
+        tables = Tables(self.db, self._beside.known().tables)
         self.capture.use(tables)
         self.applier.use(tables)
         self.executor.use(tables)
-        self.ids.use(self.db, tables)
+        self.ids.use(tables)
         self._version = version
 
 

@@ -8,7 +8,8 @@ from bedrockish.engine.readwrite.dependent_reads import Query
 from bedrockish.engine.readwrite.range_merge import footprint, tables_in_bulk
 from bedrockish.engine.readwrite.readset import ReadPlan, ResolvedReads, analyse
 from bedrockish.engine.readwrite.writeset import WriteKeys
-from bedrockish.engine.sqlite.catalog import Prepare, read_schema
+from bedrockish.engine.sqlite.catalog import Prepare, Schema, read_schema
+from bedrockish.engine.sqlite.definitions import Definitions
 from bedrockish.engine.statements.classify import Piece
 from bedrockish_journal.model.changes import Change
 from bedrockish_journal.model.footprint import Footprint, Range
@@ -17,13 +18,23 @@ from bedrockish_journal.model.footprint import Footprint, Range
 class Analysis:
     """What is known of statements and keys under one schema; made anew when the schema changes.
 
-    ``prepare`` gives a connection the functions and collations that SQLite does not have.
+    Args:
+        db: where the statements run.
+        prepare: gives a connection the functions and collations that SQLite does not have.
+        known: the schema of before, or of another connection, from which is taken what is still the same.
+        definitions: what the connection sees now, if that is known.
     """
 
-    def __init__(self, db: apsw.Connection, prepare: Prepare) -> None:
+    def __init__(
+        self,
+        db: apsw.Connection,
+        prepare: Prepare,
+        known: Schema | None = None,
+        definitions: Definitions | None = None,
+    ) -> None:
         self._db = db
         self._plans: dict[str, ReadPlan] = {}
-        self.schema = read_schema(db)
+        self.schema = read_schema(db, known, definitions)
         self.keys = WriteKeys(self.schema, prepare)
 
     def plan(self, piece: Piece) -> ReadPlan:

@@ -3,13 +3,14 @@
 It is valid for one schema version of one database; whoever holds it builds a new one when the version changes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import apsw
 
+from bedrockish.engine.sqlite.definitions import Definition, Definitions, folded, listed
 from bedrockish.engine.sqlite.key_encoding import AFFINITY_BLOB, KNOWN_COLLATIONS, Spec, declared_affinity
 
 Prepare = Callable[[apsw.Connection], None]
@@ -19,6 +20,7 @@ ROWID = -1
 """Stands for the rowid where a column's number is expected, as in SQLite's own pragmas."""
 
 _EXPRESSION = -2
+_CATALOGUE = "sqlite_schema"
 _VIRTUAL, _STORED = 2, 3  # what PRAGMA table_xinfo calls the two kinds of generated columns
 
 
@@ -124,6 +126,8 @@ class Schema:
         encoding: of texts in the file.
         roots: root page -> the rowid table or index that has it; of a WITHOUT ROWID table, its primary key.
         virtual: names of virtual tables.
+        parents: the tables to which each table's foreign keys point, by folded names; also those that are not there.
+        definitions: what it was read from.
     """
 
     version: int
@@ -131,6 +135,13 @@ class Schema:
     tables: dict[str, Table] = field(default_factory=dict)
     roots: dict[int, Table | Index] = field(default_factory=dict)
     virtual: frozenset[str] = frozenset()
+    parents: dict[str, frozenset[str]] = field(default_factory=dict)
+    definitions: Definitions | None = field(default=None, compare=False, repr=False)
+
+    def find(self, name: str) -> Table | None:
+        """Return a table, however its name is spelled."""
+        rows = self.definitions.by_table.get(folded(name), ()) if self.definitions is not None else ()
+        return next((self.tables[row.name] for row in rows if row.kind == "table" and row.name in self.tables), None)
 
     @cached_property
     def children(self) -> dict[str, tuple[ForeignKey, ...]]:
@@ -159,30 +170,49 @@ def schema_version(db: apsw.Connection) -> int:
     return version
 
 
-def read_schema(db: apsw.Connection) -> Schema:
-    """Read the schema that a connection sees now."""
-    schema = Schema(schema_version(db), _rows(db, "PRAGMA main.encoding")[0][0])
-    listed = {
-        name: (kind, without_rowid, strict)
-        for where, name, kind, _, without_rowid, strict in _rows(db, "PRAGMA main.table_list")
-        if where == "main"
-    }
-    schema.virtual = frozenset(name for name, (kind, _, _) in listed.items() if kind == "virtual")
-    definitions = _rows(
-        db, "SELECT name, rootpage, sql FROM main.sqlite_schema WHERE type IN ('table', 'index') AND rootpage > 0"
-    )
-    pages: dict[str, int] = {name: page for name, page, _ in definitions}
-    texts: dict[str, str] = {name: sql or "" for name, _, sql in definitions}
-    for name, (kind, without_rowid, strict) in listed.items():
-        if kind in ("table", "shadow") and (name in pages or name == "sqlite_schema"):
-            table = _read_table(db, name, bool(without_rowid), bool(strict), texts)
+def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: Definitions | None = None) -> Schema:
+    """Read the schema that a connection sees now.
+
+    Args:
+        db: the connection.
+        known: the schema of before, or of another connection; only tables whose definition or whose parents' is another
+            one now are described again.
+        definitions: what the connection sees now, if that is known.
+    """
+    before = known.definitions if known is not None else None
+    definitions = definitions or Definitions(db, before)
+    changed = definitions.changed_since(before)
+    schema = Schema(schema_version(db), _rows(db, "PRAGMA main.encoding")[0][0], definitions=definitions)
+    schema.virtual = frozenset(definitions.virtual)
+    if known is not None and before is not None:
+        _take_over(schema, known, [row for name in changed for row in before.by_table.get(name, ())])
+    fresh: list[str] = []
+    wanted = changed if known is not None else changed | {_CATALOGUE}
+    for name, kind, without_rowid, strict in listed(db, wanted):
+        rows = [row for row in definitions.by_table.get(folded(name), ()) if row.kind in ("table", "index")]
+        pages = {row.name: row.page for row in rows if row.page}
+        if kind in ("table", "shadow") and (name in pages or name == _CATALOGUE):
+            table = _read_table(db, name, without_rowid, strict, {row.name: row.sql or "" for row in rows})
             schema.tables[name] = table
             schema.roots[pages.get(name, 1)] = table.key or table
             for index in table.indexes:
                 schema.roots[pages[index.name]] = index
-    for name, table in schema.tables.items():
-        schema.tables[name] = _with_foreign_keys(db, table, schema.tables)
+            fresh.append(name)
+    for name in fresh:
+        _read_foreign_keys(db, schema, name)
+    for name in [name for name, parents in schema.parents.items() if parents & changed]:
+        _read_foreign_keys(db, schema, name)
     return schema
+
+
+def _take_over(schema: Schema, known: Schema, gone: Iterable[Definition]) -> None:
+    """Begin with what is known already, without what had these definitions."""
+    schema.tables, schema.roots, schema.parents = dict(known.tables), dict(known.roots), dict(known.parents)
+    for row in gone:
+        if row.kind == "table":
+            schema.tables.pop(row.name, None)
+            schema.parents.pop(row.name, None)
+        schema.roots.pop(row.page or 0, None)
 
 
 def _rows(db: apsw.Connection, sql: str) -> list[tuple[Any, ...]]:
@@ -253,17 +283,18 @@ def _read_index(
     )  # fmt: skip
 
 
-def _with_foreign_keys(db: apsw.Connection, table: Table, tables: dict[str, Table]) -> Table:
+def _read_foreign_keys(db: apsw.Connection, schema: Schema, name: str) -> None:
+    """Add a table's foreign keys to it; the tables to which they point are described already."""
+    table = schema.tables[name]
     grouped: dict[int, list[tuple[Any, ...]]] = {}
-    for row in _rows(db, f"PRAGMA main.foreign_key_list({_quoted(table.name)})"):
+    for row in _rows(db, f"PRAGMA main.foreign_key_list({_quoted(name)})"):
         grouped.setdefault(row[0], []).append(row)
     if not grouped:
-        return table
-    folded = {name.lower(): other for name, other in tables.items()}
+        return
     foreign_keys = []
     for rows in grouped.values():
         rows.sort(key=lambda row: int(row[1]))
-        parent = folded.get(rows[0][2].lower())
+        parent = schema.find(rows[0][2])
         columns = _numbers(table, [row[3] for row in rows])
         named = [row[4] for row in rows]
         if parent is None:
@@ -274,9 +305,10 @@ def _with_foreign_keys(db: apsw.Connection, table: Table, tables: dict[str, Tabl
             parent_columns = _numbers(parent, named)
         if len(parent_columns) != len(columns):
             parent_columns = ()
-        name = parent.name if parent else None
-        foreign_keys.append(ForeignKey(table.name, name, columns, parent_columns, rows[0][6], rows[0][5]))
-    return replace(table, foreign_keys=tuple(foreign_keys))
+        spelled = parent.name if parent else None
+        foreign_keys.append(ForeignKey(name, spelled, columns, parent_columns, rows[0][6], rows[0][5]))
+    schema.parents[name] = frozenset(folded(rows[0][2]) for rows in grouped.values())
+    schema.tables[name] = replace(table, foreign_keys=tuple(foreign_keys))
 
 
 def _numbers(table: Table, names: list[str]) -> tuple[int, ...]:

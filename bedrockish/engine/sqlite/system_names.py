@@ -5,10 +5,9 @@ statement could change or stop the node's own bookkeeping, on every node at once
 readers can be read.
 """
 
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-import apsw
-
+from bedrockish.engine.sqlite.definitions import Definitions
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
@@ -19,11 +18,6 @@ READERS = frozenset(f"{PREFIX}{name}" for name in ("changes", "journal", "joined
 ASKED = frozenset(f"{PREFIX}{name}" for name in ("meta", "past"))
 # Taken by nobody in a statement, not even for what lives only as long as that statement.
 HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows"))
-_LATENT = """SELECT type, name, sql FROM sqlite_schema
-  WHERE type IN ('view', 'trigger') AND sql LIKE '%bedrockish\\_%' ESCAPE '\\'"""
-_PARENTS = """SELECT t.name, f."table" FROM pragma_table_list AS t, pragma_foreign_key_list(t.name) AS f
-  WHERE t.schema = 'main' AND t.type = 'table' AND (lower(f."table") LIKE 'bedrockish\\_%' ESCAPE '\\'
-    OR lower(f."table") LIKE 'sqlite\\_%' ESCAPE '\\')"""
 
 
 def is_ours(name: str) -> bool:
@@ -55,35 +49,37 @@ def hidden_name(sql: str) -> str:
     return ""
 
 
-def references(db: apsw.Connection) -> tuple[str, str, str] | None:
+def references(definitions: Definitions, parents: Mapping[str, Iterable[str]]) -> tuple[str, str, str] | None:
     """Return what of a schema refers to a table of the database itself: (kind, name, how); None if nothing does.
 
-    Foreign keys are told by SQLite. What views and triggers name is found out only when they are used, so their text is
-    looked at: any name in it, in whatever quotes. (CHECKs, generated columns and indexes can name no other table.)
+    Foreign keys are told by SQLite: ``parents`` has the tables that each table refers to. What views and triggers name
+    is found out only when they are used, so their text is looked at: any name in it, in whatever quotes. (CHECKs,
+    generated columns and indexes can name no other table.)
     """
-    rows: list[Any] = db.execute(_PARENTS).fetchall()
-    if rows:
-        table, parent = rows[0]
-        return "table", table, f"has a foreign key to {parent}"
-    latent: list[Any] = db.execute(_LATENT).fetchall()
-    for kind, name, sql in latent:
+    for table, named in parents.items():
+        for parent in named:
+            if parent.startswith((PREFIX, "sqlite_")):
+                return "table", table, f"has a foreign key to {parent}"
+    for row in definitions.latent:
+        if PREFIX not in (row.sql or "").lower():
+            continue
         try:
-            named = [token.name for token in tokens(sql) if token.name is not None]
+            spelled = [token.name for token in tokens(row.sql or "") if token.name is not None]
         except NotTokensError as error:
-            return kind, name, f"has a text that cannot be read ({error}) and may name a table"
-        for one in named:
+            return row.kind, row.name, f"has a text that cannot be read ({error}) and may name a table"
+        for one in spelled:
             if not may_be_read(one):
-                return kind, name, f"names {one}"
+                return row.kind, row.name, f"names {one}"
     return None
 
 
-def check_references(db: apsw.Connection) -> None:
-    """Check that a schema leaves the tables of the database itself alone.
+def check_references(definitions: Definitions, parents: Mapping[str, Iterable[str]]) -> None:
+    """Check that a schema leaves the tables of the database itself alone; see ``references``.
 
     Raises:
         UnsupportedError: it does not.
     """
-    found = references(db)
+    found = references(definitions, parents)
     if found is not None:
         kind, name, how = found
         raise UnsupportedError(

@@ -1,18 +1,23 @@
 """How each table's rows are stored: what the capture of changes and their application must know of a table.
 
-Read from SQLite's own descriptions once per schema version. (What statements read and which keys a row has is told by
-the analysis modules; this is only about rows.)
+Read from SQLite's own descriptions once per schema version, of those tables that have changed. (What statements read
+and which keys a row has is told by the analysis modules; this is only about rows.)
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import apsw
 
-from bedrockish.engine.sqlite.system_names import is_ours
+from bedrockish.engine.sqlite.definitions import Definitions, folded, listed
+from bedrockish.engine.sqlite.system_names import check_references, is_ours
 from bedrockish.errors import UnsupportedError
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 _SWITCHES = (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, apsw.SQLITE_DBCONFIG_ENABLE_FKEY)
+_NO_USERS = ("sqlite_", "bedrockish_")
 _ROWID_NAMES = ("rowid", "_rowid_", "oid")
 
 
@@ -60,60 +65,117 @@ class Table:
 
 
 class Tables:
-    """Every user table of the current schema, by name."""
+    """Every user table of the current schema, by name.
 
-    def __init__(self, db: apsw.Connection) -> None:
-        listed: list[tuple[str, int]] = _rows(
-            db,
-            "SELECT name, wr FROM pragma_table_list WHERE schema = 'main' AND type = 'table' "
-            "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE 'bedrockish\\_%' ESCAPE '\\'",
-        )
-        parents = {
-            parent.lower()
-            for name, _ in listed
-            for (parent,) in _rows(db, 'SELECT "table" FROM pragma_foreign_key_list(?)', name)
+    Args:
+        db: where they are.
+        known: the tables of before, or of another connection; of them only those are described again that are others
+            now, or have come into a foreign key or out of one.
+
+    Attributes:
+        by_name: the tables.
+        definitions: what they were described from.
+        references: the parents of each table that has foreign keys, with folded names.
+        checked: the text of each that may have CHECKs.
+        sequences: the names of those whose ids are never used again.
+        system: the names that belong to the database itself.
+        parents: all of them.
+        foreign_keys: whether there are any.
+        watched: whether foreign keys or triggers are on tables of the database itself.
+    """
+
+    definitions: Definitions
+    by_name: dict[str, Table]
+    references: dict[str, frozenset[str]]
+    checked: dict[str, str]
+    sequences: set[str]
+    _names: dict[str, str]
+    parents: frozenset[str]
+
+    def __init__(self, db: apsw.Connection, known: "Tables | None" = None) -> None:
+        before = known.definitions if known is not None else None
+        self.definitions = Definitions(db, before)
+        changed = self.definitions.changed_since(before)
+        self._names = dict(known._names) if known is not None else {}
+        self.by_name = dict(known.by_name) if known is not None else {}
+        self.references = dict(known.references) if known is not None else {}
+        self.checked = dict(known.checked) if known is not None else {}
+        self.sequences = set(known.sequences) if known is not None else set()
+        for name in self.names(changed):
+            for of_before in (self.by_name, self.references, self.checked):
+                of_before.pop(name, None)
+            self.sequences.discard(name)
+            del self._names[folded(name)]
+        users = {
+            name: without_rowid
+            for name, kind, without_rowid, _ in listed(db, changed)
+            if kind == "table" and not folded(name).startswith(_NO_USERS)
         }
-        triggered = {
-            table.lower() for (table,) in _rows(db, "SELECT tbl_name FROM sqlite_schema WHERE type = 'trigger'")
-        }
-        self.checked: dict[str, str] = dict(
-            _rows(db, "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%check%'")
-        )
-        self.by_name = {
-            name: replace(
-                _describe(
-                    db, name, without_rowid=bool(wr), triggers=name.lower() in triggered, parent=name.lower() in parents
-                ),
-                checks=name in self.checked,
-            )
-            for name, wr in listed
-        }
-        self.foreign_keys = bool(parents)
+        for name in users:
+            self._read(db, name)
+        self.parents = frozenset(chain.from_iterable(self.references.values()))
+        for name, without_rowid in users.items():
+            table = _describe(db, name, without_rowid=without_rowid)
+            self.by_name[name] = self._active(replace(table, checks=name in self.checked))
+        parents = known.parents if known is not None else frozenset()
+        for name in self.names((parents ^ self.parents) - changed):
+            self.by_name[name] = self._active(self.by_name[name])
+        self.foreign_keys = bool(self.parents)
+        self._reserved = frozenset(name for name in self.parents - parents if name.startswith(_NO_USERS))
+        if known is not None:
+            self._reserved |= known._reserved & self.parents
         # Only in a file of an earlier release: now such a schema is refused (``system_names``).
-        self.watched = any(is_ours(name) for name in (*parents, *triggered))
-        self.system = frozenset(
-            name for (name,) in _rows(db, "SELECT name FROM sqlite_schema WHERE name LIKE 'bedrockish\\_%' ESCAPE '\\'")
-        )
-        self.virtual = [
-            name
-            for (name,) in _rows(db, "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'virtual'")
-        ]
+        triggered = (row.table for row in self.definitions.latent if row.kind == "trigger")
+        self.watched = any(is_ours(name) for name in chain(self._reserved, triggered))
+        self.system = self.definitions.system
+
+    def _read(self, db: apsw.Connection, name: str) -> None:
+        """Note of a table what others must know to be described."""
+        self._names[folded(name)] = name
+        parents = _rows(db, 'SELECT "table" FROM pragma_foreign_key_list(?)', name)
+        if parents:
+            self.references[name] = frozenset(folded(parent) for (parent,) in parents)
+        sql = self.definitions.text_of(name)
+        if "check" in sql.lower():
+            self.checked[name] = sql
+        if _is_autoincrement(sql):
+            self.sequences.add(name)
+
+    def names(self, wanted: Iterable[str]) -> list[str]:
+        """Return the names, as the schema spells them, of those of these tables that are there."""
+        return [self._names[name] for name in wanted if name in self._names]
+
+    def check_references(self) -> None:
+        """Check that the schema leaves the tables of the database itself alone.
+
+        Raises:
+            UnsupportedError: it does not.
+        """
+        check_references(self.definitions, self.references if self._reserved else {})
+
+    def _active(self, table: Table) -> Table:
+        """Return a table with what other rows of the schema say of it."""
+        triggers = self.definitions.has_triggers(folded(table.name))
+        active = triggers or folded(table.name) in self.parents or table.name in self.references
+        return replace(table, triggers=triggers, active=active)
 
     def check_supported(self, db: apsw.Connection, known: "Tables | None" = None) -> None:
         """Check that every table's rows can be captured and applied.
 
         Args:
             db: where they are.
-            known: the tables of before; the CHECKs of those that are still the same are not looked at again.
+            known: the tables of before, which are supported; those that are still the same are not looked at again.
 
         Raises:
             UnsupportedError: one cannot; the text says what to change in its definition.
         """
-        if self.virtual:
+        for name in sorted(self.definitions.virtual):
             raise UnsupportedError(
-                f"virtual tables are not replicated, and there is {self.virtual[0]}; drop it with the sqlite3 shell"
+                f"virtual tables are not replicated, and there is {name}; drop it with the sqlite3 shell"
             )
         for table in self.by_name.values():
+            if known is not None and known is not self and known.by_name.get(table.name) is table:
+                continue
             if table.virtual and table.rowid is None:
                 raise UnsupportedError(
                     f"table {table.name} is WITHOUT ROWID and has VIRTUAL generated columns, whose changes cannot be "
@@ -187,8 +249,8 @@ def _rows(db: apsw.Connection, sql: str, *params: str) -> list[Any]:
     return db.execute(sql, params).fetchall()
 
 
-def _describe(db: apsw.Connection, name: str, *, without_rowid: bool, triggers: bool, parent: bool) -> Table:
-    """Return the picture of one table. ``rowid`` is '' when every name of the rowid is hidden."""
+def _describe(db: apsw.Connection, name: str, *, without_rowid: bool) -> Table:
+    """Return the picture of one table by itself. ``rowid`` is '' when every name of the rowid is hidden."""
     info = _rows(db, "SELECT name, type, pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid", name)
     stored = [row for row in info if row[3] != 2]
     names = [row[0] for row in stored]
@@ -202,7 +264,6 @@ def _describe(db: apsw.Connection, name: str, *, without_rowid: bool, triggers: 
         taken = {row[0].lower() for row in info}
         free = [known for known in _ROWID_NAMES if known not in taken]
         rowid = quote(names[alias]) if alias is not None else quote(free[0]) if free else ""
-    is_child = bool(_rows(db, "SELECT 1 FROM pragma_foreign_key_list(?)", name))
     return Table(
         name=name,
         columns=tuple(names),
@@ -212,8 +273,8 @@ def _describe(db: apsw.Connection, name: str, *, without_rowid: bool, triggers: 
         key=key if without_rowid else (),
         virtual=len(stored) != len(info),
         unique=any(unique and not (without_rowid and origin == "pk") for _, unique, origin in indexes),
-        triggers=triggers,
-        active=triggers or parent or is_child,
+        triggers=False,
+        active=False,
         checks=True,
         reals=tuple(place for place, row in enumerate(stored) if _is_real(row[1])),
     )
@@ -224,3 +285,12 @@ def _is_real(declared: str) -> bool:
     if "INT" in kind or any(part in kind for part in ("CHAR", "CLOB", "TEXT", "BLOB")):
         return False
     return any(part in kind for part in ("REAL", "FLOA", "DOUB"))
+
+
+def _is_autoincrement(sql: str) -> bool:
+    if "autoincrement" not in sql.lower():
+        return False
+    try:
+        return any(token.is_word("AUTOINCREMENT") for token in tokens(sql))
+    except NotTokensError:
+        return False

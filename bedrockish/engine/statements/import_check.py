@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import apsw
 
-from bedrockish.engine.sqlite.system_names import check_references
 from bedrockish.engine.sqlite.table_layout import Tables, quote
 from bedrockish.engine.statements.classify import Guard
 from bedrockish.errors import BedrockishError
@@ -17,6 +16,7 @@ def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
         statements: what each makes, for the report, and its text, in an order in which they can run.
     """
     found: list[str] = []
+    known: Tables | None = None
     db = apsw.Connection(":memory:")
     try:
         db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
@@ -25,8 +25,10 @@ def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
             try:
                 guard.compile(sql)
                 db.execute(sql)
-                Tables(db).check_supported(db)
-                check_references(db)
+                tables = Tables(db, known)
+                tables.check_supported(db, known)
+                tables.check_references()
+                known = tables
             except BedrockishError as error:
                 found.append(f"{what}: {error.message}")
                 for kind in ("table", "view", "trigger"):

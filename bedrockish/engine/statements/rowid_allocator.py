@@ -8,7 +8,7 @@ That two nodes share a stripe for a moment, because one knows of a new member al
 that is written, and of two transactions that write one key, one is run again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import apsw
@@ -19,7 +19,6 @@ from bedrockish.engine.sqlite.key_encoding import apply_affinity
 from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.errors import ConstraintError
-from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 from bedrockish_journal.model.changes import Value, decode_changes
 from bedrockish_journal.model.transaction import ROWS
 
@@ -47,7 +46,7 @@ class AutoIds:
         self._seen: dict[str, int] = {}
         self._tables: dict[str, Table] = {}
         self._queries: dict[str, str] = {}
-        self._sequences: frozenset[str] = frozenset()
+        self._sequences: Set[str] = frozenset()
         self._stripes, self._own = stripe("", ())
         self._home: AutoIds | None = None
 
@@ -73,11 +72,11 @@ class AutoIds:
 
         db.create_scalar_function(FUNCTION, given, flags=apsw.SQLITE_DIRECTONLY)
 
-    def use(self, db: apsw.Connection, tables: Tables) -> None:
+    def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema."""
         self._tables = tables.by_name
         self._queries.clear()
-        self._sequences = _autoincrement(db)
+        self._sequences = tables.sequences
         for name in self._highest.keys() - self._tables.keys() if self._home is None else ():
             del self._highest[name]
 
@@ -149,17 +148,3 @@ class AutoIds:
 
 def _used_up(table: str) -> ConstraintError:
     return ConstraintError(f"table {table} is AUTOINCREMENT and its ids are used up; give an id", table=table)
-
-
-def _autoincrement(db: apsw.Connection) -> frozenset[str]:
-    """Return the names of the tables whose ids are never used again."""
-    query = "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%autoincrement%'"
-    found = set()
-    listed: list[Any] = db.execute(query).fetchall()
-    for name, sql in listed:
-        try:
-            if any(token.is_word("AUTOINCREMENT") for token in tokens(sql)):
-                found.add(name)
-        except NotTokensError:
-            continue
-    return frozenset(found)

@@ -15,7 +15,6 @@ from bedrockish.engine.sqlite.call_costs import bound
 from bedrockish.engine.sqlite.catalog import Prepare
 from bedrockish.engine.sqlite.errors import FULL
 from bedrockish.engine.sqlite.limits import Limits
-from bedrockish.engine.sqlite.system_names import check_references
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.wal import PRIVATE, create_private
@@ -204,7 +203,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         if not founding.joining and founding.node not in founding.membership.members:
             raise ConfigError(f"node {founding.node} is not among the members {', '.join(founding.membership.nodes)}")
         try:
-            check_references(db)
+            tables.check_references()
         except UnsupportedError as error:
             raise ConfigError(f"{path} cannot be a node's file: {error}") from error
         began_with = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()

@@ -94,6 +94,6 @@ class RowComparison:
         async with self._limiter:
             snapshot, _ = await self._snapshots.take()
             try:
-                return await trio.to_thread.run_sync(snapshot.compare, transaction.changes)
+                return await trio.to_thread.run_sync(snapshot.compare, transaction.changes, self._engine.tables)
             finally:
                 self._snapshots.give_back(snapshot)

@@ -55,10 +55,11 @@ def is_hidden(name: str) -> bool:
     return name.lower().startswith(("bedrockish_", "sqlite_"))
 
 
-def user_tables(db: apsw.Connection) -> Iterator[Table]:
-    """Yield the user's tables by name; shadow tables of virtual tables are left out."""
+def user_tables(db: apsw.Connection, only: str | None = None) -> Iterator[Table]:
+    """Yield the user's tables by name, or ``only`` one of them; shadow tables of virtual tables are left out."""
+    source, asked = ("pragma_table_list", ()) if only is None else ("pragma_table_list(?)", (only,))
     listed: list[Any] = db.execute(
-        "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' ORDER BY name"
+        f"SELECT name, type, wr FROM {source} WHERE schema = 'main' ORDER BY name", asked
     ).fetchall()
     for name, kind, without_rowid in listed:
         if kind in ("table", "virtual") and not is_hidden(name):

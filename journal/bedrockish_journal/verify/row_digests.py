@@ -113,7 +113,7 @@ def _add_definitions(db: apsw.Connection, found: RangeDigest, *, listed: bool) -
 
 
 def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: bool) -> None:
-    table = next((one for one in user_tables(db) if one.name == asked.table and not one.virtual), None)
+    table = next((one for one in user_tables(db, asked.table) if one.name == asked.table and not one.virtual), None)
     if table is None:
         found.digest = b"absent"
         return

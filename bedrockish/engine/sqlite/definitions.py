@@ -1,0 +1,139 @@
+"""What SQLite keeps of a schema, as rows, and which tables they speak of: so that only what has changed is described.
+
+A description of thousands of tables takes seconds; to compare the rows of ``sqlite_schema`` with those of before takes
+milliseconds. What is the same text is the same table: all that SQLite tells of one follows from the rows that have its
+name, but for foreign keys and triggers, which name others, and for virtual tables, to which others may belong.
+"""
+
+from collections.abc import Callable, Set
+from itertools import compress
+from operator import itemgetter, ne
+from string import ascii_uppercase
+from typing import Any, NamedTuple
+from weakref import ref
+
+import apsw
+
+_ALL = "SELECT rowid, type, name, tbl_name, rootpage, sql FROM main.sqlite_schema ORDER BY rowid"
+_LISTED = "SELECT name, type, wr, strict FROM"
+_MANY, _FEW = 2_000, 20
+_SMALL = {ord(one): ord(one.lower()) for one in ascii_uppercase}
+
+
+class Definition(NamedTuple):
+    """A row of ``sqlite_schema``, with the name of the table that it is of in ``table``."""
+
+    place: int
+    kind: str
+    name: str
+    table: str
+    page: int | None
+    sql: str | None
+
+
+class Definitions:
+    """All of them, as a connection sees them now.
+
+    Args:
+        db: the connection.
+        known: some of before, or of another connection; what is the same is taken from them.
+
+    Attributes:
+        by_table: those of each table, view and virtual table, whose names are as ``folded`` gives them.
+        latent: triggers and views, whose texts name tables that SQLite looks up only when they are used.
+        virtual: the names of virtual tables.
+        system: the names of all that belongs to the database itself.
+    """
+
+    _rows: dict[int, Definition]
+    latent: list[Definition]
+    virtual: frozenset[str]
+    system: frozenset[str]
+
+    def __init__(self, db: apsw.Connection, known: "Definitions | None" = None) -> None:
+        found: list[Any] = db.execute(_ALL).fetchall()
+        places = [row[0] for row in found]
+        before = known._rows if known is not None else {}
+        # With thousands of rows it counts that no step of this loop is one of Python.
+        fresh = [Definition(*row) for row in compress(found, map(ne, found, map(before.get, places)))]
+        gone = [before[row.place] for row in fresh if row.place in before]
+        gone += [before[place] for place in before.keys() - set(places)]
+        self._rows = dict(before)
+        for row in gone:
+            del self._rows[row.place]
+        self._rows.update((row.place, row) for row in fresh)
+        self.by_table: dict[str, tuple[Definition, ...]] = dict(known.by_table) if known is not None else {}
+        changed: dict[str, list[Definition]] = {folded(row.table): [] for row in (*gone, *fresh)}
+        for row in fresh:
+            changed[folded(row.table)].append(row)
+        left = {row.place for row in gone}
+        for name, rows in changed.items():
+            rows += [row for row in self.by_table.pop(name, ()) if row.place not in left]
+            if rows:
+                self.by_table[name] = tuple(sorted(rows, key=itemgetter(0)))
+        self.latent = [row for row in known.latent if row.place not in left] if known is not None else []
+        self.latent += [row for row in fresh if row.kind in ("trigger", "view")]
+        self.virtual = _names(known.virtual if known is not None else frozenset(), gone, fresh, _is_virtual)
+        self.system = _names(known.system if known is not None else frozenset(), gone, fresh, _is_system)
+        self._since = (ref(known), changed.keys()) if known is not None else None
+
+    @property
+    def are_many(self) -> bool:
+        """Whether SQLite itself takes long to read them, as it does on a connection on which a change is taken back."""
+        return len(self._rows) > _MANY
+
+    def changed_since(self, known: "Definitions | None") -> Set[str]:
+        """Return the names, folded, of the tables and views whose definitions are not what they were."""
+        if known is None:
+            return self.by_table.keys()
+        if self.virtual or known.virtual:  # a virtual table may have made another one its own
+            return self.by_table.keys() | known.by_table.keys()
+        if self._since is not None and self._since[0]() is known:
+            return self._since[1]
+        ours, theirs = self.by_table, known.by_table
+        return {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+
+    def text_of(self, table: str) -> str:
+        """Return the statement that makes a table, by the name that the schema spells."""
+        rows = self.by_table.get(folded(table), ())
+        return next((row.sql or "" for row in rows if row.kind == "table" and row.name == table), "")
+
+    def has_triggers(self, name: str) -> bool:
+        """Whether a table or view has triggers, by its folded name."""
+        return any(row.kind == "trigger" for row in self.by_table.get(name, ()))
+
+
+def _is_virtual(row: Definition) -> bool:
+    return row.kind == "table" and not row.page
+
+
+def _is_system(row: Definition) -> bool:
+    return folded(row.name).startswith("bedrockish_")
+
+
+def _names(
+    known: frozenset[str], gone: list[Definition], fresh: list[Definition], wanted: Callable[[Definition], bool]
+) -> frozenset[str]:
+    """Return the names of the rows that are wanted, of which some were known, some are gone and some are fresh."""
+    left = known - {row.name for row in gone if wanted(row)}
+    return left | {row.name for row in fresh if wanted(row)}
+
+
+def folded(name: str) -> str:
+    """Return a name as SQLite compares it with others: only ASCII letters may be small or capital."""
+    return name.lower() if name.isascii() else name.translate(_SMALL)
+
+
+def listed(db: apsw.Connection, names: Set[str]) -> list[tuple[str, str, bool, bool]]:
+    """Return what SQLite calls the tables and views of these names, which are folded, as far as they are there.
+
+    Returns:
+        of each its name, its type, and whether it is WITHOUT ROWID and STRICT.
+    """
+    found: list[Any] = []
+    if len(names) > _FEW:  # for a single one SQLite looks at all of them
+        found = db.execute(f"{_LISTED} pragma_table_list WHERE schema = 'main'").fetchall()
+    else:
+        for name in sorted(names):
+            found += db.execute(f"{_LISTED} pragma_table_list(?) WHERE schema = 'main'", (name,)).fetchall()
+    return [(name, kind, bool(wr), bool(strict)) for name, kind, wr, strict in found if folded(name) in names]

@@ -1,0 +1,302 @@
+"""After a change of the schema only what has changed is described again, and the description is that of everything."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from bedrockish.api.requests import decode_results
+from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.engine.sqlite import catalog, definitions, table_layout
+from bedrockish.engine.sqlite.catalog import Schema, read_schema
+from bedrockish.engine.sqlite.definitions import Definitions, folded
+from bedrockish.engine.sqlite.limits import TakesLongError
+from bedrockish.engine.sqlite.table_layout import Tables, quote
+from bedrockish.engine.statements.import_check import misfits
+from tests.engine.nodes import TestNode, request
+
+NAMES = ["a", "B", "c", "child", "Ünit", "ünit", "x y", "sqlitex", "bedrock"]
+COLUMNS = ["id", "n", "Name", "other", "v"]
+
+
+@pytest.fixture
+def db() -> Iterator[apsw.Connection]:
+    made = apsw.Connection(":memory:")
+    made.pragma("foreign_keys", 1)
+    yield made
+    made.close()
+
+
+def table_facts(tables: Tables) -> dict[str, Any]:
+    """All that is known of the tables, but for the definitions, which are compared by what they say."""
+    return {
+        **{name: value for name, value in vars(tables).items() if name != "definitions"},
+        **{
+            name: sorted(value) if isinstance(value, list) else value
+            for name, value in vars(tables.definitions).items()
+            if name != "_since"
+        },
+    }
+
+
+def schema_facts(schema: Schema) -> Any:
+    """All that is known of a schema, and the children of each parent in some order."""
+    children = {name: sorted(map(repr, foreign)) for name, foreign in schema.children.items()}
+    return schema, children
+
+
+def check(db: apsw.Connection, known: Tables, schema: Schema) -> tuple[Tables, Schema]:
+    tables, whole = Tables(db, known), Tables(db)
+    assert table_facts(tables) == table_facts(whole)
+    found = read_schema(db, schema, tables.definitions)
+    assert schema_facts(found) == schema_facts(read_schema(db))
+    assert schema_facts(read_schema(db, schema)) == schema_facts(found)
+    return tables, found
+
+
+def _table(some: random.Random) -> str:
+    name = some.choice(NAMES)
+    columns = ["id INTEGER PRIMARY KEY" + some.choice(["", " AUTOINCREMENT", " DESC"]), "n REAL", "Name TEXT"]
+    end = ""
+    if some.random() < 0.3:
+        columns[0], end = "id TEXT PRIMARY KEY", some.choice([" WITHOUT ROWID", " WITHOUT ROWID", ""])
+    if some.random() < 0.3:
+        columns.append(f"v {some.choice(['AS (n + 1)', 'AS (n + 1) STORED', 'UNIQUE', 'CHECK (v > 0)'])}")
+    if some.random() < 0.5:
+        parent = quote(some.choice([*NAMES, *(name.upper() for name in NAMES)]))
+        columns.append(f"other REFERENCES {parent}{some.choice(['', '(id)', '(n)'])}")
+    return f"CREATE TABLE {quote(name)}({', '.join(columns)}){end}"
+
+
+def statement(some: random.Random) -> str:
+    """Some statement that may change the schema, if it fits."""
+    name, other = quote(some.choice(NAMES)), quote(some.choice(NAMES))
+    shouted = name.upper() if name.isascii() else name
+    column, number = some.choice(COLUMNS), some.randrange(6)
+    return some.choice(
+        [
+            _table(some),
+            _table(some),
+            _table(some),
+            f"DROP TABLE {name}",
+            f"ALTER TABLE {name} RENAME TO {other}",
+            f"ALTER TABLE {name} RENAME TO {shouted}",
+            f"ALTER TABLE {name} RENAME COLUMN {column} TO {some.choice(COLUMNS)}",
+            f"ALTER TABLE {name} ADD COLUMN {column} REFERENCES {other}",
+            f"ALTER TABLE {name} ADD COLUMN {column} TEXT",
+            f"ALTER TABLE {name} DROP COLUMN {column}",
+            f"CREATE {some.choice(['', 'UNIQUE'])} INDEX i{number} ON {shouted}({column} {some.choice(['', 'DESC'])})",
+            f"CREATE INDEX i{number} ON {name}(lower({column})) WHERE {column} > 3",
+            f"DROP INDEX i{number}",
+            f"CREATE TRIGGER t{number} AFTER INSERT ON {shouted} BEGIN DELETE FROM {other}; END",
+            f"DROP TRIGGER t{number}",
+            f"CREATE VIEW w{number} AS SELECT * FROM {name}",
+            f"CREATE TRIGGER t{number} INSTEAD OF INSERT ON w{some.randrange(6)} BEGIN DELETE FROM {other}; END",
+            f"DROP VIEW w{number}",
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_changed_described_again_is_what_describing_all_gives(db: apsw.Connection, seed: int) -> None:
+    some = random.Random(seed)
+    known, schema = Tables(db), read_schema(db)
+    marks = done = 0
+    for _ in range(500):
+        step = some.random()
+        if step < 0.06:
+            db.execute("SAVEPOINT s")
+            marks += 1
+        elif step < 0.12 and marks:
+            db.execute("ROLLBACK TO s")
+            db.execute("RELEASE s")
+            marks -= 1
+        elif step < 0.14 and marks:
+            db.execute("ROLLBACK")
+            marks = 0
+        else:
+            with suppress(apsw.SQLError, apsw.ConstraintError):
+                db.execute(statement(some))
+                done += 1
+        if some.random() < 0.7:  # else several changes at once
+            known, schema = check(db, known, schema)
+    assert done > 80
+    assert len(known.by_name) > 0
+
+
+def test_another_connection_takes_what_one_knows(tmp_path: Path) -> None:
+    one, other = apsw.Connection(str(tmp_path / "x.db")), apsw.Connection(str(tmp_path / "x.db"))
+    one.execute("CREATE TABLE p(id INTEGER PRIMARY KEY); CREATE TABLE c(p REFERENCES p)")
+    known, schema = Tables(one), read_schema(one)
+    check(other, known, schema)
+    one.execute("DROP TABLE c; CREATE TABLE d(x, y UNIQUE, p REFERENCES P)")
+    check(other, known, schema)
+    one.close()
+    other.close()
+
+
+def test_roots_of_pages_that_are_used_again_and_moved_are_told(tmp_path: Path) -> None:
+    for vacuum in (0, 1):
+        db = apsw.Connection(str(tmp_path / f"{vacuum}.db"))
+        db.pragma("auto_vacuum", vacuum)
+        for name in "abcdef":
+            db.execute(f"CREATE TABLE {name}(x, y); CREATE INDEX {name}_x ON {name}(x)")
+        known, schema = Tables(db), read_schema(db)
+        db.execute("DROP TABLE b; DROP TABLE d; CREATE TABLE g(z UNIQUE); CREATE INDEX e_y ON e(y)")
+        check(db, known, schema)
+        db.close()
+
+
+def test_a_virtual_table_may_make_another_one_its_own(db: apsw.Connection) -> None:
+    db.execute("CREATE TABLE f_content(id INTEGER PRIMARY KEY, c0); CREATE TABLE t(x)")
+    known, schema = Tables(db), read_schema(db)
+    db.execute("CREATE VIRTUAL TABLE g USING fts5(x)")
+    known, schema = check(db, known, schema)
+    assert known.definitions.virtual == {"g"}
+    db.execute("DROP TABLE g")
+    known, schema = check(db, known, schema)
+    assert known.definitions.virtual == set()
+
+
+def test_letters_beyond_ascii_are_not_small_and_capital_of_one_another(db: apsw.Connection) -> None:
+    assert folded("ÜniT") == "Ünit"
+    db.execute("CREATE TABLE Ü(x); CREATE TABLE ü(x)")
+    known, schema = Tables(db), read_schema(db)
+    db.execute("CREATE TABLE c(p REFERENCES Ü)")
+    known, _ = check(db, known, schema)
+    assert [known.by_name[name].active for name in ("Ü", "ü", "c")] == [True, False, True]
+
+
+def test_a_parent_that_comes_and_goes_changes_its_children(db: apsw.Connection) -> None:
+    db.execute("CREATE TABLE c(p REFERENCES P)")
+    known, schema = Tables(db), read_schema(db)
+    db.execute("CREATE TABLE p(x, id INTEGER PRIMARY KEY)")
+    known, schema = check(db, known, schema)
+    assert schema.tables["c"].foreign_keys[0].parent_columns == (1,)
+    db.execute("DROP TABLE p; CREATE TABLE p(id INTEGER PRIMARY KEY)")
+    known, schema = check(db, known, schema)
+    assert schema.tables["c"].foreign_keys[0].parent_columns == (0,)
+    db.execute("DROP TABLE c")
+    known, schema = check(db, known, schema)
+    assert not known.by_name["p"].active
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the tables that are described."""
+    names: list[str] = []
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(db: apsw.Connection, name: str, *arguments: Any, **named: Any) -> Any:
+            names.append(name)
+            return function(db, name, *arguments, **named)
+
+        return noted
+
+    monkeypatch.setattr(table_layout, "_describe", noting(table_layout._describe))
+    monkeypatch.setattr(catalog, "_read_table", noting(catalog._read_table))
+    return names
+
+
+def test_a_change_describes_what_it_touches(node: TestNode, described: list[str]) -> None:
+    node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY)" for number in range(50)))
+    described.clear()
+    node.run("CREATE TABLE c(p REFERENCES t7)")
+    node.run("CREATE INDEX t8_id ON t8(id)")
+    assert set(described) == {"c", "t8"}
+
+
+def test_a_place_aside_describes_nothing_that_the_writer_knows(node: TestNode, described: list[str]) -> None:
+    node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY)" for number in range(50)))
+    node.save()
+    described.clear()
+    aside, engine = Workspace(node.engine.beside()), node.engine
+    aside.begin(dict(engine.applied), engine.schema_version, engine.moment(), engine.applied_clock)
+    assert aside.execute(request("CREATE TABLE c(p REFERENCES t7)")).changes
+    assert set(described) == {"c"}
+    aside.end()
+    aside.close()
+
+
+def test_a_change_that_was_taken_back_leaves_nothing_known_of_it(node: TestNode) -> None:
+    node.prepare("CREATE TABLE gone(id INTEGER PRIMARY KEY)")
+    assert "gone" not in node.engine.tables.by_name
+    node.run("CREATE TABLE kept(id INTEGER PRIMARY KEY, gone)")
+    assert table_facts(node.engine.tables) == table_facts(Tables(node.engine._db))
+
+
+def test_with_many_tables_a_change_is_tried_where_it_holds_up_nobody(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken back in the loop, it has SQLite read the whole schema again there."""
+    in_loop, db = node.engine._limits.budget_s, node.engine._db
+    create = request("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    node.save()
+    monkeypatch.setattr(definitions, "_MANY", 3)
+    with pytest.raises(TakesLongError):
+        node.engine.execute(create, in_loop)
+    assert db.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0] > 0
+    assert node.engine.execute(create).changes
+    assert db.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0] == 0
+    monkeypatch.setattr(definitions, "_MANY", 3_000)
+    assert node.engine.execute(create, in_loop).changes
+
+
+def test_until_a_changed_schema_is_committed_it_is_read_again_after_each_request(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, look = node.engine, request("SELECT 1 FROM t")
+    assert not engine.is_slow_to_take_back
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    for _ in range(2):
+        engine.execute(look)
+        assert engine._db.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0] == 0
+    assert not engine.is_slow_to_take_back  # it is a small one
+    monkeypatch.setattr(definitions, "_MANY", 3)
+    assert engine.is_slow_to_take_back
+    node.save()
+    assert not engine.is_slow_to_take_back
+    engine.execute(look)
+    assert engine._db.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0] > 0
+
+
+def test_a_place_aside_reads_the_schema_in_its_thread(node: TestNode) -> None:
+    """The loop only lets its transaction begin, which fixes the moment."""
+    engine = node.engine
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    node.run("INSERT INTO t VALUES (1)")
+    node.save()
+    aside, explain = Workspace(engine.beside()), request("EXPLAIN PRAGMA integrity_check")
+    for number in (1, 2):
+        before = aside._reader.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0]
+        aside.begin(dict(engine.applied), engine.schema_version, engine.moment(), engine.applied_clock)
+        assert aside._reader.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0] == before
+        node.run(f"INSERT INTO t VALUES ({number + 1})")
+        node.run(f"CREATE TABLE later{number}(id INTEGER PRIMARY KEY, a NOT NULL)")
+        node.save()
+        assert decode_results(aside.execute(request("SELECT count(*) FROM t")).result)[0].rows == [(number,)]
+        told = str(decode_results(aside.execute(explain).result)[0].rows)
+        assert [f"later{one}" in told for one in (1, 2)] == [number > 1, False]
+        aside.end()
+    aside.close()
+
+
+def test_a_schema_to_be_imported_is_described_once(described: list[str]) -> None:
+    texts = [(f"t{number}", f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY CHECK (id > 0))") for number in range(30)]
+    assert misfits(texts) == []
+    assert len(described) == 30
+
+
+def test_definitions_tell_what_has_changed(db: apsw.Connection) -> None:
+    db.execute("CREATE TABLE a(x); CREATE TABLE B(x); CREATE VIEW w AS SELECT 1")
+    known = Definitions(db)
+    db.execute("CREATE INDEX i ON b(x); DROP VIEW w")
+    found = Definitions(db, known)
+    assert found.changed_since(known) == Definitions(db).changed_since(known) == {"b", "w"}
+    assert found.changed_since(found) == set()
+    assert replace(read_schema(db), definitions=None) == read_schema(db)

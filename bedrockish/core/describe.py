@@ -202,8 +202,11 @@ class Printer:
     def event(self, event: on.Event) -> str:
         """Print what happened to a node."""
         match event:
-            case on.Submitted(ticket, request):
-                return f"{self.ticket(ticket)} is submitted as command {request.command}"
+            case on.Submitted(ticket, request, _, others):
+                more = f", and {len(others)} that came with it" if others else ""
+                return f"{self.ticket(ticket)} is submitted as command {request.command}{more}"
+            case on.Aside(ticket):
+                return f"{self.ticket(ticket)} is executed aside"
             case on.Executed(ticket, prepared):
                 done = "reads" if prepared.readonly else "writes"
                 return f"{self.ticket(ticket)} {done} at {self.vector(prepared.base)}"

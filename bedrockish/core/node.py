@@ -16,6 +16,7 @@ from bedrockish.core.protocol.effects import Activate, Apply, Effect, Execute, M
 from bedrockish.core.protocol.events import (
     Accused,
     Activated,
+    Aside,
     Assembled,
     ClockSet,
     ClockWanted,
@@ -134,10 +135,12 @@ class Node:
         match event:
             case Received(peer, message):
                 self._receive(peer, message)
-            case Submitted(ticket, request, once):
-                self.coordinator.submit(ticket, request, once=once)
+            case Submitted(ticket, request, once, others):
+                self.coordinator.submit(ticket, request, once=once, others=others)
             case Executed(ticket, prepared):
                 self.coordinator.executed(ticket, prepared)
+            case Aside(ticket):
+                self.coordinator.aside(ticket)
             case ClockWanted(ticket):
                 self.coordinator.clock_wanted(ticket)
             case ClockSet(follows_wall):
@@ -200,6 +203,7 @@ class Node:
         check_invariants(self.state, self.apply_queue, self.coordinator)
 
     def _answer(self) -> list[Effect]:
+        self.coordinator.together.settle()
         self._settle()
         if self.safe_time.hurry():
             self._settle()

@@ -186,6 +186,10 @@ class Engine:
             self.locks.release(request.command)  # from now on, those who lead it tell what it writes
         return replace(prepared, clock=clock) if self.scope.used else prepared
 
+    def only_writes(self, texts: Sequence[str]) -> bool:
+        """Whether all of these texts were run before, and write rows, and do nothing else that outlasts them."""
+        return all(map(self._executor.only_writes, texts))
+
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
         """Run as many as can share a transaction, the first ones, and take them back; raises what ``execute`` does."""
         run = partial(together.execute, self._executor, dict(self.applied), self.schema_version, budget_s, self.scope)

@@ -147,7 +147,7 @@ class Runtime:
         self._troubles = Troubles()
         self.latency = Histogram()
         self._inbox: deque[Event] = deque()
-        self._asked: FairQueue[Event] = FairQueue()  # what clients ask, while the loop has not come to it
+        self._asked: FairQueue[Submitted] = FairQueue()  # what clients ask, while the loop has not come to it
         self._wake = trio.Event()
         self._alarm = Alarm(self.core.deadline, time.monotonic, lambda: self._wake.set())
         self.waiters: dict[int, Waiter] = {}
@@ -464,8 +464,10 @@ class Runtime:
         self.core.state.batches = self.engine.batches
         until = time.monotonic() + TURN_S
         for number in range(min(len(self._inbox) + len(self._asked), TURN_MAX)):
+            if not (self._inbox or self._asked):
+                break  # several requests were one event
             is_asked = self._asked and (number & 1 or not self._inbox)  # neither keeps the other waiting
-            event = self._asked.take() if is_asked else self._inbox.popleft()
+            event = self._executions.take(self._asked) if is_asked else self._inbox.popleft()
             if self.watch.is_on:
                 self.watch.note(event)
             if logger.isEnabledFor(logging.DEBUG):

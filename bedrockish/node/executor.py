@@ -13,7 +13,17 @@ from bedrockish.api.rows import Rows
 from bedrockish.commands import Command, Transaction
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.events import ClockWanted, Decided, Dropped, Event, Executed, Failed, Now
+from bedrockish.core.protocol.events import (
+    Aside,
+    ClockWanted,
+    Decided,
+    Dropped,
+    Event,
+    Executed,
+    Failed,
+    Now,
+    Submitted,
+)
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.workspace import Work, Workspace
@@ -25,12 +35,14 @@ from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.membership import prepare_change
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.recalling import again
+from bedrockish.node.scheduling.fair_queue import FairQueue
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.outbox import Waiter
 from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool
 from bedrockish_journal.model.changes import encode_changes
 
 BULKY_BYTES = 1 << 20
+SHORT = 50  # statements of a request that others may share a transaction with
 WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
 
 
@@ -86,6 +98,8 @@ class Executions:
                 if prepared is not None:
                     node.count_prepared(ticket, prepared)
                     following.append(Executed(ticket, prepared))
+                elif group:
+                    following.append(Aside(ticket))
                 return
             node.counts["repeated_commands"] += 1
             found = again(node.engine, entry, request, ticket)
@@ -105,6 +119,28 @@ class Executions:
             following.append(Failed(ticket, node.faults.caught(f"the execution of command {request.command}", error)))
             return
         following.append(Dropped(ticket))
+
+    def take(self, asked: FairQueue[Submitted]) -> Submitted:
+        """Take the next request, and with it those behind it that can be executed in the same transaction."""
+        first = asked.take()
+        if not (asked and self._is_short_write(first)):
+            return first
+        others: list[tuple[int, Request]] = []
+        while asked and len(others) < self._node.core.coordinator.together.size - 1:
+            other = asked.peek()
+            if other.request.isolation != first.request.isolation or not self._is_short_write(other):
+                break
+            others.append((other.ticket, asked.take().request))
+        return replace(first, others=tuple(others)) if others else first
+
+    def _is_short_write(self, event: Submitted) -> bool:
+        """Whether a request is known to write rows and nothing else, and does not take long as a rule."""
+        request, waiter = event.request, self._node.waiters.get(event.ticket)
+        if event.once or waiter is None or waiter.prepare is not None or len(request.statements) > SHORT:
+            return False
+        if request.read_only or request.call is not None or request.change is not None or _is_bulky(request):
+            return False
+        return self._node.engine.only_writes(request.texts) and not self._node.workers.expects(*request.texts)
 
     def _others(self, group: tuple[int, ...]) -> list[Request]:
         """Return the requests of a group up to the first that has to be executed on its own."""

@@ -5,6 +5,9 @@ waits for what it conflicts with, and is then executed again on what has become 
 happen" only when every attempt that it made is known to have ended so.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from bedrockish.api.requests import STRICT, Request
 from bedrockish.common.hlc import moved
 from bedrockish.core.coordinator import request as ticketing
@@ -17,6 +20,7 @@ from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import Attempt, Stage, Ticket
 from bedrockish.core.coordinator.revalidation import move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
+from bedrockish.core.coordinator.together import Together
 from bedrockish.core.protocol.effects import Execute
 from bedrockish.core.protocol.messages import Approve, Begin, Commit, Reason, Reject, ToldClock
 from bedrockish.core.protocol.records import FORGOTTEN, Prepared
@@ -46,28 +50,30 @@ class Coordinator:
         self.rollbacks = Rollbacks(state)
         self.clock_quorum = ClockQuorum(state)
         self.offers = Offers(state, staging)
+        self.together = Together(self.replies.tickets, self._execute)
         self.attempts: dict[Txid, Attempt] = {}
         self._behind: dict[int, Ticket] = {}  # those whose session has seen more than this node
 
     # -- a ticket's way --------------------------------------------------------------------------------------------
 
-    def submit(self, number: int, request: Request, *, once: bool = False) -> None:
-        """Take a request; ``once`` if it cannot be executed again."""
-        state = self.state
-        ticket = Ticket(number, request, state.now.seconds + request.timeout_s, once=once)
-        self.replies.tickets[number] = ticket
-        if state.trouble:
-            self.replies.finish(ticket, UnavailableError(state.trouble))
-            return
-        state.timer(request.timeout_s * 1000, "ticket_deadline", number)
-        self._start(ticket)
-
-    def _start(self, ticket: Ticket) -> None:
-        if self.state.has_seen(ticket.request.token):
-            self._execute(ticket)
-        else:
-            self._behind[ticket.number] = ticket
-            self.apply_queue.want(ticket.request.token.vector)
+    def submit(
+        self, number: int, request: Request, *, once: bool = False, others: Sequence[tuple[int, Request]] = ()
+    ) -> None:
+        """Take a request; ``once`` if it cannot be executed again. ``others`` came with it, and may share with it."""
+        state, ready = self.state, []
+        for each, asked in ((number, request), *others):
+            ticket = Ticket(each, asked, state.now.seconds + asked.timeout_s, once=once)
+            self.replies.tickets[each] = ticket
+            if state.trouble:
+                self.replies.finish(ticket, UnavailableError(state.trouble))
+                continue
+            state.timer(asked.timeout_s * 1000, "ticket_deadline", each)
+            if state.has_seen(asked.token):
+                ready.append(ticket)
+            else:
+                self._behind[each] = ticket
+                self.apply_queue.want(asked.token.vector)
+        self.together.start(ready)
 
     def settle(self) -> None:
         """Start the tickets whose session, and whose schema, this node has caught up with."""
@@ -81,6 +87,7 @@ class Coordinator:
                 self._execute(ticket)
 
     def _execute(self, ticket: Ticket) -> None:
+        ticket.is_free = False
         if self.checking.waits_for_schema(ticket):
             return
         if ticket.wants_clock and not ticket.once:
@@ -94,6 +101,7 @@ class Coordinator:
         ticket.move(Stage.EXECUTING)
         ticket.refused = None
         clock = self.state.tick() if ticket.wants_clock else 0
+        self.together.goes_first(ticket)
         self.state.emit(Execute(ticket.number, clock, self.replies.wait_queue.group(ticket)))
 
     def clock_wanted(self, number: int) -> None:
@@ -109,6 +117,12 @@ class Coordinator:
         if ticket is None or ticket.stage is not Stage.CLOCK:
             return
         self._execute_at(ticket) if ticket.read is None else self.checking.read(ticket, ticket.read)
+
+    def aside(self, number: int) -> None:
+        """A ticket is executed aside: nobody waits that long for it only because they came together."""
+        ticket = self.replies.tickets.get(number)
+        if ticket is not None:
+            self.together.part(ticket)
 
     def executed(self, number: int, prepared: Prepared) -> None:
         """Lead what was executed, or answer it if it only read."""
@@ -168,10 +182,12 @@ class Coordinator:
         clock = prepared.clock or state.tick()  # what its client was told, or a new one
         activates = activation_clock(state, ticket, prepared, clock)
         commands = (ticket.request.command, *(command for command, _ in prepared.joined))
+        ticket.writes = True
         ticket.footprint = claim(prepared.footprint, commands, prepared.kind, clock, activates)
         happened = state.happened(commands)
         if happened is not None:
-            self._happened(ticket, happened)
+            if not self._goes_alone(ticket, prepared):
+                self._happened(ticket, happened)
             return
         if self.replies.schema_barrier.holds_up(ticket, prepared, clock):
             self.replies.wait_queue.leave(ticket)
@@ -181,8 +197,11 @@ class Coordinator:
             self.replies.pause(ticket, 20)  # (a node that just started): a BEGIN now would be TOO OLD
             return
         ticket.refusal = ""
-        if not self._step_back(ticket, prepared):
+        hindrance = self._hindrance(ticket, prepared)
+        if hindrance is None:
             self._begin(ticket, prepared, clock, activates)
+        elif not self._goes_alone(ticket, prepared):
+            hindrance()
 
     def _refuse_write(self, ticket: Ticket) -> None:
         """Refuse what writes: this node may lead nothing."""
@@ -200,27 +219,38 @@ class Coordinator:
         else:
             self.replies.pause(ticket, 1)  # it may have to be applied first
 
-    def _step_back(self, ticket: Ticket, prepared: Prepared) -> bool:
-        """Test the transaction on ourselves; whether it has to wait."""
+    def _goes_alone(self, ticket: Ticket, prepared: Prepared) -> bool:
+        """Something is in the way of a transaction, and who came with its command need not wait for that: part them.
+
+        Return whether the ticket is executed again, since others had a part in what it was to begin.
+        """
+        if not self.together.part(ticket) or not prepared.joined:
+            return False
+        self._execute(ticket)
+        return True
+
+    def _hindrance(self, ticket: Ticket, prepared: Prepared) -> Callable[[], None] | None:
+        """Test the transaction on ourselves; return how it waits for what is in its way, or None if nothing is."""
         state, footprint = self.state, ticket.footprint
         assert footprint is not None
         found = next(state.commit_window.conflicts(footprint, prepared.base), None)
         if found is not None:
             # It is committed and not in the snapshot: execute it, with those behind it, on a newer one.
-            self.replies.pause(ticket, max(1, state.settings.schema_delay_ms * is_clock(found.key)))
-            return True
+            after_ms = max(1, state.settings.schema_delay_ms * is_clock(found.key))
+            return partial(self.replies.pause, ticket, after_ms)
+        queue = self.replies.wait_queue
         for found in state.pending.conflicts(footprint):
-            if found.other in self.rollbacks:
-                continue  # our own, given up: our BEGIN carries its rollback
-            self.state.counts["waited"] += 1
-            self.replies.wait_queue.wait(ticket, found.other)
-            return True
-        if self.replies.wait_queue.line_up(ticket, footprint):
-            return True
+            if found.other not in self.rollbacks:  # else our own, given up: our BEGIN carries its rollback
+                return partial(self._wait, ticket, found.other)
+        head = queue.head(ticket, footprint)
+        if head is not None:
+            return partial(queue.line_up, ticket, head)
         left_ms = self.replies.turns.left_ms(footprint)
-        if left_ms:
-            self.replies.wait_for_turn(ticket, left_ms)
-        return left_ms > 0
+        return partial(self.replies.wait_for_turn, ticket, left_ms) if left_ms else None
+
+    def _wait(self, ticket: Ticket, other: Txid) -> None:
+        self.state.counts["waited"] += 1
+        self.replies.wait_queue.wait(ticket, other)
 
     def _begin(self, ticket: Ticket, prepared: Prepared, clock: int, activates: int) -> None:
         state = self.state
@@ -247,11 +277,14 @@ class Coordinator:
         state.hold(transaction)
         approvals = {state.me: state.applied.get(state.me, 0)}
         attempt = Attempt(transaction, (ticket.number, *(one.number for one in joined)), state.now.seconds, approvals)
+        attempt.is_group = any(one.is_free for one in joined)
         self.attempts[txid] = attempt
         for one in (ticket, *joined):
             one.move(Stage.IN_FLIGHT)
             one.begun = txid.clock
             one.open.add(txid)
+        for one in joined:
+            one.attempts += 1
         state.counts["joined"] += len(joined)
         state.send_voters(Begin(transaction.body))
         self.replies.wait_queue.begun(ticket, transaction)
@@ -332,9 +365,15 @@ class Coordinator:
         for ticket in tickets:
             ticket.last, ticket.contested = lost or ticket.last, True
             ticket.rejections += 1
-        for ticket in tickets[:1]:
+        alone = [ticket for ticket in tickets[1:] if ticket.is_free]
+        if attempt.is_group:
+            self.together.shrink()
+        for ticket in (*tickets[:1], *alone):  # which of them was in another's way, nobody has said
+            ticket.is_free = False
             self.replies.pause(ticket, ticketing.retry_pause_ms(ticket, self.state.settings, self.state.draw()))
-            self.replies.wait_queue.stay(ticket, tickets[1:], attempt.transaction.txid)
+        if tickets:
+            others = [ticket for ticket in tickets[1:] if ticket not in alone]
+            self.replies.wait_queue.stay(tickets[0], others, attempt.transaction.txid)
 
     def _is_shared(self, attempt: Attempt) -> bool:
         """Whether somebody still waits for its approvals."""
@@ -400,6 +439,8 @@ class Coordinator:
         for ticket in self._tickets_of(attempt) if attempt is not None else ():
             assert attempt is not None
             self.replies.ended(ticket, attempt.transaction, commit=self.state.outcomes[txid])
+        if attempt is not None and attempt.is_group and known is not None:
+            self.together.grow()
         queue.released(txid, known.kind if known is not None else ROWS)
 
     def released(self, txid: Txid) -> None:

@@ -92,6 +92,8 @@ class Ticket:
         answer: what to answer when its schema change is in force.
         ahead: what was executed, while its pieces are on their way to a quorum.
         contested: it has waited for others, or was rejected for them.
+        writes: it has been led, or the driver knows that it writes.
+        is_free: it only came together with those whose transaction it shares, or may share: it need not wait for them.
         turn: seconds when it began to wait for its turn, if it pauses for that.
     """
 
@@ -118,13 +120,15 @@ class Ticket:
     answer: Answer | None = None
     ahead: Prepared | None = None
     contested: bool = False
+    writes: bool = False
+    is_free: bool = False
     turn: float | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has only statements, and has written: others can be executed after it in its transaction."""
+        """Whether it has only statements, and writes: others can be executed after it in its transaction."""
         request = self.request
-        return self.footprint is not None and not (
+        return self.writes and not (
             self.once or self.wants_clock or request.read_only or request.call or request.change
         )
 
@@ -149,7 +153,10 @@ class Ticket:
 
 @dataclass(slots=True)
 class Attempt:
-    """One transaction of ours in flight. ``counting`` ends when we give it up, or promise it to a recovery."""
+    """One transaction of ours in flight.
+
+    ``counting`` ends when we give it up, or promise it to a recovery. ``is_group``: of commands that came together.
+    """
 
     transaction: Transaction
     tickets: tuple[int, ...]  # whose: of the command, and of those that joined it
@@ -157,6 +164,7 @@ class Attempt:
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
     counting: bool = True
+    is_group: bool = False
 
     def lost_for(self) -> Reject | None:
         """Return a reject that names another transaction, if there is one."""

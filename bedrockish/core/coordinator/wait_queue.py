@@ -59,12 +59,14 @@ class WaitQueue:
         if self.heads.pop(number, None) is not None:
             self._head_keys.remove(number)
 
-    def line_up(self, ticket: Ticket, footprint: Footprint) -> bool:
-        """Let a ticket stay behind one that pauses and wants the same keys; False if there is none."""
+    def head(self, ticket: Ticket, footprint: Footprint) -> int | None:
+        """Return the number of another ticket that pauses and wants the same keys."""
         found = next(self._head_keys.conflicts(footprint, ticket.number), None)
-        if found is not None:
-            _queue(ticket, self.heads[found[0]].behind)
-        return found is not None
+        return None if found is None else found[0]
+
+    def line_up(self, ticket: Ticket, head: int) -> None:
+        """Let a ticket, and those behind it, stay behind one that pauses."""
+        _queue(ticket, self.heads[head].behind)
 
     def met(self, txid: Txid, footprint: Footprint) -> None:
         """A transaction has become pending here: who waits for its turn on these keys now waits for its end."""

@@ -24,11 +24,21 @@ class Submitted:
     """A client asked for something. ``ticket`` is the driver's name for whom to answer.
 
     ``once``: what the driver executes is the same each time; if it cannot be led as it is, it cannot be led.
+    ``others``: what came at the same moment, and may share a transaction with it: requests that are known to write
+    rows and nothing else, of the same isolation.
     """
 
     ticket: int
     request: Request
     once: bool = False
+    others: tuple[tuple[int, Request], ...] = ()
+
+
+@value
+class Aside:
+    """A request, with others behind it, is executed beside the loop, which may take long; ``Executed`` comes later."""
+
+    ticket: int
 
 
 @value
@@ -165,6 +175,7 @@ class Woken:
 
 Event = (
     Submitted
+    | Aside
     | Executed
     | ClockWanted
     | ClockSet

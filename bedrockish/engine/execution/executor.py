@@ -201,6 +201,13 @@ class Executor:
         """Return the first statement of a text, compiled and not run. Raises what ``Guard.compile`` says."""
         return self._compiled(sql)
 
+    def only_writes(self, sql: str) -> bool:
+        """Whether a text was run before, and writes rows, and neither sets anything nor asks for its transaction."""
+        known = self._texts.get(sql)
+        if known is None or "transaction_" in sql.lower():
+            return False
+        return all(piece.kind == WRITE and not piece.setting for piece in known)
+
     def pieces(self, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
         """Yield the compiled statements of a text with their parameters; each is to be run before the next is asked."""
         binder = Binder(statement.params)

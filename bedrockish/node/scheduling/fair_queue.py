@@ -21,6 +21,10 @@ class FairQueue(Generic[T]):
         self._queues.setdefault(owner, deque()).append(item)
         self._count += 1
 
+    def peek(self) -> T:
+        """Return what ``take`` would."""
+        return next(iter(self._queues.values()))[0]
+
     def take(self) -> T:
         """Take an item of the owner who has waited longest for a turn."""
         owner, queue = next(iter(self._queues.items()))

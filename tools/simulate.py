@@ -141,7 +141,8 @@ def _sum_up(total: Counter[str], failures: int, seconds: float, took: float) -> 
     print(f"transactions {total['commits']}, repeats {total['repeats']}, strict reads {total['strict reads']}")
     print(f"commands answered {total['answers']}, did not happen {total['errors']}, unknown {total['unknown']}")
     print("faults " + ", ".join(f"{name} {count}" for name, count in faults.items()))
-    print(f"recoveries {total['recoveries']}, adoptions {total['adoptions']}")
+    print(f"recoveries {total['recoveries']}, adoptions {total['adoptions']}", end="")
+    print(f"; commands that came together {total['came together']}, that shared a transaction {total['joined']}")
     members = {
         name.removeprefix("member "): count for name, count in sorted(total.items()) if name.startswith("member ")
     }

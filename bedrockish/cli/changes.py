@@ -39,11 +39,14 @@ def as_text(transaction: Committed) -> str:
     head = f"{leader}{tick} {transaction.at.isoformat(timespec='milliseconds')} cursor {transaction.cursor}"
     if transaction.joined:
         head += f" commands {', '.join((transaction.command, *transaction.joined))}"
-    return "\n".join([head, *map(_line, transaction.changes), *(f"    {text}" for text in transaction.statements)])
+    makers = transaction.makers if transaction.joined else (None,) * len(transaction.changes)
+    lines = map(_line, transaction.changes, makers)
+    return "\n".join([head, *lines, *(f"    {text}" for text in transaction.statements)])
 
 
-def _line(change: Change) -> str:
+def _line(change: Change, maker: str | None) -> str:
     def row(values: Row | None) -> str:
         return "nothing" if values is None else repr(values)
 
-    return f"    {change.op} {change.table}: {row(change.before)} -> {row(change.after)}"
+    by = f" by {maker}" if maker is not None else ""
+    return f"    {change.op} {change.table}: {row(change.before)} -> {row(change.after)}{by}"

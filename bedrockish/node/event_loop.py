@@ -441,7 +441,7 @@ class Runtime:
 
     async def _next(self) -> None:
         """Wait for something to do; always lets other tasks run."""
-        if self._inbox or self._asked or self._missed:
+        if self._inbox or self._ready or self._missed:
             self._missed = False
             await trio.lowlevel.checkpoint()
             return
@@ -457,6 +457,13 @@ class Runtime:
         finally:
             self._missed = self._missed or self._wake.is_set()
 
+    @property
+    def _ready(self) -> bool:
+        """Whether to execute what clients ask: what would only wait for the end of a sync is executed after it, with
+        what comes until then, for it can share a transaction with that.
+        """
+        return bool(self._asked) and not self._syncing
+
     async def _turn(self) -> None:
         """Step the core through what has arrived."""
         now = self._clocks.now()
@@ -464,9 +471,9 @@ class Runtime:
         self.core.state.batches = self.engine.batches
         until = time.monotonic() + TURN_S
         for number in range(min(len(self._inbox) + len(self._asked), TURN_MAX)):
-            if not (self._inbox or self._asked):
-                break  # several requests were one event
-            is_asked = self._asked and (number & 1 or not self._inbox)  # neither keeps the other waiting
+            is_asked = self._ready and (number & 1 or not self._inbox)  # neither keeps the other waiting
+            if not (is_asked or self._inbox):
+                break
             event = self._executions.take(self._asked) if is_asked else self._inbox.popleft()
             if self.watch.is_on:
                 self.watch.note(event)

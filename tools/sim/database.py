@@ -107,6 +107,12 @@ def wants_clock(request: Request) -> bool:
     return any(statement.sql in ("stamp", "clock") for statement in request.statements)
 
 
+def only_writes(request: Request) -> bool:
+    """Whether a request writes rows, whatever they are, and is told nothing of its transaction."""
+    writes = ("write", "delete", "add", "append", "note", "move", "total")
+    return any(statement.sql in writes for statement in request.statements) and not wants_clock(request)
+
+
 def _number(value: Any) -> int:
     return value if type(value) is int else 0
 

@@ -26,7 +26,7 @@ from bedrockish.node.cluster.starts import STARTS
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import MEMBERS, Txid
 from tools.sim.damage import Care
-from tools.sim.database import DivergedError, execute
+from tools.sim.database import DivergedError, execute, only_writes
 from tools.sim.disk import Disk, Image, Note
 from tools.sim.talks import NOTHING, Talks
 from tools.sim.waiting import Answerer, Waiter, again
@@ -66,6 +66,7 @@ class Machine:
         self.boot = 0
         self.let_in: set[str] = set()  # whom it has had a link with since it started
         self.inbox: deque[Event] = deque()
+        self.gathered: list[tuple[int, Request]] = []  # requests that came while it is busy
         self.waiters: dict[int, Waiter] = {}
         self.tickets = 0
         self.wall_offset_ms = self.luck.randint(-world.options.skew_ms, world.options.skew_ms)
@@ -130,6 +131,7 @@ class Machine:
         self.node = None
         self.down_since = self.world.now
         self.inbox.clear()
+        self.gathered.clear()
         self.waiters.clear()
         self.talks = Talks(self)
         self.syncing = self.turning = False
@@ -188,8 +190,26 @@ class Machine:
             return False
         self.tickets += 1
         self.waiters[self.tickets] = Waiter(request, answer, prepare)
-        self.post(on.Submitted(self.tickets, request, once))
+        gather_ms = self.world.options.gather_ms
+        if gather_ms and not once and prepare is None and only_writes(request):
+            if not self.gathered:
+                boot = self.boot
+                self.world.after(self.luck.expovariate(1000 / gather_ms), lambda: self._submit_gathered(boot))
+            self.gathered.append((self.tickets, request))
+        else:
+            self.post(on.Submitted(self.tickets, request, once))
         return True
+
+    def _submit_gathered(self, boot: int) -> None:
+        """Put before the core, as one event, what has come while it was busy: as far as its isolation is the same."""
+        if boot == self.boot:
+            asked, self.gathered = self.gathered, []
+            while asked:
+                isolation = asked[0][1].isolation
+                (ticket, request), *others = [one for one in asked if one[1].isolation == isolation]
+                asked = [one for one in asked if one[1].isolation != isolation]
+                self.world.counts["came together"] += len(others)
+                self.post(on.Submitted(ticket, request, others=tuple(others)), boot)
 
     def answer_when_durable(self, answerer: Answerer, answer: Answer | BedrockishError) -> None:
         """Give an answer that rests on nothing but what is written by now."""
@@ -335,6 +355,8 @@ class Machine:
         if wait_ms and not waited and waiter.prepare is None and request.change is None:
             boot = self.boot
             self.world.after(self.luck.expovariate(1000 / wait_ms), lambda: self._go_on(boot, ticket, clock))
+            if group:
+                following.append(on.Aside(ticket))
             return
         try:
             prepared = self._prepare(waiter, clock, self._others(group))

@@ -28,6 +28,7 @@ FAULTS = (
 )
 OLDER = 5  # what a seed leaves over, divided by 7, whose cluster begins a level below
 COMINGS = 3  # what a seed leaves over, divided by 11, in whose cluster nodes come as voters, and go, all the time
+GATHER_MS = (0.0, 0.0, 2.0, 20.0)
 VOTERS = (1, 3, 3, 3, 4, 5, 5, 6, 7, 7)
 
 
@@ -48,6 +49,7 @@ class Options:
         sync_ms: mean time of a disk's sync.
         wait_ms: mean time that an execution waits for a background worker, and for its snapshot; 0: none does.
         doubles: chance that a client sends a command to its node twice under the same id.
+        gather_ms: mean time for which a node gathers writes that it then executes together; 0: it does not.
         execute_ms: mean time of an execution; 0 runs it between two events, as the real driver does.
         duplicate, lose: chance that a message comes twice, or silently not at all.
         ordered: links keep their order, as TCP does.
@@ -90,6 +92,7 @@ class Options:
     sync_ms: float = 1.0
     wait_ms: float = 0.0
     doubles: float = 0.0
+    gather_ms: float = 0.0
     execute_ms: float = 0.0
     duplicate: float = 0.0
     lose: float = 0.0
@@ -165,6 +168,7 @@ def draw_options(seed: int) -> Options:
     options = draw_wide_options(seed) if seed % 2 else draw_hard_options(seed)
     if seed % 11 == COMINGS:
         options = options.with_(comings=0.8, changes_every_s=0.1, load_s=max(options.load_s, 3.0))
+    options = options.with_(gather_ms=Random(f"gather {seed}").choice(GATHER_MS))
     return options.with_(level=LEVEL - 1) if seed % 7 == OLDER else options
 
 

@@ -117,6 +117,7 @@ def smaller(options: Options) -> Iterator[Options]:
             "readers",
             "wait_ms",
             "doubles",
+            "gather_ms",
             "learners",
             "dead",
             "power_cut",

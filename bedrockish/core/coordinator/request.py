@@ -200,6 +200,7 @@ def make_transaction(
         rollbacks,
         activates,
         prepared.joined,
+        prepared.shares,
     )
 
 

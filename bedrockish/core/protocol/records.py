@@ -37,6 +37,7 @@ class Prepared:
         result: encoded results (see ``bedrockish.api.requests``).
         clock: what ``transaction_clock()`` gave in it, which is later than all in ``base``; 0 if it was not called.
         joined: the commands that were executed after it, on top of what it did, each with its encoded results.
+        shares: how many of the changes each of these commands made, itself first; empty if that cannot be told.
     """
 
     base: Vector
@@ -48,6 +49,7 @@ class Prepared:
     result: bytes
     clock: int = 0
     joined: tuple[tuple[str, bytes], ...] = ()
+    shares: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

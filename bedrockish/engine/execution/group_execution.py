@@ -7,6 +7,7 @@ before it are executed again without it, so nothing of it is left in what was ca
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from bedrockish.api.requests import SERIALIZABLE, Request, encode_results
@@ -74,6 +75,7 @@ def execute(
     executor.allow(budget_s)
     executor.capture.start()
     results: list[bytes] = []
+    ends = [0]  # how many changes there were after each
     try:
         for request in requests:
             scope.begin(request.command, 0, base)
@@ -81,9 +83,12 @@ def execute(
             if scope.named:  # what the journal says of the transaction is looked up by the id of its first command
                 raise _AloneError
             results.append(result)
+            ends.append(executor.capture.count)
+        can_tell = not executor.capture.blind  # what is done to tables that it cannot see is merged in the end
         prepared = executor.prepare_rows(gatherer, results[0], base, version, writes=True)
         joined = tuple((one.command, result) for one, result in zip(requests[1:], results[1:], strict=True))
-        prepared = replace(prepared, joined=joined)
+        shares = tuple(end - start for start, end in pairwise(ends)) if can_tell else ()
+        prepared = replace(prepared, joined=joined, shares=shares)
         check_size(prepared)
     except DamagedError:
         raise

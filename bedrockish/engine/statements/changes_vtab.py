@@ -7,6 +7,7 @@ indexes or tested before an entry is decoded; all else SQLite tests by itself.
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 import apsw
@@ -50,7 +51,7 @@ _OPS = {
 # Whether the bytes of a transaction have the table's name in them is tested without decoding it.
 _TESTS = {
     _CLOCK: "{clock} {op} ?{number}",
-    _COMMAND: "j.command {op} ?{number}",
+    _COMMAND: "(j.command = ?{number} OR j.seq IN (SELECT seq FROM bedrockish_joined WHERE command = ?{number}))",
     _TABLE: "j.kind = 'rows' AND instr(j.body, CAST(?{number} AS BLOB)) > 0",
 }
 _COSTS = {_CLOCK: 0.3, _COMMAND: 1e-6, _TABLE: 0.2}
@@ -154,15 +155,18 @@ class _Cursor:
             clock, origin, leader, tick, body, failure = row
             transaction = committed(Cursor(clock, origin), (leader, tick), decode_transaction(body), failure)
             head = (clock, origin)
-            middle = (transaction.command, clock_time(clock), leader, tick, transaction.kind)
+            middle = (clock_time(clock), leader, tick, transaction.kind)
+            makers = transaction.makers or repeat(None)
             joined = json.dumps(transaction.joined, ensure_ascii=False) if transaction.joined else None
-            for seq, change in enumerate(_parts(transaction)):
+            for seq, (change, maker) in enumerate(zip(_parts(transaction), makers, strict=False)):
+                command = maker or transaction.command
                 if isinstance(change, str) or change is None:
                     if only is None:
-                        yield (*head, seq, *middle, None, None, None, None, None, change, joined)
+                        yield (*head, seq, command, *middle, None, None, None, None, None, change, joined)
                 elif only is None or change.table == only:
                     images = (_json(change, change.before), _json(change, change.after))
-                    yield (*head, seq, *middle, change.op, change.table, self._key(change), *images, None, joined)
+                    key = self._key(change)
+                    yield (*head, seq, command, *middle, change.op, change.table, key, *images, None, joined)
 
     def _key(self, change: Change) -> Value:
         """Return the value of the row's key, or the values as JSON if there are several; after the change."""

@@ -119,12 +119,13 @@ class Committed:
         leader: who led it.
         place: its timeline and tick in the journal.
         command: the client's id of the command.
-        joined: the ids of further commands that were executed after it in the same transaction; which of them made
-            which change, the journal does not say.
+        joined: the ids of further commands that were executed after it in the same transaction.
         kind: ``rows``, ``schema`` or ``members``.
         changes: the rows that it changed, in the order in which it did, with the whole row before and after.
         statements: of a change of the schema; none if the data forbade them.
         after: what it had seen, as a vector.
+        makers: the id of the command that made each of ``changes``; None where several commands share a transaction
+            and it cannot be told (see ``Transaction.shares``).
     """
 
     cursor: Cursor
@@ -137,6 +138,7 @@ class Committed:
     changes: tuple[Change, ...]
     statements: tuple[str, ...]
     after: dict[str, int]
+    makers: tuple[str | None, ...] = ()
 
     @property
     def at(self) -> datetime:
@@ -213,13 +215,17 @@ class Feed:
     def _filter(self, found: Committed) -> Committed | None:
         if self._tables is None or found.kind != ROWS:
             return found
-        changes = tuple(change for change in found.changes if change.table.lower() in self._tables)
-        return replace(found, changes=changes) if changes else None
+        pairs = zip(found.changes, found.makers, strict=True)
+        kept = [pair for pair in pairs if pair[0].table.lower() in self._tables]
+        if not kept:
+            return None
+        return replace(found, changes=tuple(change for change, _ in kept), makers=tuple(maker for _, maker in kept))
 
 
 def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction, failure: str = "") -> Committed:
     """Return a transaction at its place in the journal as the feed gives it; ``failure``: of a schema change."""
     kind = transaction.kind
+    changes = tuple(decode_changes(transaction.changes)) if kind == ROWS else ()
     return Committed(
         cursor,
         cursor.clock,
@@ -228,7 +234,8 @@ def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction, 
         transaction.command,
         transaction.commands[1:],
         kind,
-        tuple(decode_changes(transaction.changes)) if kind == ROWS else (),
+        changes,
         tuple(decode_statements(transaction.changes)) if kind == SCHEMA and not failure else (),
         dict(transaction.base),
+        transaction.makers(len(changes)),
     )

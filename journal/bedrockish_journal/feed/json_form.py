@@ -25,10 +25,11 @@ def as_data(transaction: Committed) -> dict[str, Any]:
             {
                 "op": change.op,
                 "table": change.table,
+                "command": maker,
                 "before": record(change, change.before),
                 "after": record(change, change.after),
             }
-            for change in transaction.changes
+            for change, maker in zip(transaction.changes, transaction.makers, strict=True)
         ],
     }
 

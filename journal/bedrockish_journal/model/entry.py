@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import cbor2
 
+from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
@@ -138,3 +139,15 @@ def label_entry(prev: bytes, label: Label, transaction: Transaction) -> Entry:
     if type(prev) is not bytes or len(prev) != 32:
         raise EntryMalformedError("prev should be a hash of 32 bytes")
     return Entry(label.leader, label.tick, label.quorum, transaction, label.adopted_from, prev, label.packed)
+
+
+def wrong_shares(transaction: Transaction) -> str | None:
+    """Return what is wrong with what a transaction says of how many changes each of its commands made."""
+    if not transaction.shares:
+        return None
+    try:
+        count = len(decode_changes(transaction.changes))
+    except (EntryMalformedError, RecursionError, TypeError) as error:
+        return f"has changes that cannot be read: {error}"
+    said = sum(transaction.shares)
+    return None if said == count else f"says that its commands made {said} changes, and has {count}"

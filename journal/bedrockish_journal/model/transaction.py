@@ -91,6 +91,13 @@ def _list(value: object) -> list[object]:
     return value
 
 
+def _shares(value: object, commands: int) -> tuple[int, ...]:
+    found = tuple(_list(value))
+    if len(found) != commands or not all(type(count) is int and 0 <= count < CLOCK_READ_LIMIT for count in found):
+        raise EntryMalformedError(f"a transaction of {commands} commands should say how many changes each made")
+    return found  # type: ignore[return-value]
+
+
 def _joined(value: object) -> tuple[tuple[str, bytes], ...]:
     found = []
     for pair in _list(value):
@@ -125,6 +132,8 @@ class Transaction:
             versions have it.
         joined: further commands that were executed after ``command``, one after the other, in the same transaction:
             each with what its client is answered.
+        shares: how many of ``changes`` each of its commands made, in their order; empty if there is one command, or if
+            it cannot be told: earlier releases did not, and what several did to tables with VIRTUAL columns is merged.
         body: the canonical bytes of all of the above.
     """
 
@@ -142,6 +151,7 @@ class Transaction:
     rollbacks: tuple[Txid, ...] = ()
     activates: int = 0
     joined: tuple[tuple[str, bytes], ...] = ()
+    shares: tuple[int, ...] = ()
     body: bytes = field(repr=False, default=b"")
 
     def __post_init__(self) -> None:
@@ -152,6 +162,14 @@ class Transaction:
     def commands(self) -> tuple[str, ...]:
         """The ids of all its commands, in the order in which they were executed."""
         return (self.command, *(command for command, _ in self.joined))
+
+    def makers(self, count: int) -> tuple[str | None, ...]:
+        """Return the id of the command that made each of so many changes; None where it cannot be told."""
+        if not self.joined:
+            return (self.command,) * count
+        if not self.shares or sum(self.shares) != count:  # the latter is a broken leader's; "journal verify" names it
+            return (None,) * count
+        return tuple(name for name, share in zip(self.commands, self.shares, strict=True) for _ in range(share))
 
     def result_of(self, command: str) -> bytes:
         """Return what the client of one of its commands is answered, encoded."""
@@ -176,6 +194,7 @@ class Transaction:
                 [[clock, leader] for clock, leader in self.rollbacks],
                 *((self.activates,) if self.activates or self.joined else ()),
                 *(([[command, result] for command, result in self.joined],) if self.joined else ()),
+                *((self.shares,) if self.shares else ()),  # read by whom it concerns; 0.1.0 reads over it
             ]
         )
 
@@ -222,6 +241,7 @@ def decode_transaction(body: bytes) -> Transaction:
         raise EntryMalformedError(f"a transaction cannot be of kind {kind!r} or have fields that are not text")
     if type(changes) is not bytes or type(result) is not bytes:
         raise EntryMalformedError("changes and result of a transaction should be bytes")
+    joined = _joined(packed[15]) if len(packed) > 15 else ()
     return Transaction(
         Txid(clock, leader),
         check(base),
@@ -236,6 +256,7 @@ def decode_transaction(body: bytes) -> Transaction:
         result,
         tuple(check_txid(txid) for txid in _list(packed[13])),
         activates,
-        _joined(packed[15]) if len(packed) > 15 else (),
+        joined,
+        _shares(packed[16], 1 + len(joined)) if len(packed) > 16 else (),
         bytes(body),
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from bedrockish_journal.model.chain import Chains, Finding, Link
-from bedrockish_journal.model.entry import Entry, decode_entry
+from bedrockish_journal.model.entry import Entry, decode_entry, wrong_shares
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import MembershipSaid, read_membership
 from bedrockish_journal.model.transaction import MEMBERS
@@ -41,6 +41,12 @@ class Row(Link, Protocol):
     @property
     def repeat(self) -> int:
         """Whether it is a second label of a transaction applied already."""
+
+
+def _shares(entry: Entry, say: Say) -> Iterator[Finding]:
+    wrong = wrong_shares(entry.transaction)
+    if wrong is not None:
+        yield say("bytes", wrong)
 
 
 def quorum(voters: int) -> int:
@@ -165,6 +171,7 @@ class Audit:
             clock = entry.txid.clock
             self.adopted += entry.adopted_from is not None
             yield from self._columns(row, entry, say)
+            yield from _shares(entry, say)
             yield from self._label(entry, say)
             yield from self._causality(entry, say)
             yield from self._once(row, entry, say)

@@ -11,7 +11,7 @@ import cbor2
 
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Row, decode_changes, decode_statements
 from bedrockish_journal.model.clock import milliseconds
-from bedrockish_journal.model.entry import Label, decode_label
+from bedrockish_journal.model.entry import Label, decode_label, wrong_shares
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.footprint import Footprint, object_of
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid, decode_transaction
@@ -220,6 +220,9 @@ def _disagreement(row: Stored, label: Label, transaction: Transaction) -> str | 
     ):
         if said != hashed:
             return f"the row's {name} is {said!r}, but its body says {hashed!r}"
+    wrong = wrong_shares(transaction)
+    if wrong is not None:
+        return wrong
     stranger = label.leader if label.adopted_from is None else label.adopted_from
     if label.txid.leader != stranger:
         return f"its transaction was led by {label.txid.leader}, not by {stranger}"
@@ -230,7 +233,12 @@ def _changes(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     changes = context.unpack(row, decode_changes)
     head = _head(context, row)
     keys, before, after = context.wants("pk", "pk_after"), context.wants("before"), context.wants("after")
-    for place, change in enumerate(changes):
+    makers: tuple[str | None, ...] = (None,) * len(changes)
+    if context.wants("command"):
+        found = context.decoded(row)
+        if isinstance(found, Decoded):
+            makers = found.transaction.makers(len(changes))
+    for place, (change, maker) in enumerate(zip(changes, makers, strict=True)):
         if context.tables is not None and change.table not in context.tables:
             continue
         pk = pk_after = None
@@ -249,6 +257,7 @@ def _changes(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
             _CHANGE_TYPES.get(change.op, change.op),
             row_text(change.columns, change.before) if before else None,
             row_text(change.columns, change.after) if after else None,
+            maker,
         )
 
 
@@ -345,6 +354,7 @@ TABLES: dict[str, Table] = {
             "_change_type": "STRING",
             "before": "STRING",
             "after": "STRING",
+            "command": "STRING",
         },
         _changes,
         kind=ROWS,

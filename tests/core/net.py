@@ -54,6 +54,11 @@ class Net:
         place.script = (*place.script, request)
         self.play(name, "submit")
 
+    def ask_together(self, name: str, *requests: Request) -> None:
+        place = self.places[name]
+        place.script = (*place.script, *requests)
+        self.play(name, "submit all")
+
     def cut(self, one: str, other: str) -> None:
         self.cuts.add(frozenset((one, other)))
         self.flights = deque(flight for flight in self.flights if frozenset(flight[:2]) not in self.cuts)

@@ -106,6 +106,7 @@ EFFECTS: list[tuple[do.Effect, str]] = [
 PREPARED = Prepared({"A": 1}, 0, True, ROWS, Footprint(), b"", b"")
 EVENTS: list[tuple[on.Event, str]] = [
     (on.Submitted(7, Request("order-7", ())), "ticket 7 is submitted as command order-7"),
+    (on.Aside(7), "ticket 7 is executed aside"),
     (on.Executed(7, PREPARED), "ticket 7 reads at [1, 0, 0, 0, 0]"),
     (on.ClockWanted(7), "ticket 7 wants a transaction clock"),
     (on.ClockSet(False), "the clock only counts from now on"),

@@ -52,6 +52,7 @@ class TestNode:
             prepared.changes,
             prepared.result,
             joined=prepared.joined if shared else (),
+            shares=prepared.shares if shared else (),
         )
         entry = Entry(self.node, self.tick, {self.node: self.tick}, transaction, None, self.head)
         self.head = entry.hash

@@ -62,6 +62,43 @@ def test_each_sees_what_those_before_it_did(bank: TestNode) -> None:
     assert bank.tables() == before
 
 
+def test_what_each_changed_can_be_told_apart(bank: TestNode) -> None:
+    """Also where a trigger does it, and where one of them met no row."""
+    prepared = together(
+        bank,
+        *named(
+            ADD,
+            "UPDATE account SET balance = 0 WHERE id = 77",
+            "INSERT INTO account(id, owner, balance) VALUES (3, 'three', 0), (4, 'four', 0)",
+            ADD,
+        ),
+    )
+    assert prepared.shares == (1, 0, 2, 1)
+    assert len(decode_changes(prepared.changes)) == 4
+
+
+def test_what_is_merged_cannot_be_told_apart(bank: TestNode) -> None:
+    """Of tables with VIRTUAL columns only the rows at the end are known."""
+    prepared = together(bank, *named("INSERT INTO note(text) VALUES ('a')", "INSERT INTO note(text) VALUES ('b')"))
+    assert len(prepared.joined) == 1
+    assert prepared.shares == ()
+
+
+def test_a_text_is_known_to_write_when_it_was_run(bank: TestNode) -> None:
+    """And if it neither reads only, nor sets anything, nor asks for its transaction, nor changes the schema."""
+    insert = "INSERT INTO account(id, owner, balance) VALUES (?, ?, 0)"
+    assert not bank.engine.only_writes([ADD])
+    bank.prepare(ADD)
+    bank.prepare((insert, (7, "seven")))
+    bank.prepare("SELECT 1")
+    bank.prepare("CREATE TABLE more(x)")
+    bank.engine.scope.tick = lambda: 1
+    bank.prepare("UPDATE account SET owner = transaction_id() WHERE id = 2")
+    assert bank.engine.only_writes([ADD, insert])
+    for other in ("SELECT 1", "CREATE TABLE more(x)", "UPDATE account SET owner = transaction_id() WHERE id = 2"):
+        assert not bank.engine.only_writes([ADD, other])
+
+
 SOME: list[Sql] = [
     ADD,
     ("UPDATE account SET balance = balance - ? WHERE id = 2", (3,)),

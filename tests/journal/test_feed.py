@@ -99,7 +99,35 @@ def test_all_commands_of_a_transaction_are_told_to_people_and_programs(journal: 
     assert (as_data(found)["command"], as_data(found)["joined"]) == ("first", ["second", "third"])
     assert as_text(found).endswith(" cursor 15.C commands first, second, third")
     assert (alone.joined, as_data(alone)["joined"]) == ((), [])
+    assert alone.makers == (alone.command,) * len(alone.changes)
     assert "commands" not in as_text(alone)
+
+
+def test_each_change_is_told_with_the_command_that_made_it(journal: sqlite3.Connection) -> None:
+    """Also when other tables are left out; and nobody's name is made up where the journal does not say it."""
+    made = [Change(table, ("n",), INSERT, n, n, None, (n,)) for n, table in enumerate("abba")]
+
+    def commit(tick: int, shares: tuple[int, ...]) -> None:
+        shared = Transaction(
+            *(Txid(14 + tick, "C"), {}, 0, 0, 0, "first", "serializable", "rows", Footprint()),
+            *(encode_changes(made), b"", (), 0, (("second", b""), ("third", b"")), shares),
+        )
+        journal.execute(
+            "INSERT INTO bedrockish_journal VALUES (NULL, ?, 'C', 'C', ?, ?, 'rows', 0)", (14 + tick, tick, shared.body)
+        )
+
+    commit(1, (1, 2, 1))
+    commit(2, ())
+    commit(3, (1, 2, 2))
+    journal.execute("UPDATE bedrockish_meta SET value = 40")
+    found = [one for one in Feed().take(journal.execute(*Feed().question(100)).fetchall()) if one.joined]
+    assert [one.makers for one in found] == [("first", "second", "second", "third"), (None,) * 4, (None,) * 4]
+    assert [change["command"] for change in as_data(found[0])["changes"]] == ["first", "second", "second", "third"]
+    assert [line.rpartition(" by ")[2] for line in as_text(found[0]).splitlines()[1:]] == list(found[0].makers)
+    assert " by " not in as_text(found[1])
+    feed = Feed(tables=["A"])
+    only = [one for one in feed.take(journal.execute(*feed.question(100)).fetchall()) if one.joined]
+    assert [one.makers for one in only] == [("first", "third"), (None, None), (None, None)]
 
 
 def test_what_was_above_safe_time_comes_when_it_is_safe(journal: sqlite3.Connection) -> None:

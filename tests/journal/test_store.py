@@ -93,6 +93,16 @@ def test_each_of_several_commands_is_found(db: apsw.Connection) -> None:
     assert store.find_command(db, "third") is None
 
 
+@pytest.mark.parametrize("shares", [1, [1], [1, 2, 3], [1, -1], [1, "1"], [1, True], [1, 1.0], [0, 1 << 63]])
+def test_shares_that_are_no_counts_of_its_commands_are_refused(shares: object) -> None:
+    whole = replace(make("A", 1, 10).transaction, joined=(("second", b"two"),), shares=(3, 0), body=b"")
+    assert decode_transaction(whole.body) == whole
+    fields = cbor2.loads(whole.body)
+    fields[16] = shares
+    with pytest.raises(EntryMalformedError):
+        decode_transaction(cbor2.dumps(fields))
+
+
 @pytest.mark.parametrize("joined", [1, [1], [["a"]], [["a", "b"]], [[b"a", b"b"]], [["a", b"b", 1]]])
 def test_what_are_no_joined_commands_is_refused(joined: object) -> None:
     whole = replace(make("A", 1, 10).transaction, joined=(("second", b"two"),), body=b"")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bedrockish_journal.model.chain import check_run
-from bedrockish_journal.model.changes import Value
+from bedrockish_journal.model.changes import Value, decode_changes
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.storage import store
 from bedrockish_journal.verify.entry_rules import majority, quorum
@@ -192,6 +192,18 @@ def test_a_command_or_transaction_applied_twice_is_found(world: World) -> None:
     db.execute("DROP INDEX bedrockish_journal_command")
     tamper(world, "A", "UPDATE bedrockish_journal SET repeat = 0")
     assert {"txid", "command"} <= checks(world, "A") <= {"txid", "command", "columns"}  # a shared one among them
+
+
+def test_a_wrong_count_of_what_a_command_changed_is_found(world: World) -> None:
+    entry = joined_to(world, "one", "two")
+    count = len(decode_changes(entry.transaction.changes))
+
+    def claims(entry: Entry) -> Entry:
+        return replace(entry, transaction=replace(entry.transaction, shares=(count, 1), body=b""))
+
+    assert checks(world, "A") == set()
+    rewrite(world, "A", entry.leader, entry.tick, claims)
+    assert checks(world, "A") == {"bytes"}
 
 
 def joined_to(world: World, command: str, *joined: str, node: str = "A") -> Entry:

@@ -176,6 +176,16 @@ def test_changes_carry_rows_as_exact_text(tmp_path: Path) -> None:
     assert rows[1]["after"] == '{"id":8,"balance":{"$float":"inf"},"photo":null}'
 
 
+def test_each_change_names_the_command_that_made_it(tmp_path: Path) -> None:
+    world = World()
+    changes = encode_changes([Change("t", ("n",), INSERT, n, n, None, (n,)) for n in range(3)])
+    assert world.commit("A", touching("1"), changes=changes, command="alone")
+    assert world.commit("A", touching("2"), changes=changes, command="first", joined=("second",), shares=(1, 2))
+    assert world.commit("A", touching("3"), changes=changes, command="unsaid", joined=("too",))
+    rows = read(world.write(tmp_path)[0], table="changes")
+    assert [row["command"] for row in rows] == ["alone"] * 3 + ["first", "second", "second"] + [None] * 3
+
+
 VALUES = st.one_of(
     st.none(),
     st.integers(-(1 << 63), (1 << 63) - 1),

@@ -40,6 +40,7 @@ class Draft:
     changes: bytes = b""
     adopted_from: str | None = None
     joined: tuple[str, ...] = ()
+    shares: tuple[int, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -148,6 +149,7 @@ class World:
             transaction = Transaction(
                 draft.txid, draft.base, 0, 0, draft.config, draft.command, "serializable", draft.kind,
                 draft.footprint, draft.changes, b"", joined=tuple((command, b"") for command in draft.joined),
+                shares=draft.shares,
             )  # fmt: skip
             made[place] = Entry(
                 draft.leader, draft.tick, draft.quorum, transaction, draft.adopted_from,

@@ -93,6 +93,7 @@ class Explorer:
         links = [0] * self.n**2
         for name, place in places.items():
             place.eager = scope.eager and name not in scope.lazy
+            place.together = name in scope.together
             if name in scope.dead:
                 for receiver, message in [one for _ in place.script for one in place.play(("submit",))]:
                     if receiver not in scope.dead and receiver in self._linked(name):

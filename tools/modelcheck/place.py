@@ -86,6 +86,7 @@ class Place:
     Attributes:
         script: the requests that clients will make here, in order.
         eager: a write is durable at once; else by an event of its own.
+        together: all requests of the script come at one moment.
         node: the core; None when it is dead.
         tickets: the requests that wait for an answer.
         told: what clients were told here, by command; it is the world's knowledge and outlives the node.
@@ -107,6 +108,7 @@ class Place:
     taken: int = 0
     now: Now = STILL
     timed: bool = False
+    together: bool = False
 
     @property
     def core(self) -> Node:
@@ -142,7 +144,9 @@ class Place:
             case ("receive", str(peer), message):
                 self.step(Received(peer, message))  # type: ignore[arg-type]
             case ("submit",):
-                self._submit()
+                self._submit(1)
+            case ("submit all",):
+                self._submit(len(self.script) - self.taken)
             case ("part", str(peer)):
                 self.step(PeerDown(peer))
             case ("wake",):
@@ -192,7 +196,7 @@ class Place:
             return []
         core, found = self.node, list[tuple[object, ...]]()
         if self.taken < len(self.script):
-            found.append(("submit",))
+            found.append(("submit all",) if self.together else ("submit",))
         if self.disk.must_sync:
             found.append(("sync",))
         found += [("timer", name, subject) for name, subject in sorted(self.timers, key=repr)]
@@ -212,11 +216,14 @@ class Place:
         """Give the core one event and do what it asks."""
         self.perform(self.core.step(event, self.now))
 
-    def _submit(self) -> None:
-        request = self.script[self.taken]
-        self.taken += 1
-        self.tickets[self.taken] = request
-        self.step(Submitted(self.taken, request))
+    def _submit(self, count: int) -> None:
+        asked = []
+        for request in self.script[self.taken : self.taken + count]:
+            self.taken += 1
+            self.tickets[self.taken] = request
+            asked.append((self.taken, request))
+        (ticket, request), *others = asked
+        self.step(Submitted(ticket, request, others=tuple(others)))
 
     def perform(self, effects: Sequence[do.Effect]) -> None:
         """Do what the core asks, in order."""

@@ -48,6 +48,7 @@ class Scope:
         where: for some limits, the nodes at which it may happen; else all.
         which: the commands whose transactions may be suspected or given up; empty for all.
         eager: writes are durable at once (see the page for why that loses nothing); else by an event of their own.
+        together: nodes at which all requests come at one moment.
         lazy: nodes whose writes are durable by an event of their own, though those of the others are at once.
         ordered: links keep their order.
         settings: of all nodes.
@@ -66,6 +67,7 @@ class Scope:
     where: tuple[tuple[str, str], ...] = ()
     which: tuple[str, ...] = ()
     eager: bool = True
+    together: str = ""
     lazy: str = ""
     ordered: bool = True
     settings: Settings = STILL
@@ -217,6 +219,23 @@ SCOPES: dict[str, Scope] = {
         Limits(suspicions=1, heartbeats=3),
         where=at(suspicions="B"),
         settings=TIMED,
+    ),
+    "together-3": Scope(
+        "two that came together at A meet one of C; one of the groups may be given up",
+        3,
+        (("A", "P", "x"), ("A", "Q", "y"), ("C", "R", "y")),
+        Limits(rollbacks=1),
+        together="A",
+        endings=100,
+    ),
+    "together-restart-3": Scope(
+        "two that came together; A may restart, B recovers",
+        3,
+        (("A", "P", "x"), ("A", "Q", "y")),
+        Limits(suspicions=1, restarts=1),
+        where=at(restarts="A", suspicions="B"),
+        together="A",
+        endings=100,
     ),
     "meet-4": Scope("two that meet", 4, MEET, Limits()),
     "recover-4": Scope(

@@ -12,6 +12,7 @@ from tools.sim.faulty_single import SINGLE
 
 _State, _Voting, _Recovery, _Rollbacks = state.State, voter.Voting, recovery.Recovery, abort.Rollbacks
 _BALLOTS, _CLAUSES = "tests.core.test_ballots", "tests.core.test_judge:clauses_hold"
+_TOGETHER = "tests.core.test_together"
 _RETIRED = "tests.core.test_retired"
 _OTHER_BALLOT = " or round_.ballot != message.ballot"
 
@@ -348,6 +349,39 @@ MOMENTS: dict[str, Moment] = {
             (wait_queue.WaitQueue, "joined", "if len(found) < len(commands):", "if False:"),
         ),
         f"{_BALLOTS}:test_nobody_shares_a_transaction_that_is_not_there_any_more",
+    ),
+    "who came together waits together": Moment(
+        fault(
+            "nobody waits for what is in another one's way",
+            (coordinator.Coordinator, "_goes_alone", "again = bool(prepared.joined)", "return False"),
+        ),
+        f"{_TOGETHER}:test_what_is_in_the_way_of_one_holds_only_that_one",
+    ),
+    "a group turned down is led again as it was": Moment(
+        fault(
+            "of a group that was turned down each goes alone",
+            (coordinator.Coordinator, "_give_up", "if ticket.is_free]", "if False]"),
+        ),
+        f"{_TOGETHER}:test_a_group_that_is_turned_down_is_led_one_by_one_and_the_next_is_smaller",
+    ),
+    "who came together waits for a slow one": Moment(
+        fault(
+            "nobody waits for what is executed aside",
+            (coordinator.Coordinator, "aside", "self.together.part(ticket)", "pass"),
+        ),
+        f"{_TOGETHER}:test_one_that_is_executed_aside_keeps_nobody",
+    ),
+    "an id too old keeps those that came with it": Moment(
+        fault(
+            "only the command that was forgotten is told so",
+            (
+                coordinator.Coordinator,
+                "_lead",
+                "if not self._goes_alone(ticket, prepared):\n            self._happ",
+                "if True:\n            self._happ",
+            ),
+        ),
+        f"{_TOGETHER}:test_a_command_too_old_to_be_looked_up_keeps_nobody",
     ),
     **SINGLE,
 }

@@ -224,9 +224,10 @@ class Coordinator:
 
         Return whether the ticket is executed again, since others had a part in what it was to begin.
         """
-        if not self.together.part(ticket) or not prepared.joined:
+        again = bool(prepared.joined)
+        if not self.together.part(ticket, again=again) or not again:
             return False
-        self._execute(ticket)
+        self.together.shrink()
         return True
 
     def _hindrance(self, ticket: Ticket, prepared: Prepared) -> Callable[[], None] | None:
@@ -285,7 +286,8 @@ class Coordinator:
             one.open.add(txid)
         for one in joined:
             one.attempts += 1
-        state.counts["joined"] += len(joined)
+        state.counts["grouped"] += sum(one.is_free for one in joined)
+        state.counts["joined"] += sum(not one.is_free for one in joined)
         state.send_voters(Begin(transaction.body))
         self.replies.wait_queue.begun(ticket, transaction)
         self._count(attempt)

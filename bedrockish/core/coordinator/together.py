@@ -48,15 +48,18 @@ class Together:
         if any(other.is_free for other in self._behind(ticket)):
             self._leading[ticket.number] = ticket
 
-    def part(self, ticket: Ticket) -> bool:
-        """Let each that came together with a ticket go on alone; False if nobody did."""
+    def part(self, ticket: Ticket, *, again: bool = False) -> bool:
+        """Let each that came together with a ticket go on alone; False if nobody did.
+
+        ``again``: execute the ticket, too, and before them.
+        """
         if self._leading.pop(ticket.number, None) is None:
             return False
         free = [other for other in self._behind(ticket) if other.is_free]
         ticket.behind = deque(other.number for other in self._behind(ticket) if not other.is_free)
-        for other in free:
-            other.is_free = False
-            self._execute(other)
+        for one in (ticket, *free) if again and free else free:
+            one.is_free = False
+            self._execute(one)
         return bool(free)
 
     def settle(self) -> None:
@@ -70,7 +73,7 @@ class Together:
         self.size = min(SIZE_MAX, self.size + 1)
 
     def shrink(self) -> None:
-        """A group was turned down."""
+        """A group was turned down, here or by others."""
         self.size = max(1, self.size // 2)
 
     def _behind(self, ticket: Ticket) -> list[Ticket]:

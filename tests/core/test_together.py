@@ -1,0 +1,217 @@
+"""Commands that come at the same moment share a transaction, and none pays for another one."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from bedrockish.api.requests import SNAPSHOT, Request, Statement, Token
+from bedrockish.core.coordinator.together import SIZE_MAX
+from bedrockish.core.protocol.events import Aside, Event
+from bedrockish.core.protocol.messages import Begin
+from bedrockish.core.protocol.records import FORGOTTEN
+from bedrockish.core.state.certifier import Conflict, command_key
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import Transaction, Txid
+from tests.core.net import Net, add
+from tests.core.test_shared_transactions import journal, value
+
+ROWS = "pqrstuvw"
+
+
+def some(count: int) -> list[Request]:
+    """Return commands that have nothing to do with each other."""
+    return [add(f"c{number}", ROWS[number]) for number in range(count)]
+
+
+def commands(net: Net) -> list[tuple[str, ...]]:
+    return [one.commands for one in journal(net)]
+
+
+def size(net: Net, name: str = "A") -> int:
+    return net.places[name].core.coordinator.together.size
+
+
+def begins(net: Net) -> int:
+    return sum(isinstance(message, Begin) for _, _, message in net.said)
+
+
+def test_they_share_one_round_of_votes_and_each_has_its_answer() -> None:
+    net = Net("ABC")
+    net.ask_together("A", *some(5))
+    net.run(1.0)
+    assert commands(net) == [("c0", "c1", "c2", "c3", "c4")]
+    assert net.told("A") == {f"c{number}": "A1" for number in range(5)}
+    assert [value(net, "C", ROWS[number]) for number in range(5)] == [1] * 5
+    assert begins(net) == 2
+
+
+def test_one_that_comes_alone_is_alone() -> None:
+    net = Net("ABC")
+    for request in some(3):
+        net.ask("A", request)
+    net.run(1.0)
+    assert sorted(commands(net)) == [("c0",), ("c1",), ("c2",)]
+
+
+def test_what_is_in_the_way_of_one_holds_only_that_one() -> None:
+    """Another leader's transaction on one of their rows is approved here and does not end: the others do not wait."""
+    net = Net("ABC")
+    net.ask("B", add("other", ROWS[1]))
+    begin = [flight for flight in net.flights if isinstance(flight[2], Begin) and flight[1] == "A"]
+    net.flights.clear()
+    net.play("A", "receive", "B", begin[0][2])
+    net.flights.clear()  # B never hears that A approves
+    net.ask_together("A", *some(3))
+    net.deliver()
+    assert net.told("A") == {"c0": "A1", "c2": "A2"}
+    net.run(20.0)
+    assert {value(net, name, ROWS[1]) for name in "ABC"} == {2}
+    assert net.told("A").keys() == {"c0", "c1", "c2"}
+
+
+def test_a_group_that_is_turned_down_is_led_one_by_one_and_the_next_is_smaller() -> None:
+    """B's transaction is at C before A's group: which of the group it met, the reject does not say for sure."""
+    net = Net("ABC")
+    net.ask("B", add("other", ROWS[1]))
+    net.ask_together("A", *some(4))
+    assert size(net) == SIZE_MAX
+    net.run(5.0)
+    assert size(net) == SIZE_MAX // 2
+    assert all(len(one) == 1 for one in commands(net))
+    assert len(commands(net)) == 5
+    assert value(net, "C", ROWS[1]) == 2
+    net.ask_together("A", *(add(f"d{number}", ROWS[number]) for number in range(4)))
+    net.run(1.0)
+    assert commands(net)[-1] == ("d0", "d1", "d2", "d3")
+    assert size(net) == SIZE_MAX // 2 + 1
+
+
+def test_more_than_a_group_takes_are_several() -> None:
+    net = Net("ABC")
+    net.places["A"].core.coordinator.together.size = 2
+    net.ask_together("A", *some(5))
+    net.run(1.0)
+    assert sorted(map(len, commands(net))) == [1, 2, 2]
+
+
+def test_one_that_fails_is_told_its_own_error() -> None:
+    net = Net("ABC")
+    poor = Request("poor", (Statement("move", ["x", "y", 9]),))
+    one, two, three, four = some(4)
+    net.ask_together("A", one, two, poor, three, four)
+    net.run(1.0)
+    assert net.told("A")["poor"] == "did not happen"
+    assert sorted(sum(commands(net), ())) == ["c0", "c1", "c2", "c3"]
+    assert [value(net, "B", ROWS[number]) for number in range(4)] == [1] * 4
+
+
+def test_the_first_that_fails_lets_the_others_share() -> None:
+    net = Net("ABC")
+    net.ask_together("A", Request("poor", (Statement("move", ["x", "y", 9]),)), *some(3))
+    net.run(1.0)
+    assert net.told("A")["poor"] == "did not happen"
+    assert commands(net) == [("c0", "c1", "c2")]
+
+
+def test_a_command_too_old_to_be_looked_up_keeps_nobody() -> None:
+    """Its id is older than what the journal reaches back to; the others are led, at once."""
+    for where in range(3):
+        _among_others(where)
+
+
+def _among_others(where: int) -> None:
+    net = Net("ABC")
+    old = "0" * 32
+    state = net.places["A"].core.state
+    happened = state.happened
+
+    def forgets(commands: Iterable[str], own: Txid | None = None) -> Conflict | None:
+        return Conflict(FORGOTTEN, command_key(old)) if old in commands else happened(commands, own)
+
+    state.happened = forgets  # type: ignore[method-assign]
+    requests = some(2)
+    requests.insert(where, add(old, "z"))
+    net.ask_together("A", *requests)
+    net.deliver()
+    assert net.told("A").keys() == {"c0", "c1", old}
+    assert net.told("A")[old] != "A1"
+
+
+def test_the_same_command_twice_in_one_moment_happens_once() -> None:
+    net = Net("ABC")
+    net.ask_together("A", add("twice", "x"), add("twice", "x"), add("once", "y"))
+    net.run(1.0)
+    assert (value(net, "B", "x"), value(net, "B", "y")) == (1, 1)
+    assert set(net.told("A")) == {"twice", "once"}
+
+
+def test_other_isolation_is_another_transaction() -> None:
+    net = Net("ABC")
+    one, two, three = some(3)
+    net.ask_together("A", one, replace(two, isolation=SNAPSHOT), three)
+    net.run(1.0)
+    assert set(commands(net)) == {("c0", "c2"), ("c1",)}
+
+
+def test_one_whose_session_has_seen_more_waits_alone() -> None:
+    net = Net("ABC")
+    one, two, three = some(3)
+    net.cut("A", "B")
+    net.cut("B", "C")
+    net.ask_together("A", replace(one, token=Token({"B": 1}, 1), timeout_s=0.5), two, three)
+    net.deliver()
+    assert net.told("A") == {"c1": "A1", "c2": "A1"}
+    net.run(3.0)
+    assert net.told("A")["c0"] == "did not happen"
+
+
+def test_one_that_is_executed_aside_keeps_nobody() -> None:
+    """The driver finds out that the first takes long: those that came with it go on."""
+    net = Net("ABC")
+    place = net.places["A"]
+    execute, slow = place._execute, list[int]()
+
+    def run(ticket: int, group: tuple[int, ...]) -> Event:
+        if group and not slow:
+            slow.append(ticket)
+            return Aside(ticket)
+        return execute(ticket, group)
+
+    place._execute = run  # type: ignore[method-assign]
+    net.ask_together("A", *some(3))
+    net.run(1.0)
+    assert slow
+    assert sorted(commands(net)) == [("c1",), ("c2",)]
+
+
+def test_a_client_whose_time_is_over_before_they_are_led_takes_nobody_along() -> None:
+    net = Net("ABC")
+    net.cut("A", "B")
+    net.cut("A", "C")
+    one, two, three = some(3)
+    net.ask_together("A", replace(one, timeout_s=0.3), two, replace(three, timeout_s=0.3))
+    net.run(3.0)
+    assert "c1" not in net.told("A")
+    net.mend("A", "B")
+    net.mend("A", "C")
+    net.run(5.0)
+    assert net.told("A")["c1"] in {"A1", "A2", "A3"}
+    assert value(net, "B", ROWS[1]) == 1
+
+
+def test_a_group_belongs_to_nobody_who_is_not_a_voter() -> None:
+    """Each is told where to write."""
+    net = Net("AB", learners="L")
+    net.ask_together("L", *some(3))
+    net.run(1.0)
+    assert set(net.told("L").values()) == {"did not happen"}
+
+
+def test_who_made_which_change_is_in_the_transaction() -> None:
+    """As the driver said, and only with joined commands."""
+    shared = Transaction(
+        *(Txid(5, "A"), {}, 0, 0, 0, "one", "serializable", "rows", Footprint(), b"", b""),
+        joined=(("two", b""),),
+        shares=(2, 1),
+    )
+    assert shared.makers(3) == ("one", "one", "two")
+    assert shared.makers(4) == (None,) * 4

@@ -7,7 +7,6 @@ what else the machine is busy with.
 """
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -24,25 +23,17 @@ STEPS = 20  # statements in one transaction
 WARM = 50
 
 
-def seconds_of(process: int) -> float:
-    """Return how much of a processor a process has used, in seconds."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 class Meter:
     """Prints what calls cost."""
 
     def __init__(self, cluster: LocalCluster, calls: int) -> None:
-        process = cluster.nodes[0].process
-        assert process is not None
-        self._node, self._calls = process.pid, calls
+        self._node, self._calls = cluster.nodes[0], calls
 
     def measure(self, what: str, call: Callable[[int], object], each: int = 1) -> None:
         """Make calls, and print what each of them, or of ``each`` parts of them, costs."""
         for number in range(WARM // each + 1):
             call(-number - 1)
-        own, node = time.process_time(), seconds_of(self._node)
+        own, node = time.process_time(), self._node.processor_s()
         for number in range(self._calls // each):
             call(number)
         self._print(what, own, node)
@@ -51,14 +42,14 @@ class Meter:
         """As ``measure``, in a loop."""
         for number in range(WARM):
             await call(-number - 1)
-        own, node = time.process_time(), seconds_of(self._node)
+        own, node = time.process_time(), self._node.processor_s()
         for number in range(self._calls):
             await call(number)
         self._print(what, own, node)
 
     def _print(self, what: str, own: float, node: float) -> None:
         each = 1e6 / self._calls
-        mine, nodes = (time.process_time() - own) * each, (seconds_of(self._node) - node) * each
+        mine, nodes = (time.process_time() - own) * each, (self._node.processor_s() - node) * each
         print(f"{what:45} client {mine:6.0f} us, node {nodes:6.0f} us", flush=True)
 
 

@@ -5,6 +5,7 @@ Only processes that were started here are ever stopped, and all of them are when
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -108,6 +109,15 @@ class LocalNode:
         self.process.kill()
         self.process.wait()
 
+    def processor_s(self) -> float:
+        """Return how much of a processor it has used, in seconds; not a number where the system does not tell it."""
+        assert self.process is not None
+        told = Path(f"/proc/{self.process.pid}/stat")
+        if not told.exists():
+            return math.nan
+        fields = told.read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def last_words(self) -> str:
         """Return the end of the log."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
@@ -138,6 +148,10 @@ class LocalCluster:
         ports = [port for port in free_ports(2 * len(self.nodes)) if port not in taken]
         for node, port in zip(self.nodes, ports, strict=False):
             node.http_port = port
+
+    def processor_s(self) -> float:
+        """Return how much of a processor the running nodes have used, in seconds."""
+        return sum(node.processor_s() for node in self.nodes if node.is_running)
 
     def url(self, first: int | None = None, *, only: bool = False, options: str = "") -> str:
         """Return the URL of the cluster, beginning with one of its nodes, or of that node alone."""

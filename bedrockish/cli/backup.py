@@ -1,4 +1,4 @@
-"""``bedrockish backup``: a consistent copy of a running node's file, and the drill that it can be restored."""
+"""``bedrockish backup``: a copy of a running node's file, a directory that is kept up to it, and a drill."""
 
 import json
 import sys
@@ -30,14 +30,15 @@ class BackupGroup(click.Group):
 @click.group(
     cls=BackupGroup,
     invoke_without_command=False,
-    subcommand_metavar="[URL] FILE | verify FILE",
+    subcommand_metavar="[URL] FILE | follow [URL] DIRECTORY | verify FILE",
     context_settings={"ignore_unknown_options": True},
 )
 def backup() -> None:
-    """Copy the file of a node at URL, as it is now, to the new FILE; clients go on meanwhile. Or verify such a FILE.
+    """Copy the file of a node at URL, as it is now, to the new FILE; clients go on meanwhile.
 
     FILE is a SQLite database with all tables and the whole journal: 'bedrockish restore' makes a database of it, as of
-    any moment that is in it.
+    any moment that is in it. Other ways: keep a directory up to what is committed, or prove that a FILE can be
+    restored.
     """
 
 
@@ -50,6 +51,24 @@ def copy(url: str, file: Path) -> None:
 
     size = trio.run(back_up, url, file)
     click.echo(f"{file}: {size} bytes")
+
+
+@backup.command("follow", cls=UrlCommand)
+@url_argument
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--every", callback=duration, default="1d", show_default=True, metavar="AGE", help="Between snapshots.")
+@click.option("--keep", callback=duration, metavar="AGE", help="How far back a restore must go; by default, for ever.")
+@click.option("--once", is_flag=True, help="Come up to what is safe now, and end; for cron.")
+def follow_cluster(url: str, directory: Path, every: float, keep: float | None, once: bool) -> None:
+    """Keep a continuous backup in DIRECTORY: a snapshot, and all that is committed after it as it becomes safe.
+
+    'bedrockish restore --from DIRECTORY' makes a database of any moment since. It may be killed at any time, and goes
+    on where it was; what nodes no longer have by then is bridged by a new snapshot.
+    """
+    from bedrockish.transfer.continuous import Plan, follow
+
+    assert every is not None, "there is a default"
+    trio.run(lambda: follow(url, directory, Plan(every, keep), click.echo, once=once))
 
 
 @backup.command("verify")

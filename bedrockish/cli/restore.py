@@ -9,11 +9,18 @@ import click
 from bedrockish.cli.journal import FILE, load_plugins, moment_option
 from bedrockish_journal.model.moment import Moment, time_text
 from bedrockish_journal.model.vector import format_vector
+from bedrockish_journal.verify.restore import choose
 from bedrockish_journal.verify.restore import restore as restore_files
 
 
 @click.command()
-@click.option("--from", "backup", type=FILE, required=True, help="The backup, or any copy of a node's file.")
+@click.option(
+    "--from",
+    "backup",
+    type=FILE,
+    required=True,
+    help="The backup, any copy of a node's file, or the directory of a continuous backup.",
+)
 @click.option("--to", "target", type=FILE, required=True, help="The database file to write; must not exist.")
 @moment_option("--at")
 @click.option("--journal", "journals", type=FILE, multiple=True, help="A younger backup or file of a node; repeatable.")
@@ -23,10 +30,14 @@ def restore(
 ) -> None:
     """Write a plain SQLite database with what the cluster held at a moment; found a new cluster with it.
 
-    A backup can go back as far as its journal does. To go on from an older one, give that with --from, and with
-    --journal the file of any node, or a younger backup, whose journal has what came after it.
+    A backup can go back as far as its journal does; a continuous one has all moments since it began. To go on from an
+    older one, give that with --from, and with --journal the file of any node, or a younger backup, whose journal has
+    what came after it.
     """
     began = time.monotonic()
+    if backup.is_dir():
+        backup, segments, until = choose(backup, until)
+        journals = (*segments, *journals)
     report = restore_files(
         backup, target, journals=journals, until=until, progress=_progress, prepare=load_plugins(plugins)
     )

@@ -95,19 +95,22 @@ def check_whole(sources: Sequence[Source], beginning: Beginning) -> None:
     """Refuse journals that lack what comes after a beginning.
 
     Raises:
-        JournalPrunedError: it was removed in all of them.
+        JournalPrunedError: some of it was removed in all of them.
     """
-    begins: dict[str, tuple[int, str]] = {}  # timeline -> the least that was removed of it in any file that has some
+    spans: dict[str, list[tuple[int, int, str]]] = {}  # timeline -> after which tick a file begins, and where it ends
     for path, db in sources:
-        removed = marks(db)
-        for leader in applied(db):
-            tick = removed[leader].tick if leader in removed else 0
-            begins[leader] = min(begins.get(leader, (tick, path)), (tick, path))
+        has, removed = applied(db), {leader: mark.tick for leader, mark in marks(db).items()}
+        for leader in {*has, *removed}:
+            begins = removed.get(leader, 0)
+            spans.setdefault(leader, []).append((begins, max(begins, has.get(leader, 0)), path))
     start = beginning.applied
-    for leader, (tick, path) in sorted(begins.items()):
-        if tick > start.get(leader, 0):
-            hint = _WHOLE if beginning.source is None else _OLDER
-            raise JournalPrunedError(path, leader, start.get(leader, 0) + 1, tick + 1, hint)
+    for leader in sorted(spans):
+        reached = start.get(leader, 0)
+        for begins, ends, path in sorted(spans[leader]):
+            if begins > reached:
+                hint = _WHOLE if beginning.source is None else _OLDER
+                raise JournalPrunedError(path, leader, reached + 1, begins + 1, hint)
+            reached = max(reached, ends)
 
 
 def check_related(sources: Sequence[Source], beginning: Beginning) -> None:

@@ -155,7 +155,9 @@ def replay(
             draw = draws(seed) if order == RANDOM else lambda: 0.0
             entries = interleave(_timelines(sources, beginning.applied), draw, beginning.applied)
         check_related(sources, beginning)
-        check_whole(sources[:1] if base is None and order == JOURNAL else sources[: len(paths)], beginning)
+        check_whole(sources[: len(paths)], beginning)
+        if base is None and order == JOURNAL:
+            check_whole(sources[:1], beginning)
         if until is not None:
             check_reached(sources, until)
         rebuild = _rebuild(file, sources, beginning, until, entries, progress, prepare)

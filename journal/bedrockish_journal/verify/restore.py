@@ -2,13 +2,57 @@
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from bedrockish_journal.model.errors import MomentError
+from bedrockish_journal.model.errors import FileMissingError, MomentError
 from bedrockish_journal.model.moment import Moment, time_text
+from bedrockish_journal.model.vector import covers
+from bedrockish_journal.storage.segment import ends
 from bedrockish_journal.storage.store import applied, open_readonly
-from bedrockish_journal.verify.beginning import latest
+from bedrockish_journal.verify.beginning import latest, safe_clock
 from bedrockish_journal.verify.replay import Prepare, Report, replay
 from bedrockish_journal.verify.tables import why_not_whole
+
+SNAPSHOTS, SEGMENTS = "snapshot-??????.db", "journal-??????.db"
+"""What the files of a continuous backup are called, in its directory."""
+
+
+def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment | None]:
+    """Return what a continuous backup has for a moment: a snapshot, the segments to go on with, and the moment.
+
+    Without a moment that is the last one up to which the directory is complete.
+
+    Raises:
+        FileMissingError: there is no snapshot in the directory.
+    """
+    snapshots, segments = sorted(folder.glob(SNAPSHOTS)), sorted(folder.glob(SEGMENTS))
+    if not snapshots:
+        raise FileMissingError(
+            str(folder), f"{folder} has no snapshot in it; name a file, or what 'bedrockish backup follow' has written"
+        )
+    safe = {path: _standing(path)[0] for path in segments}
+    last = max(safe.values(), default=0)
+    until = until or (Moment("the end", clock=last) if last else None)
+    fitting = [path for path in snapshots if until is None or until.includes(*_standing(path)[1:])]
+    snapshot = fitting[-1] if fitting else snapshots[0]
+    needed = list[Path]()
+    for path in segments:
+        needed.append(path)
+        if until is not None and until.clock is not None and safe[path] >= until.clock:
+            break
+    has = _standing(snapshot)[1]
+    # The last one says that it is complete up to there, if it has nothing else.
+    later = [path for path in needed[:-1] if not covers(has, _standing(path)[1])]
+    return snapshot, later + needed[-1:], until
+
+
+def _standing(path: Path) -> tuple[int, dict[str, int], int]:
+    """Return up to which clock a file is complete, where it ends, and its latest clock."""
+    db = open_readonly(path)
+    try:
+        return safe_clock(db), {leader: tick for leader, (tick, _) in ends(db).items()}, latest(db)
+    finally:
+        db.close(True)
 
 
 def restore(

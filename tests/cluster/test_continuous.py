@@ -1,0 +1,132 @@
+"""A continuous backup of a real cluster: killed and gone on with, at any node, every moment of it can be restored."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.client.feed import Changes
+from bedrockish.transfer.continuous import numbered, too_old
+from bedrockish_journal.verify.replay import digest
+from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
+from tests.cluster.story import PATIENT, all_safe, ready, until
+from tests.cluster.test_pruning import cluster as forgetful
+from tests.cluster.test_pruning import removable
+from tests.cluster.test_restore import command, rows_at, rows_of, write
+from tools.cluster import LocalCluster, clean_environment
+
+pytestmark = pytest.mark.cluster
+short = forgetful  # a cluster that keeps little for the protocol's own sake
+
+
+@contextmanager
+def following(url: str, folder: Path, *options: str) -> Iterator[None]:
+    """Follow in another process, which gets a SIGKILL at the end."""
+    program = [sys.executable, "-m", "bedrockish.cli.main", "backup", "follow", url, str(folder), *options]
+    with (folder.parent / "follow.log").open("a") as log:
+        running = subprocess.Popen(program, stdout=log, stderr=log, env=clean_environment())
+        try:
+            yield
+            assert running.poll() is None, (folder.parent / "follow.log").read_text()
+        finally:
+            running.kill()
+            running.wait()
+
+
+async def snapshots(folder: Path, count: int) -> None:
+    async def there() -> bool:
+        return len(numbered(folder, SNAPSHOTS)) >= count
+
+    await until(f"{count} snapshots", there)
+
+
+async def test_every_moment_since_it_began(cluster: LocalCluster, tmp_path: Path) -> None:
+    await ready(cluster)
+    folder, new = tmp_path / "kept", tmp_path / "new.db"
+    async with open_client(cluster.url(options=PATIENT)) as client:
+        await client.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT)")
+        async with trio.open_nursery() as nursery:
+            for index in range(3):
+                nursery.start_soon(write, cluster, index, range(100 * (index + 1), 100 * (index + 1) + 60))
+            for number in range(4):  # killed, and begun again at another node
+                with following(cluster.url(number % 3), folder, "--every", "2s"):
+                    await snapshots(folder, number + 1)
+                    await trio.sleep(0.5)
+                if number == 1:
+                    await client.execute("ALTER TABLE account ADD COLUMN state TEXT DEFAULT 'new'")
+        await client.execute("DELETE FROM account")
+        await all_safe(cluster)
+        command("backup", "follow", cluster.url(2, only=True), folder, "--once")
+        feed = [one async for one in Changes(client, follow=False)]
+    for one in (*feed[3 :: len(feed) // 6], feed[-2]):
+        command("restore", "--from", folder, "--to", new, "--at", one.clock)
+        assert rows_of(new) == rows_at(feed, one.clock)
+        new.unlink()
+    # The oldest snapshot with all segments is as good as the newest one.
+    newest = numbered(folder, SNAPSHOTS)
+    command("restore", "--from", folder, "--to", new)
+    for path in newest[1:]:
+        path.unlink()
+    command("restore", "--from", folder, "--to", tmp_path / "same.db")
+    assert digest(new) == digest(tmp_path / "same.db")
+    assert rows_of(new) == {}
+    told = command("backup", "follow", cluster.url(), tmp_path / "new.db", "--once", status=2)
+    assert "is a file" in told
+
+
+async def test_what_nodes_no_longer_have_is_bridged_by_a_snapshot(short: LocalCluster, tmp_path: Path) -> None:
+    await ready(short)
+    folder, new = tmp_path / "kept", tmp_path / "new.db"
+    async with open_client(short.url(options=PATIENT)) as client:
+        await client.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT)")
+        await all_safe(short)
+        assert "snapshot-000001.db" in command("backup", "follow", short.url(), folder, "--once")
+        await write(short, 0, range(1, 20))
+        await removable(client)
+        command("journal", "prune", short.url(), "--older-than", "0s")
+        assert "making a snapshot" in command("backup", "follow", short.url(), folder, "--once")
+        await write(short, 1, range(20, 30))
+        await all_safe(short)
+        command("backup", "follow", short.url(), folder, "--once")
+        feed = [one async for one in Changes(client, str((await client.execute(LAST)).value()), follow=False)]
+    command("restore", "--from", folder, "--to", new)
+    assert sorted(rows_of(new)) == list(range(1, 30))
+    assert feed
+    numbers = [path.name[-9:-3] for path in (*numbered(folder, SNAPSHOTS), *numbered(folder, SEGMENTS))]
+    assert numbers == ["000001", "000002"] * 2
+    assert too_old(folder, time.time() - 3_600) == []
+    assert {path.name for path in too_old(folder, time.time())} >= {"snapshot-000001.db"}
+
+
+LAST = "SELECT max(clock) || '.' || origin FROM bedrockish_pruned"
+
+
+async def test_another_cluster_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    await ready(cluster)
+    folder = tmp_path / "kept"
+    command("backup", "follow", cluster.url(), folder, "--once")
+    with following(cluster.url(), folder):
+
+        async def opened() -> bool:
+            return bool(numbered(folder, f"{SEGMENTS}-wal"))
+
+        await until("the follower has opened it", opened)
+        told = command("backup", "follow", cluster.url(), folder, "--once", status=2)
+        assert "another process keeps" in told
+    cluster.stop()
+    other = LocalCluster(tmp_path / "other")
+    other.write_files()
+    try:
+        for node in other.nodes:
+            node.start()
+        await ready(other)
+        told = command("backup", "follow", other.url(), folder, "--once", status=2)
+        assert "of another cluster" in told
+    finally:
+        other.stop()

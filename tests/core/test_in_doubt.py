@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from bedrockish.core.protocol.events import Received
-from bedrockish.core.protocol.messages import Begin
+from bedrockish.core.protocol.messages import Begin, Rollback
 from bedrockish.node.admin.status import in_doubt
 from bedrockish_journal.model.transaction import decode_transaction
+from tests.core.net import Net, add
 from tests.core.test_once import Trio, prepared
 
 
@@ -17,3 +18,27 @@ def test_all_commands_of_a_transaction_in_doubt_are_told() -> None:
     world.step("C", Received("B", Begin(shared.body)))
     (doubt,) = in_doubt(world.nodes["C"], world.now)
     assert (doubt["txid"], doubt["command"], doubt["joined"]) == (str(shared.txid), "first", ["second", "third"])
+
+
+def test_a_begin_that_was_not_taken_is_said_again() -> None:
+    """A link loses nothing, but a node drops messages in pieces when it has too many of them."""
+    net = Net("AB")
+    net.ask("A", add("first", "x"))
+    net.flights.clear()
+    net.run(3.0)
+    assert net.told("A") == {"first": "A1"}
+
+
+def test_a_rollback_that_was_not_heard_is_said_again() -> None:
+    """A node that does not know yet that it is a voter takes none: safe time must not stand for that for ever."""
+    net = Net("AB")
+    net.ask("A", add("first", "x", timeout_s=0.2))
+    core = net.places["A"].core
+    net.kept = {Begin, Rollback}
+    net.run(0.5)
+    net.flights.clear()
+    assert core.state.pending.transactions
+    net.kept = set()
+    net.run(3.0)
+    assert not core.state.pending.transactions
+    assert net.told("A")["first"] != "A1"

@@ -65,6 +65,7 @@ class Laws:
         self.results: dict[str, bytes] = {}
         self.schemas = Schemas(world)
         self.retired: dict[int, Collection[str]] = {0: ()}  # by version of the membership
+        self.voters: dict[int, Collection[str]] = {}  # the same; that of the founders is the world's
 
     def broken(self, law: str, story: str) -> None:
         """A law is broken."""
@@ -132,7 +133,9 @@ class Laws:
                 if (message.closed or message.cut) and node is not None and node.state.barred:
                     self.broken("who forgot does not vote", f"{source} says that it has closed {message.closed}")
                 if (message.closed or message.cut) and node is not None:
-                    voters, let_in = node.state.voters, {source, *self.world.machines[source].let_in}
+                    # Of the membership by which it was composed: until it leaves, another one may be in force.
+                    voters = self.voters.get(message.config, self.world.founded.voters)
+                    let_in = {source, *self.world.machines[source].let_in}
                     if len(let_in.intersection(voters)) < majority(len(voters)):
                         what = f"{source} says that it has closed {message.closed}, and {sorted(let_in)} let it in"
                         self.broken("who was not let in has closed nothing", what)
@@ -193,6 +196,7 @@ class Laws:
             self.broken("one voter at a time", f"{entry.place} makes {new.voters} of {old.voters}")
         world.membership = new
         self.retired[new.version] = new.retired.keys()
+        self.voters[new.version] = new.voters
         world.counts["timelines retired"] += len(new.retired) - len(old.retired)
         world.counts["membership changes"] += 1
         if new.voters == old.voters:

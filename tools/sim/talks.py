@@ -54,6 +54,7 @@ class Talks:
             clock = machine.node.state.tick()  # what it would be told, if it asks
             prepared = machine.execute(request, clock)
         except BedrockishError as error:
+            error.rests_on = None  # what it is told while it is open is of its snapshot; no majority was asked
             told = error
         else:
             self.open_ones[request.command] = prepared

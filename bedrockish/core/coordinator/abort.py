@@ -15,6 +15,7 @@ class Rollbacks:
     def __init__(self, state: State) -> None:
         self.state = state
         self.rolling: dict[Txid, set[str]] = {}
+        self._said: dict[Txid, float] = {}  # seconds when its voters were told last
 
     def __contains__(self, txid: object) -> bool:
         return txid in self.rolling
@@ -33,6 +34,7 @@ class Rollbacks:
         # Still held, so pending, until a majority has accepted. Not kept: after a restart it is given up again.
         vote.promised, vote.accepted = 1, (1, False)
         self.rolling[txid] = {state.me} if state.is_voter(state.me) else set()
+        self._said[txid] = state.now.seconds
         state.send_voters(Rollback(txid, state.clock.read(state.now.wall_ms)))
         self._count(txid)
 
@@ -50,12 +52,26 @@ class Rollbacks:
     def on_refused(self, message: Refused) -> None:
         """Somebody recovers it: leave it to them, and to our own suspicion if they fall silent."""
         pending = self.state.pending
-        if message.promised > 1 and self.rolling.pop(message.txid, None) is not None and message.txid in pending:
-            pending.renew(message.txid, self.state.now.seconds)
+        if message.promised > 1 and message.txid in self.rolling:
+            self.forget(message.txid)
+            if message.txid in pending:
+                pending.renew(message.txid, self.state.now.seconds)
 
     def forget(self, txid: Txid) -> None:
         """It is no longer ours to roll back."""
         self.rolling.pop(txid, None)
+        self._said.pop(txid, None)
+
+    def repeat(self, after_s: float) -> None:
+        """Tell those again who have not accepted for so long: who was no voter yet in its own eyes has not heard it."""
+        state = self.state
+        for txid, accepted in self.rolling.items():
+            if state.now.seconds - self._said[txid] >= after_s:
+                self._said[txid] = state.now.seconds
+                message = Rollback(txid, state.clock.read(state.now.wall_ms))
+                for peer in state.voters_up():
+                    if peer not in accepted:
+                        state.send(peer, message)
 
     def resend(self, peer: str) -> None:
         """Say again to a peer what it may have missed."""

@@ -277,7 +277,8 @@ class Coordinator:
         txid = transaction.txid
         state.hold(transaction)
         approvals = {state.me: state.applied.get(state.me, 0)}
-        attempt = Attempt(transaction, (ticket.number, *(one.number for one in joined)), state.now.seconds, approvals)
+        now = state.now.seconds
+        attempt = Attempt(transaction, (ticket.number, *(one.number for one in joined)), now, approvals, said=now)
         attempt.is_group = any(one.is_free for one in joined)
         self.attempts[txid] = attempt
         for one in (ticket, *joined):
@@ -349,9 +350,24 @@ class Coordinator:
         patience = self.state.settings.suspicion_ms / 1000
         for attempt in [attempt for attempt in self.attempts.values() if attempt.counting]:
             self._count_rejects(attempt, patient=self.state.now.seconds - attempt.since < patience)
+        self._repeat(patience)
+        self.rollbacks.repeat(patience)
         self.offers.check(set(self.replies.tickets))
         for number in self.checking.reading.overdue():
             self.checking.read_checked(number, valid=False)
+
+    def _repeat(self, after_s: float) -> None:
+        """Say a BEGIN again to whom has not answered it for long.
+
+        A link loses nothing, but a node takes only so many messages in pieces at a time, and drops the others.
+        """
+        state = self.state
+        for attempt in self.attempts.values():
+            if attempt.counting and state.now.seconds - attempt.said >= after_s:
+                attempt.said = state.now.seconds
+                for peer in state.voters_up():
+                    if peer not in attempt.approvals and peer not in attempt.rejects:
+                        state.send(peer, Begin(attempt.transaction.body))
 
     def _give_up(self, attempt: Attempt) -> None:
         if attempt.transaction.txid in self.state.outcomes:

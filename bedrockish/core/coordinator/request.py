@@ -156,6 +156,7 @@ class Attempt:
     """One transaction of ours in flight.
 
     ``counting`` ends when we give it up, or promise it to a recovery. ``is_group``: of commands that came together.
+    ``said``: seconds when its BEGIN was said last.
     """
 
     transaction: Transaction
@@ -165,6 +166,7 @@ class Attempt:
     rejects: dict[str, Reject] = field(default_factory=dict)
     counting: bool = True
     is_group: bool = False
+    said: float = 0.0
 
     def lost_for(self) -> Reject | None:
         """Return a reject that names another transaction, if there is one."""

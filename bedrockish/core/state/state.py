@@ -372,6 +372,10 @@ class State:
             if node != self.me:
                 self.send(node, message)
 
+    def voters_up(self) -> list[str]:
+        """Return the other voters that can be reached."""
+        return [node for node in self.voters if node in self.peers and self.peers[node].up]
+
     def send_all(self, message: Message) -> None:
         """Say something to every other member."""
         for node in self.peers:

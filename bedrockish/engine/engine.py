@@ -58,6 +58,7 @@ __all__ = ["Engine", "Founding", "Limits"]
 
 T = TypeVar("T")
 LONG_BYTES = 1 << 20  # what takes longer to write than others should have to wait for
+BATCH_FRAMES = 500  # that a batch may have which is not long
 FEW_BYTES = 64 << 10  # changes that are read at once
 COMPARED_BYTES, COMPARED_MAX = 4 << 10, 64  # changes that stay read, and how many, between comparing and applying
 WINDOW_MS = 120_000  # twice the conflict window
@@ -321,8 +322,10 @@ class Engine:
 
     @property
     def flush_is_long(self) -> bool:
-        """Whether ``flush`` takes so long that it should be done in another thread."""
-        return bool(self._batch) and (self._weight > LONG_BYTES or self._wal.frames >= self._limits.wal_frames_max)
+        """Whether ``flush`` takes so long that it should be done in another thread; also if it may end the WAL."""
+        return bool(self._batch) and (
+            self._weight > LONG_BYTES or self._wal.frames >= self._limits.wal_frames_max - BATCH_FRAMES
+        )
 
     def apply(self, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
         """Put an entry into the journal and, unless it is a repeat, its changes into the tables, in the open batch.

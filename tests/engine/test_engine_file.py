@@ -13,6 +13,7 @@ import pytest
 
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Member, Membership, Vote, encode_membership
+from bedrockish.engine.engine import BATCH_FRAMES
 from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.errors import ConfigError, DamagedError
 from bedrockish_journal.model.changes import encode_changes
@@ -358,3 +359,19 @@ def test_an_export_keeps_every_rowid(node: TestNode, tmp_path: Path) -> None:
     assert (vector, db.pragma("freelist_count")) == ({"A": 3}, 0)
     db.close()
     assert [path.name for path in tmp_path.glob("copy.db*")] == ["copy.db"]
+
+
+def test_a_batch_that_may_be_the_last_of_the_wal_is_a_long_one(make_node: MakeNode) -> None:
+    """Its end copies the rest of the WAL and truncates it, which takes a tenth of a second."""
+    node = make_node(limits=Limits(wal_frames=10, wal_frames_max=BATCH_FRAMES + 60))
+    engine = node.engine
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
+    node.save()
+    seen = set[bool]()
+    while engine.wal_frames < 100:
+        node.run("INSERT INTO t(x) VALUES (zeroblob(20000))")
+        assert engine.flush_is_long == (engine.wal_frames >= 60)
+        seen.add(engine.flush_is_long)
+        node.save()
+    assert seen == {False, True}
+    assert not engine.flush_is_long  # there is nothing to write

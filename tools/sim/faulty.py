@@ -98,9 +98,9 @@ _AGREEMENT: dict[str, Fault] = {
         "a leader tests its own transaction",
         (
             _Coordinator,
-            "_step_back",
+            "_hindrance",
             "found = next(state.commit_window.conflicts(footprint, prepared.base), None)",
-            "return False",
+            "return None",
         ),
         execute_ms=5.0,
     ),

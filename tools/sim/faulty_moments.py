@@ -121,7 +121,7 @@ MOMENTS: dict[str, Moment] = {
     "waits for its own given up one": Moment(
         fault(
             "what a leader has given up is not in its own way",
-            (coordinator.Coordinator, "_step_back", "if found.other in self.rollbacks:", "if False:"),
+            (coordinator.Coordinator, "_hindrance", "if found.other not in self.rollbacks:", "if True:"),
         ),
         "trace own_run_is_no_rival",
     ),

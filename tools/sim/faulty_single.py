@@ -60,7 +60,12 @@ SINGLE: dict[str, Moment] = {
     ),
     "own transactions do not meet": _here(
         "a leader tests against its own pending transactions",
-        *(_Coordinator, "_step_back", "if found.other in", "if found.other.leader == state.me or found.other in"),
+        *(
+            _Coordinator,
+            "_hindrance",
+            "if found.other not in",
+            "if found.other.leader != state.me and found.other not in",
+        ),
         "test_a_leader_does_not_begin_what_its_own_pending_one_meets",
     ),
     "AHEAD is never said": _here(

@@ -126,7 +126,7 @@ USES: dict[str, Fault] = {
         ),
         (
             _Coordinator,
-            "_step_back",
+            "_hindrance",
             "found = next(state.commit_window.conflicts(footprint, prepared.base), None)",
             "found = None if ticket.request.isolation == 'snapshot' else "
             "next(state.commit_window.conflicts(footprint, prepared.base), None)",

@@ -92,7 +92,7 @@ USES: dict[str, Fault] = {
     "an older file that has grown is let in": fault(
         "a file that was put back is known by its starts, however much was written to it since",
         (incarnations, "lacks", "if not starts or not seen.start:", "if True:"),
-        **_RESTORED,
+        **{**_RESTORED, "load_s": 8.0},
     ),
     "learners vote": fault(
         "only voters lead and approve",

@@ -153,9 +153,9 @@ def test_roots_of_pages_that_are_used_again_and_moved_are_told(tmp_path: Path) -
 
 
 def test_a_virtual_table_may_make_another_one_its_own(db: apsw.Connection) -> None:
-    db.execute("CREATE TABLE f_content(id INTEGER PRIMARY KEY, c0); CREATE TABLE t(x)")
+    db.execute("CREATE TABLE g_content(id INTEGER PRIMARY KEY, c0); CREATE TABLE t(x)")
     known, schema = Tables(db), read_schema(db)
-    db.execute("CREATE VIRTUAL TABLE g USING fts5(x)")
+    db.execute("CREATE VIRTUAL TABLE g USING fts5(x, content='')")
     known, schema = check(db, known, schema)
     assert known.definitions.virtual == {"g"}
     db.execute("DROP TABLE g")

@@ -9,6 +9,7 @@ import pytest
 from bedrockish_journal.model.chain import check_run
 from bedrockish_journal.model.changes import Value, decode_changes
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.errors import JournalFileError
 from bedrockish_journal.storage import store
 from bedrockish_journal.verify.entry_rules import majority, quorum
 from bedrockish_journal.verify.verify import verify
@@ -184,6 +185,13 @@ def test_commits_swapped_between_timelines_are_found(world: World) -> None:
 def test_a_column_that_says_something_else_than_the_bytes_is_found(world: World, column: str, value: Value) -> None:
     tamper(world, "A", f"UPDATE bedrockish_journal SET {column} = ? WHERE leader = 'B' AND tick = 5", value)
     assert checks(world, "A") & {"columns", "bytes"}
+
+
+def test_a_text_that_is_none_is_an_error_that_names_the_file(world: World) -> None:
+    """SQLite keeps any bytes as a text; reading it as one fails."""
+    tamper(world, "A", "UPDATE bedrockish_journal SET body = CAST(x'fffe80' AS TEXT) WHERE leader = 'B' AND tick = 5")
+    with pytest.raises(JournalFileError, match=r"A\.db is not UTF-8 .*damaged or was altered"):
+        checks(world, "A")
 
 
 def test_a_command_or_transaction_applied_twice_is_found(world: World) -> None:

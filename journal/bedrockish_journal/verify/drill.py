@@ -12,7 +12,7 @@ from pathlib import Path
 
 import apsw
 
-from bedrockish_journal.model.errors import JournalError, MomentError
+from bedrockish_journal.model.errors import JournalError, JournalFileError, MomentError
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.storage.store import applied, open_readonly
 from bedrockish_journal.verify.beginning import latest, safe_clock
@@ -79,7 +79,7 @@ def drill(
         report = verify([path])
         found.entries = sum(counts.entries for counts in report.counts)
         found.faults += [f"{one.check}: {one.text}" for one in report.findings[:FAULTS_MAX]]
-    except (apsw.Error, UnicodeDecodeError) as error:  # the latter: bytes that somebody made a text
+    except (apsw.Error, JournalFileError) as error:
         found.faults.append(f"bytes: the journal cannot be read: {error}")
     if found.faults:
         return found

@@ -15,7 +15,7 @@ from itertools import groupby
 import apsw
 
 from bedrockish_journal.model.chain import Finding
-from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.errors import EntryMalformedError, JournalFileError
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.ticks import Ticks
 from bedrockish_journal.storage.pruning import Mark, marks
@@ -85,8 +85,20 @@ def verify(sources: Sequence[Source], progress: Progress | None = None) -> Verif
         progress: called with a node and the number of its entries seen, now and then.
 
     Raises:
-        JournalFileError: a file is not one that has a journal.
+        JournalFileError: a file is not one that has a journal, or has a text in it that is none.
     """
+    try:
+        return _verify(sources, progress)
+    except UnicodeDecodeError as error:
+        files = ", ".join(one.filename if isinstance(one, apsw.Connection) else os.fspath(one) for one in sources)
+        raise JournalFileError(
+            files,
+            f"a text in the journal of {files} is not UTF-8 ({error}), which no node writes: the file is damaged or "
+            "was altered; compare with another node's file, or with a backup",
+        ) from None
+
+
+def _verify(sources: Sequence[Source], progress: Progress | None) -> Verification:
     findings: list[Finding] = []
     counts: list[Counts] = []
     with contextlib.ExitStack() as stack:

@@ -85,6 +85,26 @@ def test_a_group_that_is_turned_down_is_led_one_by_one_and_the_next_is_smaller()
     assert size(net) == SIZE_MAX // 2 + 1
 
 
+def test_groups_grow_again_from_one() -> None:
+    """Also where nothing comes together: a command alone that met nobody says that more may share."""
+    net = Net("ABC")
+    net.places["A"].core.coordinator.together.size = 1
+    net.ask_together("A", *some(3))
+    net.run(1.0)
+    assert sorted(map(len, commands(net))) == [1, 1, 1]
+    assert size(net) == 4
+
+
+def test_what_meets_others_lets_no_group_grow() -> None:
+    net = Net("ABC")
+    net.places["A"].core.coordinator.together.size = 1
+    net.ask("B", add("other", "x"))
+    net.ask("A", add("one", "x"))
+    net.run(5.0)
+    assert value(net, "A", "x") == 2
+    assert size(net) == 1
+
+
 def test_more_than_a_group_takes_are_several() -> None:
     net = Net("ABC")
     net.places["A"].core.coordinator.together.size = 2

@@ -457,7 +457,7 @@ class Coordinator:
         for ticket in self._tickets_of(attempt) if attempt is not None else ():
             assert attempt is not None
             self.replies.ended(ticket, attempt.transaction, commit=self.state.outcomes[txid])
-        if attempt is not None and attempt.is_group and known is not None:
+        if attempt is not None and known is not None and not contested:
             self.together.grow()
         queue.released(txid, known.kind if known is not None else ROWS)
 

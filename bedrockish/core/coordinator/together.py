@@ -4,7 +4,8 @@ A round of votes costs every node the same whether it decides one command or ten
 node was busy is executed one on top of the other, and led as one transaction: the busier a node is, the larger its
 groups are, and at a quiet one each command has its own. They have nothing to do with each other, so none is to wait, or
 to be turned down, for another one's sake: when something is in the way of a group, each goes on alone. The size of
-groups adapts as TCP's window does: it halves when one is turned down, and grows by one with each that is not.
+groups adapts as TCP's window does: it halves when one is turned down, and grows by one with each commit that met
+nobody.
 """
 
 from collections import deque
@@ -69,7 +70,7 @@ class Together:
                 self.part(ticket)
 
     def grow(self) -> None:
-        """A group was committed."""
+        """A group was committed, or a command alone that met nobody: else groups of one would stay so for ever."""
         self.size = min(SIZE_MAX, self.size + 1)
 
     def shrink(self) -> None:

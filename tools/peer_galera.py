@@ -1,0 +1,265 @@
+"""A private MariaDB Galera cluster of three nodes on this machine, for ``tools/bench peers``.
+
+Debian has what it needs: ``apt-get install mariadb-server galera-4 rsync`` and, in the environment that runs this,
+``pip install mysqlclient``. Its service need not run: the nodes are processes of this program, in a directory of its
+own.
+"""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tools.bench import ROWS, SCHEMA, Draw, Statements
+from tools.cluster import DemoError, free_ports
+
+READY_S = 120.0
+STOP_S = 30.0
+PROVIDER = "/usr/lib/galera/libgalera_smm.so"
+INSTALL = ("mariadb-install-db", "--no-defaults", "--skip-test-db", "--auth-root-authentication-method=normal")
+CONFLICTS = frozenset({1213, 1205, 1020, 1047, 1180})  # deadlock, lock wait, changed since read, not ready, at commit
+WAYS_OUT = "install them: apt-get install mariadb-server galera-4 rsync; and pip install mysqlclient"
+
+
+def driver() -> Any:
+    """Return the module of MariaDB's client.
+
+    Raises:
+        DemoError: something that is needed is not installed; it says what.
+    """
+    lacks = [name for name in ("mariadbd", "mariadb-install-db", "rsync") if shutil.which(name) is None]
+    if not Path(PROVIDER).exists():
+        lacks.append(PROVIDER)
+    if importlib.util.find_spec("MySQLdb") is None:
+        lacks.append("the Python package mysqlclient")
+    if lacks:
+        raise DemoError(f"a Galera cluster needs {', '.join(lacks)}; {WAYS_OUT}")
+    return importlib.import_module("MySQLdb")
+
+
+class GaleraNode:
+    """One node: its files, its ports and its process."""
+
+    def __init__(self, directory: Path, number: int, ports: list[int]) -> None:
+        self.directory = directory / f"galera{number}"
+        self.port, self.group_port, self.state_port, self.transfer_port = ports
+        self.socket = self.directory / "socket"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, members: str) -> None:
+        """Write its configuration: durable commits, and the rest as it comes."""
+        self.directory.mkdir()
+        user = "user=mysql" if os.getuid() == 0 else ""
+        (self.directory / "my.cnf").write_text(
+            f"""[mysqld]
+{user}
+datadir={self.directory}/data
+socket={self.socket}
+pid-file={self.directory}/pid
+log-error={self.directory}/log
+port={self.port}
+bind-address=127.0.0.1
+skip-name-resolve
+max_connections=300
+binlog_format=ROW
+innodb_autoinc_lock_mode=2
+innodb_flush_log_at_trx_commit=1
+innodb_snapshot_isolation=ON
+wsrep_on=ON
+wsrep_provider={PROVIDER}
+wsrep_cluster_name=peers
+wsrep_cluster_address=gcomm://{members}
+wsrep_node_address=127.0.0.1:{self.group_port}
+wsrep_sst_method=rsync
+wsrep_sst_receive_address=127.0.0.1:{self.transfer_port}
+wsrep_slave_threads=4
+wsrep_provider_options="gmcast.listen_addr=tcp://127.0.0.1:{self.group_port};ist.recv_addr=127.0.0.1:{self.state_port}"
+"""
+        )
+
+    def start(self, *, first: bool) -> None:
+        """Start it; the first one makes the cluster."""
+        more = ["--wsrep-new-cluster"] if first else []
+        command = ["mariadbd", f"--defaults-file={self.directory}/my.cnf", *more]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
+
+    def stop(self) -> None:
+        """End it."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+class Galera:
+    """Three nodes, and what clients do there."""
+
+    def __init__(self, directory: Path) -> None:
+        self._driver = driver()
+        ports = free_ports(12)
+        self.nodes = [GaleraNode(directory, number, ports[4 * number : 4 * number + 4]) for number in range(3)]
+
+    def connect(self, node: int, database: str = "bench") -> Any:
+        """Return a connection to a node; several statements may travel in one text."""
+        flags = importlib.import_module("MySQLdb.constants.CLIENT").MULTI_STATEMENTS
+        socket = str(self.nodes[node].socket)
+        return self._driver.connect(
+            unix_socket=socket, user="root", database=database, autocommit=True, client_flag=flags
+        )
+
+    def start(self) -> None:
+        """Start all, one after the other, and make the tables.
+
+        Raises:
+            DemoError: one does not come up.
+        """
+        members = ",".join(f"127.0.0.1:{node.group_port}" for node in self.nodes)
+        for node in self.nodes:
+            node.configure(members)
+        owner = ["--user=mysql"] if os.getuid() == 0 else []
+        data = self.nodes[0].directory / "data"
+        made = subprocess.run(
+            [*INSTALL, *owner, f"--datadir={data}"],
+            capture_output=True,
+            check=False,
+        )
+        if made.returncode:
+            raise DemoError(f"mariadb-install-db failed: {made.stderr.decode(errors='replace')[-500:]}")
+        for number, node in enumerate(self.nodes):
+            (node.directory / "data").mkdir(exist_ok=True)
+            if os.getuid() == 0:
+                subprocess.run(["chown", "-R", "mysql:mysql", str(node.directory)], check=True)
+            node.start(first=number == 0)
+            self._wait_ready(number)
+            if number == 0:
+                with contextlib.closing(self.connect(0, "")) as db:
+                    db.cursor().execute("CREATE DATABASE bench")
+        with contextlib.closing(self.connect(0)) as db:
+            cursor = db.cursor()
+            for sql in SCHEMA:
+                cursor.execute(sql.replace("INTEGER PRIMARY KEY", "BIGINT PRIMARY KEY"))
+            cursor.executemany("INSERT INTO bench_row(id, value) VALUES (%s, 0)", [(n,) for n in range(1, ROWS + 1)])
+
+    def _wait_ready(self, number: int) -> None:
+        until = time.monotonic() + READY_S
+        while time.monotonic() < until:
+            with contextlib.suppress(self._driver.Error), contextlib.closing(self.connect(number, "")) as db:
+                cursor = db.cursor()
+                cursor.execute("SHOW STATUS LIKE 'wsrep_ready'")
+                if cursor.fetchone()[1] == "ON":
+                    return
+            time.sleep(0.3)
+        log = self.nodes[number].directory / "log"
+        raise DemoError(f"Galera's node {number} is not ready after {READY_S:g} s: see {log}")
+
+    def stop(self) -> None:
+        """End all."""
+        for node in reversed(self.nodes):
+            node.stop()
+
+    def processor_s(self) -> float:
+        """Return how much of a processor the nodes have used, in seconds."""
+        used = 0.0
+        for node in self.nodes:
+            assert node.process is not None
+            fields = Path(f"/proc/{node.process.pid}/stat").read_text().rpartition(")")[2].split()
+            used += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return used
+
+    def run(self, work: str, clients: int, seconds: float, warm_up_s: float) -> tuple[list[float], int, int]:
+        """Let clients work in threads of their own, spread evenly over the nodes.
+
+        Return how long each transaction took that was counted, how many there were at all, and how many tries lost.
+        """
+        took: list[float] = []
+        totals = [0, 0]
+        lock, began = threading.Lock(), time.perf_counter()
+
+        def one(number: int) -> None:
+            mine, done, lost = list[float](), 0, 0
+            with contextlib.closing(self.connect(number % 3)) as db:
+                draw = Draw(work, number, clients)
+                while (start := time.perf_counter()) - began < warm_up_s + seconds:
+                    statements = draw()
+                    while not self._try(db, statements):
+                        lost += 1
+                    end = time.perf_counter()
+                    done += 1
+                    if start - began >= warm_up_s and end - began <= warm_up_s + seconds:
+                        mine.append(end - start)
+            with lock:
+                took.extend(mine)
+                totals[0] += done
+                totals[1] += lost
+
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return took, totals[0], totals[1]
+
+    def _try(self, db: Any, statements: Statements) -> bool:
+        """Run a transaction in one round trip; False if it lost against another one."""
+        texts = [_filled(db, sql, params) for sql, params in statements]
+        text = texts[0] if len(texts) == 1 else "; ".join(["BEGIN", *texts, "COMMIT"])
+        try:
+            db.query(text)
+            while True:
+                db.store_result()
+                if db.next_result() != 0:
+                    return True
+        except self._driver.Error as error:
+            if not error.args or error.args[0] not in CONFLICTS:
+                raise
+            with contextlib.suppress(self._driver.Error):
+                while db.next_result() == 0:
+                    db.store_result()
+            db.rollback()
+            return False
+
+    def check(self, inserted: int, added: int) -> None:
+        """Hold what was counted against what is in the tables of each node.
+
+        Raises:
+            DemoError: they differ.
+        """
+        for number in range(3):
+            with contextlib.closing(self.connect(number)) as db:
+                cursor = db.cursor()
+                cursor.execute("SET SESSION wsrep_sync_wait = 15")
+                cursor.execute("SELECT count(*) FROM bench_item")
+                items = cursor.fetchone()[0]
+                cursor.execute("SELECT sum(value) FROM bench_row")
+                total = int(cursor.fetchone()[0])
+            if (items, total) != (inserted, added):
+                raise DemoError(f"Galera's node {number} has {items} rows and the sum {total}, not {inserted}, {added}")
+
+
+def _filled(db: Any, sql: str, params: tuple[Any, ...]) -> str:
+    pieces = sql.split("?")
+    values = [db.literal(value).decode() for value in params]
+    return "".join(piece + value for piece, value in zip(pieces, [*values, ""], strict=True))
+
+
+@contextlib.contextmanager
+def galera(directory: Path) -> Iterator[Galera]:
+    """Run a cluster."""
+    if os.getuid() == 0:
+        directory.chmod(0o755)
+    cluster = Galera(directory)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

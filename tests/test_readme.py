@@ -34,6 +34,7 @@ HELP = {
     "tools/demo your.sqlite": [sys.executable, "-m", "tools.demo_cluster", "--help"],
     "pip install .": [sys.executable, "-m", "pip", "install", "--help"],  # tools/test has done it, or nothing would run
     "tools/bench": [sys.executable, "-m", "tools.bench", "--help"],
+    "tools/bench peers": [sys.executable, "-m", "tools.bench_peers", "--help"],
     "tools/bench list": [sys.executable, "-m", "tools.bench", "--help"],
     "bedrockish serve --config A.toml": [sys.executable, "-m", "bedrockish.cli.main", "serve", "--help"],
     "bedrockish import old.db": [sys.executable, "-m", "bedrockish.cli.main", "import", "--help"],

@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from bedrockish.errors import UsageError
 from bedrockish.transfer.load_database import BATCH_ROWS, batches, read_plan
 from tests.test_tidy import ROOT
+from tools import peer_galera
 from tools.bench import WORKS, Draw, measure_sqlite, quantile, scenarios
 from tools.bench_beside import run as run_beside
 from tools.bench_engine import measure, profile
@@ -277,3 +279,10 @@ async def test_the_bench_of_what_lasts_runs() -> None:
     """Every phase, briefly; the open transactions see their snapshots or it fails."""
     table = await run_beside(1.0, 30.0, 1, 5)
     assert table.row_count == 6
+
+
+def test_what_a_peer_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has no MariaDB is told what to install, and nothing is started."""
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(DemoError, match=r"needs mariadbd, mariadb-install-db, rsync.*apt-get install mariadb-server"):
+        peer_galera.driver()

@@ -28,6 +28,15 @@ STOP_S = 10.0
 OURS = (".sqlite", ".sqlite.lock", ".sqlite-wal", ".sqlite-shm", ".toml", ".log")
 
 
+def processor_s(process: int) -> float:
+    """Return how much of a processor a process has used, in seconds; not a number where the system does not tell it."""
+    told = Path(f"/proc/{process}/stat")
+    if not told.exists():
+        return math.nan
+    fields = told.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class DemoError(Exception):
     """Raised when the machine, the arguments or a node do not do what the program needs; the text says what."""
 
@@ -112,11 +121,7 @@ class LocalNode:
     def processor_s(self) -> float:
         """Return how much of a processor it has used, in seconds; not a number where the system does not tell it."""
         assert self.process is not None
-        told = Path(f"/proc/{self.process.pid}/stat")
-        if not told.exists():
-            return math.nan
-        fields = told.read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return processor_s(self.process.pid)
 
     def last_words(self) -> str:
         """Return the end of the log."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import ROWS, SCHEMA, Draw, Statements
-from tools.cluster import DemoError, free_ports
+from tools.cluster import DemoError, free_ports, processor_s
 
 READY_S = 120.0
 STOP_S = 30.0
@@ -169,12 +169,7 @@ class Galera:
 
     def processor_s(self) -> float:
         """Return how much of a processor the nodes have used, in seconds."""
-        used = 0.0
-        for node in self.nodes:
-            assert node.process is not None
-            fields = Path(f"/proc/{node.process.pid}/stat").read_text().rpartition(")")[2].split()
-            used += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return used
+        return sum(processor_s(node.process.pid) for node in self.nodes if node.process is not None)
 
     def run(self, work: str, clients: int, seconds: float, warm_up_s: float) -> tuple[list[float], int, int]:
         """Let clients work in threads of their own, spread evenly over the nodes.

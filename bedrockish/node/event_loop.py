@@ -148,6 +148,7 @@ class Runtime:
         self.latency = Histogram()
         self._inbox: deque[Event] = deque()
         self._asked: FairQueue[Submitted] = FairQueue()  # what clients ask, while the loop has not come to it
+        self._writes: FairQueue[Submitted] = FairQueue()  # the same, of what can share a transaction
         self._wake = trio.Event()
         self._alarm = Alarm(self.core.deadline, time.monotonic, lambda: self._wake.set())
         self.waiters: dict[int, Waiter] = {}
@@ -195,7 +196,9 @@ class Runtime:
             return
         self._tickets += 1
         self.waiters[self._tickets] = Waiter(request, done, prepare)
-        self._asked.put(self._tickets if owner is None else owner, Submitted(self._tickets, request, once))
+        asked = Submitted(self._tickets, request, once)
+        queue = self._writes if self._executions.is_short_write(asked) else self._asked
+        queue.put(self._tickets if owner is None else owner, asked)
         self._wake.set()
 
     async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
@@ -441,7 +444,7 @@ class Runtime:
 
     async def _next(self) -> None:
         """Wait for something to do; always lets other tasks run."""
-        if self._inbox or self._ready or self._missed:
+        if self._inbox or self._asked or self._has_writes or self._missed:
             self._missed = False
             await trio.lowlevel.checkpoint()
             return
@@ -458,11 +461,22 @@ class Runtime:
             self._missed = self._missed or self._wake.is_set()
 
     @property
-    def _ready(self) -> bool:
-        """Whether to execute what clients ask: what would only wait for the end of a sync is executed after it, with
-        what comes until then, for it can share a transaction with that.
+    def _has_writes(self) -> bool:
+        """Whether to execute short writes: what would only wait for the end of a sync is executed after it, with what
+        comes until then, for it can share a transaction with that.
         """
-        return bool(self._asked) and not self._syncing
+        return bool(self._writes) and not self._syncing
+
+    def _take(self, number: int) -> Event | None:
+        """Return what comes next: in turn what has happened, what clients ask, and what they write in short."""
+        for place in range(number, number + 3):
+            if place % 3 == 0 and self._inbox:
+                return self._inbox.popleft()
+            if place % 3 == 1 and self._asked:
+                return self._asked.take()
+            if place % 3 == 2 and self._has_writes:
+                return self._executions.take(self._writes)
+        return None
 
     async def _turn(self) -> None:
         """Step the core through what has arrived."""
@@ -470,11 +484,10 @@ class Runtime:
         self._save()
         self.core.state.batches = self.engine.batches
         until = time.monotonic() + TURN_S
-        for number in range(min(len(self._inbox) + len(self._asked), TURN_MAX)):
-            is_asked = self._ready and (number & 1 or not self._inbox)  # neither keeps the other waiting
-            if not (is_asked or self._inbox):
+        for number in range(min(len(self._inbox) + len(self._asked) + len(self._writes), TURN_MAX)):
+            event = self._take(number)
+            if event is None:
                 break
-            event = self._executions.take(self._asked) if is_asked else self._inbox.popleft()
             if self.watch.is_on:
                 self.watch.note(event)
             if logger.isEnabledFor(logging.DEBUG):

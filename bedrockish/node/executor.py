@@ -123,17 +123,17 @@ class Executions:
     def take(self, asked: FairQueue[Submitted]) -> Submitted:
         """Take the next request, and with it those behind it that can be executed in the same transaction."""
         first = asked.take()
-        if not (asked and self._is_short_write(first)):
+        if not (asked and self.is_short_write(first)):
             return first
         others: list[tuple[int, Request]] = []
         while asked and len(others) < self._node.core.coordinator.together.size - 1:
             other = asked.peek()
-            if other.request.isolation != first.request.isolation or not self._is_short_write(other):
+            if other.request.isolation != first.request.isolation or not self.is_short_write(other):
                 break
             others.append((other.ticket, asked.take().request))
         return replace(first, others=tuple(others)) if others else first
 
-    def _is_short_write(self, event: Submitted) -> bool:
+    def is_short_write(self, event: Submitted) -> bool:
         """Whether a request is known to write rows and nothing else, and does not take long as a rule."""
         request, waiter = event.request, self._node.waiters.get(event.ticket)
         if event.once or waiter is None or waiter.prepare is not None or len(request.statements) > SHORT:

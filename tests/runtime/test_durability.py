@@ -82,6 +82,39 @@ async def settled() -> None:
         await trio.sleep(0.005)
 
 
+async def test_short_writes_that_come_during_a_sync_share_a_transaction_and_reads_are_executed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write could not leave before the end of the sync; what is executed after it with others costs less."""
+    runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
+    answers: list[Answer | BedrockishError] = []
+    insert = "INSERT INTO t(x) VALUES (1)"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        await runtime.submit(request(insert, "known"))
+        await settled()
+        disk.gate.clear()
+        runtime.begin(request(insert, "first"), answers.append)
+        await settled()
+        executed = runtime.counts["executions"]
+        for number in range(5):
+            runtime.begin(request(insert, f"more {number}"), answers.append)
+        runtime.begin(request("SELECT count(*) FROM t", "read"), answers.append)
+        await settled()
+        assert runtime.counts["executions"] == executed + 1
+        disk.gate.set()
+        with trio.fail_after(10):
+            while len(answers) < 7:  # noqa: ASYNC110  the runtime has no event for it
+                await trio.sleep(0.001)
+        assert runtime.core.state.counts["grouped"] == 4
+        places = [one.place for one in answers if isinstance(one, Answer) and one.place is not None]
+        assert len(places) == 6
+        assert len(set(places)) == 2
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
 async def test_an_answer_waits_for_the_disk_and_later_ones_share_the_next_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,14 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
+def knock(crowd: ExitStack, port: int) -> None:
+    """Open a connection and say nothing."""
+    end = crowd.enter_context(socket.socket())
+    end.settimeout(5)
+    with suppress(OSError):  # turned away
+        end.connect(("127.0.0.1", port))
+
+
 async def come_until_turned_away(url: str) -> None:
     """Open links until one is refused: the first may take the places of those that were sent away because mute."""
     async with AsyncExitStack() as stack:
@@ -51,18 +59,17 @@ async def test_who_is_in_goes_on_when_there_are_too_many_files(cluster: LocalClu
     node = cluster.nodes[0]
     await ready(cluster)
     assert node.process is not None
-    assert node.http_port is not None
+    http = node.http_port
+    assert http is not None
     async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
         await client.execute("INSERT INTO t VALUES (1, 0)")
         with ExitStack() as crowd:
             for number in range(2 * FILES):
-                end = crowd.enter_context(socket.socket())
-                end.settimeout(5)
-                with suppress(OSError):  # turned away
-                    end.connect(("127.0.0.1", node.http_port if number % 2 else node.port))
+                knock(crowd, http if number % 2 else node.port)
 
             async def is_told() -> bool:
+                knock(crowd, http)  # how many are let in of so many depends on who comes when
                 status = await client.status()
                 return "files" in [one["code"] for one in status["troubles"]]
 

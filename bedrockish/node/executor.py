@@ -121,16 +121,14 @@ class Executions:
         following.append(Dropped(ticket))
 
     def take(self, asked: FairQueue[Submitted]) -> Submitted:
-        """Take the next request, and with it those behind it that can be executed in the same transaction."""
+        """Take the next of the short writes, and with it those behind it that can be in the same transaction."""
         first = asked.take()
-        if not (asked and self.is_short_write(first)):
-            return first
         others: list[tuple[int, Request]] = []
         while asked and len(others) < self._node.core.coordinator.together.size - 1:
-            other = asked.peek()
-            if other.request.isolation != first.request.isolation or not self.is_short_write(other):
+            if asked.peek().request.isolation != first.request.isolation:
                 break
-            others.append((other.ticket, asked.take().request))
+            other = asked.take()
+            others.append((other.ticket, other.request))
         return replace(first, others=tuple(others)) if others else first
 
     def is_short_write(self, event: Submitted) -> bool:

@@ -82,11 +82,12 @@ def test_the_example_is_what_this_project_writes() -> None:
     (table, columns, *rest) = said["changes"][0]
     op, rowid, rowid_after, before, after = rest
     transaction = Transaction(
-        Txid(said["clock"], said["origin"]),
-        *(said[name] for name in ("after", "safe", "schema", "config", "command", "isolation", "kind")),
-        Footprint(frozenset(map(bytes.fromhex, reads)), (), frozenset(map(bytes.fromhex, writes))),
-        encode_changes([Change(table, tuple(columns), op, rowid, rowid_after, tuple(before), tuple(after))]),
-        bytes.fromhex(said["result"]),
+        txid=Txid(said["clock"], said["origin"]),
+        base=said["after"],
+        footprint=Footprint(frozenset(map(bytes.fromhex, reads)), (), frozenset(map(bytes.fromhex, writes))),
+        changes=encode_changes([Change(table, tuple(columns), op, rowid, rowid_after, tuple(before), tuple(after))]),
+        result=bytes.fromhex(said["result"]),
+        **{name: said[name] for name in ("safe", "schema", "config", "command", "isolation", "kind")},
     )
     entry = Entry(said["leader"], said["tick"], said["quorum"], transaction, said["adopted_from"], found["prev"])
     assert (entry.label, transaction.body, entry.hash) == (found["label"], found["body"], found["hash"])

@@ -116,6 +116,7 @@ class Request:
         read_only: refuse the request if it writes.
         longest_s: how long it may take in all if it is still being executed after ``timeout_s``; 0: no longer.
         call: a registered command to be called by name, instead of statements.
+        user: who asks, as the node found at its door; empty if nobody has to say. No client can set it.
     """
 
     command: str
@@ -128,6 +129,7 @@ class Request:
     read_only: bool = False
     longest_s: float = 0.0
     call: Named | None = None
+    user: str = ""
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import click
 import trio
 
 from bedrockish import open_client
+from bedrockish.cli.safe_text import visible
 from bedrockish.cli.url import UrlCommand, url_argument
 from bedrockish.client.feed import Changes
 from bedrockish_journal.feed.change_feed import Committed
@@ -37,11 +38,19 @@ def as_text(transaction: Committed) -> str:
     """Return a transaction as lines."""
     leader, tick = transaction.place
     head = f"{leader}{tick} {transaction.at.isoformat(timespec='milliseconds')} cursor {transaction.cursor}"
+    user = transaction.whose.get(transaction.command)
     if transaction.joined:
-        head += f" commands {', '.join((transaction.command, *transaction.joined))}"
+        names = (transaction.command, *transaction.joined)
+        head += f" commands {', '.join(_whose(name, transaction.whose.get(name)) for name in names)}"
+    elif user is not None:
+        head += f" of {visible(user)}"
     makers = transaction.makers if transaction.joined else (None,) * len(transaction.changes)
     lines = map(_line, transaction.changes, makers)
     return "\n".join([head, *lines, *(f"    {text}" for text in transaction.statements)])
+
+
+def _whose(command: str, user: str | None) -> str:
+    return command if user is None else f"{command} of {visible(user)}"
 
 
 def _line(change: Change, maker: str | None) -> str:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bedrockish.cli.safe_text import visible
 from bedrockish.cli.upkeep import hold, prune
 from bedrockish_journal.model.changes import Change, decode_changes, decode_statements
 from bedrockish_journal.model.entry import Entry
@@ -129,13 +130,18 @@ def _subject(entry: Entry, keys: Keys) -> str:
 
 def _change_lines(entry: Entry, keys: Keys) -> Iterator[str]:
     transaction = entry.transaction
-    if transaction.joined:
-        yield f"commands {', '.join(transaction.commands)}"
+    if transaction.joined or transaction.users:
+        whose = ", ".join(_whose(command, transaction.user_of(command)) for command in transaction.commands)
+        yield f"command{'s' if transaction.joined else ''} {whose}"
     if transaction.kind == SCHEMA:
         yield from decode_statements(transaction.changes)
     elif transaction.kind == ROWS:
         for change in decode_changes(transaction.changes):
             yield f"{change.op} {change.table} {keys.print(change)} {_values(change)}"
+
+
+def _whose(command: str, user: str | None) -> str:
+    return command if user is None else f"{command} of {visible(user)}"
 
 
 def _values(change: Change) -> str:

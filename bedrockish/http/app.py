@@ -34,7 +34,7 @@ from bedrockish.client.credentials import Entry
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
 from bedrockish.http.changes import changes
 from bedrockish.http.cluster import end_transaction, whole_activity, whole_cluster
-from bedrockish.http.guard import Admission, Guard, read_login
+from bedrockish.http.guard import Admission, Guard, read_login, user_of
 from bedrockish.http.libsql.pipeline import Pipelines
 from bedrockish.http.libsql.session import DeclaredTypes
 from bedrockish.http.libsql.socket import Sockets
@@ -89,7 +89,7 @@ def make_app(
         return Purse(node.engine.memory, node.config.limits.result_bytes_max)
 
     pipelines = Pipelines(node, declared, read_body)
-    sockets = Sockets(node, declared, admission.refuse_bearer, node.faults.caught, purse)
+    sockets = Sockets(node, declared, admission.admit_bearer, node.faults.caught, purse)
     page = _page_files()
 
     async def show(request: Request) -> Response:
@@ -305,7 +305,7 @@ async def _command(request: Request, *, read_only: bool) -> tuple[Command, bool]
 def _question(request: Request) -> tuple[Command, bool]:
     statements, pairs = read_question(_pairs(request))
     objects, pairs = read_shape(pairs)
-    return read_request(statements, pairs, None, new_command(), read_only=True), objects
+    return replace(read_request(statements, pairs, None, new_command(), read_only=True), user=user_of(request)), objects
 
 
 def _pairs(request: Request) -> list[tuple[str, str]]:
@@ -315,7 +315,8 @@ def _pairs(request: Request) -> list[tuple[str, str]]:
 def _request(
     request: Request, work: tuple[Statement, ...] | Named, pairs: list[tuple[str, str]], *, read_only: bool
 ) -> Command:
-    return read_request(work, pairs, request.headers.get(KEY), new_command(), read_only=read_only)
+    asked = read_request(work, pairs, request.headers.get(KEY), new_command(), read_only=read_only)
+    return replace(asked, user=user_of(request))
 
 
 async def _json_body(request: Request) -> bytes:

@@ -17,6 +17,7 @@ from bedrockish.api.requests import Request as Command
 from bedrockish.api.url import suggest
 from bedrockish.client.command_ids import new_command
 from bedrockish.errors import BedrockishError, DamagedError, PrunedError, TooLargeError, UsageError, pack_error
+from bedrockish.http.guard import user_of
 from bedrockish.http.openapi import WAIT_S_MAX
 from bedrockish.http.replies import LinesReply
 from bedrockish.node.event_loop import Runtime
@@ -105,15 +106,16 @@ async def changes(node: Runtime, request: Request) -> Response:
         raise UsageError(str(error)) from error
     if asked.hold is not None:
         await node.upkeep.hold(asked.hold, asked.after, release=False)
-    first = await _page(node, feed)
-    reader = _Reader(node, feed, asked)
+    user = user_of(request)
+    first = await _page(node, feed, user)
+    reader = _Reader(node, feed, asked, user)
     kind = EVENTS if asked.as_events else LINES
     return LinesReply(reader.lines(first), kind)
 
 
-async def _page(node: Runtime, feed: Feed) -> list[Committed]:
+async def _page(node: Runtime, feed: Feed, user: str) -> list[Committed]:
     sql, params = feed.question(PAGE_ROWS)
-    command = Command(new_command(), (Statement(sql, params),), STALE)
+    command = Command(new_command(), (Statement(sql, params),), STALE, user=user)
     try:
         answer = await node.submit(command)
         return await trio.to_thread.run_sync(lambda: feed.take(decode_results(answer.results)[0].rows))
@@ -130,8 +132,8 @@ async def _page(node: Runtime, feed: Feed) -> list[Committed]:
 class _Reader:
     """Somebody who reads the feed."""
 
-    def __init__(self, node: Runtime, feed: Feed, asked: Asked) -> None:
-        self._node, self._feed, self._asked = node, feed, asked
+    def __init__(self, node: Runtime, feed: Feed, asked: Asked, user: str) -> None:
+        self._node, self._feed, self._asked, self._user = node, feed, asked, user
         self._told = trio.current_time()
         self._left = asked.limit or -1
 
@@ -155,7 +157,7 @@ class _Reader:
                     await trio.sleep(POLL_S)
                     if trio.current_time() - self._told > ALIVE_S:
                         yield self._end()
-                page = await _page(self._node, self._feed)
+                page = await _page(self._node, self._feed, self._user)
         except BedrockishError as error:
             yield self._line({"error": pack_error(error)}, None, "error")
 

@@ -10,8 +10,10 @@ import binascii
 import hmac
 import ipaddress
 from collections.abc import Callable
+from contextlib import suppress
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
@@ -21,6 +23,8 @@ from bedrockish.node.cluster.authentication import Gate
 
 OPEN = ("/livez", "/", "/api", "/favicon.ico")  # and the page's files, in which no data is
 OPEN_BELOW = "/page/"
+USER = "bedrockish.user"  # in the scope of a request
+TOKEN = "(http_token)"  # is no user's name, and stands for whoever has the token
 HEADERS = [
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -46,19 +50,33 @@ class Admission:
         """Whether nobody has to show anything."""
         return not self.token and not self.gate.users
 
-    async def refuse_bearer(self, given: str, address: str) -> str:
-        """Say why what is sent as a bearer token lets nobody in; nothing if it does.
+    async def admit_bearer(self, given: str, address: str) -> str:
+        """Return who comes in with what is sent as a bearer token; empty if nobody has to say.
 
         It is the node's ``http_token``, or a user and a password as Basic authentication writes them: clients of
         libSQL's protocol have nothing but a token to send.
+
+        Raises:
+            AuthenticationError: it lets nobody in.
         """
         if self.everybody:
             return ""
         if self.token and hmac.compare_digest(given.encode(errors="replace"), self.token):
-            return ""
+            return TOKEN
         if self.gate.users and given:
-            return await self.gate.judge(*_login(given), address) or ""
-        return "send the http_token of the node, or base64 of user:password, as the token"
+            return await self.admit_login(_login(given), address)
+        raise AuthenticationError("send the http_token of the node, or base64 of user:password, as the token")
+
+    async def admit_login(self, login: tuple[str, str], address: str) -> str:
+        """Return the user who comes in with a name and a password.
+
+        Raises:
+            AuthenticationError: they let nobody in.
+        """
+        why = await self.gate.judge(*login, address)
+        if why:
+            raise AuthenticationError(why)
+        return login[0]
 
 
 class Guard:
@@ -97,8 +115,9 @@ class Guard:
             await send(message)
 
         caller = scope.get("client")
-        error = await self._refuse(scope["path"], Headers(scope=scope), caller[0] if caller else "")
-        if error is not None:
+        try:
+            scope[USER] = await self._admit(scope["path"], Headers(scope=scope), caller[0] if caller else "")
+        except UsageError as error:
             status = 401 if isinstance(error, AuthenticationError) else 400
             reply = error_reply(error, status, self._challenge if status == 401 else None)
             await reply(scope, receive, send_safely)  # type: ignore[arg-type]
@@ -126,25 +145,30 @@ class Guard:
         except Exception as unexpected:
             self._caught(f"the WebSocket at {scope['path']}", unexpected)  # the server closes it
 
-    async def _refuse(self, path: str, headers: Headers, address: str) -> UsageError | None:
+    async def _admit(self, path: str, headers: Headers, address: str) -> str:
+        """Return who asks; empty if nobody has to say.
+
+        Raises:
+            UsageError: it is not let in.
+        """
         is_open = path in OPEN or path.startswith(OPEN_BELOW)
         if not is_open and is_foreign(headers):
             whose = headers.get("origin", "elsewhere")
-            return UsageError(f"a page of {whose} may not use this database; type the address, or ask with a program")
+            raise UsageError(f"a page of {whose} may not use this database; type the address, or ask with a program")
         if self._admission.everybody:
             host = headers.get("host", "")
             if is_near(host, self._hosts):
-                return None
-            return UsageError(f"this node is not called {host!r}; ask by its IP address, or give it an http_token")
+                return ""
+            raise UsageError(f"this node is not called {host!r}; ask by its IP address, or give it an http_token")
         if is_open:
-            return None
+            return ""
         scheme, _, given = headers.get("authorization", "").partition(" ")
         given = given.strip()
-        if scheme.lower() == "bearer" and not await self._admission.refuse_bearer(given, address):
-            return None
+        if scheme.lower() == "bearer":
+            with suppress(AuthenticationError):
+                return await self._admission.admit_bearer(given, address)
         if self._admission.gate.users and scheme.lower() == "basic":
-            why = await self._admission.gate.judge(*read_login(headers), address)
-            return AuthenticationError(why) if why else None
+            return await self._admission.admit_login(read_login(headers), address)
         ways = [
             *(["'Authorization: Bearer …' with the http_token of the node"] if self._admission.token else []),
             *(
@@ -153,7 +177,12 @@ class Guard:
                 else []
             ),
         ]
-        return AuthenticationError(f"send the header {' or '.join(ways)}")
+        raise AuthenticationError(f"send the header {' or '.join(ways)}")
+
+
+def user_of(request: Request) -> str:
+    """Return who sends a request, as the guard found; empty if nobody has to say."""
+    return str(request.scope.get(USER, ""))
 
 
 def read_login(headers: Headers) -> tuple[str, str]:

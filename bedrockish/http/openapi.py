@@ -402,7 +402,8 @@ FEED = [
 ]
 FED: Schema = {
     "description": "A line of JSON for each transaction, with the id of its command and, as joined, of those that "
-    "share it; the last line has cursor and safe, or error. With Accept: text/event-stream, an event for each.",
+    "share it, and with their users as user and joined_users; the last line has cursor and safe, or error. With "
+    "Accept: text/event-stream, an event for each.",
     "content": {"application/x-ndjson": {"schema": TEXT}},
 }
 NOT_READY = {"description": "They should not.", "content": {"application/json": {"schema": _ref("Ready")}}}

@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, assert_never
 
@@ -190,6 +191,7 @@ async def serve_client(
     upkeep: Upkeeps | None = None,
     caught: Caught,
     memory: Holds | None = None,
+    user: str = "",
 ) -> None:
     """Answer one client until its link is over; what it began goes on. Somebody else runs the link.
 
@@ -202,10 +204,12 @@ async def serve_client(
         transactions: keeps interactive transactions, which end with the link.
         upkeep: does what an operator asks.
         memory: is told how many bytes are kept for the link.
+        user: who the client is; empty if nobody has to say.
         caught: takes an exception that no call was expected to raise, and returns the answer to that call.
     """
     loan = Loan(donor)
     session = _Session(link, node, loan, begin, in_flight_max, transactions, upkeep, caught)
+    session.user = user
     session.count_by(memory or Memory())
     try:
         async with trio.open_nursery() as nursery:
@@ -221,7 +225,13 @@ async def serve_client(
 
 
 class _Session:
-    """One client's calls."""
+    """One client's calls.
+
+    Attributes:
+        user: who the client is; empty if nobody has to say.
+    """
+
+    user = ""
 
     def __init__(
         self,
@@ -282,6 +292,8 @@ class _Session:
         except MemoryFullError as error:
             self._refuse(call.id, error, size)
             return
+        if self.user and isinstance(call, Execute | Step):
+            call = replace(call, request=replace(call.request, user=self.user))
         if self._begin is not None and isinstance(call, Execute):
             self._begin(call.request, partial(self._done, call.id, size))
         else:

@@ -112,6 +112,9 @@ def test_tls_and_a_password(tls: LocalCluster, certs: Path) -> None:
     own = f"cert={certs / 'app.pem'}&key={certs / 'app-key.pem'}"
     with connect(f"bedrockish://{hosts}/?{ca}&{own}") as db:
         assert db.execute("SELECT length(a) FROM t").value() == 1_000_000
+        db.execute("INSERT INTO t VALUES ('of a certificate')")
+        of = "SELECT user_name FROM bedrockish_changes WHERE table_name = 't' ORDER BY clock"
+        assert db.execute(of).rows == [("ann",), ("client:app",)]
     assert refused(f"bedrockish://ann:no@{hosts}/?{ca}") == "wrong user or password"
     assert "asks for a user and a password" in refused(f"bedrockish://{hosts}/?{ca}")
     other = certs.parent / "other"

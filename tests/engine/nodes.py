@@ -53,6 +53,7 @@ class TestNode:
             prepared.result,
             joined=prepared.joined if shared else (),
             shares=prepared.shares if shared else (),
+            users=prepared.users if shared else (),
         )
         entry = Entry(self.node, self.tick, {self.node: self.tick}, transaction, None, self.head)
         self.head = entry.hash

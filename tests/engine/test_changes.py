@@ -1,6 +1,7 @@
 """``bedrockish_changes``: the journal as a table, with what is asked of it looked up and not read over."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,12 +110,17 @@ OF_COMMAND = "SELECT row_key, joined FROM bedrockish_changes WHERE transaction_i
 def test_a_command_that_shares_a_transaction_is_found_by_its_id(
     shop: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = [request(f"INSERT INTO note(rowid) VALUES ({number})", command=f"c{number}") for number in (20, 21, 22)]
+    insert = "INSERT INTO note(rowid) VALUES ({})"
+    whose = {20: "ann", 21: "", 22: "bob"}
+    requests = [replace(request(insert.format(n), command=f"c{n}"), user=user) for n, user in whose.items()]
     prepared = shop.engine.execute_together(requests, 3600.0)
     shop.apply(shop.entry(prepared, shared=True))  # the transaction A6, whose first command is A6 in these tests
     assert shop.rows("SELECT count(*) FROM bedrockish_changes WHERE joined IS NOT NULL") == [(3,)]
     of = "SELECT transaction_id FROM bedrockish_changes WHERE joined IS NOT NULL"
     assert shop.rows(of) == [("A6",), ("c21",), ("c22",)]
+    users = "SELECT row_key, user_name FROM bedrockish_changes WHERE joined IS NOT NULL"
+    assert shop.rows(users) == [(20, "ann"), (21, None), (22, "bob")]
+    assert shop.rows("SELECT DISTINCT user_name FROM bedrockish_changes WHERE joined IS NULL") == [(None,)]
     for number, command in ((20, "A6"), (21, "c21"), (22, "c22")):
         found, count = decoded(shop, monkeypatch, OF_COMMAND, [command])
         assert found == [(number, '["c21", "c22"]')]

@@ -50,7 +50,7 @@ def test_every_transaction_is_a_line_and_the_last_line_says_where_to_go_on(shop:
     found, last = read(shop)
     assert [one["kind"] for one in found] == ["schema", "schema", *["rows"] * 7]
     row = {"table": "item", "before": None, "after": {"id": 0, "name": "n0"}}
-    assert found[2]["changes"] == [{"op": "INSERT", "command": found[2]["command"], **row}]
+    assert found[2]["changes"] == [{"op": "INSERT", "command": found[2]["command"], "user": None, **row}]
     assert last["cursor"] == found[-1]["cursor"]
     assert last["safe"] >= found[-1]["clock"]
     assert read(shop, f"after={last['cursor']}")[0] == []

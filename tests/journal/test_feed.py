@@ -107,27 +107,39 @@ def test_each_change_is_told_with_the_command_that_made_it(journal: sqlite3.Conn
     """Also when other tables are left out; and nobody's name is made up where the journal does not say it."""
     made = [Change(table, ("n",), INSERT, n, n, None, (n,)) for n, table in enumerate("abba")]
 
-    def commit(tick: int, shares: tuple[int, ...]) -> None:
+    def commit(tick: int, shares: tuple[int, ...], users: tuple[str, ...] = ()) -> None:
         shared = Transaction(
             *(Txid(14 + tick, "C"), {}, 0, 0, 0, "first", "serializable", "rows", Footprint()),
-            *(encode_changes(made), b"", (), 0, (("second", b""), ("third", b"")), shares),
+            *(encode_changes(made), b"", (), 0, (("second", b""), ("third", b"")), shares, users),
         )
         journal.execute(
             "INSERT INTO bedrockish_journal VALUES (NULL, ?, 'C', 'C', ?, ?, 'rows', 0)", (14 + tick, tick, shared.body)
         )
 
     commit(1, (1, 2, 1))
-    commit(2, ())
+    commit(2, (), ("ann", "bob", ""))
     commit(3, (1, 2, 2))
+    commit(4, (1, 2, 1), ("ann", "", "b\x1bob"))
     journal.execute("UPDATE bedrockish_meta SET value = 40")
     found = [one for one in Feed().take(journal.execute(*Feed().question(100)).fetchall()) if one.joined]
-    assert [one.makers for one in found] == [("first", "second", "second", "third"), (None,) * 4, (None,) * 4]
+    made_by = ("first", "second", "second", "third")
+    assert [one.makers for one in found] == [made_by, (None,) * 4, (None,) * 4, made_by]
+    told = [as_data(one) for one in found]
+    assert [change["user"] for change in told[3]["changes"]] == ["ann", None, None, "b\x1bob"]
+    assert [(one["user"], one["joined_users"]) for one in told] == [
+        (None, [None, None]),
+        ("ann", ["bob", None]),
+        (None, [None, None]),
+        ("ann", [None, "b\x1bob"]),
+    ]
+    assert [change["user"] for change in told[1]["changes"]] == [None] * 4, "nobody knows who made which"
+    assert as_text(found[3]).splitlines()[0].endswith(" commands first of ann, second, third of b\\x1bob")
     assert [change["command"] for change in as_data(found[0])["changes"]] == ["first", "second", "second", "third"]
     assert [line.rpartition(" by ")[2] for line in as_text(found[0]).splitlines()[1:]] == list(found[0].makers)
     assert " by " not in as_text(found[1])
     feed = Feed(tables=["A"])
     only = [one for one in feed.take(journal.execute(*feed.question(100)).fetchall()) if one.joined]
-    assert [one.makers for one in only] == [("first", "third"), (None, None), (None, None)]
+    assert [one.makers for one in only] == [("first", "third"), (None, None), (None, None), ("first", "third")]
 
 
 def test_what_was_above_safe_time_comes_when_it_is_safe(journal: sqlite3.Connection) -> None:
@@ -235,6 +247,6 @@ async def test_what_cannot_be_read_is_a_typed_error_at_its_place_and_nothing_is_
             return Answer(encode_results([Result(tuple("1234567"), page)]), Token())
 
     with pytest.raises(DamagedError, match=r"20\.B"):
-        await _page(cast(Any, Node()), feed)
+        await _page(cast(Any, Node()), feed, "")
     journal.execute("UPDATE bedrockish_journal SET body = ? WHERE clock = 20 AND origin = 'B'", (row(20, "B", "u")[4],))
     assert read(journal, feed) == ["20.B", "30.B"]

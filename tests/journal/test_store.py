@@ -103,6 +103,28 @@ def test_shares_that_are_no_counts_of_its_commands_are_refused(shares: object) -
         decode_transaction(cbor2.dumps(fields))
 
 
+def test_whose_a_transaction_is_stands_behind_all_else_and_only_if_somebody_had_to_say() -> None:
+    """Release 0.1.0 reads the first 16 fields and over the others, so what they are without it stays what it was."""
+    plain = make("A", 1, 10).transaction
+    assert len(cbor2.loads(plain.body)) == 14
+    mine = replace(plain, users=("ann",), body=b"")
+    assert cbor2.loads(mine.body)[14:] == [0, [], [], ["ann"]]
+    assert (decode_transaction(mine.body), decode_transaction(mine.body).user_of("c10")) == (mine, "ann")
+    shared = replace(plain, joined=(("second", b""), ("third", b"")), users=("ann", "", "bob"), body=b"")
+    assert decode_transaction(shared.body) == shared
+    assert [shared.user_of(command) for command in (*shared.commands, "none", None)] == ["ann", None, "bob", None, None]
+
+
+@pytest.mark.parametrize("users", [1, [], [1, 2], ["ann"], ["ann", 1], ["", ""], ["ann", "bob", "eve"]])
+def test_users_that_are_not_whose_its_commands_are_are_refused(users: object) -> None:
+    whole = replace(make("A", 1, 10).transaction, joined=(("second", b"two"),), users=("ann", "bob"), body=b"")
+    assert decode_transaction(whole.body) == whole
+    fields = cbor2.loads(whole.body)
+    fields[17] = users
+    with pytest.raises(EntryMalformedError):
+        decode_transaction(cbor2.dumps(fields))
+
+
 @pytest.mark.parametrize("joined", [1, [1], [["a"]], [["a", "b"]], [[b"a", b"b"]], [["a", b"b", 1]]])
 def test_what_are_no_joined_commands_is_refused(joined: object) -> None:
     whole = replace(make("A", 1, 10).transaction, joined=(("second", b"two"),), body=b"")

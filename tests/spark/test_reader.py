@@ -182,7 +182,15 @@ def test_each_change_names_the_command_that_made_it(tmp_path: Path) -> None:
     assert world.commit("A", touching("1"), changes=changes, command="alone")
     assert world.commit("A", touching("2"), changes=changes, command="first", joined=("second",), shares=(1, 2))
     assert world.commit("A", touching("3"), changes=changes, command="unsaid", joined=("too",))
-    rows = read(world.write(tmp_path)[0], table="changes")
+    both = {"command": "one", "joined": ("two",), "shares": (2, 1), "users": ("ann", "bob")}
+    assert world.commit("A", touching("4"), changes=changes, **both)
+    assert world.commit("A", touching("5"), changes=changes, command="mine", users=("ann",))
+    file = world.write(tmp_path)[0]
+    rows = read(file, table="changes")
+    assert [row["user_name"] for row in rows] == [None] * 9 + ["ann", "ann", "bob"] + ["ann"] * 3
+    users = [row["users"] for row in read(file, table="commits")]
+    assert users == [[None], [None, None], [None, None], ["ann", "bob"], ["ann"]]
+    rows = rows[:9]
     assert [row["command"] for row in rows] == ["alone"] * 3 + ["first", "second", "second"] + [None] * 3
 
 

@@ -41,6 +41,7 @@ class Draft:
     adopted_from: str | None = None
     joined: tuple[str, ...] = ()
     shares: tuple[int, ...] = ()
+    users: tuple[str, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -149,7 +150,7 @@ class World:
             transaction = Transaction(
                 draft.txid, draft.base, 0, 0, draft.config, draft.command, "serializable", draft.kind,
                 draft.footprint, draft.changes, b"", joined=tuple((command, b"") for command in draft.joined),
-                shares=draft.shares,
+                shares=draft.shares, users=draft.users,
             )  # fmt: skip
             made[place] = Entry(
                 draft.leader, draft.tick, draft.quorum, transaction, draft.adopted_from,

@@ -203,6 +203,7 @@ def make_transaction(
         activates,
         prepared.joined,
         prepared.shares,
+        prepared.users or ((ticket.request.user,) if ticket.request.user else ()),
     )
 
 

@@ -38,6 +38,7 @@ class Prepared:
         clock: what ``transaction_clock()`` gave in it, which is later than all in ``base``; 0 if it was not called.
         joined: the commands that were executed after it, on top of what it did, each with its encoded results.
         shares: how many of the changes each of these commands made, itself first; empty if that cannot be told.
+        users: whose each of these commands is, itself first; empty if there is one, or nobody has to say.
     """
 
     base: Vector
@@ -50,6 +51,7 @@ class Prepared:
     clock: int = 0
     joined: tuple[tuple[str, bytes], ...] = ()
     shares: tuple[int, ...] = ()
+    users: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

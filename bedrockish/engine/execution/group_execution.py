@@ -88,7 +88,8 @@ def execute(
         prepared = executor.prepare_rows(gatherer, results[0], base, version, writes=True)
         joined = tuple((one.command, result) for one, result in zip(requests[1:], results[1:], strict=True))
         shares = tuple(end - start for start, end in pairwise(ends)) if can_tell else ()
-        prepared = replace(prepared, joined=joined, shares=shares)
+        users = tuple(one.user for one in requests) if any(one.user for one in requests) else ()
+        prepared = replace(prepared, joined=joined, shares=shares, users=users)
         check_size(prepared)
     except DamagedError:
         raise

@@ -36,6 +36,7 @@ COLUMNS = {
     "row_after": "TEXT",
     "statement": "TEXT",
     "joined": "TEXT",
+    "user_name": "TEXT",
 }
 SCHEMA = f"CREATE TABLE {NAME}({', '.join(f'{name} {kind}'.strip() for name, kind in COLUMNS.items())})"
 _NAMES = tuple(COLUMNS)
@@ -157,16 +158,18 @@ class _Cursor:
             head = (clock, origin)
             middle = (clock_time(clock), leader, tick, transaction.kind)
             makers = transaction.makers or repeat(None)
+            whose = transaction.whose
             joined = json.dumps(transaction.joined, ensure_ascii=False) if transaction.joined else None
             for seq, (change, maker) in enumerate(zip(_parts(transaction), makers, strict=False)):
                 command = maker or transaction.command
+                last = (joined, whose.get(maker if transaction.joined else command))
                 if isinstance(change, str) or change is None:
                     if only is None:
-                        yield (*head, seq, command, *middle, None, None, None, None, None, change, joined)
+                        yield (*head, seq, command, *middle, None, None, None, None, None, change, *last)
                 elif only is None or change.table == only:
                     images = (_json(change, change.before), _json(change, change.after))
                     key = self._key(change)
-                    yield (*head, seq, command, *middle, change.op, change.table, key, *images, None, joined)
+                    yield (*head, seq, command, *middle, change.op, change.table, key, *images, None, *last)
 
     def _key(self, change: Change) -> Value:
         """Return the value of the row's key, or the values as JSON if there are several; after the change."""

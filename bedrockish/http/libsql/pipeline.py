@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from bedrockish.api.json_forms import read_json, write_json
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
+from bedrockish.http.guard import user_of
 from bedrockish.http.libsql import protobuf
 from bedrockish.http.libsql.session import DeclaredTypes, Runs, Session
 from bedrockish.http.libsql.structures import ResultUnsayableError, has_infinity, write_error
@@ -68,7 +69,7 @@ class Pipelines:
         """Return the endpoint of version 1 for one request, on a stream of its own."""
 
         async def alone(request: Request) -> Response:
-            session = Session(self._node, self._declared)
+            session = self._new(request)
             session.purse = purse_of(request)
             try:
                 asked = await self._read(request, _read_object)
@@ -154,6 +155,11 @@ class Pipelines:
 
     # -- batons ----------------------------------------------------------------------------------------------------
 
+    def _new(self, request: Request) -> Session:
+        session = Session(self._node, self._declared)
+        session.user = user_of(request)
+        return session
+
     async def _read(self, request: Request, read: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
         return read(await self._body(request))
 
@@ -164,7 +170,7 @@ class Pipelines:
         if baton is None:
             if len(self._kept) >= STREAMS_MAX:
                 raise UnavailableError(f"the node has {STREAMS_MAX} open streams, which is its limit; try again")
-            return Kept(Session(self._node, self._declared), caller)
+            return Kept(self._new(request), caller)
         if not isinstance(baton, str):
             raise UsageError("baton should be a text or null")
         kept = self._kept.get(baton)

@@ -94,9 +94,11 @@ class Session:
     Attributes:
         closed: whether it is over.
         purse: of the call that is answered now.
+        user: whose it is; empty if nobody has to say.
     """
 
     purse: Purse | None = None
+    user = ""
 
     def __init__(self, node: Runs, declared: DeclaredTypes, texts: Texts | None = None) -> None:
         self._node, self._declared = node, declared
@@ -213,7 +215,7 @@ class Session:
         return (KEYS_OFF, *statements) if changes and not self._keys and not self._unchecked else statements
 
     def _request(self, statements: tuple[Statement, ...] = ()) -> Request:
-        return Request(uuid.uuid4().hex, statements, token=self._token, timeout_s=TIMEOUT_S)
+        return Request(uuid.uuid4().hex, statements, token=self._token, timeout_s=TIMEOUT_S, user=self.user)
 
     async def _control(self, kind: str) -> Result:
         done = Result((), [])
@@ -243,7 +245,7 @@ class Session:
     async def _step(self, op: str, statements: tuple[Statement, ...] = ()) -> Answer:
         """Do something in the open transaction; note it if that is over by then."""
         assert self._open is not None
-        step = Request(self._open.command, statements, timeout_s=TIMEOUT_S)
+        step = Request(self._open.command, statements, timeout_s=TIMEOUT_S, user=self.user)
         try:
             return await self._node.transactions.handle(self._owner, op, step)
         except BedrockishError as error:

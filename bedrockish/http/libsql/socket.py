@@ -62,6 +62,7 @@ class Connection:
     is_protobuf: bool
     caught: Caught
     new_purse: Callable[[], Purse]
+    user: str = ""  # who its streams are opened for from now on; empty if nobody has to say
     texts: Texts = field(default_factory=Texts)
     streams: dict[int, Open] = field(default_factory=dict)
     cursors: dict[int, int] = field(default_factory=dict)  # cursor -> its stream
@@ -121,7 +122,9 @@ class Connection:
         if len(self.streams) >= STREAMS_MAX:
             raise UnavailableError(f"a connection has {STREAMS_MAX} streams at most; close some, or open another one")
         into, out = trio.open_memory_channel[tuple[int, dict[str, Any]]](WAITING_MAX)
-        self.streams[number] = opened = Open(into, Session(self.node, self.declared, self.texts))
+        session = Session(self.node, self.declared, self.texts)
+        session.user = self.user
+        self.streams[number] = opened = Open(into, session)
         self.nursery.start_soon(self._serve, number, opened, out)
 
     def _stream(self, asked: dict[str, Any]) -> Open:
@@ -288,10 +291,11 @@ class Sockets:
             raise UsageError("the first message should be hello")
         jwt = message.get("jwt")
         caller = connection.socket.client
-        why = await self._admit(jwt if isinstance(jwt, str) else "", caller.host if caller else "")
-        if not why:
-            await connection.send({"type": "hello_ok"})
-            return True
-        await connection.send({"type": "hello_error", "error": write_error(AuthenticationError(why))})
-        await connection.socket.close(POLICY, "not authenticated")
-        return False
+        try:
+            connection.user = await self._admit(jwt if isinstance(jwt, str) else "", caller.host if caller else "")
+        except AuthenticationError as error:
+            await connection.send({"type": "hello_error", "error": write_error(error)})
+            await connection.socket.close(POLICY, "not authenticated")
+            return False
+        await connection.send({"type": "hello_ok"})
+        return True

@@ -26,6 +26,7 @@ from bedrockish_net.errors import Code, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.tls import (
     CertificateError,
+    certificate_holder,
     check_revoked,
     dial_context,
     has_certificate,
@@ -159,6 +160,13 @@ class Gate:
             )
         if why := await self.judge(user, password, _address(stream)):
             raise RefusedError(Code.AUTHENTICATION, why)
+
+    def caller(self, stream: trio.abc.Stream, hello: Hello) -> str:
+        """Return who a client is that was let in: what its certificate says, else its user; empty if none was asked."""
+        name = certificate_holder(stream)
+        if name is not None:
+            return name[:USER_CHARACTERS_MAX]
+        return str(hello.info.get(USER, "")) if self.users else ""
 
     async def judge(self, user: str, password: str, address: str) -> str:
         """Return why a user may not come in, or nothing.

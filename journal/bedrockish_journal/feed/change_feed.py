@@ -126,6 +126,7 @@ class Committed:
         after: what it had seen, as a vector.
         makers: the id of the command that made each of ``changes``; None where several commands share a transaction
             and it cannot be told (see ``Transaction.shares``).
+        users: whose ``command`` is, and each of ``joined``; None for a command of which that was not asked.
     """
 
     cursor: Cursor
@@ -139,6 +140,12 @@ class Committed:
     statements: tuple[str, ...]
     after: dict[str, int]
     makers: tuple[str | None, ...] = ()
+    users: tuple[str | None, ...] = ()
+
+    @property
+    def whose(self) -> dict[str | None, str | None]:
+        """Each of its commands, and whose it is."""
+        return dict(zip((self.command, *self.joined), self.users, strict=False))
 
     @property
     def at(self) -> datetime:
@@ -238,4 +245,5 @@ def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction, 
         tuple(decode_statements(transaction.changes)) if kind == SCHEMA and not failure else (),
         dict(transaction.base),
         transaction.makers(len(changes)),
+        tuple(transaction.user_of(command) for command in transaction.commands),
     )

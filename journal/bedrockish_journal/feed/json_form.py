@@ -10,6 +10,7 @@ from bedrockish_journal.model.changes import Change, Row, Value
 
 def as_data(transaction: Committed) -> dict[str, Any]:
     """Return a transaction as plain data; a blob becomes {"base64": …}, a number that JSON lacks {"float": …}."""
+    whose = transaction.whose
     return {
         "cursor": str(transaction.cursor),
         "clock": transaction.clock,
@@ -17,7 +18,9 @@ def as_data(transaction: Committed) -> dict[str, Any]:
         "leader": transaction.leader,
         "place": list(transaction.place),
         "command": transaction.command,
+        "user": whose.get(transaction.command),
         "joined": list(transaction.joined),
+        "joined_users": [whose.get(command) for command in transaction.joined],
         "kind": transaction.kind,
         "after": transaction.after,
         "statements": list(transaction.statements),
@@ -26,6 +29,7 @@ def as_data(transaction: Committed) -> dict[str, Any]:
                 "op": change.op,
                 "table": change.table,
                 "command": maker,
+                "user": whose.get(maker),
                 "before": record(change, change.before),
                 "after": record(change, change.after),
             }

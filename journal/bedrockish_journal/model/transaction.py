@@ -93,8 +93,17 @@ def _list(value: object) -> list[object]:
 
 def _shares(value: object, commands: int) -> tuple[int, ...]:
     found = tuple(_list(value))
+    if not found:
+        return ()  # it cannot be told, and something follows that can
     if len(found) != commands or not all(type(count) is int and 0 <= count < CLOCK_READ_LIMIT for count in found):
         raise EntryMalformedError(f"a transaction of {commands} commands should say how many changes each made")
+    return found  # type: ignore[return-value]
+
+
+def _users(value: object, commands: int) -> tuple[str, ...]:
+    found = tuple(_list(value))
+    if len(found) != commands or not all(isinstance(user, str) for user in found) or not any(found):
+        raise EntryMalformedError(f"a transaction of {commands} commands should say whose each is, and not of nobody")
     return found  # type: ignore[return-value]
 
 
@@ -134,6 +143,8 @@ class Transaction:
             each with what its client is answered.
         shares: how many of ``changes`` each of its commands made, in their order; empty if there is one command, or if
             it cannot be told: earlier releases did not, and what several did to tables with VIRTUAL columns is merged.
+        users: whose each of its commands is, in their order: what its client showed who it is; an empty text where it
+            had to show nothing. Empty if that is so of all of them.
         body: the canonical bytes of all of the above.
     """
 
@@ -152,6 +163,7 @@ class Transaction:
     activates: int = 0
     joined: tuple[tuple[str, bytes], ...] = ()
     shares: tuple[int, ...] = ()
+    users: tuple[str, ...] = ()
     body: bytes = field(repr=False, default=b"")
 
     def __post_init__(self) -> None:
@@ -170,6 +182,12 @@ class Transaction:
         if not self.shares or sum(self.shares) != count:  # the latter is a broken leader's; "journal verify" names it
             return (None,) * count
         return tuple(name for name, share in zip(self.commands, self.shares, strict=True) for _ in range(share))
+
+    def user_of(self, command: str | None) -> str | None:
+        """Return whose one of its commands is; None if nobody had to say, or it is None."""
+        if not self.users or command is None:
+            return None
+        return dict(zip(self.commands, self.users, strict=True)).get(command) or None
 
     def result_of(self, command: str) -> bytes:
         """Return what the client of one of its commands is answered, encoded."""
@@ -192,9 +210,10 @@ class Transaction:
                 self.changes,
                 self.result,
                 [[clock, leader] for clock, leader in self.rollbacks],
-                *((self.activates,) if self.activates or self.joined else ()),
-                *(([[command, result] for command, result in self.joined],) if self.joined else ()),
-                *((self.shares,) if self.shares else ()),  # read by whom it concerns; 0.1.0 reads over it
+                *((self.activates,) if self.activates or self.joined or self.users else ()),
+                *(([[command, result] for command, result in self.joined],) if self.joined or self.users else ()),
+                *((self.shares,) if self.shares or self.users else ()),  # 0.1.0 reads over it, and over what follows
+                *((self.users,) if self.users else ()),
             ]
         )
 
@@ -258,5 +277,6 @@ def decode_transaction(body: bytes) -> Transaction:
         activates,
         joined,
         _shares(packed[16], 1 + len(joined)) if len(packed) > 16 else (),
+        _users(packed[17], 1 + len(joined)) if len(packed) > 17 else (),
         bytes(body),
     )

@@ -177,7 +177,7 @@ HEAD = {
 
 
 def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
-    adopted_from = after = quorum = config = isolation = joined = malformed = None
+    adopted_from = after = quorum = config = isolation = joined = users = malformed = None
     if context.wants(*_DECODED):
         found = context.decoded(row)
         if isinstance(found, EntryMalformedError):
@@ -187,6 +187,7 @@ def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
             adopted_from, isolation, config = label.adopted_from, transaction.isolation, transaction.config
             after, quorum = list(transaction.base.items()), list(label.quorum.items())
             joined = list(transaction.commands[1:])
+            users = [transaction.user_of(command) for command in transaction.commands]
             malformed = _disagreement(row, label, transaction)
     yield (
         *_head(context, row),
@@ -206,6 +207,7 @@ def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
         row.prev,
         row.hash,
         malformed,
+        users,
     )
 
 
@@ -234,10 +236,12 @@ def _changes(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     head = _head(context, row)
     keys, before, after = context.wants("pk", "pk_after"), context.wants("before"), context.wants("after")
     makers: tuple[str | None, ...] = (None,) * len(changes)
-    if context.wants("command"):
+    whose: dict[str | None, str | None] = {}
+    if context.wants("command", "user_name"):
         found = context.decoded(row)
         if isinstance(found, Decoded):
             makers = found.transaction.makers(len(changes))
+            whose = {command: found.transaction.user_of(command) for command in found.transaction.commands}
     for place, (change, maker) in enumerate(zip(changes, makers, strict=True)):
         if context.tables is not None and change.table not in context.tables:
             continue
@@ -258,6 +262,7 @@ def _changes(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
             row_text(change.columns, change.before) if before else None,
             row_text(change.columns, change.after) if after else None,
             maker,
+            whose.get(maker),
         )
 
 
@@ -337,8 +342,9 @@ _COMMITS = {
     "prev": "BINARY",
     "hash": "BINARY",
     "malformed": "STRING",
+    "users": "ARRAY<STRING>",
 }
-_DECODED = ("adopted_from", "after", "quorum", "config", "isolation", "joined", "malformed")
+_DECODED = ("adopted_from", "after", "quorum", "config", "isolation", "joined", "malformed", "users")
 
 TABLES: dict[str, Table] = {
     "commits": Table(_COMMITS, _commits, bare=frozenset(_COMMITS) - {*_DECODED, "label", "body"}),
@@ -355,6 +361,7 @@ TABLES: dict[str, Table] = {
             "before": "STRING",
             "after": "STRING",
             "command": "STRING",
+            "user_name": "STRING",
         },
         _changes,
         kind=ROWS,

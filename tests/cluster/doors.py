@@ -1,0 +1,203 @@
+"""Every door of a node through which a user's SQL comes in, each as a function: run one text, or say why not."""
+
+import base64
+import json
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import wsproto.events
+from wsproto import ConnectionType, WSConnection
+
+import bedrockish.dbapi
+from bedrockish import connect
+from bedrockish.errors import BedrockishError
+from tools.cluster import LocalCluster, clean_environment
+
+WAIT_S = 60
+
+
+class RefusedAtTheDoorError(Exception):
+    """Raised when a door answers with an error, whose code and text it has."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Somebody who comes to one node of a cluster."""
+
+    cluster: LocalCluster
+    node: int
+    user: str
+    password: str
+
+    @property
+    def url(self) -> str:
+        hosts = f"127.0.0.1:{self.cluster.nodes[self.node].port}"
+        return f"bedrockish://{self.user}:{quote(self.password, safe='')}@{hosts}/?discover=no"
+
+    @property
+    def login(self) -> str:
+        return base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+    @property
+    def http_port(self) -> int:
+        port = self.cluster.nodes[self.node].http_port
+        assert port
+        return port
+
+    def post(self, path: str, body: object, scheme: str = "Basic") -> Any:
+        """Send JSON, and return the JSON that comes back."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.http_port}{path}",
+            None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/json", "Authorization": f"{scheme} {self.login}"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=WAIT_S) as reply:
+                said = reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise RefusedAtTheDoorError(error.read().decode()) from None
+        return json.loads(said) if said.startswith(("{", "[")) and said.count("\n") < 2 else said
+
+
+def client(caller: Caller, sql: str) -> None:
+    with _typed(), connect(caller.url) as db:
+        db.execute(sql)
+
+
+def whole_transaction(caller: Caller, sql: str) -> None:
+    with _typed(), connect(caller.url) as db:
+        db.transact(["SELECT 1", sql])
+
+
+def open_transaction(caller: Caller, sql: str) -> None:
+    with _typed(), connect(caller.url) as db:
+        db.execute("BEGIN")
+        db.execute("SELECT 1")
+        db.execute(sql)
+        db.execute("COMMIT")
+
+
+def dbapi(caller: Caller, sql: str) -> None:
+    try:
+        connection = bedrockish.dbapi.connect(caller.url)
+        try:
+            connection.execute(sql)
+            connection.commit()
+        finally:
+            connection.close()
+    except bedrockish.dbapi.Error as error:
+        raise RefusedAtTheDoorError(f"{getattr(error, 'code', '')} {error}") from None
+
+
+def shell(caller: Caller, sql: str) -> None:
+    command = [sys.executable, "-m", "bedrockish.cli.main", "sql", caller.url, sql]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, env=clean_environment())
+    assert "Traceback" not in done.stderr
+    if done.returncode:
+        raise RefusedAtTheDoorError(done.stderr)
+
+
+def http_execute(caller: Caller, sql: str) -> None:
+    caller.post("/db/execute", [sql])
+
+
+def http_transaction(caller: Caller, sql: str) -> None:
+    caller.post("/db/transaction", [sql])
+
+
+def libsql_pipeline(caller: Caller, sql: str) -> None:
+    _libsql(caller.post("/v2/pipeline", {"requests": [{"type": "execute", "stmt": {"sql": sql}}]}, "Bearer"))
+
+
+def libsql_alone(caller: Caller, sql: str) -> None:
+    caller.post("/v1/execute", {"stmt": {"sql": sql}})
+
+
+def libsql_batch(caller: Caller, sql: str) -> None:
+    steps: list[dict[str, Any]] = [{"stmt": {"sql": one}} for one in ("BEGIN", sql, "COMMIT")]
+    steps = [
+        {**one, "condition": {"type": "ok", "step": place - 1}} if place else one for place, one in enumerate(steps)
+    ]
+    answer = caller.post("/v2/pipeline", {"requests": [{"type": "batch", "batch": {"steps": steps}}]})
+    _libsql(answer)
+    for error in answer["results"][0]["response"]["result"]["step_errors"]:
+        if error:
+            raise RefusedAtTheDoorError(str(error))
+
+
+def libsql_socket(caller: Caller, sql: str) -> None:
+    answer = ask_socket(caller.http_port, caller.login, sql)
+    if answer["type"] != "response_ok":
+        raise RefusedAtTheDoorError(str(answer["error"]))
+
+
+def _libsql(answer: Mapping[str, Any]) -> None:
+    for one in answer["results"]:
+        if one["type"] == "error":
+            raise RefusedAtTheDoorError(str(one["error"]))
+
+
+def ask_socket(port: int, jwt: str, sql: str) -> dict[str, Any]:
+    """Say hello to a node's WebSocket and run one statement; return the last message, the first if it is an error."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as link:
+        talk = WSConnection(ConnectionType.CLIENT)
+        link.sendall(talk.send(wsproto.events.Request(host="127.0.0.1", target="/v2", subprotocols=["hrana2"])))
+        messages: list[dict[str, Any]] = []
+        requests: list[dict[str, Any]] = [
+            {"type": "hello", "jwt": jwt},
+            {"type": "request", "request_id": 1, "request": {"type": "open_stream", "stream_id": 1}},
+            {
+                "type": "request",
+                "request_id": 2,
+                "request": {"type": "execute", "stream_id": 1, "stmt": {"sql": sql, "want_rows": True}},
+            },
+        ]
+        while len(messages) < 3:
+            talk.receive_data(link.recv(1 << 16) or None)
+            for event in talk.events():
+                match event:
+                    case wsproto.events.AcceptConnection():
+                        for one in requests:
+                            link.sendall(talk.send(wsproto.events.TextMessage(data=json.dumps(one))))
+                    case wsproto.events.TextMessage(data=text):
+                        messages.append(json.loads(text))
+                        if "error" in messages[-1]:
+                            return messages[-1]
+                    case wsproto.events.CloseConnection() | wsproto.events.RejectConnection():
+                        return {"type": "closed", "error": str(event)}
+        return messages[-1]
+
+
+@contextmanager
+def _typed() -> Iterator[None]:
+    try:
+        yield
+    except BedrockishError as error:
+        raise RefusedAtTheDoorError(f"{error.code} {error.message}") from None
+
+
+DOORS: Mapping[str, Callable[[Caller, str], None]] = {
+    one.__name__: one
+    for one in (
+        client,
+        whole_transaction,
+        open_transaction,
+        dbapi,
+        shell,
+        http_execute,
+        http_transaction,
+        libsql_pipeline,
+        libsql_alone,
+        libsql_batch,
+        libsql_socket,
+    )
+}

@@ -1,0 +1,200 @@
+"""Three real nodes with users: the journal says whose each command was, through whichever door it came."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import cbor2
+import pytest
+import trio
+
+from bedrockish import connect, open_client
+from bedrockish.api.requests import Request, Statement
+from bedrockish.api.wire import Answered, Execute, decode_reply, encode_call
+from bedrockish.client.feed import Changes
+from bedrockish.common.password_hash import hash_password
+from bedrockish_journal.model.transaction import decode_transaction
+from bedrockish_net.events import Hello
+from bedrockish_net.stream import Link
+from tests.cluster import procedures
+from tests.cluster.doors import DOORS, Caller
+from tests.cluster.releases import unpack_last_release
+from tests.cluster.story import ready
+from tests.cluster.test_security import program
+from tools.cluster import LocalCluster, clean_environment
+
+pytestmark = pytest.mark.cluster
+
+PASSWORDS = {"ann": "s/e@cret", "bob": "hunter2"}
+USERS = {user: str(hash_password(password, bytes(16))) for user, password in PASSWORDS.items()}
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes with two users, registered commands, and a token at the node A."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("users") / "three", settings={"users": USERS})
+    cluster.add_http()
+    cluster.write_files()
+    cluster.login = "ann:s%2Fe%40cret@"
+    for node in cluster.nodes:
+        node.config.write_text(f'plugins = ["{procedures.__name__}"]\nhttp_token = "t"\n' + node.config.read_text())
+    try:
+        for node in cluster.nodes:
+            node.start()
+        trio.run(ready, cluster)
+        with connect(cluster.url()) as db:
+            db.execute("CREATE TABLE came(door TEXT PRIMARY KEY, n INTEGER DEFAULT 0)")
+            db.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, balance INTEGER)")
+            db.execute("INSERT INTO account VALUES (1, 100), (2, 0)")
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def caller(cluster: LocalCluster, user: str, node: int = 0) -> Caller:
+    return Caller(cluster, node, user, PASSWORDS[user])
+
+
+def whose(cluster: LocalCluster, table: str = "came") -> dict[str, str | None]:
+    """Return who made the first change to each row, by what SQL tells."""
+    asked = "SELECT row_key, user_name FROM bedrockish_changes WHERE table_name = ? ORDER BY clock DESC, seq DESC"
+    with connect(cluster.url()) as db:
+        return {str(key): user for key, user in db.execute(asked, (table,), read="strict")}
+
+
+def test_every_door_says_who_has_come(cluster: LocalCluster) -> None:
+    for number, (name, door) in enumerate(DOORS.items()):
+        for user in PASSWORDS:
+            door(caller(cluster, user, number % 3), f"INSERT INTO came(door) VALUES ('{name} {user}')")
+    expected = {f"{name} {user}": user for name in DOORS for user in PASSWORDS}
+    assert {key: user for key, user in whose(cluster).items() if key in expected} == expected
+
+
+def test_a_registered_command_is_its_callers(cluster: LocalCluster) -> None:
+    with connect(caller(cluster, "bob").url) as db:
+        assert db.call("transfer", [1, 2, 30]) == 70
+    caller(cluster, "ann").post("/db/command/transfer", [1, 2, 5])
+    asked = (
+        "SELECT user_name, json_extract(row_after, '$.balance') FROM bedrockish_changes WHERE table_name = 'account'"
+    )
+    with connect(cluster.url()) as db:
+        rows = db.execute(f"{asked} AND op = 'UPDATE' AND row_key = 1 ORDER BY clock", read="strict").rows
+    assert rows == [("bob", 70), ("ann", 65)]
+
+
+def test_a_change_of_the_schema_and_the_token_have_a_name(cluster: LocalCluster) -> None:
+    """The token's is no user's, so that nobody can pass for it."""
+    with connect(caller(cluster, "bob").url) as db:
+        db.execute("CREATE TABLE bobs(x)")
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{cluster.nodes[1].http_port}/db/execute",
+        b"[\"INSERT INTO came(door) VALUES ('token')\"]",
+        {"Content-Type": "application/json", "Authorization": "Bearer t"},
+    )
+    with urllib.request.urlopen(request, timeout=WAIT_S) as reply:
+        assert reply.status == 200
+    assert whose(cluster)["token"] == "(http_token)"
+    asked = "SELECT user_name FROM bedrockish_changes WHERE statement = 'CREATE TABLE bobs(x)'"
+    with connect(cluster.url()) as db:
+        assert db.execute(asked, read="strict").value() == "bob"
+
+
+def test_a_client_cannot_say_that_it_is_somebody_else(cluster: LocalCluster) -> None:
+    """What a call says of a user is not read: the door's word counts."""
+    call = encode_call(Execute(1, Request("forged", (Statement("INSERT INTO came(door) VALUES ('forged')"),))))
+    forged = cbor2.dumps({**cbor2.loads(call), "user": "ann"})
+
+    async def send() -> None:
+        hello = Hello("x", None, "client", info={"user": "bob", "password": PASSWORDS["bob"]})
+        link = await Link.dial("127.0.0.1", cluster.nodes[0].port, hello)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run)
+            await link.send(forged)
+            assert isinstance(decode_reply(await link.receive()), Answered)
+            await link.aclose()
+
+    trio.run(send)
+    assert whose(cluster)["forged"] == "bob"
+
+
+async def test_commands_that_share_a_transaction_are_each_of_its_user(cluster: LocalCluster) -> None:
+    """Many at one moment, of two users at one node; the feed, the command line and the journal agree."""
+    made: dict[str, str] = {}
+    with trio.fail_after(WAIT_S):
+        for attempt in range(20):
+
+            async def insert(user: str, number: int, attempt: int = attempt) -> None:
+                async with open_client(caller(cluster, user).url) as client:
+                    for count in range(5):
+                        key = f"{user} {attempt} {number} {count}"
+                        made[key] = user
+                        await client.execute("INSERT INTO came(door) VALUES (?)", (key,))
+
+            async with trio.open_nursery() as nursery:
+                for number in range(6):
+                    for user in PASSWORDS:
+                        nursery.start_soon(insert, user, number)
+            found = await trio.to_thread.run_sync(whose, cluster)
+            assert {key: found[key] for key in made} == made
+            async with open_client(cluster.url()) as client:
+                rows = (await client.execute("SELECT body FROM bedrockish_journal WHERE kind = 'rows'")).rows
+                if any(len(set(decode_transaction(body).users)) > 1 for (body,) in rows):
+                    break
+        else:
+            pytest.fail("commands of two users never shared a transaction")
+        seen: dict[str, str | None] = {}
+        async with open_client(cluster.url()) as client:
+            async for transaction in Changes(client, tables=["came"]):
+                for change, maker in zip(transaction.changes, transaction.makers, strict=True):
+                    assert change.after is not None
+                    seen[str(change.after[0])] = transaction.whose.get(maker)
+                if len(made.keys() & seen.keys()) == len(made):
+                    break
+    assert {key: seen[key] for key in made} == made
+
+
+def test_the_command_line_and_http_print_it(cluster: LocalCluster) -> None:
+    with connect(caller(cluster, "bob").url) as db:
+        db.execute("INSERT INTO came(door) VALUES ('printed')", command="printed-1")
+    done = program("changes", cluster.url(), "--table", "came", "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    while "printed-1" not in [line["command"] for line in lines]:
+        lines = [json.loads(line) for line in program("changes", cluster.url(), "--json").stdout.splitlines()]
+    (mine,) = [line for line in lines if line["command"] == "printed-1"]
+    assert (mine["user"], mine["joined_users"], mine["changes"][0]["user"]) == ("bob", [], "bob")
+    text = program("changes", cluster.url()).stdout
+    assert f"cursor {mine['cursor']} of bob\n" in text
+    lines = caller(cluster, "ann").post("/changes?wait=10&table=came", None).splitlines()
+    assert "bob" in [json.loads(line).get("user") for line in lines]
+    shown = program("journal", "show", str(cluster.nodes[0].database), "--changes").stdout
+    assert "command printed-1 of bob\n" in shown
+
+
+def test_release_0_1_0_reads_over_it(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Its program takes the bytes of today's transactions for what they are to it."""
+    sources = unpack_last_release(tmp_path)
+    with connect(cluster.url()) as db:
+        rows = db.execute("SELECT body, command FROM bedrockish_journal ORDER BY seq").rows
+    assert any(decode_transaction(body).users for body, _ in rows)
+    read = (
+        "import sys, json\nfrom bedrockish_journal.model.transaction import decode_transaction as read\n"
+        "for body, command in json.load(sys.stdin):\n"
+        "    found = read(bytes.fromhex(body))\n"
+        "    assert (found.command, found.body) == (command, bytes.fromhex(body))\n"
+        "print('read')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", read],
+        input=json.dumps([(body.hex(), command) for body, command in rows]),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        cwd=sources[0],
+        env=clean_environment(sources),
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("read\n", 0), done.stderr

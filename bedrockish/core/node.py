@@ -164,7 +164,7 @@ class Node:
             case Assembled(peer, parts, data, known):
                 if known is not None:
                     self.state.pieces.learn(known)
-                whole = self.staging.on_assembled(parts, data, known)
+                whole = self.staging.on_assembled(peer, parts, data, known)
                 if whole is not None:
                     self._receive(peer, whole)
             case PeerUp(peer):

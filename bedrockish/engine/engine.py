@@ -9,7 +9,8 @@ what was asked for since the last commit, so that nobody's request can take away
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -402,6 +403,16 @@ class Engine:
         except apsw.Error as error:
             raise broken(error) from error
 
+    def assemble_apart(self, parts: tuple[Part, ...]) -> bytes:
+        """Return the same as ``assemble``, of pieces in batches that are committed; in a helper thread.
+
+        Raises:
+            DamagedError: a piece is not there; the node must stop.
+            UnavailableError: there is no room for another connection.
+        """
+        with self._apart() as reader:
+            return system.assemble(reader, parts)
+
     def get_meta(self, prefix: str) -> dict[str, Any]:
         """Return the values that are kept under all names that begin so."""
         self.come_back()
@@ -482,6 +493,36 @@ class Engine:
         """Return consecutive entries of a timeline, up to a size; the first comes whatever its size."""
         self.come_back()
         return store.read(self._db, leader, first_tick, limit_bytes)
+
+    def has_short_entries(self, wants: Mapping[str, int], count: int, size: int) -> bool:
+        """Whether each timeline has fewer entries than so many from a tick on, and all of them fewer bytes."""
+        self.come_back()
+        found = [store.size(self._db, leader, tick, count) for leader, tick in wants.items()]
+        return all(entries < count for entries, _ in found) and sum(taken for _, taken in found) < size
+
+    @contextmanager
+    def reading_apart(self) -> Iterator[Callable[[str, int, int], list[Entry]]]:
+        """Give what reads as ``read_entries``, of batches that are committed; in a helper thread.
+
+        Raises:
+            DamagedError: the file cannot be read; the node must stop.
+            UnavailableError: there is no room for another connection.
+        """
+        with self._apart() as reader:
+            yield partial(store.read, reader)
+
+    @contextmanager
+    def _apart(self) -> Iterator[apsw.Connection]:
+        try:
+            reader = self.open_reader()
+        except apsw.Error as error:
+            raise UnavailableError(f"the file cannot be opened once more: {error}") from error
+        try:
+            yield reader
+        except apsw.Error as error:
+            raise broken(error) from error
+        finally:
+            reader.close()
 
     def snapshot_to(self, path: str | os.PathLike[str]) -> None:
         """Copy the database as of the last flush into a new file, page by page, so that rowids stay what they are.

@@ -28,7 +28,6 @@ from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol.events import (
     Accused,
     Activated,
-    Assembled,
     ClockWanted,
     Event,
     Executed,
@@ -41,7 +40,6 @@ from bedrockish.core.protocol.events import (
     Woken,
 )
 from bedrockish.core.protocol.messages import (
-    Entries,
     Gossip,
     Message,
     Outcome,
@@ -50,7 +48,6 @@ from bedrockish.core.protocol.messages import (
     Want,
     decode,
     encode,
-    read_whole,
 )
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.conflict_counts import other_counts
@@ -70,10 +67,12 @@ from bedrockish.node.cluster.membership import begin_on_file, judge, keep_level,
 from bedrockish.node.executor import Executions
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.recalling import recall
+from bedrockish.node.scheduling.assembler import Assembler
+from bedrockish.node.scheduling.entry_sender import EntrySender
 from bedrockish.node.scheduling.fair_queue import FairQueue
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.fsync_thread import FsyncThread
-from bedrockish.node.scheduling.outbox import Done, Kept, Prepare, Waiter, packed_entries
+from bedrockish.node.scheduling.outbox import Done, Kept, Prepare, Waiter
 from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.system_clock import Clocks
 from bedrockish.node.scheduling.workers import WorkerPool
@@ -134,6 +133,10 @@ class Runtime:
         )
         self._comparison = RowComparison(
             engine, self.transactions.snapshots, self._post, self._start, self.stop, self.faults
+        )
+        self._assembler = Assembler(engine, self._post, self._start, self.durable, self.stop)
+        self._entry_sender = EntrySender(
+            engine, self.core.state, self._send_later, self._start, self.durable, self.stop
         )
         # What peers are told when a link is opened; batches only once they are durable.
         self.info = {"version": __version__, **begin_on_file(engine, secrets.token_bytes(8))}
@@ -510,8 +513,6 @@ class Runtime:
             for effect in effects:
                 if self._is_long(effect):
                     await self._elsewhere(partial(self._do, effect, following))
-                elif effect.__class__ is do.Assemble:
-                    following.append(await self._elsewhere(partial(self._assemble, effect)))
                 else:
                     self._do(effect, following)
             if not following:
@@ -542,7 +543,7 @@ class Runtime:
             case do.DropPieces(digests):
                 engine.drop_pieces(digests)
             case do.Assemble():
-                following.append(self._assemble(effect))
+                self._assembler.assemble(effect)
             case do.Forget(txid):
                 engine.drop_vote(txid)
             case do.Apply(entry, repeat):
@@ -564,10 +565,8 @@ class Runtime:
                 engine.journal.save_hold(name, times, clock)
             case do.Activate(txid):
                 following.append(Activated(txid, engine.versions.activate(txid)))
-            case do.SendEntries(peer, wants, limit):
-                state = self.core.state
-                read = Entries(packed_entries(engine, wants, limit), state.clock.value)
-                self._send(peer, state.to_send(peer, read))
+            case do.SendEntries():
+                self._entry_sender.send(effect)
             case do.SendOutcome(peer, txid):
                 places = engine.find_places(txid)
                 leader, tick = places[0] if places else ("", 0)
@@ -583,10 +582,6 @@ class Runtime:
                 raise DamagedError(f"{reason}; this node stops: compare the journals with 'bedrockish journal verify'")
             case _:
                 assert_never(effect)
-
-    def _assemble(self, effect: do.Assemble) -> Assembled:
-        data = self.engine.assemble(effect.parts)
-        return Assembled(effect.peer, effect.parts, data, read_whole(data))
 
     def reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
         """Answer a ticket, once what was written so far is durable."""
@@ -606,6 +601,11 @@ class Runtime:
         if self._encoded[0] is not message:  # the same message to several peers is encoded once
             self._encoded = (message, encode(message))
         self._kept.messages.setdefault(peer, []).append(self._encoded[1])
+
+    def _send_later(self, peer: str, message: Message) -> None:
+        """Send what was made outside of a step."""
+        self._send(peer, message)
+        self._wake.set()
 
     # -- durability ------------------------------------------------------------------------------------------------
 

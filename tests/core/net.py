@@ -25,6 +25,7 @@ class Net:
         self.places: dict[str, Place] = {}
         self.flights: deque[tuple[str, str, Message]] = deque()
         self.kept: set[type] = set()  # messages that are neither delivered nor lost
+        self.slow: set[str] = set()  # nodes that do not come to putting messages together of pieces
         self.cuts: set[frozenset[str]] = set()
         self.said: list[tuple[str, str, Message]] = []
         for name in members:
@@ -46,6 +47,8 @@ class Net:
         place = self.places[name]
         place.now = self.now
         sent = [(name, peer, message) for peer, message in place.play(event)]
+        while place.assembling and name not in self.slow:
+            sent += [(name, peer, message) for peer, message in place.play(("assemble",))]
         self.said += [one for one in sent if not isinstance(one[2], Gossip)]
         self.flights += [one for one in sent if frozenset(one[:2]) not in self.cuts]
 

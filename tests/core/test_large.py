@@ -107,6 +107,42 @@ def test_a_long_body_is_encoded_as_a_short_one(monkeypatch: pytest.MonkeyPatch) 
         assert transaction_form.head(2, count) + bytes(count) == cbor2.dumps(bytes(count))
 
 
+def test_others_go_on_while_a_message_is_put_together() -> None:
+    """The voters come to the small one first, and drop no piece of the large one, though nothing else names it."""
+    net = Net("ABC", settings=replace(LARGE, inline_bytes=1_000))
+    net.slow = {"B", "C"}
+    net.ask("A", add("large", BIG))
+    net.deliver()
+    net.ask("A", add("small", "k"))
+    net.deliver()
+    assert net.told("A") == {"small": "A1"}
+    for name in "BC":
+        net.places[name].core.staging.offers.clear()
+    net.run(2.0)
+    assert net.told("A") == {"small": "A1"}
+    net.slow = set()
+    net.run(2.0)
+    assert net.told("A") == {"small": "A1", "large": "A2"}
+    assert all(BIG in place.disk.seen.rows for place in net.places.values())
+    assert not net.places["B"].core.state.pieces.assembling
+
+
+def test_what_is_being_put_together_is_not_fetched() -> None:
+    """C learns from the COMMIT after it that one is missing, which it has in pieces already."""
+    net = Net("ABC", settings=replace(LARGE, inline_bytes=1_000))
+    net.slow = {"C"}
+    net.ask("A", add("large", BIG))
+    net.deliver()
+    net.ask("A", add("small", "k"))
+    net.run(3.0)
+    assert net.told("A") == {"large": "A1", "small": "A2"}
+    assert "k" not in net.places["C"].disk.seen.rows
+    net.slow = set()
+    net.run(1.0)
+    assert {BIG, "k"} <= net.places["C"].disk.seen.rows.keys()
+    assert "Fetch" not in net.kinds("C")
+
+
 def test_small_ones_go_as_they_did() -> None:
     net = Net("ABC", settings=replace(LARGE, inline_bytes=100_000))
     net.ask("A", add("one", BIG))

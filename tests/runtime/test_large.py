@@ -1,20 +1,25 @@
 """Large transactions at one node: the loop goes on while they are written, and nobody sees a part of one."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 
 from bedrockish.api.requests import Answer, Request, Statement
-from bedrockish.core.protocol.events import Compared, Event
+from bedrockish.core.protocol.effects import Assemble, SendEntries
+from bedrockish.core.protocol.events import Assembled, Compared, Event
+from bedrockish.core.protocol.messages import Entries, Removed, decode, encode
+from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.sqlite import definitions
 from bedrockish.engine.storage.schema_versions import Versions
-from bedrockish.errors import EntryMismatchError
+from bedrockish.errors import EntryMismatchError, UnavailableError
 from bedrockish.node.cluster.incarnations import PREFIX, read_seen
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling.faults import Faults
@@ -23,7 +28,9 @@ from bedrockish.node.scheduling.writer_thread import WriterThread
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
-from tests.runtime.test_durability import open_runtime, request, settled
+from bedrockish_journal.storage import store
+from bedrockish_net import mesh as net
+from tests.runtime.test_durability import Wire, open_runtime, request, settled
 
 ROW = 1_000
 MANY = 3_000  # rows: three megabytes
@@ -391,3 +398,94 @@ def apsw_cannot_open() -> Exception:
     import apsw
 
     return apsw.CantOpenError("unable to open database file")
+
+
+async def test_what_a_peer_lacks_is_read_in_a_thread_and_leaves_when_it_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few and short entries are read in the loop; the same question, asked again meanwhile, is answered once."""
+    runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
+    wire = Wire()
+    read: Callable[..., list[Entry]] = store.read
+    threads: list[bool] = []
+
+    def watched(*arguments: Any) -> list[Entry]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return read(*arguments)
+
+    monkeypatch.setattr(store, "read", watched)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        await settled()
+        runtime.mesh = cast(net.Mesh, wire)
+        threads.clear()
+        runtime._do(SendEntries("B", {"A": 1}, 1 << 24), deque())
+        assert threads == [True]
+        await settled()
+        [(peer, short)] = wire.left
+        assert peer == "B"
+        assert len(short.entries) == 1
+        disk.gate.clear()
+        nursery.start_soon(runtime.submit, request(f"INSERT INTO t {ALL}", "large"))
+        with trio.fail_after(10):
+            while engine.applied.get("A") != 2 or engine.is_away:  # noqa: ASYNC110  a thread does it
+                await trio.sleep(0.005)
+        threads.clear()
+        for _ in range(3):
+            runtime._do(SendEntries("B", {"A": 1}, 1 << 24), deque())
+        await settled()
+        assert len(wire.left) == 1, "the large one is not durable"
+        disk.gate.set()
+        with trio.fail_after(10):
+            while len(wire.left) < 2:  # noqa: ASYNC110  the wire has no event for it
+                await trio.sleep(0.005)
+        await settled()
+        nursery.cancel_scope.cancel()
+    assert threads == [False]
+    peer, large = wire.left[1]
+    assert peer == "B"
+    assert len(wire.left) == 2
+    pieces = {
+        digest: piece.read() for one in runtime.core.state.pieces.sent["B"] for digest, piece in one.pieces.items()
+    }
+    data = b"".join(part if isinstance(part, bytes) else pieces[part[0]] for part in large.parts)
+    expected = tuple((one.prev, one.label, one.transaction.body) for one in engine.read_entries("A", 1, 1 << 24))
+    message = decode(data)
+    assert isinstance(message, Entries)
+    assert message.entries == expected
+
+
+async def test_a_message_in_pieces_is_read_in_a_thread_and_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pieces may be in the open batch; and a file that cannot be opened once more is read by the writer."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    posted: list[Event] = []
+    monkeypatch.setattr(runtime._assembler, "_post", posted.append)
+    apart = engine.assemble_apart
+    threads: list[bool] = []
+
+    def watched(parts: tuple[Part, ...]) -> bytes:
+        threads.append(threading.current_thread() is threading.main_thread())
+        if len(threads) == 2:
+            raise UnavailableError("too many open files")
+        return apart(parts)
+
+    monkeypatch.setattr(engine, "assemble_apart", watched)
+    data = [encode(Removed({"B": number}, 1)) + bytes(10 * number) for number in range(3)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await settled()
+        for one in data:
+            engine.save_piece(sha256(one[3:]).digest(), one[3:])
+            parts: tuple[Part, ...] = (one[:3], (sha256(one[3:]).digest(), len(one) - 3))
+            runtime._do(Assemble("B", parts), deque())
+        assert engine.dirty
+        assert not posted
+        with trio.fail_after(10):
+            while len(posted) < 3:  # noqa: ASYNC110  it is a list
+                await trio.sleep(0.005)
+        nursery.cancel_scope.cancel()
+    assert [one.data for one in posted if isinstance(one, Assembled)] == data
+    assert threads == [False] * 3

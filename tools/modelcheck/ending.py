@@ -95,6 +95,11 @@ class Ending:
                 sender, receiver, message = self.flights.popleft()
                 if self.places[receiver].node is not None:
                     self._play(self.places[receiver], ("receive", sender, message))
+            for place in self.living:
+                if place.assembling:
+                    self._play(place, ("assemble",))
+            if self.flights:
+                continue
             if self._at_rest():
                 return
             if self.seconds > until:

@@ -91,6 +91,7 @@ class Place:
         tickets: the requests that wait for an answer.
         told: what clients were told here, by command; it is the world's knowledge and outlives the node.
         timers: what the core asked to be reminded of, without the when.
+        assembling: messages that are being put together of pieces.
         taken: how many requests of the script were made.
         now: the time; it stands still unless ``timed``, and then timers are the core's own.
     """
@@ -105,6 +106,7 @@ class Place:
     tickets: dict[int, Request] = field(default_factory=dict)
     told: dict[str, str] = field(default_factory=dict)
     timers: set[tuple[str, object]] = field(default_factory=set)
+    assembling: deque[do.Assemble] = field(default_factory=deque)
     taken: int = 0
     now: Now = STILL
     timed: bool = False
@@ -131,6 +133,7 @@ class Place:
         self.node = None
         self.tickets.clear()
         self.timers.clear()
+        self.assembling.clear()
         self.disk.crash(survivors)
 
     def play(self, event: tuple[object, ...]) -> list[Sent]:
@@ -153,6 +156,9 @@ class Place:
                 self.step(Woken())
             case ("sync",):
                 self.disk.make_durable(len(self.disk.closed))
+            case ("assemble",):
+                one = self.assembling.popleft()
+                self.step(Assembled(one.peer, one.parts, self.disk.seen.assemble(one.parts)))
             case ("reboot", int(survivors)):
                 self.crash(survivors)
                 self.start()
@@ -199,6 +205,8 @@ class Place:
             found.append(("submit all",) if self.together else ("submit",))
         if self.disk.must_sync:
             found.append(("sync",))
+        if self.assembling:
+            found.append(("assemble",))
         found += [("timer", name, subject) for name, subject in sorted(self.timers, key=repr)]
         rounds = core.recovery.rounds
         found += [("suspect", txid) for txid in sorted(core.state.pending.transactions) if txid not in rounds]
@@ -256,8 +264,8 @@ class Place:
                 self._send(peer, message)
             case do.Persist() | do.Forget() | do.SavePiece() | do.DropPieces() | do.Keep() | do.Apply():
                 disk.write(effect)
-            case do.Assemble(peer, parts):
-                following.append(Assembled(peer, parts, disk.seen.assemble(parts)))
+            case do.Assemble():
+                self.assembling.append(effect)
             case do.Execute(ticket, _, group):
                 following.append(self._execute(ticket, group))
             case do.Reply(ticket, answer):

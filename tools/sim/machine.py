@@ -16,6 +16,7 @@ from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol.events import Event, Now
 from bedrockish.core.protocol.messages import Entries, Gossip, Message, Outcome, encode
+from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Joining, Prepared, encode_membership
 from bedrockish.core.state.membership import change_members
 from bedrockish.engine.statements.clock_functions import ClockNeededError
@@ -30,6 +31,8 @@ from tools.sim.database import DivergedError, execute, only_writes
 from tools.sim.disk import Disk, Image, Note
 from tools.sim.talks import NOTHING, Talks
 from tools.sim.waiting import Answerer, Waiter, again
+
+ASSEMBLE_S = 2e-3  # how long it takes to put a message together of pieces, on average
 
 if TYPE_CHECKING:
     from tools.sim.world import World
@@ -285,6 +288,11 @@ class Machine:
             self.wake_at = None
             self._turn_soon(0.0)
 
+    def _assembled(self, boot: int, peer: str, parts: tuple[Part, ...]) -> None:
+        """Put a message before the core that was in pieces, as the file holds these by now."""
+        if boot == self.boot and self.node is not None:
+            self.post(on.Assembled(peer, parts, self.disk.seen.assemble(parts)))
+
     # -- effects ---------------------------------------------------------------------------------------------------
 
     def _perform(self, effects: list[do.Effect]) -> None:
@@ -314,7 +322,8 @@ class Machine:
                     if damaged and not effect.repeat:
                         self.world.flips.met(self, effect.entry, damaged)
             case do.Assemble(peer, parts):
-                following.append(on.Assembled(peer, parts, disk.seen.assemble(parts)))
+                boot = self.boot
+                self.world.after(self.luck.expovariate(1 / ASSEMBLE_S), lambda: self._assembled(boot, peer, parts))
             case do.Activate(txid):
                 disk.write(effect)
                 following.append(on.Activated(txid, self.world.laws.schemas.activated(self, txid)))

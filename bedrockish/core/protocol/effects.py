@@ -84,7 +84,10 @@ class DropPieces:
 
 @value
 class Assemble:
-    """Step ``Assembled`` with the bytes of these parts; the pieces named in them were saved."""
+    """Step ``Assembled`` with the bytes of these parts, some time later; the pieces named in them were saved.
+
+    The core goes on meanwhile, and drops none of these pieces before that.
+    """
 
     peer: str
     parts: tuple[Part, ...]

@@ -23,6 +23,7 @@ OFFERED_BYTES_MAX = 256 << 20  # of one peer's offers together
 OFFERED_PIECES_MAX = 1 << 16
 MESSAGE_BYTES_MAX = 64 << 20
 MESSAGES_MAX = 4  # of one peer that are not complete; what is dropped beyond is sent again by its protocol
+ASSEMBLING_MAX = 16  # of one peer that are complete and not put together yet; the same
 WINDOW_MIN, WINDOW_MAX = 8, 64  # pieces that are on their way from one peer
 DELAY_S = 0.05  # how much longer than the least a piece may take before fewer are asked for at a time
 ASK_AGAIN_S = 2.0
@@ -137,7 +138,8 @@ class Staging:
         names = dict(part for part in message.parts if type(part) is tuple)
         waiting = [one for one in self.incomplete if one.peer == peer]
         size = sum(len(part) if isinstance(part, bytes) else part[1] for part in message.parts)
-        if size > MESSAGE_BYTES_MAX or len(waiting) >= MESSAGES_MAX:
+        assembling = sum(of == peer for of, _ in self.state.pieces.assembling)
+        if size > MESSAGE_BYTES_MAX or len(waiting) >= MESSAGES_MAX or assembling >= ASSEMBLING_MAX:
             state.counts["messages_too_many"] += 1
             return
         missing = {digest for digest in names if digest not in state.pieces.saved and digest not in self.fetched}
@@ -151,14 +153,16 @@ class Staging:
     def _assemble(self, one: Incomplete) -> None:
         """Have a message put together from what is here."""
         fetched, saved = self.fetched, self.state.pieces.saved
-        parts = (
+        parts = tuple(
             fetched[part[0]] if type(part) is tuple and part[0] in fetched and part[0] not in saved else part
             for part in one.parts
         )
-        self.state.emit(Assemble(one.peer, tuple(parts)))
+        self.state.pieces.assembling.append((one.peer, parts))
+        self.state.emit(Assemble(one.peer, parts))
 
-    def on_assembled(self, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
+    def on_assembled(self, peer: str, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
         """Return a message that was put together of parts; None if it is none."""
+        self.state.pieces.assembling.remove((peer, parts))
         try:
             message = decode(data) if known is None else known.message
         except EntryMalformedError:
@@ -279,8 +283,8 @@ class Staging:
             named |= offer.names
         for names in pieces.named.values():
             named.update(names)
-        for one in self.incomplete:
-            named.update(part[0] for part in one.parts if type(part) is tuple)
+        for parts in (*(one.parts for one in self.incomplete), *(parts for _, parts in pieces.assembling)):
+            named.update(part[0] for part in parts if type(part) is tuple)
         gone = tuple(islice((digest for digest in pieces.saved if digest not in named), DROPPED_MAX))
         if gone:
             for digest in gone:

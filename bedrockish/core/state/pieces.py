@@ -47,6 +47,7 @@ class Pieces:
         saved: the pieces in its file: sha256 -> size.
         named: the saved pieces that a vote names.
         offered: those of our own transactions that are not decided, by their hash.
+        assembling: messages that are put together just now, and of whom.
         sent: to each peer, the pieces of messages that it was sent and has not asked for.
     """
 
@@ -54,6 +55,7 @@ class Pieces:
     saved: dict[bytes, int]
     named: dict[Txid, tuple[bytes, ...]] = field(default_factory=dict)
     offered: dict[bytes, Slice] = field(default_factory=dict)
+    assembling: list[tuple[str, tuple[Part, ...]]] = field(default_factory=list)
     sent: dict[str, list[Sent]] = field(default_factory=dict)
     cutter: Cutter = field(init=False)
     _forget_at: float = 0.0
@@ -96,9 +98,13 @@ class Pieces:
         """Whether a message is sent as its parts."""
         return _size(message) > self.settings.inline_bytes
 
-    def to_send(self, peer: str, message: Message, seconds: float) -> Message:
+    def cut(self, message: Message) -> Cut:
+        """Return how a message is cut, without what is remembered of others: so another thread may ask."""
+        return Cutter(self.settings.piece_bytes, self.settings.inline_bytes).cut_message(message)
+
+    def to_send(self, peer: str, message: Message, seconds: float, cut: Cut | None = None) -> Message:
         """Return what to send for a message that is large: its parts."""
-        cut = self.cutter.cut_message(message)
+        cut = cut or self.cutter.cut_message(message)
         self._remember(peer, cut, seconds)
         return InPieces(cut.parts)
 

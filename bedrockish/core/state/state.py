@@ -16,6 +16,7 @@ from bedrockish.core.protocol.effects import Activate, Apply, Effect, Forget, Ke
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Health
 from bedrockish.core.protocol.messages import SINCE, InPieces, Message
+from bedrockish.core.protocol.pieces import Cut
 from bedrockish.core.protocol.records import ENDED, Membership, Recovered, Vote
 from bedrockish.core.state.access_index import AccessIndex
 from bedrockish.core.state.certifier import EVERYTHING, CommitWindow, Conflict, OwnEnds, Pending, command_key
@@ -355,11 +356,18 @@ class State:
         assert kind not in SINCE or SINCE[kind] <= self.level, f"level {self.level} does not read {kind.__name__}"
         self.effects.append(Send(peer, self.to_send(peer, message)))
 
-    def to_send(self, peer: str, message: Message) -> Message:
-        """Return what to send for a message: itself, or its parts if it is large."""
-        if message.__class__ in MAY_BE_LARGE and self.pieces.is_large(message) and self.takes_pieces:
-            return self.pieces.to_send(peer, message, self.now.seconds)
+    def to_send(self, peer: str, message: Message, cut: Cut | None = None) -> Message:
+        """Return what to send for a message: itself, or its parts if it is large; ``cut``: of ``cut_ahead``."""
+        if self._is_cut(message):
+            return self.pieces.to_send(peer, message, self.now.seconds, cut)
         return message
+
+    def cut_ahead(self, message: Message) -> Cut | None:
+        """Return how a message is cut if it is sent in parts; may be called in another thread, before ``to_send``."""
+        return self.pieces.cut(message) if self._is_cut(message) else None
+
+    def _is_cut(self, message: Message) -> bool:
+        return message.__class__ in MAY_BE_LARGE and self.pieces.is_large(message) and self.takes_pieces
 
     @property
     def takes_pieces(self) -> bool:

@@ -9,7 +9,6 @@ import trio
 
 from bedrockish.api.requests import Answer, Request, Token
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.engine import Engine
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.vector import merge
@@ -17,6 +16,7 @@ from bedrockish_journal.model.vector import merge
 Done = Callable[[Answer | BedrockishError], None]
 Prepare = Callable[[], Prepared]
 Packed = tuple[tuple[bytes, bytes, bytes], ...]
+ReadEntries = Callable[[str, int, int], list[Entry]]
 
 
 class Submit(Protocol):
@@ -63,16 +63,16 @@ class Kept:
         return bool(self.messages or self.replies or self.marks)
 
 
-def packed_entries(engine: Engine, wants: Mapping[str, int], limit: int) -> Packed:
+def packed_entries(read: ReadEntries, wants: Mapping[str, int], limit: int) -> Packed:
     """Return entries of several timelines, each from a tick on, in the form in which they travel.
 
     Args:
-        engine: has them.
+        read: returns entries of a timeline from a tick on, up to a size.
         wants: timeline -> first tick.
         limit: bytes, of all of them together, roughly.
     """
     share = max(1, limit // max(1, len(wants)))
-    found = (entry for leader, tick in wants.items() for entry in engine.read_entries(leader, tick, share))
+    found = (entry for leader, tick in wants.items() for entry in read(leader, tick, share))
     return tuple((entry.prev, entry.label, entry.transaction.body) for entry in found)
 
 

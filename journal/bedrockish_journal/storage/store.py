@@ -88,6 +88,9 @@ _APPLIED = _HEADS.replace("SELECT leader, tick, hash", "SELECT leader, tick")
 
 _BYTES = "prev, label, body, hash"
 _READ = f"SELECT tick, {_BYTES} FROM bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick"
+_SIZE = """SELECT count(*), sum(taken) FROM (
+  SELECT length(label) + length(body) AS taken FROM bedrockish_journal WHERE leader = ? AND tick >= ?
+  ORDER BY tick LIMIT ?)"""
 _COMMAND = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE command = ?1 AND repeat = 0
   UNION ALL SELECT {_BYTES} FROM bedrockish_journal
     WHERE seq = (SELECT seq FROM bedrockish_joined WHERE command = ?1)"""
@@ -180,6 +183,12 @@ def read(db: apsw.Connection, leader: str, first_tick: int, limit_bytes: int) ->
         entries.append(hashed_entry(prev, label, body, digest))
     rows.close()  # an open cursor would keep the caller's transaction from being rolled back
     return entries
+
+
+def size(db: apsw.Connection, leader: str, first_tick: int, most: int) -> tuple[int, int]:
+    """Return how many entries a timeline has from a tick on, counting up to ``most``, and their bytes; none is read."""
+    [(count, taken)] = db.execute(_SIZE, (leader, first_tick, most))
+    return count, taken or 0
 
 
 def heads(db: apsw.Connection) -> dict[str, tuple[int, bytes]]:

@@ -1,0 +1,72 @@
+"""Puts messages together that came in pieces, and reads them, in a thread and on a connection of its own.
+
+The core goes on meanwhile: a message of 30 MB takes some tenths of a second, and the transactions of all others would
+wait for it. Each is put together after the one that came before it.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from bedrockish.core.protocol.effects import Assemble
+from bedrockish.core.protocol.events import Assembled, Event
+from bedrockish.core.protocol.messages import Whole, read_whole
+from bedrockish.core.protocol.pieces import Part
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import UnavailableError
+
+
+class Assembler:
+    """Does what the effect ``Assemble`` asks.
+
+    Args:
+        engine: in whose file pieces are saved.
+        post: takes events for the core.
+        start: runs a task until the node ends.
+        durable: returns when all that was written so far is durable.
+        stop: ends the node's loop with an error.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        post: Callable[[Event], None],
+        start: Callable[..., None],
+        durable: Callable[[], Awaitable[None]],
+        stop: Callable[[Exception], None],
+    ) -> None:
+        self._engine, self._post, self._start = engine, post, start
+        self._durable, self._stop = durable, stop
+        self._asked: deque[Assemble] = deque()
+
+    def assemble(self, asked: Assemble) -> None:
+        """Step ``Assembled`` some time later."""
+        self._asked.append(asked)
+        if len(self._asked) == 1:
+            self._start(self._run)
+
+    async def _run(self) -> None:
+        try:
+            while self._asked:
+                asked = self._asked[0]
+                data, known = await self._read(asked.parts)
+                self._post(Assembled(asked.peer, asked.parts, data, known))
+                del data, known  # the next one may be as large
+                self._asked.popleft()
+        except Exception as error:  # the core goes by it that a piece which was saved can be read
+            self._stop(error)
+
+    async def _read(self, parts: tuple[Part, ...]) -> tuple[bytes, Whole | None]:
+        engine = self._engine
+        if engine.dirty:
+            await self._durable()  # a piece in the open batch is seen by the writer alone
+        try:
+            return await trio.to_thread.run_sync(self._whole, parts)
+        except (UnavailableError, RuntimeError):  # no room for another connection or thread: the writer does it
+            data = engine.assemble(parts)
+            return data, read_whole(data)
+
+    def _whole(self, parts: tuple[Part, ...]) -> tuple[bytes, Whole | None]:
+        data = self._engine.assemble_apart(parts)
+        return data, read_whole(data)

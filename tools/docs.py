@@ -21,6 +21,7 @@ from bedrockish.core.describe import REASONS
 from bedrockish.core.protocol.messages import WIRE, Reason
 from bedrockish.core.state.settings import approvals_needed, majority
 from bedrockish.node.admin.troubles import KINDS
+from bedrockish_journal.model.laws import LAWS, TABLES
 from tools.compliance.page import compliance_page
 from tools.reference import reference_page
 
@@ -164,6 +165,25 @@ def rooms() -> list[str]:
     return lines
 
 
+def laws() -> list[str]:
+    """Return the table of the laws, and who looks at each."""
+    lines = [
+        "| law | what holds | it needs | `verify` | `audit` | simulator |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for law in LAWS:
+        walked = "with `--tables`" if law.needs == TABLES else "yes" if law.walked else "no"
+        asked = "with `--replay`" if law.needs == TABLES else f"in `{law.audit}`" if law.audit else "no"
+        cells = (f"`{law.name}`", law.says, law.needs, walked, asked, "yes" if law.simulated else "no")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def laws_page() -> str:
+    """Return docs/laws.md as it is, with its tables written anew."""
+    return filled("laws.md", {"laws": laws})
+
+
 def architecture_page() -> str:
     """Return docs/architecture.md as it is, with the table of the folders written anew."""
     return filled("architecture.md", {"rooms": rooms})
@@ -247,6 +267,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/cli.md": cli_page,
     "docs/compliance.md": lambda: compliance_page(NOTE),
     "docs/errors.md": errors_page,
+    "docs/laws.md": laws_page,
     "docs/protocol.md": protocol_page,
     "docs/reference.md": lambda: reference_page(NOTE),
     "docs/troubles.md": troubles_page,

@@ -17,6 +17,7 @@ import click
 from bedrockish_journal.model.changes import UPDATE, Change, encode_changes
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.key_text import rowid_bytes
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.storage import store
 
@@ -89,7 +90,7 @@ class Maker:
 
 
 def _key(row: int) -> bytes:
-    return b"t:accounts\0" + row.to_bytes(8, "big")
+    return b"t:accounts\0" + rowid_bytes(row)
 
 
 def make_journals(

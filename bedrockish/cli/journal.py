@@ -247,6 +247,9 @@ def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | No
     for finding in report.findings:
         console.print(f"{finding.node}: {finding.check}: {finding.text}", markup=False, highlight=False, style="red")
     _print_tables(compared)
+    unseen = {name: what for name, what in report.unseen.items() if compared is None or name != "tables"}
+    told = ", ".join(f"{name} ({what})" for name, what in unseen.items())
+    console.print(f"not looked at: {told}", markup=False, highlight=False)
     if report.holds:
         entries = sum(counts.entries for counts in report.counts)
         click.echo(f"the journals hold: {entries} entries in {len(report.counts)} files")

@@ -3,7 +3,7 @@
 import pytest
 
 from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, table_key
-from bedrockish_journal.model.key_text import TEXT_MAX, key_text
+from bedrockish_journal.model.key_text import TEXT_MAX, key_text, read_columns, rowid_bytes
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,18 @@ def test_columns_are_listed_and_long_ones_cut() -> None:
 @pytest.mark.parametrize("tail", [b"\xff", b"\x10\x00", b"\x20no end", b"\x30"])
 def test_what_is_no_value_is_shown_as_it_is(tail: bytes) -> None:
     assert key_text(b"t:x\0" + tail) == f"x'{tail.hex()}'"
+
+
+@pytest.mark.parametrize("power", range(64))
+def test_a_rowid_is_as_the_engine_writes_it(power: int) -> None:
+    for rowid in (1 << power, (1 << power) - 1, -(1 << power), 1 - (1 << power), (1 << power) // 3):
+        if -(1 << 63) <= rowid < 1 << 63:
+            assert rowid_bytes(rowid) == encode(rowid)
+
+
+def test_columns_come_back_as_values() -> None:
+    row = [None, 7, -0.5, "a\0b", b"\0\xff", (1 << 63) - 1, float("inf")]
+    assert read_columns(b"".join(map(encode, row))) == row
+    descending = index_prefix("i", row, [Spec(descending=True)] * len(row)).partition(b"\0")[2]
+    assert read_columns(descending) == row
+    assert read_columns(encode(1) + b"\x20no end") is None

@@ -11,7 +11,8 @@ from pathlib import Path
 import apsw
 import cbor2
 
-from bedrockish_journal.model.changes import Change, decode_changes, encode_changes, encode_statements
+from bedrockish.engine.sqlite.key_encoding import encode, table_key
+from bedrockish_journal.model.changes import Change, Value, decode_changes, encode_changes, encode_statements
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.order import may_apply
@@ -120,6 +121,21 @@ def capture(db: apsw.Connection) -> Iterator[list[Change]]:
         db.preupdate_hook(None)
 
 
+def written(changes: bytes) -> Footprint:
+    """Return the footprint of row changes: each row is written, and nothing read."""
+    points = set()
+    for change in decode_changes(changes):
+        for rowid, row in ((change.rowid, change.before), (change.rowid_after, change.after)):
+            if row is not None:
+                points.add(table_key(change.table, rowid) if rowid is not None else pair_key(*row))
+    return Footprint(write_points=frozenset(points))
+
+
+def pair_key(left: Value, right: Value, *_: Value) -> bytes:
+    """Return the key of a row of the table WITHOUT ROWID."""
+    return b"t:pair\0" + encode(left) + encode(right)
+
+
 class World:
     """Several nodes and what they commit."""
 
@@ -145,7 +161,7 @@ class World:
             command or f"command-{self.commands}",
             "serializable",
             kind,
-            Footprint(),
+            written(changes) if kind == ROWS else Footprint(),
             changes,
             b"",
         )

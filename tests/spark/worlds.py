@@ -12,9 +12,11 @@ from pathlib import Path
 import apsw
 import cbor2
 
+from bedrockish.engine.sqlite.key_encoding import table_key
 from bedrockish_journal.model.changes import UPDATE, Change, encode_changes, encode_statements
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.footprint import Footprint, conflict
+from bedrockish_journal.model.key_text import read_columns
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.storage import store
@@ -49,7 +51,12 @@ class Draft:
 
 
 def key(name: str, table: str = "accounts") -> bytes:
-    return f"t:{table}\0{name}".encode()
+    return table_key(table, number(name))
+
+
+def number(name: str) -> int:
+    """Return the rowid that a name stands for; in the order of the names."""
+    return int(name) if name.isdecimal() else int.from_bytes(name.encode().ljust(7, b"\0"))
 
 
 def touching(*writes: str, reads: Iterable[str] = (), ranges: Iterable[tuple[str, str]] = ()) -> Footprint:
@@ -57,6 +64,15 @@ def touching(*writes: str, reads: Iterable[str] = (), ranges: Iterable[tuple[str
         frozenset({b"s:accounts\0", *(key(name) for name in reads)}),
         tuple((key(low), key(high)) for low, high in ranges),
         frozenset(key(name) for name in writes),
+    )
+
+
+def rows(footprint: Footprint) -> bytes:
+    """Return a change of each row that a footprint writes."""
+    points = sorted(point.partition(b"\0")[2] for point in footprint.write_points if point.startswith(b"t:"))
+    rowids = [rowid for point in points for rowid in read_columns(point) or ()]
+    return encode_changes(
+        Change("accounts", ("id", "balance"), UPDATE, rowid, rowid, (rowid, 1.5), (rowid, 2.5)) for rowid in rowids
     )
 
 
@@ -95,18 +111,11 @@ class World:
         quorum = {leader: tick, friend: self.applied(friend).get(friend, 0)}
         draft = Draft(
             leader, tick, Txid(self.clock, leader), base, quorum, footprint, f"{leader}{tick}-command", self.config,
-            changes=self._rows(footprint),
+            changes=rows(footprint),
         )  # fmt: skip
         draft = replace(draft, **fields)  # type: ignore[arg-type]
         self._take(leader, draft)
         return draft
-
-    @staticmethod
-    def _rows(footprint: Footprint) -> bytes:
-        return encode_changes(
-            Change("accounts", ("id", "balance"), UPDATE, place, place, (place, 1.5), (place, 2.5))
-            for place, _ in enumerate(footprint.write_points)
-        )
 
     def _take(self, node: str, draft: Draft) -> None:
         self.drafts[draft.place] = draft

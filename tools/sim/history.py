@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import cbor2
 
 from bedrockish.api.requests import SNAPSHOT, STALE, STRICT
-from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.protocol.records import Prepared, encode_membership
 from bedrockish_journal.model.chain import check_run
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.order import draws, replay_order
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.model.vector import covers
+from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.verify.entry_rules import Audit
 from tools.sim.clients import Call
 from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, run_together
 from tools.sim.graph import Graph
@@ -76,12 +78,29 @@ class Histories:
         self._sessions()
         self._order()
         self._feeds()
+        self._auditors()
+
+    def _auditors(self) -> None:
+        """Walked through as ``journal verify`` walks, a journal of all commits obeys the laws that auditors hold it to.
+
+        Rows have a form of their own here, so the law ``writes`` has nothing to look at.
+        """
+        bodies: dict[Txid, bytes] = {}
+        founding = encode_membership(self.world.founded)
+        audit = Audit("all", founding, lambda clock, origin: bodies.get(Txid(clock, origin)), is_judged=lambda _: True)
+        findings = list(audit.begin())
+        for seq, entry in enumerate(replay_order(self.entries.values(), draws(self.world.options.seed))):
+            is_repeat = entry.txid in bodies
+            bodies.setdefault(entry.txid, entry.transaction.body)
+            findings += audit.check(_stored(seq, entry, is_repeat))
+        for finding in findings:
+            self.broken(f"journals obey the law {finding.check}", finding.text)
 
     def _timelines(self) -> None:
         """Timelines are dense and hash-linked, the same on all nodes; a command and a transaction happen once."""
         for name, machine in self.world.machines.items():
             run = [entry for timeline in machine.disk.seen.timelines.values() for entry in timeline]
-            for finding in check_run((_Stored(entry) for entry in run), name):
+            for finding in check_run((_stored(0, entry, is_repeat=False) for entry in run), name):
                 self.broken("timelines are whole", finding.text)
             for entry in run:
                 if self.entries.setdefault(entry.place, entry).hash != entry.hash:
@@ -394,9 +413,10 @@ def changes_rows(entry: Entry) -> bool:
     return entry.transaction.kind == ROWS
 
 
-class _Stored:
-    """An entry as a link of a chain."""
-
-    def __init__(self, entry: Entry) -> None:
-        self.leader, self.tick, self.prev, self.hash = entry.leader, entry.tick, entry.prev, entry.hash
-        self.label, self.body = entry.label, entry.transaction.body
+def _stored(seq: int, entry: Entry, is_repeat: bool) -> Stored:
+    """Return the row of a journal that an entry is."""
+    transaction = entry.transaction
+    return Stored(
+        *(seq, entry.leader, entry.tick, entry.txid.clock, entry.txid.leader, transaction.command, transaction.kind),
+        *(int(is_repeat), 0, entry.label, transaction.body, entry.prev, entry.hash),
+    )

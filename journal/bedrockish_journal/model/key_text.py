@@ -4,7 +4,9 @@ A descending or folded column does not come back as it was, and a range may end 
 shown in hexadecimal, so this never fails.
 """
 
+from math import inf, nextafter
 from struct import Struct
+from typing import Any
 
 _ALL = (1 << 64) - 1
 _SIGN = 1 << 63
@@ -14,6 +16,51 @@ _number = Struct(">BQH")
 _word = Struct(">Q")
 _double = Struct(">d")
 TEXT_MAX = 80  # characters
+
+
+_INVERTED = bytes(255 - byte for byte in range(256))
+
+
+def rowid_bytes(rowid: int) -> bytes:
+    """Return a rowid as it stands in a key."""
+    nearest = float(rowid)
+    if int(nearest) > rowid:
+        nearest = nextafter(nearest, -inf)
+    word: int = _word.unpack(_double.pack(nearest))[0]
+    return _number.pack(_NUMBER, word ^ (_ALL if word & _SIGN else _SIGN), rowid - int(nearest))
+
+
+def read_columns(data: bytes) -> list[Any] | None:
+    """Return the values of the columns of a key, folded as its collations fold them; None if it is not of columns."""
+    found: list[Any] = []
+    while data:
+        one = _value(data)
+        if one is None:
+            turned = _value(data.translate(_INVERTED))  # a descending column
+            if turned is None:
+                return None
+            one = turned
+        value, size = one
+        found.append(value)
+        data = data[size:]
+    return found
+
+
+def _value(data: bytes) -> tuple[Any, int] | None:
+    """Return the value of the first column, and its size; None if it is not one."""
+    kind = data[0]
+    if kind == _NULL:
+        return None, 1
+    if kind == _NUMBER and len(data) >= _number.size:
+        _, word, above = _number.unpack_from(data)
+        number: float = _double.unpack(_word.pack(word ^ (_SIGN if word & _SIGN else _ALL)))[0]
+        return (int(number) + above if number.is_integer() else number), _number.size
+    if kind in (_TEXT, _BLOB):
+        end = data.find(_END)
+        if end > 0:
+            body = data[1:end].replace(_ESCAPED, b"\0")
+            return (body if kind == _BLOB else body.decode(errors="surrogateescape")), end + len(_END)
+    return None
 
 
 def key_text(key: bytes) -> str:

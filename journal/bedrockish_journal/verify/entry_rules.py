@@ -1,10 +1,12 @@
 """What one entry must satisfy, given all that the same node applied before it. Pure; ``verify`` feeds it.
 
-The state is one vector, the clocks of each timeline (eight bytes an entry) and the memberships: a journal of millions
-of entries is walked through without holding it.
+The state is one vector, a few numbers for each entry (its clock, and for each node what it had seen and who approved)
+and the memberships: a journal of millions of entries is walked through without holding it. The names of the laws are
+those of ``bedrockish_journal.model.laws``.
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
@@ -13,6 +15,7 @@ from bedrockish_journal.model.entry import Entry, decode_entry, wrong_shares
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import MembershipSaid, read_membership
 from bedrockish_journal.model.transaction import MEMBERS
+from bedrockish_journal.model.written import changed_unwritten
 
 Say = Callable[..., Finding]
 _CLOCK_MAX = (1 << 64) - 1
@@ -79,6 +82,26 @@ class Removed(Protocol):
         """The memberships that were removed, with their ticks."""
 
 
+class _Rising:
+    """The highest of some numbers up to each tick of a timeline, kept where it grows."""
+
+    __slots__ = ("_ticks", "_values")
+
+    def __init__(self) -> None:
+        self._ticks, self._values = array("Q"), array("Q")
+
+    def add(self, tick: int, value: int) -> None:
+        """Take in the number of a tick; ticks only grow, what comes out of order is told elsewhere and left out."""
+        if not self._ticks or (value > self._values[-1] and tick > self._ticks[-1]):
+            self._ticks.append(tick)
+            self._values.append(value)
+
+    def up_to(self, tick: int) -> int:
+        """Return the highest number up to a tick."""
+        place = bisect_right(self._ticks, tick)
+        return self._values[place - 1] if place else 0
+
+
 class Audit:
     """The walk through one node's journal in the order in which it was applied."""
 
@@ -88,6 +111,8 @@ class Audit:
         founding: bytes | None,
         original: Callable[[int, str], bytes | None],
         removed: Mapping[str, Removed] | None = None,
+        *,
+        is_judged: Callable[[Row], bool] = lambda _row: False,
     ) -> None:
         """Begin at an empty database, or where the file's journal begins.
 
@@ -96,7 +121,11 @@ class Audit:
             founding: the membership that the cluster was founded with, encoded; None if the file does not say.
             original: looks up the body under which (clock, origin) was first applied, for second labels.
             removed: where the timelines begin of which something was removed.
+            is_judged: whether the very entry was looked at before, and its changes need not be decoded again.
         """
+        self._is_judged = is_judged
+        self._saw: dict[str, dict[str, _Rising]] = {}  # of each timeline: what its entries had seen of each other
+        self._given: dict[str, dict[str, _Rising]] = {}  # of each timeline: at which tick each node approved
         self.node, self.original = node, original
         self.chains = Chains(node)
         self.applied: dict[str, int] = {}
@@ -171,14 +200,35 @@ class Audit:
             clock = entry.txid.clock
             self.adopted += entry.adopted_from is not None
             yield from self._columns(row, entry, say)
-            yield from _shares(entry, say)
+            if not self._is_judged(row):
+                yield from _shares(entry, say)
+                unwritten = changed_unwritten(entry.transaction)
+                if unwritten is not None:
+                    yield say("writes", unwritten)
             yield from self._label(entry, say)
             yield from self._causality(entry, say)
+            yield from self._closure(entry, say)
+            yield from self._approvals(entry, say)
             yield from self._once(row, entry, say)
             yield from self._quorum(entry, say)
             if entry.transaction.kind == MEMBERS:
                 yield from self._membership(row, entry, say)
+            self._note(entry)
         self._advance(row.leader, row.tick, clock)
+
+    @property
+    def memberships(self) -> Mapping[int, Mapping[str, bool]]:
+        """The memberships of the journal by version: for each member whether it votes."""
+        return self._members
+
+    def _note(self, entry: Entry) -> None:
+        """Take note of what an entry had seen, and of who approved it."""
+        limit = _CLOCK_MAX
+        for numbers, kept in ((entry.after, self._saw), (entry.quorum, self._given)):
+            of = kept.setdefault(entry.leader, {})
+            for node, tick in numbers.items():
+                if tick <= limit:
+                    of.setdefault(node, _Rising()).add(entry.tick, tick)
 
     def _advance(self, leader: str, tick: int, clock: int) -> None:
         clocks = self._clocks.setdefault(leader, array("Q"))
@@ -216,7 +266,9 @@ class Audit:
             for node, tick in entry.quorum.items():
                 if tick < entry.after.get(node, 0):
                     seen = entry.after[node]
-                    yield say("quorum", f"was approved by {node} at {node}{tick}, but it had seen {node}{seen} already")
+                    yield say(
+                        "approval", f"was approved by {node} at {node}{tick}, but it had seen {node}{seen} already"
+                    )
         elif entry.adopted_from != origin:  # it may be the leader itself, who had to recover its own transaction
             yield say("label", f"is adopted from {entry.adopted_from}, but its transaction is of {origin}")
 
@@ -227,6 +279,28 @@ class Audit:
                 yield say("causality", f"was applied before {node}{tick}, which it comes after")
             elif (latest := self._latest(node, tick)) >= clock:
                 yield say("clock", f"has the clock {clock:x}, not later than {latest:x} in {node}1 to {node}{tick}")
+
+    def _closure(self, entry: Entry, say: Say) -> Iterator[Finding]:
+        """Yield the first thing that an entry has seen through another one and does not say."""
+        after, config = entry.after, entry.transaction.config
+        for node, tick in after.items():
+            if tick <= self._before.get(node, 0) + 1 and node in self._removed:
+                continue  # of what was removed nobody knows what it had seen
+            for other, saw in self._saw.get(node, {}).items():
+                seen = saw.up_to(tick)
+                if seen > after.get(other, 0) and not (
+                    other not in after and self._retired.get(other, config + 1) <= config
+                ):
+                    yield say("closure", f"comes after {node}{tick} and so after {other}{seen}, but does not say so")
+                    return
+
+    def _approvals(self, entry: Entry, say: Say) -> Iterator[Finding]:
+        """Yield whether a leader approved, by its own account, later than it led something that had seen the entry."""
+        for node, tick in entry.after.items():
+            given = self._given.get(node, {}).get(entry.leader)
+            if given is not None and node != entry.leader and (at := given.up_to(tick)) >= entry.tick:
+                late = f"at {entry.leader}{at}, and not before this"
+                yield say("approval", f"comes after {node}{tick}, of which {entry.leader} approved something {late}")
 
     def _latest(self, node: str, tick: int) -> int:
         clocks = self._clocks[node]

@@ -16,12 +16,13 @@ import apsw
 
 from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.errors import EntryMalformedError, JournalFileError
+from bedrockish_journal.model.laws import LAWS
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.ticks import Ticks
 from bedrockish_journal.storage.pruning import Mark, marks
 from bedrockish_journal.storage.row import Stored
 from bedrockish_journal.storage.store import applied, heads, open_readonly, scan_stored
-from bedrockish_journal.verify.entry_rules import Audit
+from bedrockish_journal.verify.entry_rules import Audit, Row
 from bedrockish_journal.verify.exactly_once import Commands
 
 Source = str | os.PathLike[str] | apsw.Connection
@@ -63,11 +64,13 @@ class Verification:
         counts: one for each file.
         lacks: for each node the (leader, first tick, last tick) that others have and it does not. To be behind is no
             fault.
+        unseen: the laws that were not looked at, each with what would.
     """
 
     findings: list[Finding]
     counts: list[Counts]
     lacks: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
+    unseen: dict[str, str] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -107,12 +110,32 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
             db, path = _open(source, stack)
             node = _name(db, path, [name for name, _ in opened])
             opened.append((node, db))
+        members: dict[int, dict[frozenset[str], list[str]]] = {}
         for (node, db), source in zip(opened, sources, strict=True):
             path = db.filename if isinstance(source, apsw.Connection) else os.fspath(source)
-            counts.append(_verify_one(node, path, db, findings, progress))
+            judged = _judged(opened[0][1]) if counts else lambda _row: False
+            audit, count = _verify_one(node, path, db, findings, progress, judged)
+            counts.append(count)
+            for version, voters in audit.memberships.items():
+                who = frozenset(name for name, votes in voters.items() if votes)
+                members.setdefault(version, {}).setdefault(who, []).append(node)
+        findings += _other_members(members)
         lacks = _compare(opened, counts, findings)
         _verify_own_tails(opened, counts, findings)
-    return Verification(findings, counts, lacks)
+    return Verification(findings, counts, lacks, _unseen(counts))
+
+
+def _unseen(counts: list[Counts]) -> dict[str, str]:
+    """Return the laws that were not looked at, each with what would."""
+    found = {law.name: "bedrockish audit" for law in LAWS if not law.walked}
+    found["tables"] = "--tables"
+    if len(counts) < 2:
+        found["fork"] = "the files of other nodes"
+    given = {count.node for count in counts}
+    absent = sorted({leader for count in counts for leader in count.applied}.difference(given))
+    if absent or len(counts) < 2:
+        found["lost"] = f"the file of {', '.join(absent)}" if absent else "the files of other nodes"
+    return {law.name: found[law.name] for law in LAWS if law.name in found}
 
 
 def _open(source: Source, stack: contextlib.ExitStack) -> tuple[apsw.Connection, str]:
@@ -156,9 +179,35 @@ def known_nodes(db: apsw.Connection) -> list[str]:
     return sorted({*members, *applied(db)})
 
 
+def _judged(first: apsw.Connection) -> Callable[[Row], bool]:
+    """Return what says whether the first file has the very entry, so that its changes were decoded there."""
+    query = "SELECT 1 FROM bedrockish_journal WHERE leader = ? AND tick = ? AND hash = ? AND body = ?"
+
+    def is_judged(row: Row) -> bool:
+        return first.execute(query, (row.leader, row.tick, row.hash, row.body)).fetchone() is not None
+
+    return is_judged
+
+
+def _other_members(members: dict[int, dict[frozenset[str], list[str]]]) -> Iterator[Finding]:
+    """Yield the memberships of which files say different things."""
+    for version, said in sorted(members.items()):
+        if len(said) > 1:
+            texts = "; ".join(f"{', '.join(sorted(who))} in the files of {', '.join(of)}" for who, of in said.items())
+            node = min(said.values(), key=len)[0]
+            yield Finding(
+                "members", node, text=f"the voters of membership {version} are not the same in all files: {texts}"
+            )
+
+
 def _verify_one(
-    node: str, path: str, db: apsw.Connection, findings: list[Finding], progress: Progress | None
-) -> Counts:
+    node: str,
+    path: str,
+    db: apsw.Connection,
+    findings: list[Finding],
+    progress: Progress | None,
+    is_judged: Callable[[Row], bool],
+) -> tuple[Audit, Counts]:
     founding = _meta(db, "bootstrap")
 
     def original(clock: int, origin: str) -> bytes | None:
@@ -167,7 +216,7 @@ def _verify_one(
         return None if row is None else row[0]
 
     removed = _removed(node, db, findings)
-    audit = Audit(node, founding if isinstance(founding, bytes) else None, original, removed)
+    audit = Audit(node, founding if isinstance(founding, bytes) else None, original, removed, is_judged=is_judged)
     findings.extend(audit.begin())
     commands = Commands(node)
     for row in scan_stored(db):
@@ -187,7 +236,8 @@ def _verify_one(
         progress(node, audit.entries)
     applied_here = dict(sorted(audit.applied.items()))
     begins = {leader: mark.tick for leader, mark in sorted(removed.items())}
-    return Counts(node, path, audit.entries, audit.repeats, audit.adopted, applied_here, audit.nodes, begins)
+    counts = Counts(node, path, audit.entries, audit.repeats, audit.adopted, applied_here, audit.nodes, begins)
+    return audit, counts
 
 
 def _removed(node: str, db: apsw.Connection, findings: list[Finding]) -> dict[str, Mark]:
@@ -229,7 +279,7 @@ def _compare(
     lacks: dict[tuple[str, str], Ticks] = {}
     if len(opened) < 2:
         return {}
-    merged = heapq.merge(*(_places(node, db) for node, db in opened))
+    merged = heapq.merge(*(heapq.merge(_places(node, db), _marks(node, db)) for node, db in opened))
     for (leader, tick), group in groupby(merged, key=_place):
         hashes: dict[bytes, list[str]] = {}
         for _, _, node, digest in group:
@@ -253,6 +303,14 @@ def _places(node: str, db: apsw.Connection) -> Iterator[tuple[str, int, str, byt
                ORDER BY leader, tick"""
     for leader, tick, digest in db.execute(query):
         yield leader, tick, node, digest
+
+
+def _marks(node: str, db: apsw.Connection) -> list[tuple[str, int, str, bytes]]:
+    """Return what a file says of the entries at which it begins: they are places of timelines, too."""
+    try:
+        return sorted((leader, mark.tick, node, mark.hash) for leader, mark in marks(db).items())
+    except EntryMalformedError:  # told already
+        return []
 
 
 def _place(row: tuple[str, int, str, bytes]) -> tuple[str, int]:

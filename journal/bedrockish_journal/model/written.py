@@ -1,0 +1,78 @@
+"""Is each row that a transaction changed among the keys that it says it wrote?
+
+Voters compare keys, not rows: a change outside the write set was approved by nobody, whatever the quorum says.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from bedrockish_journal.model.changes import Change, Row, decode_changes
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.key_text import read_columns, rowid_bytes
+from bedrockish_journal.model.transaction import ROWS, Transaction
+
+
+def changed_unwritten(transaction: Transaction) -> str | None:
+    """Return what is wrong with a transaction's changes: a row outside its write set, or that they cannot be read."""
+    if transaction.kind != ROWS:
+        return None
+    try:
+        changes = decode_changes(transaction.changes)
+    except (EntryMalformedError, RecursionError, TypeError) as error:
+        return f"has changes that cannot be read: {error}"
+    return next(_unwritten(transaction.footprint, changes), None)
+
+
+def _unwritten(footprint: Footprint, changes: Iterable[Change]) -> Iterator[str]:
+    tables: dict[str, _Written] = {}
+    for change in changes:
+        table = tables.get(change.table)
+        if table is None:
+            table = tables[change.table] = _Written(footprint, change.table)
+        if change.rowid is None and change.rowid_after is None:
+            for row in (change.before, change.after):
+                if row is not None and not table.has_values(row):
+                    yield f"changes a row of {change.table} that is not among what it says it wrote: {row!r:.100}"
+            continue
+        for rowid in {change.rowid, change.rowid_after}:
+            if rowid is not None and not table.has_rowid(rowid):
+                yield f"changes the row {rowid} of {change.table}, which is not among what it says it wrote"
+
+
+class _Written:
+    """What a transaction says that it wrote of one table."""
+
+    def __init__(self, footprint: Footprint, table: str) -> None:
+        self._prefix = b"t:%b\0" % table.encode(errors="surrogatepass")
+        self._points = footprint.write_points
+        self._ranges = footprint.write_ranges
+        self._whole = any(low <= self._prefix and self._prefix + b"\xff" <= high for low, high in self._ranges)
+        self._keys: set[tuple[Any, ...]] | None = None
+
+    def has_rowid(self, rowid: int) -> bool:
+        """Whether a row of a table with rowids is in it."""
+        if self._whole:
+            return True
+        key = self._prefix + rowid_bytes(rowid)
+        return key in self._points or any(low <= key < high for low, high in self._ranges)
+
+    def has_values(self, row: Row) -> bool:
+        """Whether a row of a table WITHOUT ROWID may be in it: its key is of values that the row has."""
+        if self._whole or any(low < self._prefix + b"\xff" and self._prefix < high for low, high in self._ranges):
+            return True
+        if self._keys is None:
+            size = len(self._prefix)
+            points = [point for point in self._points if point.startswith(self._prefix)]
+            self._keys = {tuple(map(_folded, read_columns(point[size:]) or ())) for point in points}
+        held = set(map(_folded, row))
+        return any(key and held.issuperset(key) for key in self._keys)
+
+
+def _folded(value: Any) -> Any:
+    """Return a value as a key may have it: collations fold case and blanks, and numbers have no type."""
+    if isinstance(value, str):
+        return value.rstrip(" ").lower().encode(errors="surrogatepass").partition(b"\0")[0], str
+    if isinstance(value, float) and value != value:
+        return None
+    return value

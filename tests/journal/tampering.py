@@ -1,0 +1,453 @@
+"""Journals that somebody has tampered with: what was done to them, and which law must notice.
+
+Everything is done as by somebody who knows the format: what is changed in an entry is hashed again, in every file if
+need be, so that the chain alone shows nothing. ``SEEN`` are the tamperings that a law finds; ``UNSEEN`` are those that
+none can, because all files agree and nothing in them speaks against it: only something outside of the files could.
+"""
+
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import cbor2
+
+from bedrockish_journal.model.transaction import ROWS
+from bedrockish_journal.model.vector import covers
+from tests.journal.world import World
+
+FOOTPRINT, CHANGES, RESULT, JOINED = 10, 11, 12, 15  # places in a body
+AFTER, COMMAND, CLOCK_IN_BODY = 3, 7, 1
+TICK, CLOCK, QUORUM, ADOPTED = 2, 3, 5, 6  # places in a label
+MIDDLE = 8  # a tick of A's, somewhere in the middle
+
+
+@dataclass
+class Row:
+    """One entry as it lies in a file, decoded."""
+
+    seq: int
+    leader: str
+    tick: int
+    clock: int
+    repeat: int
+    label: list[Any]
+    body: list[Any]
+    prev: bytes
+    hash: bytes
+
+
+class Forger:
+    """The file of one node, and somebody who may write to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.node = path.stem
+        self.db = sqlite3.connect(path)
+        for index in ("place", "command", "txid"):
+            self.db.execute(f"DROP INDEX IF EXISTS bedrockish_journal_{index}")
+
+    def rows(self, leader: str | None = None) -> list[Row]:
+        found = self.db.execute(
+            "SELECT seq, leader, tick, clock, repeat, label, body, prev, hash FROM bedrockish_journal "
+            "ORDER BY leader, tick"
+        )
+        parts = [(*row[:5], row[5:7], row[7:]) for row in found]
+        every = [Row(*place, *map(cbor2.loads, packed), *ends) for *place, packed, ends in parts]
+        return [row for row in every if leader in (None, row.leader)]
+
+    def row(self, leader: str, tick: int) -> Row:
+        return next(row for row in self.rows(leader) if row.tick == tick)
+
+    def write(self, row: Row, **columns: Any) -> None:
+        """Put an entry back, and hash all of its timeline again."""
+        self.put(row, **columns)
+        self.hash_again(row.leader)
+
+    def put(self, row: Row, **columns: Any) -> None:
+        columns = {"label": cbor2.dumps(row.label), "body": cbor2.dumps(row.body), **columns}
+        names = ", ".join(f"{name} = ?" for name in columns)
+        self.run(f"UPDATE bedrockish_journal SET {names} WHERE seq = ?", *columns.values(), row.seq)
+
+    def hash_again(self, leader: str) -> None:
+        query = "SELECT seq, label, body, prev FROM bedrockish_journal WHERE leader = ? ORDER BY tick"
+        head: bytes | None = None
+        for seq, label, body, prev in self.db.execute(query, (leader,)).fetchall():
+            before = prev if head is None else head
+            head = sha256(before + label + body).digest()
+            self.db.execute("UPDATE bedrockish_journal SET prev = ?, hash = ? WHERE seq = ?", (before, head, seq))
+
+    def run(self, sql: str, *values: Any) -> None:
+        assert self.db.execute(sql, values).rowcount != 0, "the tampering changes nothing"
+
+    def founding(self, change: Callable[[dict[str, list[Any]]], None]) -> None:
+        (said,) = self.db.execute("SELECT value FROM bedrockish_meta WHERE key = 'bootstrap'").fetchone()
+        version, members, *rest = cbor2.loads(said)
+        change(members)
+        self.run("UPDATE bedrockish_meta SET value = ? WHERE key = 'bootstrap'", cbor2.dumps([version, members, *rest]))
+
+    def joined(self) -> Row:
+        return next(row for row in self.rows("A") if len(row.body) > JOINED and not row.repeat and row.body[JOINED])
+
+
+Files = dict[str, Forger]
+Deed = Callable[[Files], None]
+
+
+def everywhere(deed: Callable[[Forger], None]) -> Deed:
+    """Do it to every file."""
+
+    def do(files: Files) -> None:
+        for file in files.values():
+            deed(file)
+
+    return do
+
+
+def in_b(deed: Callable[[Forger], None]) -> Deed:
+    """Do it to the file of B alone."""
+    return lambda files: deed(files["B"])
+
+
+def led(file: Forger, *, seen: str = "B", least: int = 2) -> Row:
+    """Return an entry of A's own that had seen so much of another node."""
+    return next(r for r in file.rows("A") if r.label[ADOPTED] is None and r.body[AFTER].get(seen, 0) >= least)
+
+
+def sole(file: Forger) -> list[Row]:
+    """Return the entries of A that changed rows and were adopted by nobody."""
+    every = file.rows()
+    labels = Counter((row.clock, row.body[2]) for row in every)
+    return [r for r in every if r.leader == "A" and r.body[9] == ROWS and labels[r.clock, r.body[2]] == 1]
+
+
+def other_approvers(file: Forger) -> None:
+    row = led(file)
+    row.label[QUORUM] = {"A": row.tick, "B": row.body[AFTER]["B"] - 1}
+    file.write(row)
+
+
+def alone(file: Forger) -> None:
+    row = file.row("A", MIDDLE)
+    row.label[QUORUM] = {"A": row.tick}
+    file.write(row)
+
+
+def too_late(file: Forger) -> None:
+    """B approved it, it says, at a tick at which B had long seen it."""
+    row = led(file)
+    row.label[QUORUM]["B"] = file.rows("B")[-1].tick
+    file.write(row)
+
+
+def twice(file: Forger) -> None:
+    first, second = sole(file)[:2]
+    second.body[COMMAND] = first.body[COMMAND]
+    file.write(second, command=first.body[COMMAND])
+
+
+def order(file: Forger) -> None:
+    """``seq`` is not hashed."""
+    later = next(row for row in file.rows("B") if row.body[AFTER].get("A", 0) > 2)
+    earlier = file.row("A", later.body[AFTER]["A"])
+    for table in ("bedrockish_journal", "bedrockish_joined"):
+        for old, new in ((earlier.seq, -1), (later.seq, earlier.seq), (-1, later.seq)):
+            file.db.execute(f"UPDATE {table} SET seq = ? WHERE seq = ?", (new, old))
+
+
+def dropped(file: Forger) -> None:
+    row = [row for row in file.rows("A") if row.body[AFTER].get("B", 0) > 4][-1]
+    row.body[AFTER]["B"] = 1
+    file.write(row)
+
+
+def cut(leader: str) -> Callable[[Forger], None]:
+    return lambda file: file.run("DELETE FROM bedrockish_journal WHERE leader = ? AND tick > ?", leader, MIDDLE)
+
+
+def back_dated(file: Forger) -> None:
+    row = [row for row in file.rows("A") if row.body[AFTER].get("B", 0) > 2][-1]
+    clock = file.row("B", row.body[AFTER]["B"]).clock
+    row.body[CLOCK_IN_BODY] = row.label[CLOCK] = clock
+    file.write(row, clock=clock)
+
+
+def demote(file: Forger) -> None:
+    file.founding(lambda members: members["C"].__setitem__(1, False))
+
+
+def invented(file: Forger) -> None:
+    """An entry of A's that A has not, well formed, with a chain and a quorum."""
+    last = file.rows("A")[-1]
+    heads = dict(file.db.execute("SELECT leader, max(tick) FROM bedrockish_journal GROUP BY leader"))
+    clock = max(row.clock for row in file.rows()) + 1
+    body = [*last.body[:14]]
+    body[CLOCK_IN_BODY], body[2], body[AFTER], body[COMMAND] = clock, "A", dict(sorted(heads.items())), "invented"
+    label = [*last.label]
+    label[TICK], label[CLOCK], label[4], label[ADOPTED] = last.tick + 1, clock, "A", None
+    label[QUORUM] = {"A": last.tick + 1, "B": heads["B"], "C": heads["C"]}
+    packed = cbor2.dumps(label), cbor2.dumps(body)
+    digest = sha256(last.hash + packed[0] + packed[1]).digest()
+    file.run(
+        "INSERT INTO bedrockish_journal(leader, tick, clock, origin, command, kind, repeat, applied_ms, label, body,"
+        " prev, hash) VALUES ('A', ?, ?, 'A', 'invented', ?, 0, 1, ?, ?, ?, ?)",
+        *(last.tick + 1, clock, body[9], *packed, last.hash, digest),
+    )
+
+
+def unlisted(file: Forger) -> None:
+    file.run("DELETE FROM bedrockish_joined WHERE seq = ?", file.joined().seq)
+
+
+def never_joined(file: Forger) -> None:
+    """A command that shared a transaction is taken out of the bytes, and not out of the table."""
+    row = file.joined()
+    del row.body[14:]
+    file.write(row)
+
+
+def never_joined_nor_listed(file: Forger) -> None:
+    unlisted(file)
+    row = next(row for row in file.rows("A") if len(row.body) > JOINED and not row.repeat and row.body[JOINED])
+    del row.body[14:]
+    file.write(row)
+
+
+def more_money(file: Forger) -> None:
+    """A row that the transaction did not write, changed by it all the same, and in the table."""
+    row = max((row for row in file.rows() if row.body[9] == ROWS and not row.repeat), key=lambda row: row.clock)
+    tables, changes = cbor2.loads(row.body[CHANGES])
+    tables.append(["account", ["id", "owner", "balance", "extra", "twice"]])
+    before = [7000, "me", 0.0, None, 0.0]
+    file.db.execute("INSERT INTO account(id, owner, balance) VALUES (7000, 'me', 1000000.0)")
+    changes.append([len(tables) - 1, "INSERT", 7000, 7000, None, [*before[:2], 1000000.0, None, 2000000.0]])
+    row.body[CHANGES] = cbor2.dumps([tables, changes])
+    file.write(row)
+
+
+def another_pair(file: Forger) -> None:
+    """The same in a table WITHOUT ROWID."""
+    row = max((row for row in file.rows() if row.body[9] == ROWS and not row.repeat), key=lambda row: row.clock)
+    tables, changes = cbor2.loads(row.body[CHANGES])
+    tables.append(["pair", ["left", "right", "value"]])
+    changes.append([len(tables) - 1, "INSERT", None, None, None, ["money", 1, 1000000]])
+    file.db.execute("INSERT INTO pair VALUES ('money', 1, 1000000)")
+    row.body[CHANGES] = cbor2.dumps([tables, changes])
+    file.write(row)
+
+
+def forgets(*places: int) -> Callable[[Forger], None]:
+    def do(file: Forger) -> None:
+        for row in file.rows("A"):
+            for place in places:
+                row.body[FOOTPRINT][place] = []
+            file.put(row)
+        file.hash_again("A")
+
+    return do
+
+
+def pruned(file: Forger, digest: bytes | None = None) -> None:
+    """The beginning of A's timeline is gone, and a mark says that its node removed it."""
+    gone = [row for row in file.rows("A") if row.tick <= MIDDLE]
+    file.run("DELETE FROM bedrockish_journal WHERE leader = 'A' AND tick <= ?", MIDDLE)
+    file.db.execute("DELETE FROM bedrockish_joined WHERE seq NOT IN (SELECT seq FROM bedrockish_journal)")
+    last = max(gone, key=lambda row: row.clock)
+    values = ("A", MIDDLE, digest or gone[-1].hash, last.clock, last.body[2])
+    file.db.execute("CREATE TABLE IF NOT EXISTS bedrockish_pruned(leader, tick, hash, clock, origin)")
+    file.run("INSERT INTO bedrockish_pruned VALUES (?, ?, ?, ?, ?)", *values)
+
+
+def pruned_otherwise(file: Forger) -> None:
+    pruned(file, b"x" * 32)
+    file.db.execute("UPDATE bedrockish_journal SET prev = ? WHERE leader = 'A' AND tick = ?", (b"x" * 32, MIDDLE + 1))
+    file.hash_again("A")
+
+
+def swapped(file: Forger) -> None:
+    """Two entries that met in a row exchange what they did; clocks, commands and bases stay."""
+    every = sole(file)
+    one, other = next(
+        (one, other)
+        for place, one in enumerate(every)
+        for other in every[place + 1 :]
+        if one.body[CHANGES] != other.body[CHANGES] and set(one.body[FOOTPRINT][2]) & set(other.body[FOOTPRINT][2])
+    )
+    for place in (FOOTPRINT, CHANGES):
+        one.body[place], other.body[place] = other.body[place], one.body[place]
+    file.put(one)
+    file.put(other)
+    file.hash_again("A")
+
+
+def met(file: Forger) -> None:
+    """Of the last two, which are concurrent, one wrote what the other did."""
+    one = max(file.rows("A"), key=lambda row: row.clock)
+    other = max(file.rows("B"), key=lambda row: row.clock)
+    assert not covers(other.body[AFTER], {"A": one.tick})
+    other.body[FOOTPRINT][2] = sorted([*other.body[FOOTPRINT][2], *one.body[FOOTPRINT][2]])
+    file.write(other)
+
+
+def ranged(file: Forger) -> None:
+    """One of them read a range in which the other wrote."""
+    one = max(file.rows("A"), key=lambda row: row.clock)
+    other = max(file.rows("B"), key=lambda row: row.clock)
+    (key, *_) = one.body[FOOTPRINT][2]
+    other.body[FOOTPRINT][1] = [[key, key + b"\0"]]
+    file.write(other)
+
+
+def flip(file: Forger) -> None:
+    (body,) = file.db.execute(
+        "SELECT body FROM bedrockish_journal WHERE leader = 'A' AND tick = ?", (MIDDLE,)
+    ).fetchone()
+    where = "WHERE leader = 'A' AND tick = ?"
+    file.run(f"UPDATE bedrockish_journal SET body = ? {where}", body[:-1] + bytes([body[-1] ^ 1]), MIDDLE)
+
+
+def replaced(file: Forger) -> None:
+    """Another answer in an entry, which is hashed again; what comes after it is not."""
+    row = file.row("A", MIDDLE)
+    row.body[RESULT] = b"another"
+    label, body = cbor2.dumps(row.label), cbor2.dumps(row.body)
+    file.put(row, hash=sha256(row.prev + label + body).digest())
+
+
+def answer(file: Forger) -> None:
+    row = file.row("A", MIDDLE)
+    row.body[RESULT] = b"another"
+    file.write(row)
+
+
+def post_dated(file: Forger) -> None:
+    row = file.rows("A")[-1]
+    clock = row.clock + (1 << 40)
+    row.body[CLOCK_IN_BODY] = row.label[CLOCK] = clock
+    file.write(row, clock=clock)
+
+
+def column(sql: str) -> Callable[[Forger], None]:
+    return lambda file: file.run(f"UPDATE bedrockish_journal SET {sql} WHERE leader = 'A' AND tick = {MIDDLE}")
+
+
+def adopted(file: Forger) -> None:
+    row = file.row("A", MIDDLE)
+    row.label[ADOPTED] = "C"
+    file.write(row)
+
+
+def unreadable(file: Forger) -> None:
+    row = file.row("A", MIDDLE)
+    row.body[CHANGES] = "no bytes"
+    file.write(row)
+
+
+def not_changes(file: Forger) -> None:
+    row = next(row for row in file.rows("A") if row.body[9] == ROWS)
+    row.body[CHANGES] = cbor2.dumps("no changes")
+    file.write(row)
+
+
+def doubled(file: Forger) -> None:
+    names = "leader, tick, clock, origin, command, kind, applied_ms, label, body, prev, hash"
+    file.run(
+        f"INSERT INTO bedrockish_journal({names}, repeat) SELECT {names}, 1 FROM bedrockish_journal "
+        f"WHERE leader = 'A' AND tick = {MIDDLE}"
+    )
+
+
+def repeats_otherwise(file: Forger) -> None:
+    row = next(row for row in file.rows() if row.repeat)
+    row.body[RESULT] = b"another"
+    file.write(row)
+
+
+def rows_undone(file: Forger) -> None:
+    """The last entry of all, and what it did, are gone without a trace."""
+    row = max(file.rows(), key=lambda row: row.clock)
+    (table, _), ((_, op, rowid, *_),) = (lambda tables, rows: (tables[0], rows))(*cbor2.loads(row.body[CHANGES]))
+    assert (table, op) == ("note", "INSERT")
+    file.run("DELETE FROM note WHERE rowid = ?", rowid)
+    file.run("DELETE FROM bedrockish_journal WHERE seq = ?", row.seq)
+
+
+def stranger(file: Forger) -> None:
+    file.founding(lambda members: members.__setitem__("X", ["elsewhere:1", False, "x"]))
+
+
+SEEN: dict[str, tuple[str, Deed]] = {
+    "an undecodable body": ("bytes", everywhere(unreadable)),
+    "changes that are none": ("writes", everywhere(not_changes)),
+    "a column": ("columns", in_b(column("command = 'another'"))),
+    "a joined command that is not listed": ("columns", in_b(unlisted)),
+    "a joined command that is listed only": ("columns", everywhere(never_joined)),
+    "a false adoption": ("label", everywhere(adopted)),
+    "a removed entry": (
+        "density",
+        in_b(lambda f: f.run(f"DELETE FROM bedrockish_journal WHERE leader='A' AND tick={MIDDLE}")),
+    ),
+    "an entry twice": ("density", in_b(doubled)),
+    "a flipped bit": ("hash", in_b(flip)),
+    "an entry hashed again alone": ("link", in_b(replaced)),
+    "another order of application": ("causality", in_b(order)),
+    "the end of one timeline cut everywhere": ("causality", everywhere(cut("A"))),
+    "a clock before what was seen": ("clock", everywhere(back_dated)),
+    "a dropped dependency": ("closure", everywhere(dropped)),
+    "a quorum of one": ("quorum", everywhere(alone)),
+    "an approval from before what was seen": ("approval", everywhere(other_approvers)),
+    "an approval dated later than possible": ("approval", everywhere(too_late)),
+    "a founder demoted in one file": ("members", in_b(demote)),
+    "a commit taken for a repeat": ("txid", in_b(column("repeat = 1"))),
+    "a repeat of another content": ("txid", everywhere(repeats_otherwise)),
+    "a command twice": ("command", everywhere(twice)),
+    "money made outside the write set": ("writes", everywhere(more_money)),
+    "a row without rowid outside the write set": ("writes", everywhere(another_pair)),
+    "write sets emptied": ("writes", everywhere(forgets(0, 1, 2, 3))),
+    "another answer in one file": ("fork", in_b(answer)),
+    "a forged mark of removal": ("fork", in_b(pruned_otherwise)),
+    "an entry that its leader has not": ("lost", in_b(invented)),
+    "the end of its own timeline cut at a node": ("lost", lambda files: cut("A")(files["A"])),
+    "two concurrent writes of one row": ("conflict", everywhere(met)),
+    "a range read, and written in at the same time": ("conflict", everywhere(ranged)),
+    "payloads exchanged": ("tables", everywhere(swapped)),
+    "a row edited behind the journal": ("tables", everywhere(lambda f: f.run("UPDATE note SET text = 'x'"))),
+}
+UNSEEN: dict[str, Deed] = {
+    "the end cut everywhere, with its rows": everywhere(rows_undone),
+    "another answer everywhere": everywhere(answer),
+    "a later clock at the end": everywhere(post_dated),
+    "read sets emptied": everywhere(forgets(0, 1)),
+    "the beginning removed everywhere": everywhere(pruned),
+    "a stranger among the founders, without a vote": everywhere(stranger),
+    "a joined command gone everywhere": everywhere(never_joined_nor_listed),
+    "when a node applied an entry": everywhere(column("applied_ms = 0")),
+}
+
+
+def make(folder: Path) -> Path:
+    """Write sound journals of three nodes, with shared commands and adoptions; the last two are concurrent."""
+    folder.mkdir()
+    world = World(folder, 11).run(90)
+    for leader, row in (("A", 901), ("B", 902)):
+        changes = world.nodes[leader].execute([f"INSERT INTO note(rowid, text) VALUES ({row}, 'last')"])
+        world.commit(leader, world.transaction(leader, ROWS, changes))
+    world.settle()
+    world.close()
+    return folder
+
+
+@contextmanager
+def tampered(sound: Path, folder: Path, deed: Deed) -> Iterator[list[Path]]:
+    """Copy sound journals and do something to them; yields the files."""
+    paths = [Path(shutil.copy(path, folder)) for path in sorted(sound.glob("*.db"))]
+    files = {path.stem: Forger(path) for path in paths}
+    deed(files)
+    for file in files.values():
+        file.db.commit()
+        file.db.close()
+    yield paths

@@ -1,0 +1,69 @@
+"""Each law finds what was done against it, and what no law can find is not found: the list says the truth."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bedrockish_journal.model.errors import JournalPrunedError, ReplayMismatchError
+from bedrockish_journal.model.laws import BY_NAME, LAWS
+from bedrockish_journal.verify.tables import compare_with_journal
+from bedrockish_journal.verify.verify import verify
+from tests.journal.tampering import SEEN, UNSEEN, make, tampered
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("laws") / "sound")
+
+
+def told(paths: list[Path], law: str) -> set[str]:
+    """Return the laws that the walk finds broken; the tables are looked at if they are what it is about."""
+    found = {finding.check for finding in verify(paths).findings}
+    if law == "tables":
+        for path in paths:
+            try:
+                found |= {"tables" for _ in compare_with_journal(path, lambda _db: None, 1)}
+            except ReplayMismatchError:
+                found.add("tables")
+            except JournalPrunedError:
+                pass  # nobody can make the tables again
+    return found
+
+
+def test_sound_journals_obey_all_of_them(sound: Path) -> None:
+    paths = sorted(sound.glob("*.db"))
+    assert told(paths, "tables") == set()
+    assert told(paths[:1], "tables") == set()
+
+
+@pytest.mark.parametrize("what", SEEN)
+def test_the_walk_finds_it(sound: Path, tmp_path: Path, what: str) -> None:
+    """Or names the law among those that it does not look at."""
+    law, deed = SEEN[what]
+    with tampered(sound, tmp_path, deed) as paths:
+        if BY_NAME[law].walked:
+            assert law in told(paths, law)
+        else:
+            assert told(paths, law) == set()
+            assert law in verify(paths).unseen
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_no_law_can_find_it(sound: Path, tmp_path: Path, what: str) -> None:
+    with tampered(sound, tmp_path, UNSEEN[what]) as paths:
+        assert told(paths, "tables") == set()
+
+
+def test_every_law_has_a_tampering_and_a_name_of_its_own() -> None:
+    assert {law for law, _ in SEEN.values()} == BY_NAME.keys()
+    assert len(BY_NAME) == len(LAWS)
+
+
+def test_the_page_lists_what_is_tried() -> None:
+    page = (ROOT / "docs" / "laws.md").read_text()
+    tried = [(what, law) for what, (law, _) in SEEN.items()]
+    assert re.findall(r"^\| ([^`|]+) \| `(\w+)` \|$", page, re.MULTILINE) == tried
+    assert re.findall(r"^- (.+)$", page, re.MULTILINE) == list(UNSEEN)

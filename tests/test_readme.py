@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import trio
 
+from bedrockish import connect
+from tests.cluster.test_init import running
 from tests.test_tidy import ROOT
-from tools.cluster import LocalCluster, local_cluster
+from tools.cluster import free_ports
 
 README = (ROOT / "README.md").read_text()
 
@@ -36,7 +37,11 @@ HELP = {
     "tools/bench": [sys.executable, "-m", "tools.bench", "--help"],
     "tools/bench peers": [sys.executable, "-m", "tools.bench_peers", "--help"],
     "tools/bench list": [sys.executable, "-m", "tools.bench", "--help"],
-    "bedrockish serve --config A.toml": [sys.executable, "-m", "bedrockish.cli.main", "serve", "--help"],
+    "bedrockish init try 127.0.0.1:7401 127.0.0.1:7402 127.0.0.1:7403": [
+        *(sys.executable, "-m", "bedrockish.cli.main"),
+        *("init", "--help"),
+    ],
+    "cd try/A && bedrockish serve --config A.toml": [sys.executable, "-m", "bedrockish.cli.main", "serve", "--help"],
     "bedrockish import old.db": [sys.executable, "-m", "bedrockish.cli.main", "import", "--help"],
     "bedrockish journal": [sys.executable, "-m", "bedrockish.cli.main", "journal", "--help"],
     "bedrockish audit": [sys.executable, "-m", "bedrockish.cli.main", "audit", "--help"],
@@ -81,26 +86,26 @@ def test_programs_say_which_python_is_missing(program: str, tmp_path: Path) -> N
 
 @pytest.mark.cluster
 def test_configuration_and_example_work(tmp_path: Path) -> None:
-    """Three nodes with the README's configuration run the README's example."""
-    (toml,), (example,) = blocks("toml"), blocks("python")
-    with local_cluster(tmp_path / "nodes") as cluster:
-        ports = {str(7401 + index): str(node.port) for index, node in enumerate(cluster.nodes)}
-        assert sorted(set(re.findall(r"\d{4,}", toml + example))) == sorted(ports)
-        replaced = re.sub(r"\b74\d\d\b", lambda match: ports[match[0]], toml)
-        written = {key.strip() for key in re.findall(r"^(\w+ =|\[\w+\])", replaced, flags=re.MULTILINE)}
-        ours = cluster.nodes[0].config.read_text()
-        assert written == {key.strip() for key in re.findall(r"^(\w+ =|\[\w+\])", ours, flags=re.MULTILINE)}
-        assert sorted(line for line in replaced.splitlines()[1:] if line) == sorted(filter(None, ours.splitlines()))
-        trio.run(wait_all, cluster)
+    """The README's ``init`` makes three nodes, and they run its example."""
+    (example,) = blocks("python")
+    (line,) = (line for line in commands() if line.startswith("bedrockish init"))
+    given = sorted(set(re.findall(r"\b74\d\d\b", line + example)))
+    assert len(given) == 3
+    ports = {port: str(free) for port, free in zip(given, free_ports(3), strict=True)}
+
+    def moved(text: str) -> str:
+        return re.sub(r"\b74\d\d\b", lambda match: ports[match[0]], text)
+
+    _, command, place, *nodes = moved(line).split()
+    made = run(sys.executable, "-m", "bedrockish.cli.main", command, str(tmp_path / place), *nodes)
+    assert made.returncode == 0, made.stderr
+    with running(tmp_path / place):
+        with connect(f"bedrockish://{','.join(nodes)}/?connect_timeout=30") as db:
+            db.execute("SELECT 1")
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
-            exec(re.sub(r"\b74\d\d\b", lambda match: ports[match[0]], example), {})
+            exec(moved(example), {})
     assert said.getvalue() == "1 70\n2 30\n"
-
-
-async def wait_all(cluster: LocalCluster) -> None:
-    for index in range(len(cluster.nodes)):
-        await cluster.wait_ready(index)
 
 
 @pytest.mark.cluster

@@ -22,6 +22,7 @@ USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130
 
 # Imported when asked for: the audit needs Spark, and nobody should wait for the engine to print a help text.
 COMMANDS = {
+    "init": ("bedrockish.cli.init", "init"),
     "serve": ("bedrockish.cli.serve", "serve"),
     "join": ("bedrockish.cli.join", "join"),
     "sql": ("bedrockish.cli.shell.command", "sql"),

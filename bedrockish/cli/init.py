@@ -1,0 +1,202 @@
+"""``bedrockish init``: the configurations of a new cluster, a folder for each node, with certificates."""
+
+import secrets
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from bedrockish.api.url import Address, parse_address
+from bedrockish.config.exposure import ANY
+from bedrockish.core.state.membership import NAME
+from bedrockish.errors import ConfigError, UsageError
+from bedrockish_net.loopback import is_loopback
+
+AUTHORITY, CLIENT, CERTS = "authority", "client", "certs"
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class Planned(NamedTuple):
+    """A node that is to be: where others reach it, and further names of its machine."""
+
+    name: str
+    address: Address
+    others: tuple[str, ...]
+
+    @property
+    def here(self) -> bool:
+        """Whether it can be reached from its own machine only."""
+        return is_loopback(self.address.host)
+
+    def listen(self, port: int) -> Address:
+        """Return where it listens: at a loopback address, or on all of its machine's."""
+        if self.here:
+            return Address(self.address.host, port)
+        return Address("::" if ":" in self.address.host else "0.0.0.0", port)  # TLS and passwords keep strangers out
+
+
+def read_nodes(given: tuple[str, ...]) -> list[Planned]:
+    """Read what the command line says of the nodes; those without a name are called A, B, C, … in turn.
+
+    Raises:
+        UsageError: a name or an address is none, or there twice; or some are on this machine and some are not.
+    """
+    found: list[Planned] = []
+    for place, text in enumerate(given):
+        name, equals, hosts = text.partition("=")
+        if not equals:
+            if place >= len(LETTERS):
+                raise UsageError(f"the node at {text} needs a name; write NAME={text}")
+            name, hosts = LETTERS[place], text
+        if not NAME.fullmatch(name):
+            raise UsageError(f"{name!r} is no name of a node; write a letter, then up to 15 letters, digits or _")
+        first, *others = [host for host in hosts.split(",") if host] or [""]
+        try:
+            address = parse_address(first, where=name)
+        except ConfigError as error:
+            raise UsageError(str(error)) from error
+        if address.host in ANY:
+            raise UsageError(f"{name}: {address.host} is where a node listens; write where the others reach it")
+        found.append(Planned(name, address, tuple(others)))
+    for what, values in (("name", [one.name.lower() for one in found]), ("address", [one.address for one in found])):
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise UsageError(
+                f"two nodes have the {what} {twice}; each needs its own, such as host1:7373 and host1:7374"
+            )
+    taken = next((one.name for one in found if one.name.lower() in (AUTHORITY, CLIENT)), None)
+    if taken is not None:
+        raise UsageError(f"a node called {taken} would have the folder of the {taken.lower()}; give it another name")
+    if len({one.here for one in found}) > 1:
+        names = ", ".join(one.name for one in found if one.here)
+        raise UsageError(f"the others cannot reach {names} at a loopback address; write the machine's name or address")
+    return found
+
+
+def configuration(node: Planned, nodes: list[Planned], cluster: str, http: int | None, token: str, tls: bool) -> str:
+    """Return the text of a node's configuration file."""
+    lines = [
+        f"# Node {node.name}. In this folder: bedrockish serve --config {node.name}.toml",
+        f'node = "{node.name}"',
+        f'database = "{node.name}.db"',
+        f'listen = "{node.listen(node.address.port)}"',
+        f'cluster = "{cluster}"',
+    ]
+    if http is not None:
+        lines.append(f'http = "{node.listen(http)}"')
+        lines += [f'http_token = "{token}"'] * tls
+    lines += ["", "# The founding members. Who joins later is known to the cluster itself.", "[peers]"]
+    lines += [f'{one.name} = "{one.address}"' for one in nodes]
+    lines += ["", "[security]", f'tls = "{CERTS}"'] * tls
+    return "\n".join(lines) + "\n"
+
+
+def url_of(nodes: list[Planned], client: Path | None, name: str) -> str:
+    """Return the URL for clients."""
+    hosts = ",".join(str(one.address) for one in nodes)
+    if client is None:
+        return f"bedrockish://{hosts}"
+    files = "&".join(f"{key}={client / file}" for key, file in _client_files(name).items())
+    return f"bedrockish://{hosts}/?{files}"
+
+
+def _client_files(name: str) -> dict[str, str]:
+    return {"ca": "ca.pem", "cert": f"{name}.pem", "key": f"{name}-key.pem"}
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("nodes", metavar="[NAME=]HOST[:PORT][,HOST]...", nargs=-1, required=True)
+@click.option("--cluster", default="bedrockish", show_default=True, help="Name of the cluster.")
+@click.option("--http", type=click.IntRange(1, 65535), metavar="PORT", help="Serve HTTP and the dashboard there, too.")
+@click.option("--client", default="app", show_default=True, metavar="NAME", help="Name in the client's certificate.")
+@click.option("--tls", is_flag=True, help="Make certificates although all nodes are on this machine, to try them.")
+@click.option("--days", default=1825, show_default=True, type=click.IntRange(1, 36500), help="How long they are valid.")
+def init(
+    directory: Path, nodes: tuple[str, ...], cluster: str, http: int | None, client: str, tls: bool, days: int
+) -> None:
+    """Make the configurations of a new cluster in DIRECTORY, a folder for each node.
+
+    Bring each folder to its machine and start the node in it. Between machines, links are encrypted: the folders have
+    certificates, of an authority that is made for this cluster. Needs pip install 'bedrockish[tls]' then.
+    """
+    planned = read_nodes(nodes)
+    tls = tls or not planned[0].here
+    if tls and client in [one.name for one in planned]:
+        raise UsageError(f"--client {client} is the name of a node, too; give the client another one")
+    if not cluster or not cluster.isprintable() or '"' in cluster or "\\" in cluster or len(cluster) > 64:
+        raise UsageError(f"--cluster: {cluster!r} should be up to 64 letters, digits and signs without quotes")
+    ports = _http_ports(planned, http)
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty; name a folder that is not there yet")
+    token = secrets.token_urlsafe(24)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".init-", dir=directory.parent, ignore_cleanup_errors=True) as made:
+            whole = Path(made) / "cluster"  # it gets its name when all of it is there
+            for one in planned:
+                folder = whole / one.name
+                folder.mkdir(parents=True)
+                text = configuration(one, planned, cluster, ports.get(one.name), token, tls)
+                (folder / f"{one.name}.toml").write_text(text, encoding="utf-8")
+            if tls:
+                _certify(whole, planned, client, days)
+            whole.rename(directory)
+    except OSError as error:
+        raise ConfigError(f"{directory}: {error.strerror}") from error
+    for one in planned:
+        where = "" if one.here else f"bring it to {one.address.host}; "
+        click.echo(f"{directory / one.name}: {where}in it: bedrockish serve --config {one.name}.toml")
+    if tls:
+        click.echo(f"{directory / AUTHORITY}: keep it where no node is; it signs further certificates")
+    url = url_of(planned, (directory / CLIENT).resolve() if tls else None, client)
+    click.echo(f"then: bedrockish status '{url}'")
+    count = len(planned)
+    if count % 2 == 0:
+        click.echo(
+            f"{count} nodes survive the loss of {count // 2 - 1}, as {count - 1} do: use an odd number", err=True
+        )
+
+
+def _http_ports(nodes: list[Planned], http: int | None) -> dict[str, int]:
+    """Return the port of HTTP of each node; nodes on one machine get ports that follow each other.
+
+    Raises:
+        UsageError: one is taken by a node's own.
+    """
+    found: dict[str, int] = {}
+    if http is None:
+        return found
+    for one in nodes:
+        before = [
+            found[other.name] for other in nodes if other.name in found and other.address.host == one.address.host
+        ]
+        port = found[one.name] = max(before, default=http - 1) + 1
+        taken = [other.name for other in nodes if other.address == Address(one.address.host, port)]
+        if taken or port > 65535:
+            raise UsageError(
+                f"--http {http}: {port} would be the port of HTTP of {one.name}, and is taken; use another"
+            )
+    return found
+
+
+def _certify(directory: Path, nodes: list[Planned], client: str, days: int) -> None:
+    """Make the authority's folder, the client's, and each node's certs."""
+    try:
+        from bedrockish.cli.certificates import CA, Authority
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the package {error.name} is missing; pip install 'bedrockish[tls]'") from error
+    home = directory / AUTHORITY
+    authority = Authority.at(home, days)
+    issued = [(one.name, directory / one.name / CERTS) for one in nodes] + [(client, directory / CLIENT)]
+    for one in nodes:
+        # Also under the names that a machine has for itself, for whoever looks at the node from there.
+        hosts = dict.fromkeys([one.name, one.address.host, *one.others, "localhost", "127.0.0.1"])
+        authority.issue(one.name, list(hosts), days, for_node=True)
+    authority.issue(client, [], days, for_node=False)
+    for name, folder in issued:
+        folder.mkdir(parents=True)
+        (folder / CA).write_bytes((home / CA).read_bytes())
+        for file in (f"{name}.pem", f"{name}-key.pem"):
+            (home / file).rename(folder / file)

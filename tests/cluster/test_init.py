@@ -1,0 +1,153 @@
+"""``bedrockish init``: three folders that are brought to three machines, and a cluster that works."""
+
+import json
+import os
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bedrockish import connect
+from bedrockish.config.config import build
+from tests.cluster.test_security import program
+from tools.cluster import clean_environment, free_ports
+
+STRANGERS = ("host1", "B=10.1.0.2:7400", "C=db.example.org,10.1.0.3")
+
+
+@contextmanager
+def running(home: Path, names: str = "ABC") -> Iterator[None]:
+    """The nodes of a cluster, each in its folder."""
+    command = [sys.executable, "-m", "bedrockish.cli.main", "serve", "--log-level", "warning", "--config"]
+    started = []
+    try:
+        for name in names:
+            with (home / f"{name}.log").open("wb") as log:
+                started.append(
+                    subprocess.Popen(
+                        [*command, f"{name}.toml"], cwd=home / name, env=clean_environment(), stdout=log, stderr=log
+                    )
+                )
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_the_folders_are_a_cluster(tmp_path: Path, tls: bool) -> None:
+    """The last line is a command that shows it; HTTP asks for the token where there are certificates."""
+    home, ports = tmp_path / "new" / "prod", free_ports(4)
+    hosts = [f"127.0.0.1:{port}" for port in ports[:3]]
+    done = program("init", str(home), *hosts, "--http", str(ports[3]), *["--tls"] * tls)
+    assert done.returncode == 0, done.stderr
+    *_, last = done.stdout.splitlines()
+    url = last.removeprefix("then: bedrockish status ").strip("'")
+    with running(home):
+        with connect(f"{url}{'&' if tls else '/?'}connect_timeout=30") as db:
+            db.execute("CREATE TABLE t(x)")
+            for _ in range(20):
+                db.execute("INSERT INTO t VALUES (1)")
+        until = time.monotonic() + 30
+        while (shown := program("status", url)).returncode and time.monotonic() < until:
+            time.sleep(0.2)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        text = (home / "A" / "A.toml").read_text()
+        http = next(line.split('"')[1] for line in text.splitlines() if line.startswith("http ="))
+        asked = urllib.request.Request(f"http{'s' * tls}://127.0.0.1:{http.rpartition(':')[2]}/status")
+        trusted = ssl.create_default_context(cafile=str(home / "client" / "ca.pem")) if tls else None
+        if tls:
+            with pytest.raises(urllib.request.HTTPError, match="401"):
+                urllib.request.urlopen(asked, context=trusted, timeout=30)
+            token = next(line.split('"')[1] for line in text.splitlines() if line.startswith("http_token"))
+            asked.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(asked, context=trusted, timeout=30) as answer:
+            assert json.loads(answer.read())["node"] == "A"
+
+
+def test_what_is_made_for_three_machines(tmp_path: Path) -> None:
+    """Each configuration is one that its node takes; keys are their owner's, and the authority's is at no node."""
+    home = tmp_path / "prod"
+    done = program("init", str(home), *STRANGERS, "--cluster", "shop", "--client", "web", "--days", "30")
+    assert done.returncode == 0, done.stderr
+    assert "bedrockish://host1:7373,10.1.0.2:7400,db.example.org:7373/?ca=" in done.stdout
+    for name in "ABC":
+        folder = home / name
+        built = build(text=(folder / f"{name}.toml").read_text(), file=f"{name}.toml", environment={}, flags={})
+        assert (built.node, built.cluster, built.security.tls) == (name, "shop", "certs")
+        assert {one: str(at) for one, at in built.peers.items()} == {
+            "A": "host1:7373",
+            "B": "10.1.0.2:7400",
+            "C": "db.example.org:7373",
+        }
+        assert sorted(file.name for file in (folder / "certs").iterdir()) == [
+            f"{name}-key.pem",
+            f"{name}.pem",
+            "ca.pem",
+        ]
+    assert sorted(file.name for file in (home / "client").iterdir()) == ["ca.pem", "web-key.pem", "web.pem"]
+    assert sorted(file.name for file in (home / "authority").iterdir()) == ["ca-key.pem", "ca.pem"]
+    keys = [*home.rglob("*-key.pem")]
+    assert len(keys) == 5
+    assert not any(key.stat().st_mode & 0o077 for key in keys)
+    certificate = home / "C" / "certs" / "C.pem"
+    told = subprocess.run(
+        ["openssl", "x509", "-noout", "-ext", "subjectAltName", "-in", certificate], capture_output=True, check=True
+    )
+    for name in (b"DNS:C", b"DNS:db.example.org", b"IP Address:10.1.0.3", b"DNS:localhost"):
+        assert name in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("host1", "127.0.0.1"), "the others cannot reach B at a loopback address"),
+        (("A=host1", "a=host2"), "two nodes have the name a"),
+        (("host1", "host1"), "two nodes have the address host1:7373"),
+        (("0.0.0.0",), "where a node listens"),
+        (("9=host1",), "'9' is no name of a node"),
+        (("A=",), "'' is not an address"),
+        (("host1:port",), "'port' in 'host1:port' is not a port"),
+        (("Client=host1",), "would have the folder of the client"),
+        (("host1", "--client", "A"), "is the name of a node, too"),
+        (("host1", "--client", "../a"), "cannot be the name of a file"),
+        (("host1:8080", "--http", "8080"), "is taken; use another"),
+        (("host1", "--http", "65535", "host1:1"), "65536 would be the port"),
+        (("host1", "--cluster", 'a"b'), "without quotes"),
+        (("host1", "--days", "0"), "0 is not in the range"),
+    ],
+)
+def test_what_makes_no_cluster_makes_no_folder(tmp_path: Path, given: tuple[str, ...], said: str) -> None:
+    done = program("init", str(tmp_path / "prod"), *given)
+    assert done.returncode == 2 or (done.returncode and "file" in said)
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    """Keys that are in use would be lost."""
+    home = tmp_path / "prod"
+    assert program("init", str(home), "host1").returncode == 0
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    done = program("init", str(home), "host1")
+    assert done.returncode
+    assert "is not empty" in done.stderr
+    assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
+    if os.geteuid():
+        tmp_path.chmod(0o500)
+        assert "Permission denied" in program("init", str(tmp_path / "other"), "host1").stderr
+        tmp_path.chmod(0o700)
+
+
+def test_an_even_number_is_told(tmp_path: Path) -> None:
+    done = program("init", str(tmp_path / "four"), *"WXYZ")
+    assert done.returncode == 0
+    assert "4 nodes survive the loss of 1, as 3 do" in done.stderr

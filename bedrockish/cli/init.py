@@ -59,7 +59,10 @@ def read_nodes(given: tuple[str, ...]) -> list[Planned]:
         if address.host in ANY:
             raise UsageError(f"{name}: {address.host} is where a node listens; write where the others reach it")
         found.append(Planned(name, address, tuple(others)))
-    for what, values in (("name", [one.name.lower() for one in found]), ("address", [one.address for one in found])):
+    for what, values in (
+        ("name", [one.name.lower() for one in found]),
+        ("address", [str(one.address) for one in found]),
+    ):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise UsageError(

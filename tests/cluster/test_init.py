@@ -101,8 +101,8 @@ def test_what_is_made_for_three_machines(tmp_path: Path) -> None:
     told = subprocess.run(
         ["openssl", "x509", "-noout", "-ext", "subjectAltName", "-in", certificate], capture_output=True, check=True
     )
-    for name in (b"DNS:C", b"DNS:db.example.org", b"IP Address:10.1.0.3", b"DNS:localhost"):
-        assert name in told.stdout
+    for alternative in (b"DNS:C", b"DNS:db.example.org", b"IP Address:10.1.0.3", b"DNS:localhost"):
+        assert alternative in told.stdout
 
 
 @pytest.mark.parametrize(

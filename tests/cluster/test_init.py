@@ -1,14 +1,15 @@
 """``bedrockish init``: three folders that are brought to three machines, and a cluster that works."""
 
+import contextlib
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tools.cluster import clean_environment, free_ports
 STRANGERS = ("host1", "B=10.1.0.2:7400", "C=db.example.org,10.1.0.3")
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(home: Path, names: str = "ABC") -> Iterator[None]:
     """The nodes of a cluster, each in its folder."""
     command = [sys.executable, "-m", "bedrockish.cli.main", "serve", "--log-level", "warning", "--config"]
@@ -41,12 +42,26 @@ def running(home: Path, names: str = "ABC") -> Iterator[None]:
             one.wait()
 
 
+def places() -> tuple[int, list[int]]:
+    """Return the first of three ports in a row that are free, and three others."""
+    while True:
+        first = free_ports(1)[0]
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
+            for port in range(first, first + 3):
+                for host in ("127.0.0.1", "0.0.0.0"):
+                    one = held.enter_context(socket.socket())
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    one.bind((host, port))
+            return first, free_ports(3)
+
+
 @pytest.mark.parametrize("tls", [True, False])
 def test_the_folders_are_a_cluster(tmp_path: Path, tls: bool) -> None:
     """The last line is a command that shows it; HTTP asks for the token where there are certificates."""
-    home, ports = tmp_path / "new" / "prod", free_ports(4)
-    hosts = [f"127.0.0.1:{port}" for port in ports[:3]]
-    done = program("init", str(home), *hosts, "--http", str(ports[3]), *["--tls"] * tls)
+    home = tmp_path / "new" / "prod"
+    http_port, ports = places()
+    hosts = [f"127.0.0.1:{port}" for port in ports]
+    done = program("init", str(home), *hosts, "--http", str(http_port), *["--tls"] * tls)
     assert done.returncode == 0, done.stderr
     *_, last = done.stdout.splitlines()
     url = last.removeprefix("then: bedrockish status ").strip("'")

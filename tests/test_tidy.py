@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "tests": (
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 click "
         "hypothesis libsql openapi_spec_validator pexpect prometheus_client pyarrow pyspark pytest rich "
-        "schemathesis sortedcontainers sqlalchemy trio trustme wsproto"
+        "schemathesis sortedcontainers sqlalchemy trio trustme yaml wsproto"
     ),
     "tests/django_site": "bedrockish tests.django_site django",
     "tools": "bedrockish bedrockish_journal bedrockish_net tools apsw cbor2 click rich trio",

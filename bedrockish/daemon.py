@@ -207,7 +207,7 @@ def calm_collector() -> None:
 
 
 async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plugins: Plugins, up: trio.Event) -> None:
-    gate = Gate(config, credentials)
+    gate = Gate(config, credentials, runtime.engine.access)
     state = runtime.core.state
     hello = Hello(config.node, config.cluster, info=runtime.info)  # which is read again for each link
     donor = Donor(runtime.core, runtime.engine, config.database, runtime.durable)
@@ -226,6 +226,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             caught=runtime.faults.caught,
             memory=runtime.engine.memory,
             user=gate.caller(link.stream, link.remote),
+            access=runtime.engine.access,
         )
 
     mesh = net.Mesh(
@@ -251,6 +252,8 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
         trust=credentials.trust,
         admit=gate.admit,
     )
+    runtime.on_members = partial(_take_passwords, gate, credentials, mesh)
+    runtime.on_members()
     async with trio.open_nursery() as nursery:
         bound = await nursery.start(mesh.run)
         runtime.mesh, runtime.credentials = mesh, credentials
@@ -287,19 +290,31 @@ def _repairs(runtime: Runtime, config: Config, credentials: Credentials, plugins
     return scrubber, healer
 
 
+def _take_passwords(gate: Gate, credentials: Credentials, mesh: net.Mesh) -> None:
+    """From the first user on a client may come with a password instead of a certificate."""
+    if gate.users and not credentials.takes_passwords:
+        credentials.takes_passwords = True
+        reread(credentials, mesh)
+
+
 async def _reread_on_hangup(credentials: Credentials, mesh: net.Mesh) -> None:
     """Read certificates, key and revocations again at each SIGHUP; what cannot be used changes nothing."""
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         async for _ in signals:
-            try:
-                credentials.reload()
-            except ConfigError as error:
-                logger.error("SIGHUP: %s; the certificates stay as they were", error)
-                continue
-            assert credentials.dial_context is not None
-            assert credentials.listen_context is not None
-            mesh.use_certificates(credentials.dial_context, credentials.listen_context)
-            logger.info("SIGHUP: certificates and revocations were read again")
+            if reread(credentials, mesh):
+                logger.info("SIGHUP: certificates and revocations were read again")
+
+
+def reread(credentials: Credentials, mesh: net.Mesh) -> bool:
+    """Read certificates, key and revocations again; return whether they could be used."""
+    try:
+        credentials.reload()
+    except ConfigError as error:
+        logger.error("SIGHUP: %s; the certificates stay as they were", error)
+        return False
+    if credentials.dial_context is not None and credentials.listen_context is not None:
+        mesh.use_certificates(credentials.dial_context, credentials.listen_context)
+    return True
 
 
 def load_http() -> Callable[..., Awaitable[None]]:

@@ -119,7 +119,7 @@ class MembershipError(UsageError):
     """Raised when a change of the cluster's members is refused. Nothing happened; the text names the way out.
 
     ``details["reason"]`` is a stable word: ``unknown``, ``duplicate``, ``name``, ``address``, ``used``, ``behind``,
-    ``silent``, ``last``, ``quorum`` or ``action``.
+    ``silent``, ``last``, ``quorum``, ``role``, ``secret``, ``level`` or ``action``.
     """
 
     code = "membership"
@@ -146,6 +146,15 @@ class AuthenticationError(UsageError):
     """
 
     code = "authentication"
+
+
+class ForbiddenError(UsageError):
+    """Raised when the user may not do this. Nothing happened; the text names the role that is missing.
+
+    ``details`` has ``user``, and ``role``: the least that would do.
+    """
+
+    code = "forbidden"
 
 
 class ConflictError(BedrockishError):

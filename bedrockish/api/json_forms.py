@@ -31,6 +31,7 @@ from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, STATEMENTS_MAX
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
+    ForbiddenError,
     OutcomeUnknownError,
     ProtocolMismatchError,
     PrunedError,
@@ -387,6 +388,8 @@ def status_of(error: BedrockishError) -> int:
             return 413
         case PrunedError():
             return 410
+        case ForbiddenError():
+            return 403
         case UsageError():
             return 400
         case ConflictError():

@@ -22,7 +22,14 @@ ISOLATIONS = (SERIALIZABLE, SNAPSHOT)
 
 ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE = "add", "promote", "demote", "remove", "address", "replace"
 RAISE = "level"
-MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE)
+USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
+    "user add",
+    "user grant",
+    "user revoke",
+    "user passwd",
+    "user remove",
+)
+MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, *USER_ACTIONS)
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 
@@ -66,17 +73,20 @@ class Statement:
 
 @value
 class MemberChange:
-    """A change of the cluster's members.
+    """A change of the cluster's members, or of its users.
 
     Attributes:
         action: ``add`` (as a learner), ``promote`` (to a voter), ``demote``, ``remove``, ``address``, ``replace``, or
-            ``level`` (raise the cluster's release level to what all members have told).
-        node: whom it is about.
+            ``level`` (raise the cluster's release level to what all members have told); or one of ``USER_ACTIONS``.
+        node: whom it is about: a member, or a user.
         address: where it listens (add, address), or where its successor does (replace).
         successor: name of the node that takes its place (replace).
         store: id of the file of the node that is added; empty if that is not known yet.
         level: the release level of the node that is added.
-        force: make the change even if the voters that are left cannot decide anything until others come back.
+        force: make the change even if the voters that are left cannot decide anything until others come back, or no
+            admin is left.
+        role: a user's (add, grant, revoke).
+        secret: the hash of a user's password (add, passwd).
     """
 
     action: str
@@ -86,6 +96,8 @@ class MemberChange:
     store: str = ""
     force: bool = False
     level: int = LEVEL
+    role: str = ""
+    secret: str = field(default="", repr=False)
 
 
 @value

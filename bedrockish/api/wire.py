@@ -50,6 +50,7 @@ BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "c
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
 QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
 OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
+CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret")
 LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX = 0, 10_000, 200
 
 
@@ -191,8 +192,8 @@ def encode_call(call: Call) -> bytes:
         raise UsageError(f"a text in the request cannot be sent: {error}") from error
 
 
-def decode_call(payload: bytes) -> Call:
-    """Read a call.
+def decode_call(payload: bytes, user: str = "") -> Call:
+    """Read a call of a user's; what it says itself of a user counts for nothing.
 
     Raises:
         MalformedCallError: the bytes are not one.
@@ -210,11 +211,11 @@ def decode_call(payload: bytes) -> Call:
     op = packed.get("op")
     try:
         if op in (EXECUTE, CALL):
-            return Execute(number, _decode_request(packed))
+            return Execute(number, _decode_request(packed, user))
         if op in STEPS or op in STREAM_STEPS:
-            return Step(number, _decode_request(packed, least=int(op in (STATEMENTS, STREAM))), op)
+            return Step(number, _decode_request(packed, user, least=int(op in (STATEMENTS, STREAM))), op)
         if op == MEMBER:
-            return Execute(number, _decode_change(packed))
+            return Execute(number, _decode_change(packed, user))
         if op == OUTCOME:
             return AskOutcome(number, _command(packed))
         if op == EXPLAIN:
@@ -238,7 +239,7 @@ def _command(packed: Mapping[str, Any]) -> str:
     return command
 
 
-def _decode_request(packed: Mapping[str, Any], least: int = 1) -> Request:
+def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1) -> Request:
     call = _decode_named(packed) if packed.get("op") == CALL else None
     statements = packed.get("statements") if call is None else []
     if not isinstance(statements, list) or not (call or least <= len(statements) <= STATEMENTS_MAX):
@@ -257,6 +258,7 @@ def _decode_request(packed: Mapping[str, Any], least: int = 1) -> Request:
         check_timeout(packed.get("timeout")),
         longest_s=check_timeout(packed["longest"]) if packed.get("longest") is not None else 0.0,
         call=call,
+        user=user,
     )
 
 
@@ -267,11 +269,11 @@ def _decode_named(packed: Mapping[str, Any]) -> Named:
     return Named(name, check_args(packed.get("args")))
 
 
-def _decode_change(packed: Mapping[str, Any]) -> Request:
+def _decode_change(packed: Mapping[str, Any], user: str) -> Request:
     given = packed.get("change")
     if not isinstance(given, Mapping):
         raise UsageError("a change of the members should be a map")
-    words = {name: given.get(name, "") for name in ("action", "node", "address", "successor", "store")}
+    words = {name: given.get(name, "") for name in CHANGE_WORDS}
     if not all(isinstance(word, str) for word in words.values()) or type(given.get("force", False)) is not bool:
         raise UsageError("a change of the members should be texts and a truth value")
     if words["address"]:
@@ -281,7 +283,7 @@ def _decode_change(packed: Mapping[str, Any]) -> Request:
         raise UsageError("the release level of a node should be a small positive number")
     change = MemberChange(**words, force=given.get("force", False), level=level)
     timeout_s = check_timeout(packed.get("timeout"))
-    return Request(_command(packed), (), token=_token(packed), timeout_s=timeout_s, change=change)
+    return Request(_command(packed), (), token=_token(packed), timeout_s=timeout_s, change=change, user=user)
 
 
 def _token(packed: Mapping[str, Any]) -> Token:

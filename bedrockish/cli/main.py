@@ -36,6 +36,7 @@ COMMANDS = {
     "export": ("bedrockish.cli.database", "export_database"),
     "clock": ("bedrockish.cli.upkeep", "clock"),
     "schema": ("bedrockish.cli.schema", "schema"),
+    "user": ("bedrockish.cli.user", "user"),
     "member": ("bedrockish.cli.member", "member"),
     "password": ("bedrockish.cli.secure", "password"),
     "tls": ("bedrockish.cli.secure", "tls"),

@@ -15,6 +15,7 @@ from bedrockish.errors import (
     ConflictError,
     ConstraintError,
     DamagedError,
+    ForbiddenError,
     SqlError,
     TooLargeError,
     UnsupportedError,
@@ -95,6 +96,7 @@ BINDINGS = "parameter"  # in what is said about their number or names
 _STANDS_FOR: tuple[tuple[type[BedrockishError], type[Error]], ...] = (
     (ClientClosedError, ProgrammingError),
     (AuthenticationError, OperationalError),
+    (ForbiddenError, OperationalError),
     (ConfigError, InterfaceError),
     (ConstraintError, IntegrityError),
     (SqlError, OperationalError),

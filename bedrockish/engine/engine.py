@@ -36,6 +36,7 @@ from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import Guard
 from bedrockish.engine.statements.clock_functions import Holder, Scope
+from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.storage import system_tables as system
@@ -76,6 +77,7 @@ class Engine:
         failed: the file or the machine failed: what the open batch holds is never committed.
         scope: what the clock's functions give on the writing connection; whoever drives the engine gives it a clock.
         locks: the rows that transactions which run here have locked.
+        access: what users may do, by the membership that is applied.
     """
 
     def __init__(
@@ -90,7 +92,8 @@ class Engine:
         self.locks = RowLocks(lambda: self._executor.analysis.schema)
         self.scope = Scope(locks=self.locks)
         give_functions(db, Holder(self.scope))
-        self._executor = Executor(db, self._guard, self._capture, limits, self._ids, prepare)
+        self.access = Access()
+        self._executor = Executor(db, self._guard, self._capture, limits, self._ids, prepare, access=self.access)
         self._executor.scope = self.scope
         self._applier = RowApplier(db)
         self._wal = Wal(db, full_sync=full_sync)
@@ -202,11 +205,11 @@ class Engine:
                 self.locks.release(request.command)
         return found or self.execute(requests[0], budget_s)
 
-    def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+    def explain(self, statement: Statement, user: str = "", *, columns: bool = False) -> list[dict[str, Any]]:
         """Tell what each statement of a text would read and write, as ``explain.explain``; nothing of it remains."""
         self.scope.begin("", 0, dict(self.applied))
         try:
-            return self._take_back(lambda: explain(self._executor, statement, columns=columns))
+            return self._take_back(lambda: explain(self._executor, statement, user, columns=columns))
         finally:
             self.locks.release("")
 
@@ -241,7 +244,7 @@ class Engine:
         """Return what is needed for connections beside the writer's."""
         known = lambda: self._executor.known  # noqa: E731
         wal = self._wal.descriptor
-        return Beside(self.open_reader, self._prepare, wal, self._ids, self._limits, self.locks, known)
+        return Beside(self.open_reader, self._prepare, wal, self._ids, self._limits, self.locks, known, self.access)
 
     def moment(self) -> Moment:
         """Return the state of the file after the last flush."""
@@ -710,6 +713,7 @@ class Engine:
     def _learn_members(self) -> None:
         membership = decode_membership(system.get_meta(self._db, "membership"))
         self._ids.use_members(system.get_meta(self._db, "node"), membership)
+        self.access.learn(membership.users, membership.nodes)
 
 
 def _unreadable(entry: Entry, error: EntryMalformedError) -> EntryMismatchError:

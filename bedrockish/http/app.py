@@ -46,6 +46,7 @@ from bedrockish.http.streamed import streamed
 from bedrockish.node.admin.troubles import not_ready
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.event_loop import Runtime
+from bedrockish.node.rights import check_seeing, check_upkeep
 from bedrockish_net.limits import Limits
 
 logger = logging.getLogger(__name__)
@@ -230,6 +231,7 @@ class Handlers:
 
     async def events(self, request: Request) -> Response:
         """Say what was lately said and heard."""
+        check_seeing(self._node.engine.access, user_of(request))
         return json_reply(self._node.events(_number(dict(_pairs(request)).get("after", "0"))))
 
     async def changes(self, request: Request) -> Response:
@@ -238,6 +240,7 @@ class Handlers:
 
     async def cluster(self, request: Request) -> Response:
         """Say what all nodes say."""
+        check_seeing(self._node.engine.access, user_of(request))
         after = {}
         for part in filter(None, dict(_pairs(request)).get("after", "").split(",")):
             name, colon, number = part.partition(":")
@@ -256,10 +259,12 @@ class Handlers:
 
     async def activity(self, request: Request) -> Response:
         """Say what all nodes did in the last hour."""
+        check_seeing(self._node.engine.access, user_of(request))
         return json_reply(await whole_activity(self._node, self._entry(request)))
 
     async def end_transaction(self, request: Request) -> Response:
         """End an open transaction, at whichever node it is."""
+        check_upkeep(self._node.engine.access, {"do": "end"}, user_of(request))
         asked = read_json(await _json_body(request))
         names = asked if isinstance(asked, dict) else {}
         node, command = names.get("node"), names.get("command")

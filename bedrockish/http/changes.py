@@ -21,6 +21,7 @@ from bedrockish.http.guard import user_of
 from bedrockish.http.openapi import WAIT_S_MAX
 from bedrockish.http.replies import LinesReply
 from bedrockish.node.event_loop import Runtime
+from bedrockish.node.rights import check_upkeep
 from bedrockish_journal.feed.change_feed import (
     Committed,
     Cursor,
@@ -104,9 +105,10 @@ async def changes(node: Runtime, request: Request) -> Response:
         feed = Feed(asked.after, asked.tables)
     except CursorError as error:
         raise UsageError(str(error)) from error
-    if asked.hold is not None:
-        await node.upkeep.hold(asked.hold, asked.after, release=False)
     user = user_of(request)
+    if asked.hold is not None:
+        check_upkeep(node.engine.access, {"do": "hold"}, user)
+        await node.upkeep.hold(asked.hold, asked.after, release=False)
     first = await _page(node, feed, user)
     reader = _Reader(node, feed, asked, user)
     kind = EVENTS if asked.as_events else LINES

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bedrockish.engine.statements.rights import TOKEN
 from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
 from bedrockish.http.purse import PURSE, Purse
 from bedrockish.http.replies import error_reply
@@ -24,7 +25,7 @@ from bedrockish.node.cluster.authentication import Gate
 OPEN = ("/livez", "/", "/api", "/favicon.ico")  # and the page's files, in which no data is
 OPEN_BELOW = "/page/"
 USER = "bedrockish.user"  # in the scope of a request
-TOKEN = "(http_token)"  # is no user's name, and stands for whoever has the token
+
 HEADERS = [
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -91,8 +92,6 @@ class Guard:
         purse: Callable[[], Purse],
     ) -> None:
         self._app, self._admission, self._hosts, self._caught, self._purse = app, admission, hosts, caught, purse
-        schemes = ["Bearer", *(['Basic realm="bedrockish", charset="UTF-8"'] if admission.gate.users else [])]
-        self._challenge = {"www-authenticate": ", ".join(schemes)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -119,7 +118,7 @@ class Guard:
             scope[USER] = await self._admit(scope["path"], Headers(scope=scope), caller[0] if caller else "")
         except UsageError as error:
             status = 401 if isinstance(error, AuthenticationError) else 400
-            reply = error_reply(error, status, self._challenge if status == 401 else None)
+            reply = error_reply(error, status, self._challenge() if status == 401 else None)
             await reply(scope, receive, send_safely)  # type: ignore[arg-type]
             return
         purse = scope[PURSE] = self._purse()
@@ -131,6 +130,11 @@ class Guard:
                 await error_reply(fault, 500)(scope, receive, send_safely)  # type: ignore[arg-type]
         finally:
             purse.close()
+
+    def _challenge(self) -> dict[str, str]:
+        """Return by which schemes a caller can say who it is."""
+        basic = ['Basic realm="bedrockish", charset="UTF-8"'] if self._admission.gate.users else []
+        return {"www-authenticate": ", ".join(["Bearer", *basic])}
 
     async def _open_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a WebSocket in, which shows who it is in its first message, unless a foreign page's script opens it."""

@@ -8,7 +8,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, assert_never
 
@@ -38,7 +37,16 @@ from bedrockish.api.wire import (
     encode_reply,
 )
 from bedrockish.engine.sqlite.memory import Memory
-from bedrockish.errors import BedrockishError, MemoryFullError, OutcomeUnknownError, TooLargeError, UsageError
+from bedrockish.engine.statements.rights import Access
+from bedrockish.errors import (
+    BedrockishError,
+    ForbiddenError,
+    MemoryFullError,
+    OutcomeUnknownError,
+    TooLargeError,
+    UsageError,
+)
+from bedrockish.node.rights import check_call
 from bedrockish_net.errors import LinkClosedError, LocalProtocolError
 from bedrockish_net.stream import Link
 
@@ -77,14 +85,14 @@ class Submits(Protocol):
     def events(self, after: int) -> dict[str, Any]:
         """Return what the node lately said and heard, after a number that an earlier reply had."""
 
-    async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+    async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Tell what each statement of a text would read and write; with ``columns``, only what the first one returns.
 
         Raises:
             BedrockishError: it cannot run.
         """
 
-    async def outcome(self, command: str) -> Answer | None:
+    async def outcome(self, command: str, user: str) -> Answer | None:
         """Return the answer of a command that happened, None if this node does not know of it.
 
         Raises:
@@ -192,6 +200,7 @@ async def serve_client(
     caught: Caught,
     memory: Holds | None = None,
     user: str = "",
+    access: Access | None = None,
 ) -> None:
     """Answer one client until its link is over; what it began goes on. Somebody else runs the link.
 
@@ -204,12 +213,13 @@ async def serve_client(
         transactions: keeps interactive transactions, which end with the link.
         upkeep: does what an operator asks.
         memory: is told how many bytes are kept for the link.
-        user: who the client is; empty if nobody has to say.
+        user: who the client is; empty if nobody had to say when it came.
+        access: what users may do.
         caught: takes an exception that no call was expected to raise, and returns the answer to that call.
     """
     loan = Loan(donor)
     session = _Session(link, node, loan, begin, in_flight_max, transactions, upkeep, caught)
-    session.user = user
+    session.user, session.access = user, access or Access()
     session.count_by(memory or Memory())
     try:
         async with trio.open_nursery() as nursery:
@@ -228,10 +238,12 @@ class _Session:
     """One client's calls.
 
     Attributes:
-        user: who the client is; empty if nobody has to say.
+        user: who the client is; empty if nobody had to say when it came.
+        access: what users may do.
     """
 
     user = ""
+    access: Access
 
     def __init__(
         self,
@@ -281,19 +293,19 @@ class _Session:
     def _start(self, payload: bytes) -> None:
         size = _long(payload)
         try:
-            call = decode_call(payload)
+            call = decode_call(payload, self.user)
         except MalformedCallError as error:
             logger.warning("client %s sent what is no call: %s", self._link.remote.node, error.message)
             self._refuse(error.id, error, size)
             return
         try:
+            if self.access.users:
+                check_call(self.access, call, self.user)
             if size > LARGE_BYTES:
                 self._memory.check_large()
-        except MemoryFullError as error:
+        except (ForbiddenError, MemoryFullError) as error:
             self._refuse(call.id, error, size)
             return
-        if self.user and isinstance(call, Execute | Step):
-            call = replace(call, request=replace(call.request, user=self.user))
         if self._begin is not None and isinstance(call, Execute):
             self._begin(call.request, partial(self._done, call.id, size))
         else:
@@ -338,7 +350,7 @@ class _Session:
             elif isinstance(call, Ask) and call.op == UPKEEP:
                 reply = Told(call.id, await self._do_upkeep(call.asked or {}))
             else:
-                reply = await _reply(self._node, self._loan, call)
+                reply = await _reply(self._node, self._loan, call, self.user)
         except BedrockishError as error:
             reply = Failed(call.id, error)
         except Exception as error:
@@ -403,18 +415,18 @@ def _what(call: Call) -> str:
     return str(getattr(call, "op", type(call).__name__.lower()))
 
 
-async def _reply(node: Submits, loan: Loan, call: Execute | AskOutcome | AskChunk | Ask) -> Reply:
+async def _reply(node: Submits, loan: Loan, call: Execute | AskOutcome | AskChunk | Ask, user: str) -> Reply:
     match call:
         case Execute(number, request):
             return Answered(number, await node.submit(request))
         case AskOutcome(number, command):
-            answer = await node.outcome(command)
+            answer = await node.outcome(command, user)
             return Told(number, None) if answer is None else Answered(number, answer)
         case AskChunk(number, offset):
             return Told(number, await loan.chunk(offset))
         case Ask(number, op, after, statement, asked):
             if op == EXPLAIN and statement is not None:
-                return Told(number, await node.explain(statement, columns=asked is not None))
+                return Told(number, await node.explain(statement, user, columns=asked is not None))
             if op == EVENTS:
                 return Told(number, node.events(after))
             if op == JOIN:

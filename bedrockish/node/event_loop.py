@@ -67,6 +67,7 @@ from bedrockish.node.cluster.membership import begin_on_file, judge, keep_level,
 from bedrockish.node.executor import Executions
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.recalling import recall
+from bedrockish.node.rights import check_recall
 from bedrockish.node.scheduling.assembler import Assembler
 from bedrockish.node.scheduling.entry_sender import EntrySender
 from bedrockish.node.scheduling.fair_queue import FairQueue
@@ -145,6 +146,7 @@ class Runtime:
         self.mesh: net.Mesh | None = None
         self.callers: set[Caller] = set()  # the connections of HTTP
         self.credentials: Credentials | None = None
+        self.on_members: Callable[[], None] = lambda: None
         self.astray: dict[str, str] = {}  # members at whose address somebody else answers, and why it is not they
         self.watch = TraceBuffer(self.core.state)
         self._troubles = Troubles()
@@ -219,20 +221,23 @@ class Runtime:
             raise found[0]
         return found[0]
 
-    async def outcome(self, command: str) -> Answer | None:
+    async def outcome(self, command: str, user: str = "") -> Answer | None:
         """Return the answer of a command that happened, as far as this node knows."""
         if self.engine.is_away:
             await self.durable()
         entry = self.engine.find_command(command)
         await self.durable()
-        return None if entry is None else recall(self.engine, entry, command, Token())
+        if entry is None:
+            return None
+        check_recall(self.engine.access, entry, command, user)
+        return recall(self.engine, entry, command, Token())
 
-    async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+    async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return what each statement of a text would read and write, or the ``columns`` of the first one's result."""
         self._check_reads()
         if self.engine.is_away:
             await self.durable()
-        told = await self._executions.explain(statement, columns=columns)
+        told = await self._executions.explain(statement, user, columns=columns)
         await self.durable()
         return told
 
@@ -574,6 +579,7 @@ class Runtime:
                     self._send(peer, Outcome(txid, bool(places), leader, tick, self.core.state.clock.value))
             case do.SetMembers():
                 self._tell_cluster()
+                self.on_members()
                 if self.mesh is not None and self._nursery is not None:
                     set_members(self.mesh, self.core, self.known, self._nursery)
             case do.Malformed(peer, reason):

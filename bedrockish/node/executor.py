@@ -35,6 +35,7 @@ from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.membership import prepare_change
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.recalling import again
+from bedrockish.node.rights import check_change, check_recall
 from bedrockish.node.scheduling.fair_queue import FairQueue
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.outbox import Waiter
@@ -102,6 +103,7 @@ class Executions:
                     following.append(Aside(ticket))
                 return
             node.counts["repeated_commands"] += 1
+            check_recall(node.engine.access, entry, request.command, request.user)
             found = again(node.engine, entry, request, ticket)
             if isinstance(found, Decided):
                 following.append(found)
@@ -159,6 +161,7 @@ class Executions:
         if waiter.prepare is not None:
             return _checked(request, waiter.prepare())
         if request.change is not None:
+            check_change(node.engine.access, request.change, request.user)
             return prepare_change(node.core, node.engine, request.change, node.known.stores, node.clock())
         if request.call is not None:
             command = node.plugins.find(request.call.name, node.core.state.me)
@@ -179,7 +182,7 @@ class Executions:
         node.workers.start(ticket, request, run, is_python=False, clock=clock > 0)
         return None
 
-    async def explain(self, statement: Statement, *, columns: bool) -> list[dict[str, Any]]:
+    async def explain(self, statement: Statement, user: str, *, columns: bool) -> list[dict[str, Any]]:
         """Tell what a text would do, which is found by doing it: aside, for it may take long, or run for ever.
 
         The columns of a result are found without running anything, so that is done at once, unless it took long before.
@@ -187,12 +190,12 @@ class Executions:
         node, sql = self._node, statement.sql
         if columns and not node.workers.expects(sql):
             began = time.thread_time()
-            told = node.engine.explain(statement, columns=True)
+            told = node.engine.explain(statement, user, columns=True)
             if time.thread_time() - began > node.config.limits.loop_ms_max / 1000:
                 node.workers.took_long(sql)
             return told
-        request = Request("", (statement,))
-        return await node.workers.run(request, lambda aside: aside.explain(statement, columns=columns))
+        request = Request("", (statement,), user=user)
+        return await node.workers.run(request, lambda aside: aside.explain(statement, user, columns=columns))
 
     def _calling(self, command: Command, request: Request) -> Callable[[Workspace], Prepared]:
         """Return what runs a command at a place aside."""
@@ -221,7 +224,7 @@ class Executions:
             return _checked(request, prepared)
 
         serializable = request.isolation == SERIALIZABLE
-        return lambda aside: aside.work(run, serializable=serializable)
+        return lambda aside: aside.work(run, request.user, serializable=serializable)
 
 
 def _is_bulky(request: Request) -> bool:

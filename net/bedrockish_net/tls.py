@@ -101,16 +101,16 @@ def has_certificate(stream: trio.abc.Stream) -> bool:
     return isinstance(stream, trio.SSLStream) and bool(stream.getpeercert())
 
 
-def certificate_holder(stream: trio.abc.Stream) -> str | None:
-    """Return whose certificate the other end of a TLS stream has shown: its common name, else the first other name.
+def certificate_holders(stream: trio.abc.Stream) -> list[str]:
+    """Return whose certificate the other end of a TLS stream has shown: its common name first, and all other names.
 
-    None if it has shown none; an empty text for a certificate without names.
+    Empty if it has shown none; an empty text for a certificate without names.
     """
     certificate = stream.getpeercert() if isinstance(stream, trio.SSLStream) else None
     if not certificate:
-        return None
+        return []
     common = [str(value) for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-    return next(iter([*common, *sorted(certificate_names(certificate))]), "")
+    return [*common, *sorted(certificate_names(certificate))] or [""]
 
 
 def _loaded(context: ssl.SSLContext, ca: str, cert: str, key: str) -> ssl.SSLContext:

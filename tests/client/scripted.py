@@ -53,10 +53,10 @@ class ScriptedNode:
     def events(self, after: int) -> dict[str, Any]:
         return {"node": self.name, "last": after, "events": []}
 
-    async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+    async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         return [{"sql": statement.sql, "kind": "read", "ids": False, "reads": ["table t: 1"], "writes": []}]
 
-    async def outcome(self, command: str) -> Answer | None:
+    async def outcome(self, command: str, user: str) -> Answer | None:
         return self.known.get(command)
 
     async def serve(self, task_status: trio.TaskStatus[None]) -> None:

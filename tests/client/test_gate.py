@@ -8,6 +8,7 @@ from trio.testing import MockClock
 
 from bedrockish.common.password_hash import hash_password, read_hash
 from bedrockish.config.config import Config, build
+from bedrockish.engine.statements.rights import Access
 from bedrockish.errors import UsageError
 from bedrockish.node.cluster.authentication import ADDRESS_TRIES_MAX, TRIES_MAX, WINDOW_S, Credentials, Gate
 
@@ -22,7 +23,7 @@ def config(**users: str) -> Config:
 
 def gate(**users: str) -> Gate:
     made = config(**users)
-    return Gate(made, Credentials(made))
+    return Gate(made, Credentials(made), Access())
 
 
 def test_a_hash_is_read_back_and_fits_its_password_only() -> None:

@@ -166,12 +166,13 @@ def ask_socket(port: int, jwt: str, sql: str) -> dict[str, Any]:
             for event in talk.events():
                 match event:
                     case wsproto.events.AcceptConnection():
-                        for one in requests:
-                            link.sendall(talk.send(wsproto.events.TextMessage(data=json.dumps(one))))
+                        link.sendall(talk.send(wsproto.events.TextMessage(data=json.dumps(requests.pop(0)))))
                     case wsproto.events.TextMessage(data=text):
                         messages.append(json.loads(text))
                         if "error" in messages[-1]:
                             return messages[-1]
+                        if requests:
+                            link.sendall(talk.send(wsproto.events.TextMessage(data=json.dumps(requests.pop(0)))))
                     case wsproto.events.CloseConnection() | wsproto.events.RejectConnection():
                         return {"type": "closed", "error": str(event)}
         return messages[-1]

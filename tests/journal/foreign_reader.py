@@ -12,7 +12,7 @@ from typing import Any
 
 LABEL = "version leader tick clock origin quorum adopted_from"
 BODY = "version clock origin after safe schema config command isolation kind footprint changes result rollbacks"
-BODY += " activates joined shares"  # the last three may be absent
+BODY += " activates joined shares users"  # the last four may be absent
 
 
 def item(data: bytes, at: int) -> tuple[Any, int]:

@@ -14,7 +14,7 @@ from bedrockish.core.protocol.health import Alarm
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.footprint import Footprint
-from bedrockish_journal.model.membership import MemberSaid, MembershipSaid, pack_membership, read_membership
+from bedrockish_journal.model.membership import MemberSaid, MembershipSaid, UserSaid, pack_membership, read_membership
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, canonical, check
@@ -101,6 +101,7 @@ class Membership:
             id when its level is raised.
         level: the release level that every member reads, see ``levels``.
         retired: timelines of nodes that left, which no vector names any more, each with the version from which on.
+        users: of the cluster, by name; None for one that was removed.
     """
 
     version: int
@@ -108,6 +109,7 @@ class Membership:
     cluster_id: str = ""
     level: int = LEVEL
     retired: Mapping[str, int] = field(default_factory=dict)
+    users: Mapping[str, UserSaid | None] = field(default_factory=dict, repr=False)
 
     @property
     def voters(self) -> list[str]:
@@ -123,7 +125,9 @@ class Membership:
 def encode_membership(membership: Membership) -> bytes:
     """Return the canonical bytes of a membership (``bedrockish_journal.model.membership``)."""
     members = tuple(MemberSaid(m.node, m.address, m.voter, m.store) for m in membership.members.values())
-    said = MembershipSaid(membership.version, members, membership.cluster_id, membership.level, membership.retired)
+    said = MembershipSaid(
+        membership.version, members, membership.cluster_id, membership.level, membership.retired, membership.users
+    )
     return pack_membership(said)
 
 
@@ -135,7 +139,7 @@ def decode_membership(data: bytes) -> Membership:
     """
     said = read_membership(data)
     members = {one.node: Member(*one) for one in said.members}
-    return Membership(said.version, members, said.cluster_id, said.level, said.retired)
+    return Membership(said.version, members, said.cluster_id, said.level, said.retired, said.users)
 
 
 @value

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from bedrockish.api.requests import ADD, MEMBER_ACTIONS, RAISE, MemberChange
+from bedrockish.api.requests import ADD, MEMBER_ACTIONS, RAISE, USER_ACTIONS, MemberChange
 from bedrockish.common.levels import UNKNOWN
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.core.state.settings import approvals_needed
+from bedrockish.core.state.users import change_users
 from bedrockish.errors import MembershipError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,15}")
@@ -53,6 +54,8 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
     members, new = dict(old.members), old
     if change.action == RAISE:
         new = _raise(old, facts)
+    elif change.action in USER_ACTIONS:
+        new = replace(old, users=change_users(old, change))
     elif change.action == ADD:
         _check_level(old, change)
         _add(members, change.node, change.address, change.store, facts)

@@ -22,7 +22,7 @@ BATCH_BYTES = 256 << 10  # of rows, after which a batch is sent
 BATCH_S = 0.1  # seconds, after which it is sent if it has a row
 
 
-def compile_read(parts: Parts, statement: Statement) -> tuple[Piece, tuple[Any, ...]]:
+def compile_read(parts: Parts, statement: Statement, user: str = "") -> tuple[Piece, tuple[Any, ...]]:
     """Return the one statement of a text, which must read, and its parameters; nothing is run.
 
     Raises:
@@ -30,7 +30,7 @@ def compile_read(parts: Parts, statement: Statement) -> tuple[Piece, tuple[Any, 
         UnsupportedError: it writes, or there are several.
     """
     found = None
-    for piece, params in parts.executor.pieces(statement):
+    for piece, params in parts.executor.pieces(statement, user):
         if piece.kind != READ or piece.setting:
             raise UnsupportedError("only a statement that reads can be streamed; use execute for this one")
         if found is not None:

@@ -72,7 +72,7 @@ def execute(
     except MixesError:
         executor.capture.deafen()
     executor._db.execute("ROLLBACK TO request")
-    mixed, room = Mixed(executor), executor._limits.result_bytes
+    mixed, room = Mixed(executor, request.user), executor._limits.result_bytes
     results: list[Result] = []
     executor.allow(budget_s)
     try:
@@ -100,7 +100,8 @@ class Mixed:
         changes_schema: whether any of them changes the schema.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, user: str) -> None:
+        self._user = user
         self._executor, self._db, self._limits = executor, executor._db, executor._limits
         executor.reader = None  # it would not show what is done here
         self.steps: list[Step] = []
@@ -136,7 +137,7 @@ class Mixed:
         results: list[Result] = []
         rest, taken = statement.sql, 0
         while rest:
-            piece = self._executor.compiled(rest)
+            piece = self._executor.compiled(rest, self._user)
             rest = piece.rest
             if piece.kind == EMPTY:
                 continue

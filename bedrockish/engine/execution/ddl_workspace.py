@@ -42,7 +42,8 @@ class Draft:
         is_over: SQLite itself has ended it.
     """
 
-    def __init__(self, beside: Beside) -> None:
+    def __init__(self, beside: Beside, user: str) -> None:
+        self._user = user
         self._aside = Workspace(beside)
         self._mixed: Mixed | None = None
         self.version = 0
@@ -81,7 +82,7 @@ class Draft:
         writer = self._aside.hold(MEMORY_BYTES)
         self._writer = writer
         try:
-            self._mixed = Mixed(writer.executor)
+            self._mixed = Mixed(writer.executor, self._user)
         except apsw.Error as error:  # it was ended meanwhile
             raise UnavailableError(f"the private copy of the database failed: {error}; run it again") from error
         for one in log:

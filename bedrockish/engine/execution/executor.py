@@ -31,10 +31,12 @@ from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Guard, Piece
 from bedrockish.engine.statements.clock_functions import Scope
 from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
+from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnsupportedError, UsageError
 from bedrockish_journal.model.changes import encode_changes, encode_statements
 from bedrockish_journal.model.footprint import Footprint, Range
+from bedrockish_journal.model.membership import ADMIN
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
 from bedrockish_journal.storage.schema_steps import deferred_broken
@@ -60,6 +62,7 @@ class Executor:
 
     Args:
         known: what another connection knows of the schema.
+        access: what users may do.
 
     Attributes:
         reader: another connection that shows the same rows, as long as the request has changed none; it is faster.
@@ -76,10 +79,12 @@ class Executor:
         ids: AutoIds,
         prepare: Prepare,
         known: Known | None = None,
+        access: Access | None = None,
     ) -> None:
         self._db, self._guard, self._limits, self._ids, self._prepare = db, guard, limits, ids, prepare
-        self.capture = capture
+        self.capture, self.access = capture, access or Access()
         self._texts: dict[str, tuple[Piece, ...]] = {}
+        self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # of users who may not see what is secret
         self._tables = Tables(db, known.tables if known is not None else None)
         self.analysis = Analysis(db, prepare, known.schema if known is not None else None, self._tables.definitions)
         self._until = _FOREVER
@@ -102,6 +107,7 @@ class Executor:
         self._tables = tables
         self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions)
         self._texts.clear()
+        self._limited_texts.clear()
 
     def progress(self) -> bool:
         """Whether the statement that runs is to be interrupted; SQLite asks now and then.
@@ -170,7 +176,7 @@ class Executor:
         self.capture.start()
         cookie = None
         for statement in request.statements:
-            for piece, params in self.pieces(statement):
+            for piece, params in self.pieces(statement, request.user):
                 if piece.setting:
                     if pragmas.is_keys_off(piece.sql):
                         raise MixesError
@@ -197,33 +203,48 @@ class Executor:
             )
         return self.prepare_rows(run.gatherer, encode_results(run.results), base, schema_version, writes=run.writes)
 
-    def compiled(self, sql: str) -> Piece:
-        """Return the first statement of a text, compiled and not run. Raises what ``Guard.compile`` says."""
-        return self._compiled(sql)
+    def compiled(self, sql: str, user: str = "") -> Piece:
+        """Return the first statement of a text, compiled and not run. Raises what ``Guard.compile`` and Rights say."""
+        rights = self.access.of(user)
+        piece = self._compiled(sql, is_limited=rights is not None and rights.role < ADMIN)
+        if rights is not None:
+            rights.check(piece)
+        return piece
 
     def only_writes(self, sql: str) -> bool:
         """Whether a text was run before, and writes rows, and neither sets anything nor asks for its transaction."""
-        known = self._texts.get(sql)
+        known = self._texts.get(sql) or self._limited_texts.get(sql)
         if known is None or "transaction_" in sql.lower():
             return False
         return all(piece.kind == WRITE and not piece.setting for piece in known)
 
-    def pieces(self, statement: Statement) -> Iterator[tuple[Piece, tuple[Any, ...]]]:
-        """Yield the compiled statements of a text with their parameters; each is to be run before the next is asked."""
+    def pieces(self, statement: Statement, user: str = "") -> Iterator[tuple[Piece, tuple[Any, ...]]]:
+        """Yield the compiled statements of a text with their parameters; each is to be run before the next is asked.
+
+        Raises:
+            ForbiddenError: it is not this user's to run.
+        """
         binder = Binder(statement.params)
-        known = self._texts.get(statement.sql)
+        rights = self.access.of(user)
+        is_limited = rights is not None and rights.role < ADMIN
+        texts = self._limited_texts if is_limited else self._texts
+        known = texts.get(statement.sql)
         if known is not None:
             for piece in known:
+                if rights is not None:
+                    rights.check(piece)
                 yield piece, binder.take(piece.names)
             binder.finish()
             return
         found: list[Piece] = []
         rest, until_schema = statement.sql, True
         while rest:
-            piece = self._compiled(rest)
+            piece = self._compiled(rest, is_limited=is_limited)
             rest = piece.rest
             if piece.kind == EMPTY:
                 continue
+            if rights is not None:
+                rights.check(piece)
             if piece.kind == WRITE:
                 piece.auto = self._rewritten(piece)
             found.append(piece)
@@ -233,14 +254,14 @@ class Executor:
             raise SqlError("the text holds no statement, only blanks or comments")
         binder.finish()
         if until_schema:  # what follows a schema statement was compiled for a schema that is taken back
-            if len(self._texts) >= TEXTS_MAX:
-                self._texts.clear()
+            if len(texts) >= TEXTS_MAX:
+                texts.clear()
                 self.analysis.forget()
-            self._texts[statement.sql] = tuple(found)
+            texts[statement.sql] = tuple(found)
 
-    def _compiled(self, sql: str, *, ours: bool = False) -> Piece:
+    def _compiled(self, sql: str, *, ours: bool = False, is_limited: bool = False) -> Piece:
         with self.judging(sql):
-            return self._guard.compile(sql, ours=ours)
+            return self._guard.compile(sql, ours=ours, is_limited=is_limited)
 
     def _rewritten(self, piece: Piece) -> Rewritten | None:
         """Return what to run instead so that ids are given, if SQLite agrees that it does the same otherwise."""

@@ -18,7 +18,7 @@ ITEMS_MAX = 100
 _ALL = {b"t:": "every table", b"i:": "every index"}
 
 
-def explain(executor: Executor, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+def explain(executor: Executor, statement: Statement, user: str = "", *, columns: bool = False) -> list[dict[str, Any]]:
     """Run a text inside the open transaction and tell what each of its statements did; the caller takes it back.
 
     Returns:
@@ -33,11 +33,11 @@ def explain(executor: Executor, statement: Statement, *, columns: bool = False) 
         StatementTimeoutError: all of it takes longer than one statement may.
     """
     if columns:
-        return [{"columns": [list(pair) for pair in executor.compiled(statement.sql).declared]}]
+        return [{"columns": [list(pair) for pair in executor.compiled(statement.sql, user).declared]}]
     found = []
     executor.allow(executor._limits.statement_s)
     try:
-        for piece, params in executor.pieces(statement):
+        for piece, params in executor.pieces(statement, user):
             found.append(_explain(executor, piece, params))
             if found[-1]["error"]:
                 break

@@ -105,7 +105,7 @@ def execute(
 def _one(executor: "Executor", request: Request, gatherer: AccessSetBuilder) -> bytes:
     """Run one request; return its results, encoded."""
     run = executor.begin(gatherer)
-    for piece, params in (one for statement in request.statements for one in executor.pieces(statement)):
+    for piece, params in (one for statement in request.statements for one in executor.pieces(statement, request.user)):
         if piece.setting or piece.kind == SCHEMA:
             raise _AloneError
         run.writes = run.writes or piece.kind != READ

@@ -65,7 +65,7 @@ class Interactive:
             UnsupportedError: it cannot be replicated, or not in a transaction.
         """
         self.check_schema(session)
-        found = self._executor.pieces(statement)
+        found = self._executor.pieces(statement, session.user)
         while True:
             self.engine.come_back()
             self.parts.applier.loud()  # what a statement is, SQLite says with triggers on

@@ -12,6 +12,7 @@ from bedrockish.engine.execution.executor import Executor, Known
 from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import Scope
+from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.storage.row_applier import RowApplier
@@ -74,6 +75,7 @@ class Beside:
         ids: gives ids on the writer's connection.
         locks: the rows that transactions have locked.
         known: what the writer's connection knows of the schema.
+        access: what users may do.
     """
 
     reader: Callable[[], apsw.Connection]
@@ -83,3 +85,4 @@ class Beside:
     limits: Limits
     locks: RowLocks
     known: Callable[[], Known]
+    access: Access

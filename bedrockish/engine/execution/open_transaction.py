@@ -54,6 +54,7 @@ class Session:
 
     Attributes:
         command: its id.
+        user: whose it is; empty if nobody has to say.
         base: the commits that it has seen; None until its first statement.
         base_clock: a clock that is not before that of any of them.
         clock: what ``transaction_clock()`` gives in it; 0 until it is called.
@@ -75,6 +76,7 @@ class Session:
 
     serializable: bool
     command: str = ""
+    user: str = ""
     base_clock: int = 0
     clock: int = 0
     base: dict[str, int] | None = None

@@ -132,18 +132,20 @@ class Workspace:
             self._unlock()
         return replace(prepared, clock=self.scope.clock) if self.scope.used else prepared
 
-    def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+    def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Tell what each statement of a text would read and write, as ``engine.explain.explain`` does."""
         try:
-            return self._inside(lambda writer: explain(writer.executor, statement, columns=columns))
+            return self._inside(lambda writer: explain(writer.executor, statement, user, columns=columns))
         finally:
             self._unlock()
 
     def _unlock(self) -> None:
         self._beside.locks.release(self.scope.command)
 
-    def work(self, action: Callable[["Work"], T], *, serializable: bool = True, stays_open: bool = False) -> T:
-        """Let somebody run statements one after the other, and return what comes of them.
+    def work(
+        self, action: Callable[["Work"], T], user: str = "", *, serializable: bool = True, stays_open: bool = False
+    ) -> T:
+        """Let a user run statements one after the other, and return what comes of them.
 
         Snapshot isolation, if it is not to be serializable. If its transaction stays open, it keeps the rows that it
         has locked.
@@ -153,7 +155,7 @@ class Workspace:
         """
 
         def run(writer: _Writer) -> T:
-            session = Session(serializable, self.scope.command, clock=self.scope.clock)
+            session = Session(serializable, self.scope.command, user, clock=self.scope.clock)
             work = Work(writer, self._base, self._version, session, self.scope, self._applied_clock)
             try:
                 done = action(work)
@@ -247,7 +249,9 @@ class _Writer:
             self.capture = Capture(db, limits.changes_bytes)
             self.ids = beside.ids.twin()
             self.ids.register(db)
-            self.executor = Executor(db, Guard(db), self.capture, limits, self.ids, beside.prepare, beside.known())
+            self.executor = Executor(
+                db, Guard(db), self.capture, limits, self.ids, beside.prepare, beside.known(), beside.access
+            )
             self.applier = RowApplier(db)
             self.limits = limits
             self._version = -1

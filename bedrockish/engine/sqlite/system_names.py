@@ -12,12 +12,12 @@ from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 PREFIX = "bedrockish_"
-READERS = frozenset(f"{PREFIX}{name}" for name in ("changes", "journal", "joined", "pruned", "schema"))
+READERS = frozenset(f"{PREFIX}{name}" for name in ("changes", "journal", "joined", "pruned", "schema", "users"))
 # Clients ask them in queries of their own: the change feed, how far the journal is complete and where it begins; an
 # import that goes on, which of its commands have happened.
 ASKED = frozenset(f"{PREFIX}{name}" for name in ("meta", "past"))
 # Taken by nobody in a statement, not even for what lives only as long as that statement.
-HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows"))
+HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows", "open_journal", "open_meta"))
 
 
 def is_ours(name: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import apsw
 
 from bedrockish.engine.statements.clock_functions import Holder, clock_time, register
+from bedrockish.engine.statements.users_vtab import give_users
 from bedrockish_journal.feed.change_feed import Committed, Cursor, committed
 from bedrockish_journal.feed.json_form import plain, record
 from bedrockish_journal.model.changes import DELETE, Change, Value
@@ -71,6 +72,7 @@ ORDER BY 1, 2
 def give_functions(db: apsw.Connection, holder: Holder) -> None:
     """Let a connection's statements call the clock's functions, and read ``bedrockish_changes``."""
     register(db, holder)
+    give_users(db)
     module: Any = _Module()
     db.create_module(NAME, module, use_bestindex_object=True, eponymous_only=True, read_only=True)
 

@@ -15,7 +15,9 @@ from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.system_names import hidden_name, is_ours, may_be_asked
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritten
+from bedrockish.engine.statements.rights import OPEN_JOURNAL, OPEN_META, SECRETS, opened
 from bedrockish.errors import SqlError, UnsupportedError
+from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER
 
 READ, WRITE, SCHEMA, EMPTY = "read", "write", "schema", "empty"
 
@@ -36,6 +38,7 @@ _TEMP = {
     apsw.SQLITE_CREATE_TEMP_VIEW,
     apsw.SQLITE_CREATE_TEMP_TRIGGER,
 }
+_NEEDS = {READ: READER, WRITE: WRITER, SCHEMA: OWNER, EMPTY: 0}
 _CATALOGUE = {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema", "sqlite_sequence"}
 _BEGIN = (
     "a request's statements already run as one transaction; leave out BEGIN, COMMIT, ROLLBACK and SAVEPOINT and send "
@@ -81,6 +84,7 @@ class Piece:
         inner: tables that its triggers insert into, with an empty text, and tables and columns that they update.
         auto: what to run instead, so that the node gives the ids that it leaves out.
         declared: name and declared type of each column of the result; None for the type of what is no table's column.
+        needs: the role that a user needs to run it.
     """
 
     sql: str
@@ -94,6 +98,7 @@ class Piece:
     inner: frozenset[tuple[str, str]] = frozenset()
     auto: Rewritten | None = None
     declared: tuple[tuple[str, str | None], ...] = ()
+    needs: int = 0
 
     @property
     def can_cache(self) -> bool:
@@ -124,6 +129,7 @@ class _Seen:
     given: set[str] = field(default_factory=set)
     ours: bool = False
     catalogue: bool = False
+    secret: bool = False
     refusal: str = ""
 
 
@@ -139,8 +145,10 @@ class Guard:
         self._seen: _Seen | None = None
         db.authorizer = self._authorize
 
-    def compile(self, sql: str, *, ours: bool = False) -> Piece:
+    def compile(self, sql: str, *, ours: bool = False, is_limited: bool = False) -> Piece:
         """Compile the first statement of a text; ``ours`` may call our own function.
+
+        With ``is_limited`` it is of somebody who may not see what is secret, and gets the rest (``rights.opened``).
 
         Raises:
             SqlError: SQLite does not understand it.
@@ -154,7 +162,7 @@ class Guard:
         hidden = "" if ours else hidden_name(sql)
         if hidden:
             raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
-        sql = pragmas.answered(sql)
+        sql = pragmas.answered(opened(sql) if is_limited else sql)
         seen = self._seen = _Seen(ours=ours)
         piece: Piece | None = None
         deferred = self._db.pragma(pragmas.DEFER) if first_word(sql) == "PRAGMA" else None
@@ -169,6 +177,7 @@ class Guard:
             whole = seen.catalogue or bool(cursor.is_explain) or (apsw.SQLITE_PRAGMA in seen.actions and not setting)
             rest, tables, inner = sql[len(text) :], frozenset(seen.tables), frozenset(seen.inner)
             piece = Piece(text, kind, names, columns, tables, whole, rest, setting, inner, declared=declared)
+            piece.needs = ADMIN if seen.secret else _NEEDS[kind]
             return False
 
         cursor = self._db.cursor()
@@ -242,14 +251,16 @@ class Guard:
             seen.inner.add((first or "", second or ""))
         refusal = _REFUSED.get(action)
         if refusal is None:
-            refusal = self._refusal(seen, action, first or "", second, database)
+            refusal = self._refusal(seen, action, first or "", second, database, inside)
         if refusal:
             seen.refusal = seen.refusal or refusal
             return apsw.SQLITE_DENY
         return apsw.SQLITE_OK
 
     @staticmethod
-    def _refusal(seen: _Seen, action: int, first: str, second: str | None, database: str | None) -> str | None:
+    def _refusal(
+        seen: _Seen, action: int, first: str, second: str | None, database: str | None, inside: str | None
+    ) -> str | None:
         """Return why this action is refused, or None; note what it touches."""
         name = first.lower()
         if action == apsw.SQLITE_PRAGMA:
@@ -257,6 +268,8 @@ class Guard:
                 seen.given.add(name)
             return pragmas.refusal(first, second, database)
         if action == apsw.SQLITE_READ:
+            if (name, (second or "").lower()) in SECRETS and inside not in (OPEN_JOURNAL, OPEN_META):
+                seen.secret = True
             if not seen.ours and not may_be_asked(name) and name != ROWS:
                 return f"{first} belongs to the database itself and is nobody else's to read"
             if name in _CATALOGUE or name.startswith("pragma_"):

@@ -63,7 +63,7 @@ class Runs(Protocol):
     async def submit(self, request: Request) -> Answer:
         """Run a command to its end."""
 
-    async def explain(self, statement: Statement, *, columns: bool = False) -> list[dict[str, Any]]:
+    async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Tell the columns of a statement's result."""
 
 
@@ -74,12 +74,12 @@ class DeclaredTypes:
         self._node, self._schema_version = node, schema_version
         self._known: OrderedDict[tuple[int, str], list[str | None]] = OrderedDict()
 
-    async def of(self, sql: str) -> list[str | None]:
+    async def of(self, sql: str, user: str) -> list[str | None]:
         """Return the type of each column of a statement's result; nothing if it has none or cannot be compiled."""
         key = (self._schema_version(), sql)
         if key not in self._known:
             try:
-                (told,) = await self._node.explain(Statement(sql), columns=True)
+                (told,) = await self._node.explain(Statement(sql), user, columns=True)
                 self._known[key] = [kind for _, kind in told["columns"]]
             except BedrockishError:
                 return []
@@ -137,7 +137,7 @@ class Session:
             case "execute":
                 step = read_step(asked.get("stmt"), self._texts)
                 result = await self.execute(step.statement)
-                types = await self._declared.of(step.statement.sql) if result.columns else []
+                types = await self._declared.of(step.statement.sql, self.user) if result.columns else []
                 return {"type": kind, "result": write_result(result, types, want_rows=step.want_rows)}
             case "batch":
                 return {"type": kind, "result": await self._batch(read_batch(asked.get("batch"), self._texts))}
@@ -160,7 +160,7 @@ class Session:
         return {"type": kind}
 
     async def _describe(self, sql: str) -> dict[str, Any]:
-        (told,) = await self._node.explain(Statement(sql), columns=True)
+        (told,) = await self._node.explain(Statement(sql), self.user, columns=True)
         columns = [{"name": name, "decltype": kind} for name, kind in told["columns"]]
         return {
             "params": [{"name": name} for name in parameter_names(sql)],
@@ -317,7 +317,7 @@ class Session:
                 yield {"type": "step_error", "step": place, "error": write_error(error)}
 
     async def _whole(self, place: int, step: Step, result: Result) -> list[dict[str, Any]]:
-        types = await self._declared.of(step.statement.sql) if result.columns else []
+        types = await self._declared.of(step.statement.sql, self.user) if result.columns else []
         rows = result.rows if step.want_rows else []
         return [
             {"type": "step_begin", "step": place, "cols": write_columns(result.columns, types)},
@@ -330,7 +330,7 @@ class Session:
         streams = self._node.transactions.streams
         stream: Stream = await streams.open(self._owner, self._request((statement,)))
         try:
-            types = await self._declared.of(statement.sql)
+            types = await self._declared.of(statement.sql, self.user)
             yield {"type": "step_begin", "step": place, "cols": write_columns(stream.columns, types)}
             more = True
             while more:

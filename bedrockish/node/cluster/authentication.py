@@ -17,16 +17,17 @@ import trio
 
 from bedrockish.api.url import Target
 from bedrockish.client.credentials import Entry, entry_of
-from bedrockish.common.password_hash import PASSWORD_CHARACTERS_MAX, SALT_BYTES, hash_password
+from bedrockish.common.password_hash import PASSWORD_CHARACTERS_MAX, SALT_BYTES, PasswordHash, hash_password, read_hash
 from bedrockish.config.config import Config
 from bedrockish.config.exposure import Files
+from bedrockish.engine.statements.rights import Access
 from bedrockish.errors import ConfigError
 from bedrockish.node.cluster.identity import only_asks
 from bedrockish_net.errors import Code, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.tls import (
     CertificateError,
-    certificate_holder,
+    certificate_holders,
     check_revoked,
     dial_context,
     has_certificate,
@@ -50,6 +51,7 @@ class Credentials:
     """What a node shows to others, and asks of them: TLS, read from files, and read again when they are told to.
 
     Attributes:
+        takes_passwords: a client may come without a certificate, if it has a password; counts from ``reload`` on.
         dial_context: for links that the node dials; None without TLS.
         listen_context: for those that it accepts.
         reads: how often the files were read.
@@ -62,7 +64,7 @@ class Credentials:
 
     def __init__(self, config: Config) -> None:
         self._files = config.security.files(config.node) if config.security.encrypts else None
-        self._optional = bool(config.users)
+        self.takes_passwords = bool(config.users)
         self.revoked: frozenset[int] = frozenset()
         self.dial_context: ssl.SSLContext | None = None
         self.listen_context: ssl.SSLContext | None = None
@@ -81,7 +83,7 @@ class Credentials:
             return
         paths = (files.ca, files.certificate, files.key)
         try:
-            dial, listen = dial_context(*paths), listen_context(*paths, optional=self._optional)
+            dial, listen = dial_context(*paths), listen_context(*paths, optional=self.takes_passwords)
             revoked = _read_revoked(files)
             ends = {path: _end_of(path) for path in (files.certificate, files.ca)}
         except CertificateError as error:
@@ -132,16 +134,30 @@ class Gate:
     Args:
         config: has the users.
         credentials: those of the node.
+        access: has the users of the cluster.
     """
 
-    def __init__(self, config: Config, credentials: Credentials) -> None:
-        self.users = config.users
+    def __init__(self, config: Config, credentials: Credentials, access: Access) -> None:
+        self._config, self._access = config.users, access
+        access.bootstrap = frozenset(config.users)
         self._credentials = credentials
         self._key = secrets.token_bytes(32)
         self._known: dict[str, bytes] = {}
         self._nobody = hash_password("nobody", bytes(SALT_BYTES))  # an unknown name takes as long as a known one
         self._limiter = trio.CapacityLimiter(AT_ONCE)
         self._wrong: OrderedDict[str, list[float]] = OrderedDict()
+
+    @property
+    def users(self) -> bool:
+        """Whether a client has to be a user: of the configuration, or of the cluster."""
+        return bool(self._config or self._access.users)
+
+    def _hash_of(self, user: str) -> PasswordHash | None:
+        """Return what the password of a user is held against: of the cluster's, else of the configuration's."""
+        if user not in self._access.users:
+            return self._config.get(user)
+        said = self._access.users[user]
+        return None if said is None else read_hash(said.secret)
 
     async def admit(self, stream: trio.abc.Stream, hello: Hello) -> None:
         """Let a link in: of a peer, whom the mesh has judged, or of a client.
@@ -163,9 +179,15 @@ class Gate:
 
     def caller(self, stream: trio.abc.Stream, hello: Hello) -> str:
         """Return who a client is that was let in: what its certificate says, else its user; empty if none was asked."""
-        name = certificate_holder(stream)
-        if name is not None:
-            return name[:USER_CHARACTERS_MAX]
+        names = certificate_holders(stream)
+        if names:
+            node = {one.lower(): one for one in self._access.nodes}
+            member = next((node[name.lower()] for name in names if name.lower() in node), None)
+            if member is not None:
+                return f"node:{member}"
+            return (
+                names[0][:USER_CHARACTERS_MAX] if ":" in names[0] else f"certificate:{names[0]}"[:USER_CHARACTERS_MAX]
+            )
         return str(hello.info.get(USER, "")) if self.users else ""
 
     async def judge(self, user: str, password: str, address: str) -> str:
@@ -176,8 +198,11 @@ class Gate:
             password: what was given as that user's.
             address: where it comes from.
         """
-        seal = hmac.digest(self._key, f"{len(user)}:{user}{password}".encode("utf-8", "surrogatepass"), "sha256")
-        if hmac.compare_digest(self._known.get(user, b""), seal):
+        found = self._hash_of(user)
+        kept = found or self._nobody
+        text = f"{kept}:{len(user)}:{user}{password}"  # what has fitted one hash is nothing to the next one
+        seal = hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256")
+        if found is not None and hmac.compare_digest(self._known.get(user, b""), seal):
             return ""
         now = trio.current_time()
         counted = ((f"{address} {user[:USER_CHARACTERS_MAX]}", TRIES_MAX), (address, ADDRESS_TRIES_MAX))
@@ -186,7 +211,6 @@ class Gate:
             if len(wrong) >= tries_max:
                 whose = f" of user {user[:USER_CHARACTERS_MAX]!r}" if tries_max == TRIES_MAX else ""
                 return f"too many wrong passwords{whose} from {address}; wait {WINDOW_S:.0f} s and try again"
-        kept = self.users.get(user, self._nobody)
         # Counted before it is known, so that many tries at once are as few as many in a row.
         for name, _ in counted:
             recent = [moment for moment in self._wrong.get(name, ()) if moment > now - WINDOW_S]
@@ -197,7 +221,7 @@ class Gate:
         fits = len(password) <= PASSWORD_CHARACTERS_MAX and await trio.to_thread.run_sync(
             kept.fits, password, limiter=self._limiter
         )
-        if not fits or user not in self.users:
+        if not fits or found is None:
             logger.warning("wrong user or password from %s", address)
             return "wrong user or password"
         self._known[user] = seal

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import cbor2
 import trio
 
-from bedrockish.api.requests import RAISE, Answer, MemberChange, Request, Result, encode_results
+from bedrockish.api.requests import RAISE, USER_ACTIONS, Answer, MemberChange, Request, Result, encode_results
 from bedrockish.api.url import parse_address
 from bedrockish.common.levels import LEVEL
 from bedrockish.core.node import Node
@@ -26,6 +26,7 @@ from bedrockish.node.cluster.identity import ID, judge_identity
 from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.starts import STARTS, add_start, read_starts
 from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.membership import ROLES
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_net.errors import RefusedError
 from bedrockish_net.events import Hello
@@ -168,8 +169,14 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
         kind=MEMBERS,
         footprint=Footprint(),  # the core adds that it conflicts with everything
         changes=encode_membership(membership),
-        result=encode_results([members_table(membership)]),
+        result=encode_results([(users_table if change.action in USER_ACTIONS else members_table)(membership)]),
     )
+
+
+def users_table(membership: Membership) -> Result:
+    """Return the users of a membership as the rows that a client is answered."""
+    known = [(name, one.role) for name, one in sorted(membership.users.items()) if one is not None]
+    return Result(("user_name", "role"), [(name, ROLES[role - 1] if role else None) for name, role in known])
 
 
 def members_table(membership: Membership) -> Result:

@@ -212,7 +212,7 @@ class Streams:
         parts, engine = self._interactive.parts, self._interactive.engine
         while True:
             try:
-                return compile_read(parts, request.statements[0])
+                return compile_read(parts, request.statements[0], request.user)
             except SqlError as error:
                 if is_in_the_text(error):
                     raise

@@ -80,7 +80,7 @@ class SchemaTransactions:
             raise UnavailableError(
                 f"{len(self._open)} transactions change the schema at this node now, which is its limit; try again"
             )
-        draft = session.draft = Draft(self._engine.beside())
+        draft = session.draft = Draft(self._engine.beside(), session.user)
         self._open.add(session)
         session.lent = True
         try:

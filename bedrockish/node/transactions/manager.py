@@ -262,7 +262,8 @@ class Transactions:
             self._close(earlier)
         self._ended.pop(request.command, None)
         now = time.monotonic()
-        one = Open(request, owner, Session(request.isolation == SERIALIZABLE, request.command), now, now, busy=1)
+        session = Session(request.isolation == SERIALIZABLE, request.command, request.user)
+        one = Open(request, owner, session, now, now, busy=1)
         self._open[request.command] = one
         try:
             answer = await self._submit(replace(request, read=SESSION, statements=()), self._nothing, once=True)

@@ -77,7 +77,7 @@ class StatementRunner:
             def run(work: Work) -> Resumed:
                 return work.resume(begun, piece, params)
 
-            return workspace.work(run, serializable=serializable, stays_open=True)
+            return workspace.work(run, request.user, serializable=serializable, stays_open=True)
 
         try:
             resumed = await self._workers.run(request, resume)

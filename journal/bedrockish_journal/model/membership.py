@@ -22,6 +22,24 @@ class MemberSaid(NamedTuple):
     store: str
 
 
+READER, WRITER, OWNER, ADMIN = 1, 2, 3, 4
+ROLES = ("reader", "writer", "owner", "admin")  # each may do what those before it may
+
+
+class UserSaid(NamedTuple):
+    """What a membership says of one user of the cluster.
+
+    Attributes:
+        secret: the hash of the password, as ``bedrockish.common.password_hash`` writes it; empty where it was left out.
+        role: 0 for none, or one of ``READER`` to ``ADMIN``.
+        number: version of the membership that made the password.
+    """
+
+    secret: str
+    role: int
+    number: int
+
+
 class MembershipSaid(NamedTuple):
     """What the bytes of a membership say.
 
@@ -31,6 +49,7 @@ class MembershipSaid(NamedTuple):
         cluster_id: empty in one of release 0.1.0.
         level: the release level; 1 in one of release 0.1.0.
         retired: timelines that no vector names any more, each with the version of the membership from which on.
+        users: of the cluster, by name; None for one that was removed.
     """
 
     version: int
@@ -38,6 +57,7 @@ class MembershipSaid(NamedTuple):
     cluster_id: str
     level: int
     retired: Mapping[str, int]
+    users: Mapping[str, UserSaid | None] = {}
 
     @property
     def voters(self) -> dict[str, bool]:
@@ -46,17 +66,22 @@ class MembershipSaid(NamedTuple):
 
 
 def pack_membership(said: MembershipSaid) -> bytes:
-    """Return the canonical bytes: [version, {node: [address, voter, store]}, cluster id, level, {timeline: version}].
+    """Return the canonical bytes.
 
-    At level 1 there are the first two only: release 0.1.0 reads nothing else. The last is left out if it is empty.
+    They are [version, {node: [address, voter, store]}, cluster id, level, {timeline: version}, {user: [secret, role,
+    number] or null}]. At level 1 there are the first two only: release 0.1.0 reads nothing else. What is empty at the
+    end is left out.
     """
     members = {one.node: [one.address, one.voter, one.store] for one in sorted(said.members)}
     fields: list[object] = [said.version, members]
     if said.level > 1:
         fields += [said.cluster_id, said.level]
-        if said.retired:
+        if said.retired or said.users:
             fields.append(dict(sorted(said.retired.items())))
+        if said.users:
+            fields.append({name: None if one is None else [*one] for name, one in sorted(said.users.items())})
     assert said.level > 1 or not said.retired, "release 0.1.0 reads vectors as they are"
+    assert said.level > 1 or not said.users, "release 0.1.0 would let everybody do everything"
     return cbor2.dumps(fields)
 
 
@@ -72,15 +97,31 @@ def read_membership(data: bytes) -> MembershipSaid:
         cluster_id, level = later[:2] if later else ("", 1)
         retired = later[2] if len(later) > 2 else {}
         retirements = list(retired.items())
+        packed_users = later[3] if len(later) > 3 else {}
+        users = {name: None if one is None else UserSaid(*one[:3]) for name, one in packed_users.items()}
     except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
         raise EntryMalformedError(f"these {len(data)} bytes are not a membership: {error}") from error
     texts = [cluster_id, *(text for one in members for text in (one.node, one.address, one.store))]
     texts += [leader for leader, _ in retirements]
+    known = [one for one in users.values() if one is not None]
+    texts += [*users, *(one.secret for one in known)]
     numbers = [version, level - 1 if type(level) is int else None, *(since for _, since in retirements)]
+    numbers += [number for one in known for number in (one.role, one.number)]
     if (
         not all(isinstance(text, str) for text in texts)
         or not all(type(number) is int and number >= 0 for number in numbers)
         or not all(type(one.voter) is bool for one in members)
     ):
         raise EntryMalformedError("a membership should be a version and members with names, addresses and stores")
-    return MembershipSaid(version, members, cluster_id, level, retired)
+    return MembershipSaid(version, members, cluster_id, level, retired, users)
+
+
+def without_secrets(data: bytes) -> bytes:
+    """Return an encoded membership without the hashes of passwords.
+
+    Raises:
+        EntryMalformedError: the bytes are not a membership.
+    """
+    said = read_membership(data)
+    users = {name: one and one._replace(secret="") for name, one in said.users.items()}
+    return pack_membership(said._replace(users=users))

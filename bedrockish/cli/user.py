@@ -1,0 +1,130 @@
+"""``bedrockish user``: see and change the users of the cluster; every change is one transaction, at any node."""
+
+import secrets
+import sys
+
+import click
+import trio
+
+from bedrockish.api.requests import (
+    USER_ADD,
+    USER_GRANT,
+    USER_PASSWORD,
+    USER_REMOVE,
+    USER_REVOKE,
+    MemberChange,
+)
+from bedrockish.api.rows import Rows
+from bedrockish.cli.output import BOX, MODES, PLAIN, print_rows
+from bedrockish.cli.url import UrlCommand, url_argument
+from bedrockish.client.trio_client import open_client
+from bedrockish.common.password_hash import SALT_BYTES, hash_password
+from bedrockish_journal.model.membership import ROLES
+
+mode_option = click.option(
+    "--mode", type=click.Choice(MODES), help="How to print the users; by default a box, in a pipe plain."
+)
+timeout_option = click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), help="Seconds to try for.")
+force_option = click.option("--force", is_flag=True, help="Even if no admin is left.")
+role_argument = click.argument("role", type=click.Choice(ROLES))
+
+
+@click.group()
+def user() -> None:
+    """See and change the users of the cluster.
+
+    URL names any nodes of it. A role may do what those before it may: a reader reads, a writer changes rows, an owner
+    changes the schema, an admin changes members and users, copies files and shortens the journal. Passwords are the
+    first line of standard input, or are asked for; only their hashes leave this program.
+    """
+
+
+@user.command("list", cls=UrlCommand)
+@url_argument
+@mode_option
+@timeout_option
+def list_users(url: str, mode: str | None, timeout: float | None) -> None:
+    """Print the users and their roles."""
+
+    async def ask() -> Rows:
+        async with open_client(url) as client:
+            return await client.execute("SELECT user_name, role FROM bedrockish_users ORDER BY 1", timeout=timeout)
+
+    _print(trio.run(ask), mode)
+
+
+@user.command(cls=UrlCommand)
+@url_argument
+@click.argument("name")
+@click.option("--role", type=click.Choice(ROLES), help="By default none, which may do nothing.")
+@force_option
+@mode_option
+@timeout_option
+def add(url: str, name: str, role: str | None, force: bool, mode: str | None, timeout: float | None) -> None:
+    """Let NAME be a user. With the first one, who must be an admin, everybody has to be one."""
+    _change(url, MemberChange(USER_ADD, name, role=role or "", secret=ask_hash(), force=force), mode, timeout)
+
+
+@user.command(cls=UrlCommand)
+@url_argument
+@click.argument("name")
+@mode_option
+@timeout_option
+def passwd(url: str, name: str, mode: str | None, timeout: float | None) -> None:
+    """Give NAME another password. Everybody may change the own one."""
+    _change(url, MemberChange(USER_PASSWORD, name, secret=ask_hash()), mode, timeout)
+
+
+@user.command(cls=UrlCommand)
+@url_argument
+@click.argument("name")
+@role_argument
+@mode_option
+@timeout_option
+def grant(url: str, name: str, role: str, mode: str | None, timeout: float | None) -> None:
+    """Give NAME at least ROLE."""
+    _change(url, MemberChange(USER_GRANT, name, role=role), mode, timeout)
+
+
+@user.command(cls=UrlCommand)
+@url_argument
+@click.argument("name")
+@role_argument
+@force_option
+@mode_option
+@timeout_option
+def revoke(url: str, name: str, role: str, force: bool, mode: str | None, timeout: float | None) -> None:
+    """Take ROLE from NAME, and those that include it; what is less stays."""
+    _change(url, MemberChange(USER_REVOKE, name, role=role, force=force), mode, timeout)
+
+
+@user.command(cls=UrlCommand)
+@url_argument
+@click.argument("name")
+@force_option
+@mode_option
+@timeout_option
+def remove(url: str, name: str, force: bool, mode: str | None, timeout: float | None) -> None:
+    """Let NAME be no user any more, at once and at every node, also if a configuration has the name."""
+    _change(url, MemberChange(USER_REMOVE, name, force=force), mode, timeout)
+
+
+def ask_hash() -> str:
+    """Return the hash of a password that is asked for, or read from standard input."""
+    if sys.stdin.isatty():
+        given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        given = sys.stdin.readline().rstrip("\r\n")
+    return str(hash_password(given, secrets.token_bytes(SALT_BYTES)))
+
+
+def _change(url: str, change: MemberChange, mode: str | None, timeout: float | None) -> None:
+    async def run() -> Rows:
+        async with open_client(url) as client:
+            return await client.change_members(change, timeout=timeout)
+
+    _print(trio.run(run), mode)
+
+
+def _print(rows: Rows, mode: str | None) -> None:
+    print_rows(rows, mode or (BOX if sys.stdout.isatty() else PLAIN))

@@ -1,0 +1,89 @@
+"""The users of the cluster and their roles: every change of them, as a function from the old ones to the new ones.
+
+They are a part of the membership, so a change of them meets everything that is under way: each transaction has either
+seen it, or was committed before it. There is always an admin among them, unless somebody insists.
+"""
+
+from collections.abc import Mapping
+
+from bedrockish.api.requests import (
+    USER_ADD,
+    USER_GRANT,
+    USER_PASSWORD,
+    USER_REMOVE,
+    MemberChange,
+)
+from bedrockish.common.password_hash import LOG_N, USER, P, R, read_hash
+from bedrockish.core.protocol.records import Membership
+from bedrockish.errors import MembershipError
+from bedrockish_journal.model.membership import ADMIN, ROLES, UserSaid
+
+USERS_MAX = 10_000
+LEVEL_NEEDED = 2
+
+
+def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid | None]:
+    """Return the users after a change.
+
+    Raises:
+        MembershipError: the change cannot be made.
+    """
+    if old.level < LEVEL_NEEDED:
+        raise _refused(
+            "level",
+            "a member runs release 0.1.0, which lets everybody do everything; upgrade it before there are users",
+        )
+    users, name = dict(old.users), change.node
+    if USER.fullmatch(name) is None:
+        raise _refused(
+            "name", f"{name!r} is no user's name; write a letter and then up to 63 letters, digits or one of _.-"
+        )
+    known, number = users.get(name), old.version + 1
+    if change.action == USER_ADD:
+        if known is not None:
+            raise _refused(
+                "duplicate", f"there is a user {name} already; change it with 'bedrockish user grant|passwd'"
+            )
+        if len(users) >= USERS_MAX:
+            raise _refused("last", f"a cluster has {USERS_MAX} users at most, and those that were removed count, too")
+        users[name] = UserSaid(_secret(change), _role(change) if change.role else 0, number)
+    elif change.action == USER_REMOVE:
+        if known is None and name in users:
+            raise _unknown(name)
+        users[name] = None  # also one of a configuration: its line counts no more
+    elif known is None:
+        raise _unknown(name)
+    elif change.action == USER_PASSWORD:
+        users[name] = known._replace(secret=_secret(change), number=number)
+    elif change.action == USER_GRANT:
+        users[name] = known._replace(role=max(known.role, _role(change)))
+    else:
+        users[name] = known._replace(role=min(known.role, _role(change) - 1))
+    if not change.force and not any(one is not None and one.role == ADMIN for one in users.values()):
+        raise _refused(
+            "last",
+            "the cluster would have users and no admin among them, who alone can change that; make one first: "
+            "'bedrockish user add URL NAME --role admin', or insist with --force",
+        )
+    return users
+
+
+def _secret(change: MemberChange) -> str:
+    found = read_hash(change.secret)
+    if found is None or not (LOG_N <= found.log_n <= LOG_N + 2 and (found.r, found.p) == (R, P)):  # nodes pay for it
+        raise _refused("secret", "this is not the hash of a password; use 'bedrockish user', which makes it")
+    return change.secret
+
+
+def _role(change: MemberChange) -> int:
+    if change.role not in ROLES:
+        raise _refused("role", f"there is no role {change.role!r}; there is {', '.join(ROLES)}")
+    return 1 + ROLES.index(change.role)
+
+
+def _unknown(name: str) -> MembershipError:
+    return _refused("unknown", f"the cluster has no user {name}; see them with 'bedrockish user list'")
+
+
+def _refused(reason: str, text: str) -> MembershipError:
+    return MembershipError(text, reason=reason)

@@ -1,0 +1,176 @@
+"""What a user may do with statements: the rights of each, as the membership has them, held against what SQLite says
+that a compiled statement does.
+
+A compiled statement is anybody's; whether somebody may run it is asked each time that it is run. So what is taken away
+is gone at once, and nothing that was compiled for one user is of use to another.
+"""
+
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Protocol
+
+from bedrockish.errors import ForbiddenError
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+from bedrockish_journal.model.membership import ADMIN, OWNER, READER, ROLES, WRITER, UserSaid
+from bedrockish_journal.model.value import value
+
+NOBODY = -1  # nobody whom the cluster knows
+TOKEN = "(http_token)"  # stands for whoever has the token of a node; no user has such a name
+KNOWN_MAX = 1_000
+JOURNAL, META = "bedrockish_journal", "bedrockish_meta"
+OPEN_JOURNAL, OPEN_META = "bedrockish_open_journal", "bedrockish_open_meta"
+SECRETS = frozenset({(JOURNAL, "body"), (META, "value")})  # there are the hashes of passwords in them
+# What those who are no admins get instead: the same without hashes, under names that nobody else can use.
+_OPENED = {
+    JOURNAL: f"""{OPEN_JOURNAL} AS NOT MATERIALIZED (SELECT seq, leader, tick, clock, origin, command, kind, repeat,
+  applied_ms, label, CASE kind WHEN 'members' THEN bedrockish_without_secrets(body) ELSE body END AS body, prev, hash
+  FROM main.{JOURNAL})""",
+    META: f"""{OPEN_META} AS NOT MATERIALIZED (SELECT key, value FROM main.{META}
+  WHERE key IN ('safe', 'node') OR (key >= 'void:' AND key < 'void;'))""",
+}
+_OPEN_NAMES = {JOURNAL: OPEN_JOURNAL, META: OPEN_META}
+_DOES = {READER: "reads", WRITER: "changes rows", OWNER: "changes the schema", ADMIN: "is an admin's"}
+
+
+class Does(Protocol):
+    """What is asked of a compiled statement."""
+
+    sql: str
+    needs: int
+
+
+@value
+class Rights:
+    """What one user may do.
+
+    Attributes:
+        user: the name.
+        role: ``NOBODY``, 0 for none, or one of ``READER`` to ``ADMIN``, each of which has those below it.
+    """
+
+    user: str
+    role: int
+
+    def check(self, piece: Does) -> None:
+        """Make sure that the user may run a statement.
+
+        Raises:
+            ForbiddenError: it may not.
+        """
+        if piece.needs > self.role:
+            raise self.lacks(piece.needs, f"this statement {_DOES[piece.needs]}", sql=piece.sql)
+
+    def require(self, role: int, what: str) -> None:
+        """Make sure that the user has a role.
+
+        Raises:
+            ForbiddenError: it has not; ``what`` needs it.
+        """
+        if role > self.role:
+            raise self.lacks(role, what)
+
+    def lacks(self, role: int, what: str, **details: str) -> ForbiddenError:
+        """Return the error for what needs a role that the user lacks."""
+        if self.role == NOBODY:
+            return ForbiddenError(
+                f"the cluster does not know {self.user or 'who asks'}; come in as one of its users: "
+                "bedrockish://user:password@host:port",
+                user=self.user,
+                **details,
+            )
+        need = ROLES[max(role, READER) - 1]
+        return ForbiddenError(
+            f"{what}, for which {self.user} needs the role {need}; an admin gives it with "
+            f"'bedrockish user grant URL {self.user} {need}'",
+            user=self.user,
+            role=need,
+            **details,
+        )
+
+
+class Access:
+    """The rights of all users at one node.
+
+    Attributes:
+        users: those of the cluster; None for one that was removed. Empty: everybody may do everything.
+        bootstrap: users of the node's configuration, who are admins here until the cluster has one of that name.
+        nodes: the members, whose certificates may do everything.
+    """
+
+    def __init__(self) -> None:
+        self.users: Mapping[str, UserSaid | None] = {}
+        self.bootstrap: Collection[str] = ()
+        self.nodes: Collection[str] = ()
+        self._known: dict[str, Rights] = {}
+
+    def learn(self, users: Mapping[str, UserSaid | None], nodes: Collection[str]) -> None:
+        """Go by another membership from now on."""
+        self.users, self.nodes, self._known = users, frozenset(nodes), {}
+
+    def of(self, user: str) -> Rights | None:
+        """Return the rights of whoever came in under a name; None if everybody may do everything."""
+        if not self.users:
+            return None
+        found = self._known.get(user)
+        if found is None:
+            found = Rights(user, self._role(user))
+            if len(self._known) < KNOWN_MAX:
+                self._known[user] = found
+        return found
+
+    def require(self, user: str, role: int, what: str) -> None:
+        """Make sure that a user has a role, if anybody needs one.
+
+        Raises:
+            ForbiddenError: it has not.
+        """
+        rights = self.of(user)
+        if rights is not None:
+            rights.require(role, what)
+
+    def _role(self, user: str) -> int:
+        if user == TOKEN:
+            return ADMIN
+        kind, colon, holder = user.partition(":")
+        if colon and kind == "node":
+            return ADMIN if holder in self.nodes else NOBODY
+        name = holder if colon and kind == "client" else user
+        if name in self.users:
+            said = self.users[name]
+            return NOBODY if said is None else said.role
+        return ADMIN if name == user and name in self.bootstrap else NOBODY
+
+
+@lru_cache(500)
+def opened(sql: str) -> str:
+    """Return a text with the tables that have secrets replaced by what is none in them; as it is if it names neither.
+
+    Only one statement that reads is changed. Whatever else reads what is secret is an admin's.
+    """
+    lower = sql.lower()
+    if JOURNAL not in lower and META not in lower:
+        return sql
+    try:
+        found = tokens(sql)
+    except NotTokensError:
+        return sql  # SQLite itself will say what is wrong with it
+    named = {token.start: (token.name or "").lower() for token in found if token.kind in ("word", "quoted")}
+    tables = sorted(_OPENED.keys() & set(named.values()))
+    if not tables or not found[0].is_word("SELECT", "WITH") or any(token.text == ";" for token in found[:-1]):
+        return sql
+    texts = ", ".join(_OPENED[table] for table in tables)
+    if found[0].is_word("SELECT"):
+        begin, head = found[0].start, f"WITH {texts} "
+    else:
+        begin, head = found[2 if found[1].is_word("RECURSIVE") else 1].start, f"{texts}, "
+    parts: list[str] = []
+    at = 0
+    for token in found:
+        if token.start == begin:
+            parts += sql[at:begin], head
+            at = begin
+        other = _OPEN_NAMES.get(named.get(token.start, ""))
+        if other is not None:
+            parts += sql[at : token.start], other
+            at = token.end
+    return "".join([*parts, sql[at:]])

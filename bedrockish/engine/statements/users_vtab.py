@@ -1,0 +1,99 @@
+"""``bedrockish_users``: the users of the cluster as a table, for SQL at any door; and memberships without secrets.
+
+An eponymous virtual table, as ``bedrockish_changes``. It has what the rows beside it have: the membership that was
+applied. The hashes of passwords are not in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import apsw
+
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.membership import ROLES, read_membership, without_secrets
+from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
+
+NAME = "bedrockish_users"
+SCHEMA = f"CREATE TABLE {NAME}(user_name TEXT, role TEXT)"
+FUNCTION = "bedrockish_without_secrets"
+
+
+def give_users(db: apsw.Connection) -> None:
+    """Let a connection's statements read ``bedrockish_users``, and what others than admins read of the journal."""
+    module: Any = _Module()
+    db.create_module(NAME, module, use_bestindex_object=True, eponymous_only=True, read_only=True)
+    function: Any = body_without_secrets
+    db.create_scalar_function(FUNCTION, function, 1, deterministic=True)
+
+
+def body_without_secrets(body: object) -> bytes | None:
+    """Return the body of a transaction that changed the membership, without hashes; None for what is none."""
+    try:
+        found = decode_transaction(body) if isinstance(body, bytes) else None
+        if found is None or found.kind != MEMBERS:
+            return None
+        return replace(found, changes=without_secrets(found.changes), body=b"").body
+    except EntryMalformedError:
+        return None
+
+
+class _Module:
+    """Makes the table."""
+
+    def Connect(self, db: apsw.Connection, *_names: str) -> tuple[str, "_Table"]:  # noqa: N802
+        return SCHEMA, _Table(db)
+
+    Create = Connect
+
+
+class _Table:
+    """The table on one connection."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+
+    def BestIndexObject(self, index: apsw.IndexInfo) -> bool:  # noqa: N802
+        """There is nothing to choose: all of it is read."""
+        index.estimatedCost, index.estimatedRows = 100.0, 100
+        return True
+
+    def Open(self) -> "_Cursor":  # noqa: N802
+        return _Cursor(self._db)
+
+    def Disconnect(self) -> None:  # noqa: N802
+        """There is nothing to let go of."""
+
+    Destroy = Disconnect
+
+
+class _Cursor:
+    """One walk through the users."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._rows: list[tuple[str, str | None]] = []
+        self._at = 0
+
+    def Filter(self, _number: int, _chosen: str, _values: Sequence[Any]) -> None:  # noqa: N802
+        found: Any = self._db.execute("SELECT value FROM main.bedrockish_meta WHERE key = 'membership'").get
+        users = read_membership(found).users if isinstance(found, bytes) else {}
+        self._rows = [
+            (name, ROLES[one.role - 1] if one.role else None) for name, one in users.items() if one is not None
+        ]
+        self._at = 0
+
+    def Next(self) -> None:  # noqa: N802
+        self._at += 1
+
+    def Eof(self) -> bool:  # noqa: N802
+        return self._at >= len(self._rows)
+
+    def Rowid(self) -> int:  # noqa: N802
+        return self._at
+
+    def Column(self, number: int) -> str | int | None:  # noqa: N802
+        return self._at if number < 0 else self._rows[self._at][number]
+
+    def Close(self) -> None:  # noqa: N802
+        """Nothing is open."""

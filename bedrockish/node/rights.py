@@ -1,0 +1,78 @@
+"""Which role of a user each call needs that is not SQL, at every door alike."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bedrockish.api.requests import RAISE, USER_PASSWORD, MemberChange
+from bedrockish.api.wire import EVENTS, JOIN, SETTLE, SNAPSHOT, UPKEEP, Ask, AskChunk, Call, Step
+from bedrockish.engine.statements.rights import NOBODY, Access
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.membership import ADMIN, READER
+
+UPKEEP_OF_READERS = frozenset({"activity", "digest"})  # they show data, and change nothing
+
+
+def check_call(access: Access, call: Call, user: str) -> None:
+    """Make sure that a user may make a call; what it does with SQL, and with the members, is asked when it does it.
+
+    Raises:
+        ForbiddenError: it may not.
+    """
+    rights = access.of(user)
+    if rights is None:
+        return
+    match call:
+        case AskChunk():
+            rights.require(ADMIN, "this copies the whole file")
+        case Ask(_, op) if op in (JOIN, SNAPSHOT):
+            rights.require(ADMIN, "this copies the whole file" if op == SNAPSHOT else "this lets a node in")
+        case Ask(_, op) if op == EVENTS:
+            check_seeing(access, user)
+        case Ask(_, op, asked=asked) if op == UPKEEP:
+            check_upkeep(access, asked or {}, user)
+        case Step(_, _, op) if op == SETTLE:
+            rights.require(READER, "this decides a command")
+        case _:
+            rights.require(0, "this")  # whoever is somebody here
+
+
+def check_seeing(access: Access, user: str) -> None:
+    """Make sure that a user may see what nodes say and do: keys and statements are data.
+
+    Raises:
+        ForbiddenError: it may not.
+    """
+    access.require(user, READER, "what nodes say and do has data in it")
+
+
+def check_upkeep(access: Access, asked: Mapping[str, Any], user: str) -> None:
+    """Make sure that a user may give an order.
+
+    Raises:
+        ForbiddenError: it may not.
+    """
+    order = str(asked.get("do"))
+    role = READER if order in UPKEEP_OF_READERS else ADMIN
+    access.require(user, role, f"the order {order!r} {'shows data' if role == READER else 'changes a node'}")
+
+
+def check_change(access: Access, change: MemberChange, user: str) -> None:
+    """Make sure that a user may change members or users; everybody may change the own password.
+
+    Raises:
+        ForbiddenError: it may not.
+    """
+    if change.action == RAISE or (change.action == USER_PASSWORD and change.node == user):
+        return  # the first is what each node does by itself, when all are ready for it
+    access.require(user, ADMIN, "this changes members or users")
+
+
+def check_recall(access: Access, entry: Entry, command: str, user: str) -> None:
+    """Make sure that a user may hear what became of a command that has happened: its own, or anybody's as a reader.
+
+    Raises:
+        ForbiddenError: it may not.
+    """
+    rights = access.of(user)
+    if rights is not None and (rights.role == NOBODY or entry.transaction.user_of(command) != user):
+        rights.require(READER, "this command is somebody else's, and its answer has data in it")

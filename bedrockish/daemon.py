@@ -14,6 +14,7 @@ from pathlib import Path
 
 import trio
 
+from bedrockish.common.hlc import milliseconds
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
 from bedrockish.config.exposure import warnings
@@ -207,8 +208,9 @@ def calm_collector() -> None:
 
 
 async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plugins: Plugins, up: trio.Event) -> None:
-    gate = Gate(config, credentials, runtime.engine.access)
     state = runtime.core.state
+    gate = Gate(config, credentials, runtime.engine.access, partial(_moment, runtime))
+    runtime.upkeep.orders["token"] = gate.order_token
     hello = Hello(config.node, config.cluster, info=runtime.info)  # which is read again for each link
     donor = Donor(runtime.core, runtime.engine, config.database, runtime.durable)
 
@@ -288,6 +290,15 @@ def _repairs(runtime: Runtime, config: Config, credentials: Credentials, plugins
     }
     runtime.upkeep.reports.append(scrubber.status)
     return scrubber, healer
+
+
+def _moment(runtime: Runtime) -> tuple[str, int]:
+    """Return the id of the cluster, and its time in milliseconds since 1970, by which tokens end.
+
+    Where its clock only counts, that is the machine's time.
+    """
+    state = runtime.core.state
+    return state.membership.cluster_id, max(milliseconds(state.clock.value), runtime.clock().wall_ms)
 
 
 def _take_passwords(gate: Gate, credentials: Credentials, mesh: net.Mesh) -> None:

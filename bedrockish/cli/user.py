@@ -16,6 +16,7 @@ from bedrockish.api.requests import (
 )
 from bedrockish.api.rows import Rows
 from bedrockish.cli.output import BOX, MODES, PLAIN, print_rows
+from bedrockish.cli.upkeep import duration
 from bedrockish.cli.url import UrlCommand, url_argument
 from bedrockish.client.trio_client import open_client
 from bedrockish.common.password_hash import SALT_BYTES, hash_password
@@ -107,6 +108,24 @@ def revoke(url: str, name: str, role: str, force: bool, mode: str | None, timeou
 def remove(url: str, name: str, force: bool, mode: str | None, timeout: float | None) -> None:
     """Let NAME be no user any more, at once and at every node, also if a configuration has the name."""
     _change(url, MemberChange(USER_REMOVE, name, force=force), mode, timeout)
+
+
+@user.command(cls=UrlCommand)
+@url_argument
+@click.argument("name")
+@click.option("--for", "for_s", callback=duration, default="1h", show_default=True, help="How long it is good: 1h, 7d.")
+@timeout_option
+def token(url: str, name: str, for_s: float, timeout: float | None) -> None:
+    """Print a token with which NAME comes in by HTTP and libSQL's protocol. Everybody may make the own ones.
+
+    It ends with its time, when NAME gets another password or is removed.
+    """
+
+    async def ask() -> str:
+        async with open_client(url) as client:
+            return str((await client.upkeep({"do": "token", "user": name, "for_s": for_s}, timeout=timeout))["token"])
+
+    click.echo(trio.run(ask))
 
 
 def ask_hash() -> str:

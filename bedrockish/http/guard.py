@@ -10,12 +10,13 @@ import binascii
 import hmac
 import ipaddress
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bedrockish.common.access_token import PREFIX
 from bedrockish.engine.statements.rights import TOKEN
 from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
 from bedrockish.http.purse import PURSE, Purse
@@ -54,8 +55,8 @@ class Admission:
     async def admit_bearer(self, given: str, address: str) -> str:
         """Return who comes in with what is sent as a bearer token; empty if nobody has to say.
 
-        It is the node's ``http_token``, or a user and a password as Basic authentication writes them: clients of
-        libSQL's protocol have nothing but a token to send.
+        It is the node's ``http_token``, a token of a user's, or a user and a password as Basic authentication writes
+        them: clients of libSQL's protocol have nothing but a token to send.
 
         Raises:
             AuthenticationError: it lets nobody in.
@@ -64,6 +65,8 @@ class Admission:
             return ""
         if self.token and hmac.compare_digest(given.encode(errors="replace"), self.token):
             return TOKEN
+        if given.startswith(PREFIX):
+            return self.gate.admit_token(given, address)
         if self.gate.users and given:
             return await self.admit_login(_login(given), address)
         raise AuthenticationError("send the http_token of the node, or base64 of user:password, as the token")
@@ -169,7 +172,7 @@ class Guard:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         given = given.strip()
         if scheme.lower() == "bearer":
-            with suppress(AuthenticationError):
+            with suppress(AuthenticationError) if not given.startswith(PREFIX) else nullcontext():
                 return await self._admission.admit_bearer(given, address)
         if self._admission.gate.users and scheme.lower() == "basic":
             return await self._admission.admit_login(read_login(headers), address)

@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -146,8 +147,13 @@ def _libsql(answer: Mapping[str, Any]) -> None:
             raise RefusedAtTheDoorError(str(one["error"]))
 
 
-def ask_socket(port: int, jwt: str, sql: str) -> dict[str, Any]:
-    """Say hello to a node's WebSocket and run one statement; return the last message, the first if it is an error."""
+def ask_socket(
+    port: int, jwt: str, sql: str, until: Callable[[Mapping[str, Any]], bool] | None = None
+) -> dict[str, Any]:
+    """Say hello to a node's WebSocket and run one statement; return the last message, the first if it is an error.
+
+    With ``until``, the statement is run again and again, until an answer is so.
+    """
     with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as link:
         talk = WSConnection(ConnectionType.CLIENT)
         link.sendall(talk.send(wsproto.events.Request(host="127.0.0.1", target="/v2", subprotocols=["hrana2"])))
@@ -161,7 +167,8 @@ def ask_socket(port: int, jwt: str, sql: str) -> dict[str, Any]:
                 "request": {"type": "execute", "stream_id": 1, "stmt": {"sql": sql, "want_rows": True}},
             },
         ]
-        while len(messages) < 3:
+        again = requests[-1]
+        while len(messages) < 3 or (until is not None and not until(messages[-1])):
             talk.receive_data(link.recv(1 << 16) or None)
             for event in talk.events():
                 match event:
@@ -171,6 +178,9 @@ def ask_socket(port: int, jwt: str, sql: str) -> dict[str, Any]:
                         messages.append(json.loads(text))
                         if "error" in messages[-1]:
                             return messages[-1]
+                        if not requests and until is not None:
+                            requests = [{**again, "request_id": len(messages) + 2}]
+                            time.sleep(0.1)
                         if requests:
                             link.sendall(talk.send(wsproto.events.TextMessage(data=json.dumps(requests.pop(0)))))
                     case wsproto.events.CloseConnection() | wsproto.events.RejectConnection():

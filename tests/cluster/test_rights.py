@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import trio
 from bedrockish import connect, open_client
 from bedrockish.api.requests import PROMOTE, MemberChange
 from bedrockish.client.feed import Changes
+from bedrockish.common.access_token import PREFIX, AccessToken, make_token
 from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import AuthenticationError, BedrockishError, ForbiddenError, MembershipError
 from bedrockish_journal.model.transaction import decode_transaction
@@ -320,6 +322,94 @@ def _until_refused(door: str, who: Caller) -> None:
         except (RefusedAtTheDoorError, AuthenticationError):
             return
     pytest.fail("it is still let in")
+
+
+def _bearer(cluster: LocalCluster, node: int, token: str, sql: str) -> int:
+    """Send a statement with a token by HTTP; return the status."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{cluster.nodes[node].http_port}/db/execute",
+        json.dumps([sql]).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_a_token_is_its_user_for_a_while(cluster: LocalCluster) -> None:
+    """At every node, by HTTP and libSQL's protocol; who makes it for whom; and it cannot be forged."""
+    done(user(cluster.url(), "add", "tina", "--role", "writer", password="1"))
+    mine = Caller(cluster, 0, "tina", "1").url
+    token = done(user(mine, "token", "tina")).strip()
+    insert = "INSERT INTO item(note) VALUES ('token')"
+    for node in range(3):
+        assert _bearer(cluster, node, token, insert) == 200
+        assert _bearer(cluster, node, token, "CREATE TABLE no(x)") == 403
+        told = ask_socket(cluster.nodes[node].http_port or 0, token, insert)
+        assert told["type"] == "response_ok", told
+    with connect(cluster.url()) as db:
+        asked = "SELECT DISTINCT user_name FROM bedrockish_changes WHERE row_after LIKE '%\"token\"%'"
+        assert db.execute(asked, read="strict").rows == [("tina",)]
+    for url, name in ((mine, "adam"), (mine, "nobody"), (caller(cluster, "nina").url, "tina")):
+        assert "needs the role admin" in user(url, "token", name).stderr
+    assert "has no user 'nobody'" in user(cluster.url(), "token", "nobody").stderr
+    assert "up to 366 days" in user(mine, "token", "tina", "--for", "400d").stderr
+    payload, mac = token.removeprefix(PREFIX).split(".")
+    other = make_token(AccessToken("adam", 1 << 50), "guess", "guess").removeprefix(PREFIX)
+    forged = [f"{PREFIX}{other}", f"{PREFIX}{other.split('.')[0]}.{mac}", f"{PREFIX}{payload}.{mac[::-1]}"]
+    for wrong in (*forged, PREFIX, f"{PREFIX}.", token[:-4], token + "x" * 1000, f"{PREFIX}{'A' * 40}.{mac}"):
+        assert _bearer(cluster, 1, wrong, "SELECT 1") == 401, wrong
+        assert ask_socket(cluster.nodes[1].http_port or 0, wrong, "SELECT 1")["type"] == "hello_error"
+    done(user(cluster.url(), "remove", "tina"))
+
+
+def test_a_token_ends_with_its_time_its_password_and_its_user(cluster: LocalCluster) -> None:
+    done(user(cluster.url(), "add", "tess", "--role", "writer", password="1"))
+
+    def becomes(token: str, status: int) -> None:
+        for node in range(3):
+            _until(lambda node=node: _bearer(cluster, node, token, "SELECT 1") == status)  # type: ignore[misc]
+
+    def make(*options: str) -> str:
+        return done(user(cluster.url(), "token", "tess", *options)).strip()
+
+    brief, token = make("--for", "4s"), make()
+    assert _bearer(cluster, 0, brief, "SELECT 1") == 200
+    becomes(brief, 401)
+    becomes(token, 200)
+    done(user(cluster.url(), "passwd", "tess", password="2"))
+    becomes(token, 401)
+    token = make()
+    becomes(token, 200)
+    done(user(cluster.url(), "revoke", "tess", "reader"))
+    becomes(token, 403)
+    done(user(cluster.url(), "remove", "tess"))
+    becomes(token, 401)
+    done(user(cluster.url(), "add", "tess", "--role", "writer", password="2"))
+    becomes(make(), 200)
+    assert [_bearer(cluster, node, token, "SELECT 1") for node in range(3)] == [401] * 3
+    done(user(cluster.url(), "remove", "tess"))
+
+
+def test_a_web_socket_ends_with_its_token(cluster: LocalCluster) -> None:
+    done(user(cluster.url(), "add", "sam", "--role", "reader", password="1"))
+    token = done(user(cluster.url(), "token", "sam", "--for", "4s")).strip()
+    answers = ask_socket(cluster.nodes[0].http_port or 0, token, "SELECT 1", until=lambda said: "error" in said)
+    assert answers["type"] == "response_error", answers
+    assert "has ended" in answers["error"]["message"]
+    done(user(cluster.url(), "remove", "sam"))
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so: another node has applied a change, or time has passed."""
+    for _ in range(300):
+        if is_so():
+            return
+        time.sleep(0.05)
+    pytest.fail("it does not come to be")
 
 
 def test_there_is_always_an_admin(cluster: LocalCluster) -> None:

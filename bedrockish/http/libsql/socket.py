@@ -15,6 +15,7 @@ import trio
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from bedrockish.api.json_forms import read_json, write_json
+from bedrockish.common.access_token import PREFIX
 from bedrockish.errors import AuthenticationError, BedrockishError, UnavailableError, UsageError
 from bedrockish.http.libsql import protobuf
 from bedrockish.http.libsql.session import DeclaredTypes, Runs, Session
@@ -63,6 +64,7 @@ class Connection:
     caught: Caught
     new_purse: Callable[[], Purse]
     user: str = ""  # who its streams are opened for from now on; empty if nobody has to say
+    jwt: str = ""  # what it has shown
     texts: Texts = field(default_factory=Texts)
     streams: dict[int, Open] = field(default_factory=dict)
     cursors: dict[int, int] = field(default_factory=dict)  # cursor -> its stream
@@ -98,6 +100,11 @@ class Connection:
                 await self.socket.send_bytes(protobuf.write_server_message(message))
             else:
                 await self.socket.send_text(write_json(message).decode())
+
+    async def refuse(self, number: int, error: BedrockishError) -> None:
+        """Answer a request with an error before it is looked at."""
+        await self.room.acquire()
+        await self._answer(number, error)
 
     async def take(self, number: int, asked: dict[str, Any]) -> None:
         """Put a request where its answer is made. Waits while too many are under way."""
@@ -282,6 +289,12 @@ class Sockets:
                 asked = message.get("request")
                 if message.get("type") != "request" or not isinstance(asked, dict):
                     raise UsageError(f"{message.get('type')!r} is no message of a client")
+                if connection.jwt.startswith(PREFIX):  # it ends some time, maybe by now; another hello brings another
+                    try:
+                        await self._admit(connection.jwt, "a WebSocket")
+                    except AuthenticationError as error:
+                        await connection.refuse(_number(message, "request_id"), error)
+                        continue
                 await connection.take(_number(message, "request_id"), asked)
         except UsageError as error:
             await connection.socket.close(PROTOCOL_ERROR, error.message[:100])
@@ -292,7 +305,8 @@ class Sockets:
         jwt = message.get("jwt")
         caller = connection.socket.client
         try:
-            connection.user = await self._admit(jwt if isinstance(jwt, str) else "", caller.host if caller else "")
+            connection.jwt = jwt if isinstance(jwt, str) else ""
+            connection.user = await self._admit(connection.jwt, caller.host if caller else "")
         except AuthenticationError as error:
             await connection.send({"type": "hello_error", "error": write_error(error)})
             await connection.socket.close(POLICY, "not authenticated")

@@ -10,6 +10,7 @@ import logging
 import secrets
 import ssl
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import trio
 
 from bedrockish.api.url import Target
 from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.common.access_token import FOR_S_MAX, AccessToken, is_signed, make_token, read_token
 from bedrockish.common.password_hash import PASSWORD_CHARACTERS_MAX, SALT_BYTES, PasswordHash, hash_password, read_hash
 from bedrockish.config.config import Config
 from bedrockish.config.exposure import Files
 from bedrockish.engine.statements.rights import Access
-from bedrockish.errors import ConfigError
+from bedrockish.errors import AuthenticationError, ConfigError, UsageError
 from bedrockish.node.cluster.identity import only_asks
 from bedrockish_net.errors import Code, RefusedError
 from bedrockish_net.events import Hello
@@ -135,9 +137,17 @@ class Gate:
         config: has the users.
         credentials: those of the node.
         access: has the users of the cluster.
+        moment: returns the id of the cluster, and its clock's time in milliseconds since 1970.
     """
 
-    def __init__(self, config: Config, credentials: Credentials, access: Access) -> None:
+    def __init__(
+        self,
+        config: Config,
+        credentials: Credentials,
+        access: Access,
+        moment: Callable[[], tuple[str, int]] = lambda: ("", 0),
+    ) -> None:
+        self._moment = moment
         self._config, self._access = config.users, access
         access.bootstrap = frozenset(config.users)
         self._credentials = credentials
@@ -189,6 +199,44 @@ class Gate:
                 names[0][:USER_CHARACTERS_MAX] if ":" in names[0] else f"certificate:{names[0]}"[:USER_CHARACTERS_MAX]
             )
         return str(hello.info.get(USER, "")) if self.users else ""
+
+    async def order_token(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a token for a user of the cluster, as an operator asks.
+
+        Raises:
+            UsageError: there is no such user, or it cannot be for so long.
+        """
+        user, seconds = asked.get("user"), asked.get("for_s")
+        said = self._access.users.get(user) if isinstance(user, str) else None
+        if said is None or not isinstance(user, str):
+            raise UsageError(
+                f"the cluster has no user {user!r:.100}, and only its own users have tokens; see 'bedrockish user list'"
+            )
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= FOR_S_MAX:
+            raise UsageError(
+                f"a token is good for up to {FOR_S_MAX / 86_400:.0f} days, not for {seconds!r:.100} seconds"
+            )
+        cluster_id, now_ms = self._moment()
+        token = AccessToken(user, now_ms + int(1000 * seconds))
+        return {"token": make_token(token, said.secret, cluster_id), "user": user, "until_ms": token.until_ms}
+
+    def admit_token(self, given: str, address: str) -> str:
+        """Return the user who comes in with a token.
+
+        Raises:
+            AuthenticationError: it lets nobody in.
+        """
+        token = read_token(given)
+        said = self._access.users.get(token.user) if token is not None else None
+        cluster_id, now_ms = self._moment()
+        if token is None or said is None or not is_signed(given, said.secret, cluster_id):
+            logger.warning("wrong token from %s", address)
+            raise AuthenticationError("this token is not good here, or not any more: its user's password was changed")
+        if now_ms >= token.until_ms:
+            raise AuthenticationError(
+                f"the token of {token.user} has ended; make another one with 'bedrockish user token URL {token.user}'"
+            )
+        return token.user
 
     async def judge(self, user: str, password: str, address: str) -> str:
         """Return why a user may not come in, or nothing.

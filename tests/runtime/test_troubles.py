@@ -50,6 +50,12 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("workers_busy", {"asides": {"places": 4, "running": 2, "waiting": 0, "stuck": 2}}, "2 do not stop"),
     ("files", {"files": {"open": 900, "max": 824}}, "900 files and connections"),
     ("memory_full", {"memory": {"recently_refused": 7, "taken_bytes": 1 << 30, "max_bytes": 1 << 30}}, "1024 of 1024"),
+    ("address", others(up=False, silent_ms=100, address="b:1"), "B is heard, and does not answer at its address, b:1"),
+    (
+        "address",
+        {"nodes": {n: {**NODE, "silent_ms": 4_000 * (n != "A"), "address": f"{n}:1"} for n in "ABC"}},
+        "none of them comes to this node at .* they know, A:1",
+    ),
     ("node_away", others(silent_ms=15_000), "B has not been heard for 15 s"),
     ("node_behind", {"applied": {"A": 999}} | others(), "B lacks 994 commits"),
     ("node_slow", others(report_lag_ms=4_000), "B says is 4.0 s old"),

@@ -115,13 +115,19 @@ def _check_level(old: Membership, change: MemberChange) -> None:
 
 
 def _add(members: dict[str, Member], node: str, address: str, store: str, facts: Facts) -> None:
-    """Let a node in as a learner; a learner that starts anew on another file may come again."""
+    """Let a node in as a learner; a learner that starts anew on another file may come again, when it has ended."""
     if NAME.fullmatch(node) is None:
         raise _refused("name", f"{node!r} is not a name; write a letter and then up to 15 letters, digits or _")
     _check_address(members, node, address)
     known = members.get(node)
     if known is not None and known.voter:
         raise _refused("duplicate", f"{node} is a voter already; see them with 'bedrockish member list'")
+    if known is not None and node in facts.alive and known.store and known.store != store:
+        raise _refused(
+            "alive",
+            f"{node} is a learner already, and runs at {known.address}; stop it there if another file shall take its "
+            "place, or give the new node another name",
+        )
     if node in facts.timelines and (known is None or known.store != store or not store):
         raise _refused(
             "used",

@@ -160,13 +160,31 @@ def _workers(status: Status) -> str:
     return f"all {places} background workers are busy, and {workers['waiting']} requests wait for one{stuck}"
 
 
+def _half_heard(node: Mapping[str, Any]) -> bool:
+    """Whether a member comes to us, and does not answer at its address."""
+    return not node["up"] and 0 < node["silent_ms"] < SILENT_MS_MAX and not node["trouble"]
+
+
+def _address(status: Status) -> str:
+    others = _others(status)
+    found = [
+        f"{name} is heard, and does not answer at its address, {node.get('address')}"
+        for name, node in sorted(others.items())
+        if _half_heard(node)
+    ]
+    if others and all(node["up"] and node["silent_ms"] >= SILENT_MS_MAX for node in others.values()):
+        own = status["nodes"][status["node"]].get("address")
+        found.append(f"all others answer, and none of them comes to this node at the address that they know, {own}")
+    return _each(found)
+
+
 def _away(status: Status) -> str:
     return _each(
         f"{name} cannot be reached"
         if not node["up"] and not node["silent_ms"]
         else f"{name} has not been heard for {node['silent_ms'] / 1000:.0f} s"
         for name, node in sorted(_others(status).items())
-        if not reaches(node) and not node["trouble"]
+        if not reaches(node) and not node["trouble"] and not _half_heard(node)
     )
 
 
@@ -315,6 +333,13 @@ KINDS = (
         "too many files and connections are open: clients are turned away",
         "look who has so many connections, use a pool, or raise the limit of open files (ulimit -n, LimitNOFILE)",
         _files,
+    ),
+    Kind(
+        "address",
+        "a member cannot be reached at the address that the cluster knows",
+        "if it has moved, tell the others ('bedrockish member address URL NODE HOST:PORT'); else open the way to it",
+        _address,
+        after_s=5.0,
     ),
     Kind(
         "node_away",

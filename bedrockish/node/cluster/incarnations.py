@@ -20,6 +20,7 @@ STEP = 100
 
 # The codes of the refusal.
 AMNESIA = "amnesia"  # another file; whoever has not heard yet of a change of the members can be wrong there
+REPLACED = "replaced"  # a learner's name is another file's now; the same
 OLDER_FILE = "older_file"  # an older state of the same file; that is certain, and stays so
 
 
@@ -66,8 +67,9 @@ class Incarnations:
     def judge(self, node: str, info: Mapping[str, object], membership: Membership) -> Refusal | None:
         """Look at what a peer says of its file when it comes, and return why it must be turned away, if it must.
 
-        A learner is never turned away: it promises nothing. What it comes with is what is remembered of it from then
-        on, also if its file was put back: that must not be held against it when it is a voter.
+        A learner promises nothing, so it may come with an older state of its file. What it comes with is what is
+        remembered of it from then on: that must not be held against it when it is a voter. But two files with one name
+        would take each other's links for ever: the one that was let in last is it.
         """
         member, store, batches = membership.members.get(node), info.get("store"), info.get("batches")
         if not isinstance(store, str) or not isinstance(batches, int) or member is None:
@@ -78,6 +80,12 @@ class Incarnations:
         if member.voter and known and store != known:
             code = AMNESIA
             reason = f"{node} comes with another file (its id is {store}) than the one it voted with (id {known})"
+        elif member.store and store != member.store:
+            return Refusal(  # not in ``refused``: the one that is meant by that name may be well
+                REPLACED,
+                f"another file (id {member.store}) was let in as {node}, at {member.address}, and this one (id "
+                f"{store}) is no member any more: stop it, or let it join on an empty file and under another name",
+            )
         elif member.voter and store == seen.store and lacks(starts, batches, seen):
             code = OLDER_FILE
             reason = f"{node} comes with an older state of its file, without all of the {seen.batches} batches it had"

@@ -1,0 +1,172 @@
+"""What an operator does wrong: docs/mistakes.md says what is seen then, and what to do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.errors import BedrockishError
+from tests.cluster.story import ready, status_of, until
+from tests.cluster.test_members import newcomer
+from tools.cluster import LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+
+def program(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment(), cwd=cwd
+    )
+
+
+async def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return await trio.to_thread.run_sync(lambda: program(*arguments, cwd=cwd))
+
+
+async def until_up(cluster: LocalCluster, name: str) -> None:
+    async def up() -> bool:
+        return bool((await status_of(cluster, 0))["nodes"].get(name, {}).get("up"))
+
+    await until(f"{name} is up", up)
+
+
+async def until_said(cluster: LocalCluster, index: int, words: str) -> None:
+    """Wait until ``bedrockish status`` of a node has these words in its first lines."""
+
+    async def told() -> bool:
+        done = await run("status", cluster.url(index, only=True, options="discover=no"))
+        return done.returncode == 1 and words in " ".join(done.stdout.split()[:200])
+
+    await until(f"status says {words!r}", told)
+
+
+async def test_a_second_node_under_a_learners_name(tmp_path: Path) -> None:
+    """It is refused while the first one runs; when its place was taken, the first one is told."""
+    with local_cluster(tmp_path / "three") as cluster:
+        await ready(cluster)
+        first = newcomer(cluster, "D")
+        await until_up(cluster, "D")
+        place = tmp_path / "other"
+        place.mkdir()
+        second = LocalNode("D", free_ports(1)[0], place)
+        second.config.write_text(f'node = "D"\ndatabase = "D.sqlite"\nlisten = "127.0.0.1:{second.port}"\n')
+        joining = ("join", cluster.url(0, only=True), "--config", str(second.config))
+        done = await run(*joining, cwd=place)
+        assert done.returncode != 0
+        assert f"D is a learner already, and runs at 127.0.0.1:{first.port}; stop it there" in done.stderr
+        assert not second.database.exists()
+        first.kill()
+
+        async def gone() -> bool:
+            return not (await status_of(cluster, 0))["nodes"]["D"]["up"]
+
+        await until("D is gone", gone)
+        second.start("join", cluster.url(0, only=True))
+        try:
+            await until_up(cluster, "D")
+            first.start()
+            await until_said(cluster, 3, f"was let in as D, at 127.0.0.1:{second.port}, and this one")
+            await trio.sleep(1)
+            assert (await status_of(cluster, 0))["nodes"]["D"]["up"], "the second one keeps its links"
+        finally:
+            second.kill()
+
+
+async def test_a_node_that_moved_and_told_nobody(tmp_path: Path) -> None:
+    """Both ends say so, also when the others were told of a wrong address; then it is well."""
+    with local_cluster(tmp_path / "three") as cluster:
+        await ready(cluster)
+        moved, (there, wrong) = cluster.nodes[2], free_ports(2)
+        before = moved.port
+        moved.kill()
+        text = moved.config.read_text()
+        moved.config.write_text(text.replace(f'listen = "127.0.0.1:{before}"', f'listen = "127.0.0.1:{there}"'))
+        moved.port = there
+        moved.start()
+        await until_said(cluster, 0, f"C is heard, and does not answer at its address, 127.0.0.1:{before}")
+        await until_said(
+            cluster, 2, f"none of them comes to this node at the address that they know, 127.0.0.1:{before}"
+        )
+        own = cluster.url(0, only=True)
+        assert (await run("member", "address", own, "C", f"127.0.0.1:{wrong}")).returncode == 0
+        await until_said(cluster, 0, f"C is heard, and does not answer at its address, 127.0.0.1:{wrong}")
+        taken = await run("member", "address", own, "C", f"127.0.0.1:{cluster.nodes[1].port}")
+        assert taken.returncode != 0
+        assert "B has the address" in taken.stderr
+        assert (await run("member", "address", own, "C", f"127.0.0.1:{there}")).returncode == 0
+
+        async def well() -> bool:
+            return all([(await run("status", cluster.url(index, only=True))).returncode == 0 for index in (0, 2)])
+
+        await until("all is well", well)
+
+
+async def test_members_are_changed_through_a_learner(tmp_path: Path) -> None:
+    """Its URL alone is enough, as it is for statements that write."""
+    with local_cluster(tmp_path / "three") as cluster:
+        await ready(cluster)
+        newcomer(cluster, "D")
+        await until_up(cluster, "D")
+        done = await run("member", "remove", cluster.url(3, only=True), "D")
+        assert done.returncode == 0, done.stderr
+        assert "D" not in (await status_of(cluster, 0))["nodes"]
+
+
+async def test_two_processes_on_one_file(tmp_path: Path) -> None:
+    """The second ends with one line, and the first does not notice."""
+    with local_cluster(tmp_path / "three") as cluster:
+        await ready(cluster)
+        node = cluster.nodes[0]
+        text = node.config.read_text().replace(f":{node.port}", f":{free_ports(1)[0]}")
+        again = node.directory / "again.toml"
+        again.write_text(text)
+        done = await run("serve", "--config", str(again), cwd=node.directory)
+        assert done.returncode != 0
+        assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+        assert "is in use by another node on this machine" in done.stderr
+        async with open_client(cluster.url(0, only=True)) as client:
+            await client.execute("CREATE TABLE t(x)")
+
+
+def copy_file(database: Path, place: Path) -> None:
+    for source in (database, database.with_name(f"{database.name}-wal")):
+        if source.exists():
+            (place / source.name).write_bytes(source.read_bytes())
+
+
+async def test_a_copy_of_a_nodes_file_is_started_elsewhere(tmp_path: Path) -> None:
+    """Under its own name, beside the node that runs, it is turned away, or both are named; no row is lost."""
+    with local_cluster(tmp_path / "three") as cluster:
+        await ready(cluster)
+        async with open_client(cluster.url(0)) as client:
+            await client.execute("CREATE TABLE t(x)")
+            original = cluster.nodes[2]
+            original.kill()
+            place = tmp_path / "copy"
+            place.mkdir()
+            copy_file(original.database, place)
+            original.start()
+            await until_up(cluster, "C")
+            copy = LocalNode("C", free_ports(1)[0], place)
+            copy.config.write_text(original.config.read_text().replace(f":{original.port}", f":{copy.port}"))
+            copy.start()
+            try:
+                for _ in range(20):
+                    await client.execute("INSERT INTO t VALUES (1)", timeout=20)
+
+                async def named() -> bool:
+                    log = copy.log.read_text(errors="replace")
+                    return "older state of its file" in log
+
+                await until("the copy is told", named)
+                with pytest.raises(BedrockishError):
+                    async with open_client(f"bedrockish://127.0.0.1:{copy.port}/?discover=no") as other:
+                        await other.execute("INSERT INTO t VALUES (2)", timeout=3)
+            finally:
+                copy.kill()
+            assert (await client.execute("SELECT count(*) FROM t WHERE x = 1")).value() == 20
+            assert (await client.execute("SELECT count(*) FROM t")).value() == 20

@@ -20,7 +20,7 @@ FILE_LINES_MAX, FUNCTION_LINES_MAX = 600, 70  # of code: nobody shall save on re
 # takes that away again. The standard library is allowed except where a row says otherwise.
 IO = "!asyncio !logging !os !pathlib !random !secrets !select !socket !sqlite3 !subprocess !tempfile !threading !time"
 MODEL = "bedrockish_journal.model"
-JOURNAL = "bedrockish_journal !bedrockish_journal.spark"
+JOURNAL = "bedrockish_journal !bedrockish_journal.spark !bedrockish_journal.audit"
 MAY_IMPORT = {
     "net": f"bedrockish_net cbor2 {IO}",
     "net/bedrockish_net/handshake.py": "bedrockish_net trio",
@@ -39,6 +39,10 @@ MAY_IMPORT = {
     "journal/bedrockish_journal/spark": (
         "bedrockish_journal !bedrockish_journal.storage.store !bedrockish_journal.verify.replay pyspark pyarrow cbor2 "
         "!apsw !trio"
+    ),
+    "journal/bedrockish_journal/audit/duck.py": "bedrockish_journal !bedrockish_journal.verify duckdb pyarrow",
+    "journal/bedrockish_journal/audit": (
+        "bedrockish_journal !bedrockish_journal.storage.store !bedrockish_journal.verify pyspark pyarrow !apsw !trio"
     ),
     "journal/pyspark_bedrockish": "bedrockish_journal.spark",
     "bedrockish": f"bedrockish {JOURNAL} bedrockish_net cbor2 trio",
@@ -116,7 +120,7 @@ FLOORS = (
     "bedrockish.client.sansio",
     "bedrockish.client",
     "bedrockish_journal.spark",
-    "pyspark_bedrockish bedrockish.config",
+    "pyspark_bedrockish bedrockish.config bedrockish_journal.audit",
     "bedrockish.node.scheduling",
     "bedrockish.node.cluster bedrockish.node.transactions bedrockish.node.admin",
     "bedrockish.node.repair",

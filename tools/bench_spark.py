@@ -1,15 +1,18 @@
-"""Measures the journal in Spark: the data source beside Parquet and a plain reader, and audits at several sizes.
+"""Measures the journal in Spark: the data source beside Parquet and a plain reader, and what the audits cost.
 
 ``tools/bench spark`` makes sound journals (``tools.make_journals``) and asks them. Everything is measured in
 one run on one machine; the ratios are what to trust.
 """
 
+import contextlib
 import json
+import math
 import platform
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +21,20 @@ import click
 
 from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.model.entry import decode_entry
-from bedrockish_journal.spark.audit.inputs import find_inputs, read_table
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.session import quiet_session
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.files import open_file
+from bedrockish_journal.spark.source.inputs import find_inputs, read_table
+from tools.cluster import ROOT, clean_environment, processor_s
 from tools.make_journals import NODES, make_journals
+
+LOOK_S = 0.1
+WAYS = {
+    "`journal verify`": ("journal", "verify"),
+    "`audit`": ("audit",),
+    "`audit --engine spark`": ("audit", "--engine", "spark"),
+}
 
 
 def timed(action: Callable[[], Any], times: int = 2) -> float:
@@ -88,52 +99,59 @@ def measure_reads(spark: Any, directory: Path, commits: int, changes: int) -> di
     return found
 
 
-def measure_audits(spark: Any, directory: Path, sizes: list[int], hot: float) -> dict[str, dict[int, float]]:
-    """Return the seconds that each audit takes at each size; the journals must be found sound."""
-    from bedrockish_journal.spark.audit.audits import AUDITS, read_journals
-    from bedrockish_journal.spark.audit.findings import collect
-
+def measure_audits(directory: Path, sizes: list[int], hot: float) -> dict[str, dict[int, float]]:
+    """Return the processor seconds that each way to audit takes at each size; the journals must be found sound."""
     found: dict[str, dict[int, float]] = {}
     for size in sizes:
-        paths = make_journals(directory / f"audits-{size}", size, hot)
-        begun = time.perf_counter()
-        journals = read_journals(spark, [str(path) for path in paths])
-        _count(journals.frames)
-        found.setdefault("read and cache", {})[size] = time.perf_counter() - begun
-        for name, (_, make) in AUDITS.items():
-            counts: dict[str, int] = {}
-
-            def run(make: Any = make, counts: dict[str, int] = counts, journals: Any = journals) -> None:
-                counts.update(collect(make(journals), 5)[1])
-
-            found.setdefault(name, {})[size] = timed(run, 1)
-            assert not any(counts.values()), f"{name} found {counts} in journals that are sound"
-        journals.unpersist()
+        paths = [str(path) for path in make_journals(directory / f"audits-{size}", size, hot)]
+        for way, command in WAYS.items():
+            seconds = watched_s([sys.executable, "-m", "bedrockish.cli.main", *command, *paths])
+            found.setdefault(way, {})[size] = seconds
         for path in paths:
-            path.unlink()
-    for name in list(found):
-        assert list(found[name]) == sizes
-    found["all"] = {size: sum(times[size] for times in found.values()) for size in sizes}
+            Path(path).unlink()
     return found
+
+
+def watched_s(command: list[str]) -> float:
+    """Return the processor time of a command and of all that it starts, Java too; it must end well."""
+    used: dict[int, float] = {}
+    started = subprocess.Popen(command, cwd=ROOT, env=clean_environment(), stdout=subprocess.DEVNULL)
+    while started.poll() is None:
+        for process in (started.pid, *below(started.pid)):
+            seconds = processor_s(process)
+            if not math.isnan(seconds):  # it has not ended meanwhile
+                used[process] = seconds
+        time.sleep(LOOK_S)
+    assert started.returncode == 0, f"{command} ended with {started.returncode}"
+    return sum(used.values())
+
+
+def below(process: int) -> Iterator[int]:
+    """Yield the processes that a process has started, and they."""
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                yield child
+                yield from below(child)
 
 
 @click.command()
 @click.option("--commits", default=500_000, show_default=True, help="Commits of the journal that is read.")
 @click.option("--changes", default=4, show_default=True, help="Rows that each of them changes.")
-@click.option("--sizes", default="20000,80000,320000", show_default=True, help="Commits of the journals audited.")
+@click.option("--sizes", default="10000,40000,160000", show_default=True, help="Commits of the journals audited.")
 @click.option("--hot", default=0.2, show_default=True, help="Share of the commits that write one and the same key.")
 @click.option("--only", type=click.Choice(["reads", "audits"]), help="Only this.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(commits: int, changes: int, sizes: str, hot: float, only: str | None, as_json: bool) -> None:
     """Measure the data source, the export and the audits."""
     numbers: dict[str, Any] = {"machine": f"{platform.machine()}, Python {platform.python_version()}"}
-    spark = quiet_session("bench")
     with tempfile.TemporaryDirectory(prefix="bedrockish-bench-spark-") as place:
         if only != "audits":
+            spark = quiet_session("bench")
             numbers["reads"] = measure_reads(spark, Path(place), commits, changes)
+            spark.stop()
         if only != "reads":
-            numbers["audits"] = measure_audits(spark, Path(place), [int(size) for size in sizes.split(",")], hot)
-    spark.stop()
+            numbers["audits"] = measure_audits(Path(place), [int(size) for size in sizes.split(",")], hot)
     print(json.dumps(numbers, indent=2) if as_json else _table(numbers))
 
 
@@ -151,8 +169,10 @@ def _table(numbers: dict[str, Any]) -> str:
                 lines.append(f"| {title} | | {found['commits/s']:,.0f} commits | | |")
         lines.append("")
     if "audits" in numbers:
-        sizes = list(numbers["audits"]["all"])
-        lines += ["| seconds | " + " | ".join(f"{size:,} commits" for size in sizes) + " |"]
+        sizes = list(next(iter(numbers["audits"].values())))
+        lines += [
+            "| processor seconds for three files of | " + " | ".join(f"{size:,} commits" for size in sizes) + " |"
+        ]
         lines += ["| --- " * (1 + len(sizes)) + "|"]
         for name, times in numbers["audits"].items():
             lines.append(f"| {name} | " + " | ".join(f"{times[size]:.1f}" for size in sizes) + " |")

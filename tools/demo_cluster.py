@@ -138,7 +138,7 @@ def audit(console: Console, files: list[str], wanted: bool) -> list[Check]:
         console.print(f"[bold]6.[/] [yellow]the audit in Spark is left out:[/] {found}; Java 17 or newer is needed")
     else:
         console.print("[bold]6.[/] bedrockish audit: the same files in Apache Spark")
-        checks.append(run_command(console, "the audit in Spark finds nothing", ["audit", *files]))
+        checks.append(run_command(console, "the audit in Spark finds nothing", ["audit", "--engine", "spark", *files]))
     return checks
 
 

@@ -55,7 +55,7 @@ def main() -> None:
     extras = project["optional-dependencies"]
     groups = {
         "runtime": [*project["dependencies"], *extras["http"], *build],
-        "spark": [*extras["spark"], *extras["plots"]],
+        "spark": [*extras["spark"], *extras["audit"], *extras["plots"]],
         "dev": [*extras["dev"], *extras["sqlalchemy"]],
         "programs": extras["programs"],
     }

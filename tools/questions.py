@@ -18,8 +18,8 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError
-from bedrockish_journal.spark.audit.inputs import find_inputs, read_table
 from bedrockish_journal.spark.session import quiet_session
+from bedrockish_journal.spark.source.inputs import find_inputs, read_table
 from tools.cluster import ROOT, LocalCluster, local_cluster
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ Six clients move money between twelve accounts, and B is killed and started agai
 ```python
 from pyspark.sql import functions as F
 from bedrockish_journal.spark import plots, questions
-from bedrockish_journal.spark.audit.inputs import find_inputs, read_table
+from bedrockish_journal.spark.source.inputs import find_inputs, read_table
 from bedrockish_journal.spark.session import quiet_session
 
 spark = quiet_session()

@@ -1,12 +1,15 @@
-"""``bedrockish audit``: hold the journals of all nodes against the laws that they must obey, with Spark.
+"""``bedrockish audit``: hold the journals of all nodes against the laws that they must obey, with DuckDB or Spark.
 
-``bedrockish journal verify`` asks the same of files that one process can walk through; this asks it of large journals
-and of several nodes together, and prints nothing but its report. Status 0: all laws hold; 1: something is wrong;
-3: the audit could not be made.
+``bedrockish journal verify`` walks through the files and needs nothing for that; this asks all of them at once, also
+for conflicts, and prints nothing but its report. Status 0: all laws hold; 1: something is wrong; 3: the audit could not
+be made.
 """
 
 import contextlib
+import importlib.util
 import json
+import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -19,16 +22,18 @@ import click
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.errors import JournalError, JournalPrunedError, ReplayMismatchError
 from bedrockish_journal.model.key_text import key_text
-from bedrockish_journal.spark.session import check_installed, check_java, check_pyspark
+from bedrockish_journal.model.laws import BY_NAME
+from bedrockish_journal.spark.session import check_java, check_pyspark
 from bedrockish_journal.storage.store import open_readonly
 from bedrockish_journal.verify.differences import differences, last_writers
 from bedrockish_journal.verify.replay import digest, replay
 
 STATUS_WRONG, STATUS_CANNOT = 1, 3
 if TYPE_CHECKING:
-    from bedrockish_journal.spark.audit.run import Counts
+    from bedrockish_journal.audit.report import Counts
 
-REPLAY_SAYS = "the database is what its journal makes"
+DUCKDB, SPARK = "duckdb", "spark"
+BAR = 30  # characters of the progress bar
 
 
 @click.command()
@@ -36,22 +41,39 @@ REPLAY_SAYS = "the database is what its journal makes"
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--strict", is_flag=True, help="Count information as faults: nodes must hold the same to the last entry.")
 @click.option("--replay", "replayed", is_flag=True, help="Also replay each journal and compare the databases.")
+@click.option(
+    "--engine",
+    type=click.Choice([DUCKDB, SPARK]),
+    default=DUCKDB,
+    show_default=True,
+    help="What asks the journals: DuckDB on this machine, or Spark.",
+)
+@click.option("--memory", default="1GB", show_default=True, help="What DuckDB may use; what is more goes to disk.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Findings printed of each check.")
 @click.pass_context
 def audit(
-    context: click.Context, files: tuple[str, ...], as_json: bool, strict: bool, replayed: bool, limit: int
+    context: click.Context,
+    files: tuple[str, ...],
+    as_json: bool,
+    strict: bool,
+    replayed: bool,
+    engine: str,
+    memory: str,
+    limit: int,
 ) -> None:
-    """Audit journals with Spark: one file of each node, or its URL, or exports. The nodes may be running."""
+    """Audit journals: one file of each node, or its URL, or exports. The nodes may be running."""
     try:
         report = Report(strict, as_json)
-        check_installed("pyarrow")
+        _check_engine(engine, memory)
         nodes = _nodes(list(files), replayed)
-        check_pyspark()
-        check_java()
-        report.line("starting Spark…")
-        _audit(report, list(files), limit)
+        if engine == SPARK:
+            check_pyspark()
+            check_java()
+            report.line("starting Spark…")
+        _audit(report, list(files), limit, engine, memory)
         if replayed:
-            report.add("database", REPLAY_SAYS, *_replay(nodes, limit))
+            report.add("tables", BY_NAME["tables"].brief, *_replay(nodes, limit))
+            report.unseen.pop("tables", None)
     except (JournalError, BedrockishError) as error:
         click.echo(f"error: {error}", err=True)
         context.exit(STATUS_CANNOT)
@@ -67,6 +89,7 @@ class Report:
         self._strict, self._as_json = strict, as_json
         self._checks: list[dict[str, Any]] = []
         self._counts: dict[str, Any] = {}
+        self.unseen: dict[str, str] = {}
         self.wrong = False
 
     def line(self, text: str) -> None:
@@ -95,7 +118,8 @@ class Report:
     def end(self) -> None:
         """Print the findings, and what they come to."""
         if self._as_json:
-            click.echo(json.dumps({"holds": not self.wrong, **self._counts, "checks": self._checks}, indent=2))
+            told = {"holds": not self.wrong, **self._counts, "checks": self._checks, "unseen": self.unseen}
+            click.echo(json.dumps(told, indent=2))
             return
         for check in self._checks:
             for finding in check["findings"]:
@@ -104,6 +128,8 @@ class Report:
             hidden = check["fault"] + check["information"] - len(check["findings"])
             if hidden:
                 click.echo(f"… and {hidden} more of {check['check']}; see --limit")
+        if self.unseen:
+            click.echo("not looked at: " + ", ".join(f"{law} ({what})" for law, what in self.unseen.items()))
         click.echo("something is wrong" if self.wrong else "the journals hold")
 
 
@@ -120,8 +146,8 @@ def _labels(vector: dict[str, int]) -> str:
 
 def _nodes(paths: list[str], replayed: bool) -> dict[str, str]:
     """Return the nodes' files by node, after a look at every path."""
-    from bedrockish_journal.spark.audit.inputs import find_inputs  # needs pyarrow, which is there by now
     from bedrockish_journal.spark.source.feeds import is_url
+    from bedrockish_journal.spark.source.inputs import find_inputs  # needs pyarrow, which is there by now
 
     found = find_inputs(paths)
     for path in filter(is_url, paths):
@@ -135,19 +161,56 @@ def _nodes(paths: list[str], replayed: bool) -> dict[str, str]:
     return found.files
 
 
-def _audit(report: Report, paths: list[str], limit: int) -> None:
-    from bedrockish_journal.spark.audit.run import Counts, run_audits  # needs pyspark, which is there by now
+def _check_engine(engine: str, memory: str) -> None:
+    """Check that what an engine needs is installed, before anything is read.
 
-    for told in run_audits(paths, limit):
+    Raises:
+        JournalError: it is not, or the bound on memory is none.
+    """
+    for name in ("pyarrow",) if engine == SPARK else ("duckdb", "pyarrow"):
+        if importlib.util.find_spec(name) is None:
+            extra = "spark" if engine == SPARK else "audit"
+            raise JournalError(
+                f"{name} is not installed; pip install 'bedrockish[{extra}]', or walk through the files with "
+                "'bedrockish journal verify', which needs nothing besides"
+            )
+    if not re.fullmatch(r"\d+(\.\d+)? ?([KMGT]i?B)", memory):
+        raise JournalError(f"--memory {memory} is no size; write it as 500MB or 2GB")
+
+
+def _audit(report: Report, paths: list[str], limit: int, engine: str, memory: str) -> None:
+    from bedrockish_journal.audit.report import Counts, Outcome  # needs pyarrow, which is there by now
+
+    if engine == SPARK:
+        from bedrockish_journal.audit import on_spark
+
+        answers = on_spark.run_audits(paths, limit)
+    else:
+        from bedrockish_journal.audit import duck
+
+        answers = duck.run_audits(paths, limit, memory, _progress)
+    for told in answers:
         if isinstance(told, Counts):
+            if sys.stderr.isatty():
+                click.echo("\r\x1b[K", err=True, nl=False)
             report.count(told)
-        else:
+        elif isinstance(told, Outcome):
             report.add(told.check, told.says, [_readable(finding._asdict()) for finding in told.findings], told.counts)
+        else:
+            report.unseen = dict(told.laws)
+
+
+def _progress(node: str, entries: int, of: int) -> None:
+    """Draw on a terminal how far the reading of a journal is, on one line that is written over."""
+    if sys.stderr.isatty():
+        part = min(1.0, entries / max(of, 1))
+        bar = "█" * int(part * BAR) + "·" * (BAR - int(part * BAR))
+        click.echo(f"\r\x1b[K{node} {bar} {entries} of {max(of, entries)} entries", err=True, nl=False)
 
 
 def _readable(finding: dict[str, Any]) -> dict[str, Any]:
     """Return a finding with the key of a conflict as people read it; the engine's own bytes are in ``key_bytes``."""
-    if finding["check"] != "conflicts" or finding["key"] is None:
+    if finding["check"] != "conflict" or finding["key"] is None:
         return finding
     return {**finding, "key": key_text(bytes.fromhex(finding["key"])), "key_bytes": finding["key"]}
 
@@ -188,7 +251,7 @@ def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], di
 
 def _finding(node: str, text: str, **more: Any) -> dict[str, Any]:
     empty = dict.fromkeys(("leader", "tick", "txid", "table", "key"))
-    return {"check": "database", "level": "fault", "node": node, **empty, "text": text, **more}
+    return {"check": "tables", "level": "fault", "node": node, **empty, "text": text, **more}
 
 
 @contextlib.contextmanager

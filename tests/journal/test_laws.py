@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from bedrockish_journal.audit.duck import run_audits
+from bedrockish_journal.audit.queries import QUERIES
+from bedrockish_journal.audit.report import Outcome, Unseen
 from bedrockish_journal.model.errors import JournalPrunedError, ReplayMismatchError
-from bedrockish_journal.model.laws import BY_NAME, LAWS
+from bedrockish_journal.model.laws import BY_NAME, LAWS, TABLES
 from bedrockish_journal.verify.tables import compare_with_journal
 from bedrockish_journal.verify.verify import verify
 from tests.journal.tampering import SEEN, UNSEEN, make, tampered
@@ -33,10 +36,19 @@ def told(paths: list[Path], law: str) -> set[str]:
     return found
 
 
+def asked(paths: list[Path]) -> tuple[set[str], set[str]]:
+    """Return the laws that the audit finds broken, and those that it did not look at."""
+    answers = list(run_audits([str(path) for path in paths], 5))
+    found = {one.check for one in answers if isinstance(one, Outcome) and one.counts["fault"]}
+    return found, {law for one in answers if isinstance(one, Unseen) for law in one.laws}
+
+
 def test_sound_journals_obey_all_of_them(sound: Path) -> None:
     paths = sorted(sound.glob("*.db"))
     assert told(paths, "tables") == set()
     assert told(paths[:1], "tables") == set()
+    assert asked(paths) == (set(), {"tables"})
+    assert asked(paths[:1]) == (set(), {"fork", "lost", "tables"})
 
 
 @pytest.mark.parametrize("what", SEEN)
@@ -51,15 +63,25 @@ def test_the_walk_finds_it(sound: Path, tmp_path: Path, what: str) -> None:
             assert law in verify(paths).unseen
 
 
+@pytest.mark.parametrize("what", SEEN)
+def test_the_audit_finds_it(sound: Path, tmp_path: Path, what: str) -> None:
+    law, deed = SEEN[what]
+    with tampered(sound, tmp_path, deed) as paths:
+        found, unseen = asked(paths)
+        assert law in (found if law in QUERIES else unseen)
+
+
 @pytest.mark.parametrize("what", UNSEEN)
 def test_no_law_can_find_it(sound: Path, tmp_path: Path, what: str) -> None:
     with tampered(sound, tmp_path, UNSEEN[what]) as paths:
         assert told(paths, "tables") == set()
+        assert asked(paths)[0] == set()
 
 
 def test_every_law_has_a_tampering_and_a_name_of_its_own() -> None:
     assert {law for law, _ in SEEN.values()} == BY_NAME.keys()
     assert len(BY_NAME) == len(LAWS)
+    assert {law.name for law in LAWS if law.needs != TABLES} == QUERIES.keys()
 
 
 def test_the_page_lists_what_is_tried() -> None:

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from bedrockish.cli.audit import _about, _readable
+from bedrockish_journal.audit.naming import named
+from bedrockish_journal.audit.queries import FAULT
+from bedrockish_journal.audit.report import Finding
 from bedrockish_journal.model.key_text import key_text
-from bedrockish_journal.spark.audit.findings import FAULT, Finding
-from bedrockish_journal.spark.audit.inputs import find_inputs
-from bedrockish_journal.spark.audit.naming import named
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
+from bedrockish_journal.spark.source.inputs import find_inputs
 from tests.spark.test_audits import spoil
 from tests.spark.worlds import World, honest, key
 
@@ -55,7 +56,7 @@ def test_what_has_no_row_or_no_place_stays_as_it_is(world: World, tmp_path: Path
 
 
 def test_keys_are_printed_for_people() -> None:
-    conflict = finding("A", "A", 7, "A-1")._replace(check="conflicts", table="t:accounts", key=key("seven").hex())
+    conflict = finding("A", "A", 7, "A-1")._replace(check="conflict", table="t:accounts", key=key("seven").hex())
     shown = _readable(conflict._asdict())
     assert shown["key_bytes"] == key("seven").hex()
     assert _about({**shown, "key": "7", "text": "A7 and B3 both touch t:accounts"}) == " (A-1: t:accounts 7)"

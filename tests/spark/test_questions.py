@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, encode_changes
 from bedrockish_journal.spark.analysis import questions
-from bedrockish_journal.spark.audit.inputs import find_inputs, read_table
+from bedrockish_journal.spark.source.inputs import find_inputs, read_table
 from tests.spark import worlds
 from tests.spark.worlds import NODES, START_MS, World, touching
 

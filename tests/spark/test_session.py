@@ -1,6 +1,7 @@
 """What is said where Spark cannot start, and the command line that needs it."""
 
 import builtins
+import importlib.util
 import json
 import subprocess
 import sys
@@ -71,15 +72,37 @@ def test_audit_that_cannot_run_ends_with_3(tmp_path: Path, monkeypatch: pytest.M
     assert "no such file" in ended.stderr
     paths = honest(10).write(tmp_path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    ended = CliRunner().invoke(audit, [str(path) for path in paths])
+    ended = CliRunner().invoke(audit, ["--engine", "spark", *(str(path) for path in paths)])
     assert ended.exit_code == 3
     assert "Spark needs Java 17" in ended.stderr
+
+
+@pytest.mark.parametrize(("engine", "missing"), [("duckdb", "duckdb"), ("duckdb", "pyarrow"), ("spark", "pyarrow")])
+def test_what_is_not_installed_is_named_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, missing: str
+) -> None:
+    paths = [str(path) for path in honest(10).write(tmp_path)]
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else real(name))
+    ended = CliRunner().invoke(audit, ["--engine", engine, *paths])
+    assert (ended.exit_code, ended.stdout) == (3, "")
+    extra = "audit" if engine == "duckdb" else "spark"
+    assert ended.stderr.startswith(f"error: {missing} is not installed; pip install 'bedrockish[{extra}]', or")
+
+
+@pytest.mark.parametrize(("memory", "said"), [("lots", "is no size"), ("3MB", "needs more memory than 3MB")])
+def test_a_bound_on_memory_that_will_not_do_is_an_error(tmp_path: Path, memory: str, said: str) -> None:
+    paths = [str(path) for path in honest(10).write(tmp_path)]
+    ended = CliRunner().invoke(audit, ["--memory", memory, *paths])
+    assert ended.exit_code == 3
+    assert said in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_strict_counts_information_as_faults(capsys: pytest.CaptureFixture[str]) -> None:
     nothing = dict.fromkeys(("txid", "table", "key"))
     behind = {
-        "check": "equal",
+        "check": "lost",
         "level": "information",
         "node": "B",
         "text": "B ends at tick 3 of timeline A",
@@ -87,22 +110,22 @@ def test_strict_counts_information_as_faults(capsys: pytest.CaptureFixture[str])
     }
     for strict, holds in ((False, True), (True, False)):
         report = Report(strict=strict, as_json=False)
-        report.add("equal", "nodes hold the same entries", [behind], {"fault": 0, "information": 1})
+        report.add("lost", "nodes hold the same entries", [behind], {"fault": 0, "information": 1})
         report.end()
         said = capsys.readouterr().out
         assert report.wrong is not holds
-        assert said.startswith("  equal      ok" if holds else "  equal      1 finding")
+        assert said.startswith("  lost       ok" if holds else "  lost       1 finding")
         assert said.endswith("the journals hold\n" if holds else "something is wrong\n")
 
 
-@pytest.mark.spark
-def test_audit_prints_its_report_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
+def test_audit_prints_its_report_and_nothing_else(tmp_path: Path, engine: str) -> None:
     world = honest(60)
     paths = world.write(tmp_path)
     spoil(paths[1], "DELETE FROM bedrockish_journal WHERE leader = 'A' AND tick = 5")
     program = "from bedrockish.cli.audit import audit; audit()"
     ended = subprocess.run(
-        [sys.executable, "-c", program, *map(str, paths), "--json"],
+        [sys.executable, "-c", program, *map(str, paths), "--json", "--engine", engine],
         capture_output=True, text=True, cwd=ROOT, timeout=300, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (1, "")
@@ -110,8 +133,8 @@ def test_audit_prints_its_report_and_nothing_else(tmp_path: Path) -> None:
     assert report["holds"] is False
     assert report["nodes"] == ["A", "B", "C"]
     broken = {check["check"]: check["findings"] for check in report["checks"] if not check["holds"]}
-    (missing,) = broken["ticks"]
+    (missing,) = broken["density"]
     assert (missing["node"], missing["leader"], missing["tick"], missing["text"]) == ("B", "A", 5, "A5 is missing")
     assert (missing["txid"], missing["table"]) == (str(world.drafts["A", 5].txid), "accounts")
     assert missing["key"].startswith('{"id":')
-    assert set(broken) == {"ticks", "causality"}
+    assert set(broken) == {"density", "causality"}

@@ -332,6 +332,8 @@ class Audit:
             return
         voters = {node for node, voter in members.items() if voter}
         approved = voters.intersection(entry.quorum)
+        for stranger in sorted(voters.symmetric_difference(entry.quorum) - voters):
+            yield say("quorum", f"counts {stranger}, no voter of its membership")
         need = quorum(len(voters)) if entry.adopted_from is None else majority(len(voters))
         if len(approved) < need:
             verb = "approved" if entry.adopted_from is None else "held"

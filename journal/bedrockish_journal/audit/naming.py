@@ -9,11 +9,11 @@ from contextlib import ExitStack
 
 import pyarrow.dataset as ds
 
+from bedrockish_journal.audit.report import Finding
 from bedrockish_journal.model.errors import JournalError
-from bedrockish_journal.spark.audit.findings import Finding
-from bedrockish_journal.spark.audit.inputs import Inputs
 from bedrockish_journal.spark.export.manifest import files_of, read_manifest
 from bedrockish_journal.spark.source.feeds import Feed, open_feed
+from bedrockish_journal.spark.source.inputs import Inputs
 from bedrockish_journal.spark.source.plans import Wanted
 from bedrockish_journal.spark.source.tables import TABLES
 

@@ -1,0 +1,88 @@
+"""The audit on one machine: DuckDB, in a file that is thrown away, with a bound on its memory."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from bedrockish_journal.audit.facts import FACTS, HELD
+from bedrockish_journal.audit.naming import named
+from bedrockish_journal.audit.queries import QUERIES, question
+from bedrockish_journal.audit.reading import Progress, Reader
+from bedrockish_journal.audit.report import Counts, Finding, Outcome, Unseen, counted, finding
+from bedrockish_journal.audit.views import DUCKDB, views
+from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.laws import LAWS
+from bedrockish_journal.spark.source.inputs import find_inputs
+
+MEMORY = "1GB"
+
+
+def run_audits(
+    paths: list[str], limit: int, memory: str = MEMORY, progress: Progress | None = None
+) -> Iterator[Counts | Outcome | Unseen]:
+    """Yield what is audited, then the outcome of each law, then what was not looked at.
+
+    Args:
+        paths: the journal of each node, from its file, an export or its URL.
+        limit: findings of each law to hand out at most.
+        memory: what DuckDB may use at most, as it writes sizes; what is more goes to disk.
+        progress: called now and then with a node, how many of its entries were read, and how many there are, about.
+
+    Raises:
+        JournalError: a journal cannot be read, or DuckDB failed.
+    """
+    inputs = find_inputs(paths)
+    reader = Reader(inputs, progress)
+    try:
+        with tempfile.TemporaryDirectory(prefix="bedrockish-audit-") as directory:
+            settings: dict[str, Any] = {
+                "memory_limit": memory,
+                "temp_directory": directory,
+                "preserve_insertion_order": "false",
+            }
+            with duckdb.connect(str(Path(directory) / "audit.duckdb"), config=settings) as db:
+                _load(db, reader)
+                yield _count(db, reader)
+                for law in LAWS:
+                    if law.name in QUERIES:
+                        found, counts = _ask(db, law.name, limit)
+                        yield Outcome(law.name, law.brief, named(inputs, found), counts)
+    except duckdb.OutOfMemoryException as error:
+        raise JournalError(
+            f"DuckDB needs more memory than {memory} for this; give more, such as --memory 4GB"
+        ) from error
+    except duckdb.Error as error:
+        raise JournalError(f"DuckDB failed: {error}") from error
+    yield Unseen(reader.unseen)
+
+
+def _load(db: duckdb.DuckDBPyConnection, reader: Reader) -> None:
+    for name, schema in (("held", HELD), ("facts", FACTS)):
+        db.register("empty", schema.empty_table())
+        db.execute(f"CREATE TABLE {name} AS SELECT * FROM empty")
+    for held, facts in reader.batches():
+        for name, part in (("held", held), ("facts", facts)):
+            if part.num_rows:
+                db.register("part", pa.Table.from_batches([part]))
+                db.execute(f"INSERT INTO {name} SELECT * FROM part")
+    for name, table in reader.kept.tables():
+        db.register("part", table)
+        db.execute(f"CREATE TABLE {name} AS SELECT * FROM part")
+    db.unregister("part")
+    for view in views(DUCKDB):
+        db.execute(f"CREATE {'TABLE' if view.kept else 'VIEW'} {view.name} AS {view.sql}")
+
+
+def _count(db: duckdb.DuckDBPyConnection, reader: Reader) -> Counts:
+    heads = db.execute("SELECT leader, max(tick) FROM held GROUP BY leader ORDER BY leader").fetchall()
+    ((entries, transactions),) = db.execute("SELECT count(*), count(DISTINCT txid) FROM held").fetchall()
+    return Counts(reader.inputs.nodes, entries, transactions, dict(heads), reader.kept.removed)
+
+
+def _ask(db: duckdb.DuckDBPyConnection, law: str, limit: int) -> tuple[list[Finding], dict[str, int]]:
+    rows = db.execute(question(law, DUCKDB.names, limit)).fetchall()
+    return [finding(law, row) for row in rows], counted(rows)

@@ -1,0 +1,136 @@
+"""What the audit asks of: each row of each journal without its bytes, and each distinct entry decoded once.
+
+Three nodes hold the same entry in the same bytes, so its label and body are decoded for the first of them; of the
+others only the hash is computed. Both go to the engine as Arrow tables: ``held`` and ``facts``.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any
+
+import pyarrow as pa
+
+from bedrockish_journal.model.entry import Label, decode_label, wrong_shares
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.membership import read_membership
+from bedrockish_journal.model.transaction import MEMBERS, Transaction, decode_transaction
+from bedrockish_journal.model.written import changed_unwritten
+from bedrockish_journal.storage.row import Stored
+
+_INT64 = 1 << 63
+
+HELD = pa.schema(
+    [
+        *((name, pa.string()) for name in ("node", "leader", "origin", "txid", "command", "kind")),
+        *((name, pa.int64()) for name in ("seq", "tick", "clock")),
+        ("again", pa.bool_()),  # a second label of a transaction
+        *((name, pa.binary()) for name in ("prev", "hash", "own")),
+        ("cut", pa.int64()),
+    ]
+)
+_VECTOR = pa.list_(pa.struct([("leader", pa.string()), ("tick", pa.int64())]))
+_POINTS = pa.list_(pa.struct([("obj", pa.binary()), ("writes", pa.bool_())]))
+_RANGES = pa.list_(pa.struct([("low", pa.binary()), ("high", pa.binary()), ("writes", pa.bool_())]))
+_MEMBERS = pa.list_(pa.struct([("member", pa.string()), ("voter", pa.bool_())]))
+FACTS = pa.schema(
+    [
+        ("own", pa.binary()),
+        ("cut", pa.int64()),
+        *((name, pa.string()) for name in ("malformed", "shares", "unwritten")),
+        *((name, pa.string()) for name in ("leader", "origin", "txid", "command", "kind", "adopted_from")),
+        *((name, pa.int64()) for name in ("tick", "clock", "config")),
+        ("content", pa.binary()),  # digest of the body
+        ("deps", _VECTOR),
+        ("approvals", _VECTOR),
+        ("commands", pa.list_(pa.string())),
+        ("points", _POINTS),
+        ("ranges", _RANGES),
+        # Of a change of the membership: what it makes.
+        ("makes", pa.int64()),
+        ("members", _MEMBERS),
+        ("retired", _VECTOR),
+        ("wrong_members", pa.string()),
+    ]
+)
+
+
+def own_hash(prev: bytes, label: bytes, body: bytes) -> bytes:
+    """Return the hash that an entry should have."""
+    digest = sha256(prev)
+    digest.update(label)
+    digest.update(body)
+    return digest.digest()
+
+
+def cut_of(prev: bytes, label: bytes) -> int:
+    """Return where one byte string ends in what is hashed and the next begins; with the hash it names the bytes."""
+    return len(prev) << 40 | len(label)
+
+
+def held_row(node: str, row: Stored, own: bytes, cut: int) -> tuple[Any, ...]:
+    """Return the row of ``held`` that a row of a journal is."""
+    txid = f"{row.origin}-{row.clock:x}"
+    names = (node, row.leader, row.origin, txid, row.command, row.kind)
+    return (*names, row.seq, row.tick, row.clock, bool(row.repeat), row.prev, row.hash, own, cut)
+
+
+def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
+    """Return the row of ``facts`` that the bytes of an entry make."""
+    try:
+        said, transaction = _decode(cut, label, body)
+    except EntryMalformedError as error:
+        return (own, cut, str(error), *(None,) * (len(FACTS) - 3))
+    txid, footprint = transaction.txid, transaction.footprint
+    makes = members = retired = wrong = None
+    if transaction.kind == MEMBERS:
+        try:
+            made = read_membership(transaction.changes)
+            makes, members = made.version, [{"member": name, "voter": votes} for name, votes in made.voters.items()]
+            retired = _vector(made.retired)
+        except EntryMalformedError as error:
+            wrong = str(error)
+    touched = [{"obj": key, "writes": False} for key in footprint.read_points - footprint.write_points]
+    touched += [{"obj": key, "writes": True} for key in footprint.write_points]
+    spans = [{"low": low, "high": high, "writes": False} for low, high in footprint.read_ranges]
+    spans += [{"low": low, "high": high, "writes": True} for low, high in footprint.write_ranges]
+    return (
+        *(own, cut, None, wrong_shares(transaction), changed_unwritten(transaction)),
+        *(said.leader, txid.leader, str(txid), transaction.command, transaction.kind, said.adopted_from),
+        *(said.tick, txid.clock, transaction.config, sha256(body).digest()),
+        *(_vector(transaction.base), _vector(said.quorum), list(transaction.commands), touched, spans),
+        *(makes, members, retired, wrong),
+    )
+
+
+def _vector(vector: Any) -> list[dict[str, Any]]:
+    return [{"leader": leader, "tick": tick} for leader, tick in vector.items()]
+
+
+def _decode(cut: int, packed_label: bytes, body: bytes) -> tuple[Label, Transaction]:
+    """Read an entry; whatever is wrong with its bytes is one kind of error."""
+    try:
+        label, transaction = decode_label(packed_label), decode_transaction(body)
+    except (RecursionError, OverflowError, TypeError, AttributeError) as error:
+        raise EntryMalformedError(f"its bytes are not an entry: {error!r}") from error
+    if cut >> 40 != 32:
+        raise EntryMalformedError("prev should be a hash of 32 bytes")
+    if label.txid != transaction.txid:
+        raise EntryMalformedError(f"its label is of {label.txid}, and its body of {transaction.txid}")
+    vectors = (*transaction.base.values(), *label.quorum.values())
+    if max(*vectors, transaction.config, transaction.activates, label.tick) >= _INT64:
+        raise EntryMalformedError("it has a tick, a version or a clock beyond 2^63")
+    return label, transaction
+
+
+def batch(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Return rows as a batch of Arrow."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def facts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Decode batches of (own, label, body); what Spark's workers run."""
+    for one in batches:
+        columns = (one.column(name).to_pylist() for name in ("own", "cut", "label", "body"))
+        yield batch(FACTS, [fact(*row) for row in zip(*columns, strict=True)])

@@ -1,0 +1,107 @@
+"""The audit on many machines: the same tables and the same questions, made and asked by Spark."""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from bedrockish_journal.audit.facts import FACTS, facts_of
+from bedrockish_journal.audit.naming import named
+from bedrockish_journal.audit.queries import QUERIES, question
+from bedrockish_journal.audit.reading import TABLES, Reader
+from bedrockish_journal.audit.report import Counts, Finding, Outcome, Unseen, counted, finding
+from bedrockish_journal.audit.views import SPARK, views
+from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.laws import LAWS
+from bedrockish_journal.spark.session import quiet_session
+from bedrockish_journal.spark.source.inputs import Inputs, find_inputs, read_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BRIEF_BYTES = 100 << 20  # files smaller than this together are audited before compiling would pay
+_OURS = re.compile(r"(?:journal|bedrockish)\.errors\.\w+: (.+)")
+_STORED = "node leader origin txid command kind seq tick clock repeat prev hash label body"
+
+
+def run_audits(paths: list[str], limit: int) -> Iterator[Counts | Outcome | Unseen]:
+    """Yield what is audited, then the outcome of each law, then what was not looked at. Spark is stopped at the end.
+
+    Args:
+        paths: the journal of each node, from its file, an export or its URL.
+        limit: findings of each law to hand out at most.
+
+    Raises:
+        SparkUnavailableError: Spark cannot be started.
+        JournalError: a journal cannot be read, or Spark failed.
+    """
+    inputs = find_inputs(paths)
+    spark = quiet_session("bedrockish audit", brief=inputs.size < BRIEF_BYTES)
+    try:
+        yield from ask_spark(spark, inputs, limit)
+    except JournalError:
+        raise
+    except Exception as error:  # pyspark and py4j raise many kinds; each of them means that there is no answer
+        text = str(error).strip()
+        ours = _OURS.findall(text)
+        raise JournalError(ours[-1] if ours else f"Spark failed: {text[:2000]}") from error
+    finally:
+        spark.stop()
+
+
+def ask_spark(
+    spark: "SparkSession", inputs: Inputs, limit: int, laws: frozenset[str] = frozenset(QUERIES)
+) -> Iterator[Counts | Outcome | Unseen]:
+    """Do what ``run_audits`` does, in a session that goes on, and perhaps of some laws only."""
+    reader = Reader(inputs)
+    kept = _load(spark, inputs, reader)
+    try:
+        rows = spark.sql("SELECT leader, max(tick), count(*) FROM held GROUP BY leader ORDER BY leader").collect()
+        ((transactions,),) = spark.sql("SELECT count(DISTINCT txid) FROM held").collect()
+        heads = {leader: tick for leader, tick, _ in rows}
+        reader.leaders.update(heads)
+        entries = sum(count for *_, count in rows)
+        yield Counts(inputs.nodes, entries, transactions, heads, reader.kept.removed)
+        for law in LAWS:
+            if law.name in laws:
+                found, counts = _ask(spark, law.name, limit)
+                yield Outcome(law.name, law.brief, named(inputs, found), counts)
+    finally:
+        for frame in kept:
+            frame.unpersist()
+    yield Unseen(reader.unseen)
+
+
+def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFrame]":
+    """Make the tables; return those that are kept in Spark's cache."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    reader.begin()
+    stored = read_table(spark, inputs, "commits", _STORED.split())
+    own = F.unhex(F.sha2(F.concat("prev", "label", "body"), 256)).alias("own")
+    cut = (F.shiftleft(F.length("prev").cast("bigint"), 40) + F.length("label")).alias("cut")
+    whole = stored.select("*", own, cut).withColumnRenamed("repeat", "again")
+    held = whole.drop("label", "body").persist()
+    once = whole.groupBy("own", "cut").agg(F.first("label").alias("label"), F.first("body").alias("body"))
+    facts = once.mapInArrow(facts_of, from_arrow_schema(FACTS)).persist()
+    kept = [held, facts]
+    held.createOrReplaceTempView("held")
+    facts.createOrReplaceTempView("facts")
+    held.count()  # what is read last is where each node's own timeline ends
+    reader.end()
+    for name, fields in TABLES.items():
+        rows = spark.createDataFrame(reader.kept.rows[name], from_arrow_schema(pa.schema(fields)))
+        rows.createOrReplaceTempView(name)
+    for view in views(SPARK):
+        frame = spark.sql(view.sql)
+        if view.kept:
+            kept.append(frame.persist())
+        frame.createOrReplaceTempView(view.name)
+    return kept
+
+
+def _ask(spark: "SparkSession", law: str, limit: int) -> tuple[list[Finding], dict[str, int]]:
+    rows = spark.sql(question(law, SPARK.names, limit)).collect()
+    return [finding(law, row) for row in rows], counted(rows)

@@ -1,0 +1,195 @@
+"""Reads the journals of nodes for an audit: entries as Arrow batches, and what a node keeps besides."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from bedrockish_journal.audit.facts import FACTS, HELD, batch, cut_of, fact, held_row, own_hash
+from bedrockish_journal.spark.export.manifest import files_of, read_manifest
+from bedrockish_journal.spark.source.feeds import Feed, is_url, open_feed
+from bedrockish_journal.spark.source.inputs import Inputs
+from bedrockish_journal.spark.source.plans import NO_LIMITS, Wanted, bounds, plan
+from bedrockish_journal.storage.row import Stored
+
+ROWS_MOST, BYTES_MOST = 20_000, 32 << 20  # of entries that are decoded before they go to the engine
+EXPORTED = ["leader", "tick", "seq", "clock", "origin", "command", "kind", "repeat", "label", "body", "prev", "hash"]
+_HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+_LISTED = "SELECT command, seq FROM bedrockish_joined WHERE typeof(command) = 'text' AND typeof(seq) = 'integer'"
+_UNLISTED = "SELECT count(*) FROM bedrockish_joined WHERE typeof(command) <> 'text' OR typeof(seq) <> 'integer'"
+
+Progress = Callable[[str, int, int], None]
+TABLES = {  # what a node keeps besides its entries
+    "given": [("node", pa.string())],
+    "mark": [
+        *(("node", pa.string()), ("leader", pa.string()), ("tick", pa.int64())),
+        *(("hash", pa.binary()), ("clock", pa.int64())),
+    ],
+    "before": [
+        *(("node", pa.string()), ("leader", pa.string()), ("tick", pa.int64())),
+        *(("version", pa.int64()), ("member", pa.string()), ("voter", pa.bool_())),
+    ],
+    "left_before": [("leader", pa.string()), ("since", pa.int64())],
+    "listed": [("node", pa.string()), ("command", pa.string()), ("seq", pa.int64())],
+    "lists": [("node", pa.string())],
+    "odd": [("node", pa.string()), ("leader", pa.string()), ("tick", pa.int64()), ("text", pa.string())],
+    "own_end": [("node", pa.string()), ("tick", pa.int64()), ("level", pa.string())],
+}
+
+
+@dataclass(slots=True)
+class Kept:
+    """What nodes keep besides their entries, as rows of ``TABLES``."""
+
+    rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=lambda: {name: [] for name in TABLES})
+
+    def tables(self) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the tables."""
+        for name, fields in TABLES.items():
+            schema = pa.schema(fields)
+            yield name, pa.Table.from_batches([batch(schema, self.rows[name])], schema)
+
+    @property
+    def removed(self) -> dict[str, dict[str, int]]:
+        """For each node and timeline the last tick that was removed."""
+        found: dict[str, dict[str, int]] = {}
+        for node, leader, tick, *_ in self.rows["mark"]:
+            found.setdefault(node, {})[leader] = tick
+        return found
+
+
+class Reader:
+    """Reads journals once; each distinct entry is decoded once."""
+
+    def __init__(self, inputs: Inputs, progress: Progress | None = None) -> None:
+        self.inputs, self.kept, self.progress = inputs, Kept(), progress
+        self.leaders: set[str] = set()
+        self._expected: dict[str, int] = {}  # entries of each node, about
+        self._known: set[tuple[bytes, int]] = set()
+
+    @property
+    def unseen(self) -> dict[str, str]:
+        """The laws that could not be looked at wholly, each with what it would have needed."""
+        found: dict[str, str] = {}
+        unlisted = sorted({*self.inputs.nodes} - {node for (node,) in self.kept.rows["lists"]})
+        if unlisted:
+            found["columns"] = f"bedrockish_joined in the file of {', '.join(unlisted)}"
+        if len(self.inputs.nodes) < 2:
+            found["fork"] = "the files of other nodes"
+        absent = sorted(self.leaders.difference(self.inputs.nodes))
+        if absent or len(self.inputs.nodes) < 2:
+            found["lost"] = f"the file of {', '.join(absent)}" if absent else "the files of other nodes"
+        found["tables"] = "--replay"
+        return found
+
+    def batches(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """Yield rows of ``held``, and of ``facts`` for what is new among them.
+
+        Raises:
+            JournalError: a journal cannot be read.
+        """
+        self.begin()
+        for node in self.inputs.nodes:
+            source = self._exported(node) if node in self.inputs.exports else self._file(node)
+            yield from self._batches(node, source)
+        self.end()
+
+    def begin(self) -> None:
+        """Read what nodes keep besides their entries.
+
+        Raises:
+            JournalError: it cannot be read.
+        """
+        for node in self.inputs.nodes:
+            self.kept.rows["given"].append((node,))
+            if node in self.inputs.exports:
+                self._begin_exported(node)
+            else:
+                with open_feed(self.inputs.files[node]) as feed:
+                    self._begin(node, feed, self.inputs.files[node])
+
+    def _batches(self, node: str, source: Iterator[Stored]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        held: list[tuple[Any, ...]] = []
+        facts: list[tuple[Any, ...]] = []
+        size = count = 0
+        for row in source:
+            count += 1
+            if not _well_typed(row):
+                text = f"row {row.seq} of the journal has values of types that a journal never has"
+                self.kept.rows["odd"].append((node, str(row.leader), row.tick if type(row.tick) is int else None, text))
+                continue
+            self.leaders.add(row.leader)
+            own, cut = own_hash(row.prev, row.label, row.body), cut_of(row.prev, row.label)
+            held.append(held_row(node, row, own, cut))
+            if (own, cut) not in self._known:
+                self._known.add((own, cut))
+                facts.append(fact(own, cut, row.label, row.body))
+                size += len(row.body)
+            if len(held) >= ROWS_MOST or size >= BYTES_MOST:
+                yield batch(HELD, held), batch(FACTS, facts)
+                held, facts, size = [], [], 0
+                if self.progress is not None:
+                    self.progress(node, count, self._expected.get(node, 0))
+        yield batch(HELD, held), batch(FACTS, facts)
+
+    def _file(self, node: str) -> Iterator[Stored]:
+        with open_feed(self.inputs.files[node]) as feed:
+            self._expected[node] = sum(high - low + 1 for low, high in bounds(feed.ask).values())
+            for spans in plan(feed.ask, NO_LIMITS, None):
+                yield from feed.scan(spans, Wanted())
+
+    def _begin(self, node: str, feed: Feed, path: str) -> None:
+        rows, beginning = self.kept.rows, feed.context.beginning
+        rows["mark"] += [(node, mark.leader, mark.tick, mark.hash, mark.clock) for mark in beginning.marks]
+        for leader, tick, (version, member, _address, voter, _store, retired) in beginning.members(path):
+            rows["before"].append((node, leader, tick, version, member, voter))
+            rows["left_before"] += retired
+        if is_url(path):
+            return
+        rows["lists"].append((node,))
+        if next(iter(feed.ask(_HAS, ("bedrockish_joined",))))[0]:
+            rows["listed"] += [(node, *row) for row in feed.ask(_LISTED, ())]
+            if odd := next(iter(feed.ask(_UNLISTED, ())))[0]:
+                rows["odd"].append((node, None, None, f"bedrockish_joined has {odd} rows that no node writes"))
+
+    def _files(self, node: str, table: str) -> list[str]:
+        directory = self.inputs.exports[node]
+        return [path for path in files_of(directory, table, read_manifest(directory)) if f"/node={node}/" in path]
+
+    def _begin_exported(self, node: str) -> None:
+        rows = self.kept.rows
+        if found := self._files(node, "pruned"):
+            for row in ds.dataset(found, format="parquet").to_table().to_pylist():
+                rows["mark"].append((node, row["leader"], row["tick"], row["hash"], row["clock"]))
+        if found := self._files(node, "members"):
+            for row in ds.dataset(found, format="parquet").to_table().to_pylist():
+                if row["clock"] is None:  # of no entry that is there
+                    place = (node, row["leader"], row["tick"])
+                    rows["before"].append((*place, row["version"], row["member"], row["voter"]))
+                    rows["left_before"] += row["retired"]
+
+    def _exported(self, node: str) -> Iterator[Stored]:
+        if not (found := self._files(node, "commits")):
+            return
+        for part in ds.dataset(found, format="parquet").to_batches(columns=EXPORTED, batch_size=ROWS_MOST // 4):
+            for one in part.to_pylist():
+                yield Stored(applied_ms=0, **{**one, "repeat": int(one["repeat"])})
+
+    def end(self) -> None:
+        """Look where each node's own timeline ends now: a running node has gone on since its file was read."""
+        rows = self.kept.rows["own_end"]
+        for node, path in self.inputs.files.items():
+            with open_feed(path) as feed:
+                rows.append((node, bounds(feed.ask).get(node, (0, 0))[1], "fault"))
+        for node, directory in self.inputs.exports.items():  # may be older than what others have
+            rows.append((node, read_manifest(directory).vectors[node].get(node, 0), "information"))
+
+
+def _well_typed(row: Stored) -> bool:
+    return (
+        all(type(number) is int for number in (row.seq, row.tick, row.clock, row.repeat))
+        and all(type(text) is str for text in (row.leader, row.origin, row.command, row.kind))
+        and all(type(data) is bytes for data in (row.label, row.body, row.prev, row.hash))
+    )

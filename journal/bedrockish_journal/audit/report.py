@@ -1,0 +1,92 @@
+"""What an audit tells, whichever engine made it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from bedrockish_journal.audit.queries import FAULT, INFORMATION
+from bedrockish_journal.model.footprint import object_of
+
+
+class Finding(NamedTuple):
+    """One finding, as it is printed.
+
+    Attributes:
+        check: the law (``bedrockish_journal.model.laws``).
+        level: ``fault``, or ``information`` for what honest journals can show as well.
+        node: in whose files, comma separated.
+        leader: timeline of the entry that it is about; with ``tick`` its place.
+        tick: see ``leader``.
+        txid: the transaction.
+        table: the object of a conflict.
+        key: the key of a conflict, in hexadecimal.
+        text: what is wrong, in a sentence.
+    """
+
+    check: str
+    level: str
+    node: str | None
+    leader: str | None
+    tick: int | None
+    txid: str | None
+    table: str | None
+    key: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What is being audited.
+
+    Attributes:
+        nodes: whose journals.
+        entries: in all of them together.
+        transactions: different ones.
+        heads: the last tick of each timeline.
+        removed: for each node and timeline the last tick that was removed from its journal; that is not judged.
+    """
+
+    nodes: list[str]
+    entries: int
+    transactions: int
+    heads: dict[str, int]
+    removed: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was found of one law.
+
+    Attributes:
+        check: its name.
+        says: the law, in words.
+        findings: the first ones.
+        counts: how many there are of each level.
+    """
+
+    check: str
+    says: str
+    findings: list[Finding]
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """The laws that were not looked at, or not wholly, each with what it would have needed."""
+
+    laws: dict[str, str] = field(default_factory=dict)
+
+
+def finding(law: str, row: Sequence[Any]) -> Finding:
+    """Return the finding that a row of an answer is (``queries.question``)."""
+    level, node, leader, tick, txid, key, text, *_ = row
+    key = bytes(key) if key else None
+    table = object_of(key) if key else None
+    text = text.replace("the same key", table) if table else text
+    return Finding(law, level, node or None, leader, tick, txid, table, key.hex() if key else None, text)
+
+
+def counted(rows: Sequence[Sequence[Any]]) -> dict[str, int]:
+    """Return how many findings there are of each level, as every row of an answer says."""
+    faults, information = rows[0][-2:] if rows else (0, 0)
+    return {FAULT: int(faults), INFORMATION: int(information)}

@@ -1,0 +1,282 @@
+"""What the laws ask of, made of ``held`` and ``facts`` in SQL that DuckDB and Spark both read.
+
+The dialects differ in a handful of words (``Dialect``), among them what names an entry: ``eid``.
+"""
+
+from typing import NamedTuple
+
+
+class Dialect(NamedTuple):
+    """The words in which two engines differ.
+
+    Attributes:
+        eid: what names a distinct entry.
+        number: what numbers transactions in their order.
+        each: makes rows of an array.
+        series: makes an array of the integers between two, both included.
+        names: the distinct names in a group, sorted, with commas.
+    """
+
+    eid: str
+    number: str
+    each: str
+    series: str
+    names: str
+
+
+DUCKDB = Dialect(
+    "rowid",
+    "row_number() OVER (ORDER BY clock, origin)",
+    "unnest",
+    "generate_series",
+    "array_to_string(list_sort(list(DISTINCT {0})), ', ')",
+)
+SPARK = Dialect(
+    "concat(lower(hex(own)), cut)",
+    "concat(lpad(CAST(clock AS STRING), 19, '0'), ' ', origin)",
+    "explode",
+    "sequence",
+    "array_join(array_sort(collect_set({0})), ', ')",
+)
+
+
+class View(NamedTuple):
+    """One table that is derived from others.
+
+    Attributes:
+        name: its name.
+        sql: what it is.
+        kept: whether to keep its rows, because several laws ask for them.
+    """
+
+    name: str
+    sql: str
+    kept: bool = False
+
+
+HIGHEST = (1 << 63) - 1
+UP_TO = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+BEFORE = "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
+
+
+def _each(name: str, column: str, fields: str, dialect: Dialect) -> View:
+    chosen = ", ".join(f"u.{field} AS {field}" for field in fields.split())
+    return View(
+        name, f"SELECT eid, {chosen} FROM (SELECT eid, {dialect.each}({column}) AS u FROM fact) AS x", kept=True
+    )
+
+
+def views(dialect: Dialect) -> list[View]:
+    """Return what is derived, each from what comes before it.
+
+    Given are ``held`` and ``facts`` (``bedrockish_journal.audit.facts``), and what each node keeps besides:
+    ``mark(node, leader, tick, hash, clock)``, where a timeline begins of which something was removed;
+    ``before(node, leader, tick, version, member, voter)`` and ``left_before(leader, since)``, memberships of which no
+    entry is there; ``listed(node, command, seq)`` and ``lists(node)``, what is in bedrockish_joined;
+    ``given(node)``, whose journals there are; ``odd(node, leader, tick, text)``, rows that are of no journal;
+    ``own_end(node, tick, level)``, where each node's own timeline ended when all else had been read.
+    """
+    return [
+        View("fact", f"SELECT {dialect.eid} AS eid, * FROM facts"),
+        View(
+            "entry",
+            "SELECT eid, own, cut, malformed, shares, unwritten, leader, tick, origin, clock, txid, command, kind, "
+            "adopted_from, config, content, makes, wrong_members FROM fact",
+            kept=True,
+        ),
+        View("good", "SELECT * FROM entry WHERE malformed IS NULL"),
+        View(
+            "stored",
+            "SELECT h.*, e.eid, e.malformed FROM held h JOIN entry e ON e.own = h.own AND e.cut = h.cut",
+            kept=True,
+        ),
+        _each("dep", "deps", "leader tick", dialect),
+        _each("approval", "approvals", "leader tick", dialect),
+        _each("point", "points", "obj writes", dialect),
+        _each("span", "ranges", "low high writes", dialect),
+        _each("made", "members", "member voter", dialect),
+        _each("left_at", "retired", "leader tick", dialect),
+        View(
+            "joined",
+            f"SELECT eid, u AS command FROM (SELECT eid, {dialect.each}(commands) AS u FROM fact) AS x",
+            kept=True,
+        ),
+        View("place", "SELECT DISTINCT leader, tick, eid FROM stored WHERE malformed IS NULL", kept=True),
+        View("leaders", "SELECT DISTINCT leader FROM held"),
+        *_memberships(),
+        View(
+            "prefix",
+            f"SELECT node, leader, tick, max(seq) OVER (PARTITION BY node, leader ORDER BY tick {UP_TO}) AS seq, "
+            f"max(clock) OVER (PARTITION BY node, leader ORDER BY tick {UP_TO}) AS clock FROM held",
+        ),
+        View(  # what an entry comes after, as its file has it; what was removed, nobody can judge
+            "need",
+            "SELECT s.node, s.leader, s.tick, s.txid, s.clock, s.seq, d.leader AS of_leader, d.tick AS of_tick, "
+            "p.seq AS of_seq, greatest(p.clock, coalesce(m.clock, 0)) AS of_clock "
+            "FROM stored s JOIN dep d ON d.eid = s.eid "
+            "LEFT JOIN prefix p ON p.node = s.node AND p.leader = d.leader AND p.tick = d.tick "
+            "LEFT JOIN mark m ON m.node = s.node AND m.leader = d.leader "
+            "WHERE (m.tick IS NULL OR d.tick > m.tick) AND (p.seq IS NULL OR p.seq >= s.seq OR "
+            "greatest(p.clock, coalesce(m.clock, 0)) >= s.clock)",
+            kept=True,
+        ),
+        _grid("saw", "dep", 0),
+        _grid("gave", "approval", -1),
+        *_transactions(dialect),
+    ]
+
+
+def _memberships() -> list[View]:
+    """Return the tables of who was a member when, and of what goes without saying since somebody left."""
+    return [
+        View(
+            "member",
+            "SELECT node, leader, tick, version, member, voter FROM before UNION ALL "
+            "SELECT s.node, s.leader, s.tick, e.makes, m.member, m.voter FROM stored s "
+            "JOIN entry e ON e.eid = s.eid JOIN made m ON m.eid = s.eid WHERE NOT s.again",
+            kept=True,
+        ),
+        View("voter", "SELECT DISTINCT version, member FROM member WHERE voter", kept=True),
+        View(
+            "retired",
+            "SELECT leader, min(since) AS since FROM (SELECT leader, since FROM left_before UNION ALL "
+            "SELECT leader, tick AS since FROM left_at) AS x GROUP BY leader",
+            kept=True,
+        ),
+        View(  # with what goes without saying: the whole of each timeline that was retired when the entry began
+            "past",
+            "SELECT eid, leader, tick FROM dep UNION ALL "
+            f"SELECT e.eid, r.leader, {HIGHEST} AS tick FROM good e JOIN retired r ON r.since <= e.config "
+            "WHERE NOT EXISTS (SELECT 1 FROM dep d WHERE d.eid = e.eid AND d.leader = r.leader)",
+        ),
+    ]
+
+
+def _grid(name: str, table: str, absent: int) -> View:
+    """Return, for each place, the highest that entries up to it say of each node: what they had seen, or approvals."""
+    return View(
+        name,
+        f"SELECT leader, tick, of_node, max(said) OVER (PARTITION BY leader, of_node ORDER BY tick {UP_TO}) AS upto "
+        "FROM "
+        f"(SELECT p.leader, p.tick, l.leader AS of_node, min(coalesce(d.tick, {absent})) AS said FROM place p "
+        f"CROSS JOIN leaders l LEFT JOIN {table} d ON d.eid = p.eid AND d.leader = l.leader "
+        "GROUP BY p.leader, p.tick, l.leader) AS x",
+        kept=True,
+    )
+
+
+def _transactions(dialect: Dialect) -> list[View]:
+    """Return the tables of transactions, over all files together: what the law ``conflict`` asks."""
+    return [
+        # Where a label of an adopted transaction was removed from every journal, nobody can tell who had seen it.
+        View(
+            "horizon",
+            "SELECT coalesce(max(least), 0) AS clock FROM (SELECT h.leader, min(coalesce(m.clock, 0)) AS least FROM "
+            "(SELECT DISTINCT node, leader FROM held) AS h LEFT JOIN mark m ON m.node = h.node AND m.leader = h.leader "
+            "GROUP BY h.leader) AS x",
+        ),
+        View(
+            "txn",
+            f"SELECT {dialect.number} AS tid, clock, origin, txid, eid, kind FROM (SELECT clock, origin, "
+            "min(txid) AS txid, min(eid) AS eid, min(kind) AS kind FROM good WHERE clock > "
+            "(SELECT clock FROM horizon) GROUP BY clock, origin) AS x",
+            kept=True,
+        ),
+        View(
+            "label",
+            "SELECT DISTINCT t.tid, p.leader, p.tick FROM place p JOIN good e ON e.eid = p.eid "
+            "JOIN txn t ON t.clock = e.clock AND t.origin = e.origin",
+            kept=True,
+        ),
+        View("tpast", "SELECT t.tid, p.leader, p.tick FROM txn t JOIN past p ON p.eid = t.eid", kept=True),
+        View("touch", "SELECT t.tid, p.obj, p.writes FROM txn t JOIN point p ON p.eid = t.eid", kept=True),
+        View("reach", "SELECT t.tid, s.low, s.high, s.writes FROM txn t JOIN span s ON s.eid = t.eid", kept=True),
+        View("hot", "SELECT DISTINCT obj FROM touch WHERE writes"),
+        # For each key, in the order of transactions: the last write before, and the next one after.
+        View(
+            "turn",
+            "SELECT x.tid, x.obj, x.writes, "
+            f"max(CASE WHEN x.writes THEN x.tid END) OVER (PARTITION BY x.obj ORDER BY x.tid {BEFORE}) AS wrote, "
+            f"min(CASE WHEN x.writes THEN x.tid END) OVER (PARTITION BY x.obj ORDER BY x.tid DESC {BEFORE}) AS "
+            "writes_next "
+            "FROM touch x JOIN hot ON hot.obj = x.obj",
+        ),
+        View(
+            "met_at_point",
+            "SELECT tid AS later, wrote AS earlier, obj FROM turn WHERE wrote IS NOT NULL UNION ALL "
+            "SELECT writes_next, tid, obj FROM turn WHERE NOT writes AND writes_next IS NOT NULL",
+        ),
+        *_ranges(dialect),
+        View(
+            "met",
+            "SELECT later, earlier, obj FROM met_at_point UNION ALL SELECT later, earlier, obj FROM met_in_range "
+            "UNION ALL SELECT later, earlier, obj FROM met_in_members",
+        ),
+        View(
+            "seen",
+            "SELECT DISTINCT m.later, m.earlier FROM (SELECT DISTINCT later, earlier FROM met) AS m "
+            "JOIN label l ON l.tid = m.earlier JOIN tpast p ON p.tid = m.later AND p.leader = l.leader "
+            "AND p.tick >= l.tick",
+        ),
+    ]
+
+
+def _ranges(dialect: Dialect) -> list[View]:
+    """Return the tables in which ranges meet, which are compared between concurrent transactions only.
+
+    For each transaction the ticks that it had not seen of each timeline are known; they are few.
+    """
+    return [
+        View("wide", "SELECT DISTINCT tid FROM reach"),
+        View(
+            "line",
+            "SELECT l.leader, l.tick, l.tid, w.tid IS NOT NULL AS wide FROM label l LEFT JOIN wide w ON w.tid = l.tid",
+            kept=True,
+        ),
+        View(
+            "asks",
+            "SELECT n.leader, t.tid, w.tid IS NOT NULL AS wide, coalesce(p.tick, 0) AS had, CAST(NULL AS BIGINT) AS "
+            "tick "
+            "FROM txn t CROSS JOIN leaders n LEFT JOIN tpast p ON p.tid = t.tid AND p.leader = n.leader "
+            "LEFT JOIN wide w ON w.tid = t.tid UNION ALL "
+            "SELECT leader, tid, wide, CAST(NULL AS BIGINT) AS had, tick FROM line",
+        ),
+        View(
+            "unseen",
+            "SELECT leader, tid, wide, had, "
+            f"max(tick) OVER (PARTITION BY leader ORDER BY tid {BEFORE}) AS upto, "
+            f"max(CASE WHEN wide THEN tick END) OVER (PARTITION BY leader ORDER BY tid {BEFORE}) AS wide_upto FROM "
+            "asks",
+        ),
+        View(
+            "apart",
+            f"SELECT leader, tid, wide, {dialect.each}({dialect.series}(had + 1, upto)) AS tick FROM unseen "
+            "WHERE had IS NOT NULL AND upto > had AND (wide OR wide_upto > had)",
+        ),
+        View(
+            "side_by_side",
+            "SELECT DISTINCT a.tid AS later, l.tid AS earlier FROM apart a "
+            "JOIN line l ON l.leader = a.leader AND l.tick = a.tick WHERE (a.wide OR l.wide) AND l.tid < a.tid",
+        ),
+        # A key is the range from itself to its successor.
+        View(
+            "reached",
+            "SELECT tid, low, high, writes FROM reach UNION ALL "
+            "SELECT tid, obj AS low, concat(obj, unhex('00')) AS high, writes FROM touch",
+        ),
+        View(
+            "sides",
+            "SELECT later, earlier, later AS own, earlier AS other FROM side_by_side UNION ALL "
+            "SELECT later, earlier, earlier AS own, later AS other FROM side_by_side",
+        ),
+        View(
+            "met_in_range",
+            "SELECT s.later, s.earlier, greatest(a.low, b.low) AS obj FROM sides s JOIN reach a ON a.tid = s.own "
+            "JOIN reached b ON b.tid = s.other WHERE a.low < b.high AND b.low < a.high AND (a.writes OR b.writes)",
+        ),
+        View(
+            "met_in_members",
+            "SELECT greatest(c.tid, t.tid) AS later, least(c.tid, t.tid) AS earlier, unhex('') AS obj FROM txn c "
+            "JOIN txn t ON t.tid <> c.tid WHERE c.kind = 'members'",
+        ),
+    ]

@@ -1,0 +1,78 @@
+"""The audit of nodes that run, and of exports: what is being written meanwhile is no fault."""
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish_journal.audit.duck import run_audits
+from bedrockish_journal.audit.report import Counts, Finding, Outcome, Unseen
+from bedrockish_journal.spark.export.export import export
+from bedrockish_journal.spark.source.feeds import open_feed
+from tests.cluster.story import ready
+from tests.spark.worlds import honest, touching
+from tools.cluster import LocalCluster, local_cluster
+
+ROUNDS = 2
+PAUSE_S = 0.05  # between the writes of a client: the journals stay small
+
+
+def asked(paths: list[str]) -> tuple[list[Finding], dict[str, str], int]:
+    """Return what is found, which laws were not looked at, and how many entries there were."""
+    told = list(run_audits(paths, 20))
+    found = [one for law in told if isinstance(law, Outcome) for one in law.findings]
+    (unseen,) = [one.laws for one in told if isinstance(one, Unseen)]
+    (counts,) = [one for one in told if isinstance(one, Counts)]
+    return found, unseen, counts.entries
+
+
+@pytest.mark.cluster
+def test_nodes_that_are_written_to_obey_the_laws(tmp_path: Path) -> None:
+    """Two by their URLs, one by its file, again and again, while clients write at all of them."""
+    with local_cluster(tmp_path / "cluster") as cluster:
+        seen = trio.run(write_and_audit, cluster)
+    assert seen == sorted(seen)
+    assert seen[-1] > seen[0] > 0
+
+
+async def write_and_audit(cluster: LocalCluster) -> list[int]:
+    await ready(cluster)
+    paths = [cluster.url(0, only=True), str(cluster.nodes[1].database), cluster.url(2, only=True)]
+    entries = []
+    async with open_client(cluster.url(0)) as first, trio.open_nursery() as nursery:
+        await first.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
+
+        async def write(node: int) -> None:
+            async with open_client(cluster.url(node)) as client:
+                while True:
+                    await client.execute("INSERT INTO t(n) VALUES (?)", (node,))
+                    await trio.sleep(PAUSE_S)
+
+        for node in range(3):
+            nursery.start_soon(write, node)
+        for _ in range(ROUNDS):
+            found, unseen, count = await trio.to_thread.run_sync(asked, paths)
+            assert [one for one in found if one.level == "fault"] == []
+            assert list(unseen) == ["columns", "tables"]
+            assert unseen["columns"] == "bedrockish_joined in the file of A, C"
+            entries.append(count)
+        nursery.cancel_scope.cancel()
+    return entries
+
+
+def test_an_export_that_is_older_than_the_files_is_no_fault(tmp_path: Path) -> None:
+    """A file that is older is one: a node alone writes its timeline, before anybody hears of it."""
+    world = honest(40)
+    old = world.write(tmp_path / "old")
+    with open_feed(str(old[0])) as feed:
+        export(feed, str(tmp_path / "out"), step=30)
+    assert world.commit("A", touching("fresh"))
+    world.settle()
+    new = world.write(tmp_path / "new")
+    found, unseen, _ = asked([str(tmp_path / "out"), *map(str, new[1:])])
+    assert {one.level for one in found} == {"information"}
+    assert [(one.leader, one.node) for one in found if one.check == "lost"] == [("A", "A")]
+    assert unseen == {"columns": "bedrockish_joined in the file of A", "tables": "--replay"}
+    found, _, _ = asked([str(old[0]), *map(str, new[1:])])
+    assert [(one.check, one.leader, one.node) for one in found if one.level == "fault"] == [("lost", "A", "A")]

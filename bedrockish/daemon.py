@@ -227,7 +227,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             upkeep=runtime.upkeep,
             caught=runtime.faults.caught,
             memory=runtime.engine.memory,
-            user=gate.caller(link.stream, link.remote),
+            user=gate.caller(link.stream),
             access=runtime.engine.access,
         )
 

@@ -87,6 +87,7 @@ class MemberChange:
             admin is left.
         role: a user's (add, grant, revoke).
         secret: the hash of a user's password (add, passwd).
+        table: the one for which the role is (grant, revoke); empty: the whole database.
     """
 
     action: str
@@ -98,6 +99,7 @@ class MemberChange:
     level: int = LEVEL
     role: str = ""
     secret: str = field(default="", repr=False)
+    table: str = ""
 
 
 @value

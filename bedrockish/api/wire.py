@@ -50,7 +50,7 @@ BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "c
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
 QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
 OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
-CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret")
+CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret", "table")
 LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX = 0, 10_000, 200
 
 

@@ -27,6 +27,7 @@ mode_option = click.option(
 )
 timeout_option = click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), help="Seconds to try for.")
 force_option = click.option("--force", is_flag=True, help="Even if no admin is left.")
+table_option = click.option("--table", default="", help="For this table only: reader or writer.")
 role_argument = click.argument("role", type=click.Choice(ROLES))
 
 
@@ -49,7 +50,9 @@ def list_users(url: str, mode: str | None, timeout: float | None) -> None:
 
     async def ask() -> Rows:
         async with open_client(url) as client:
-            return await client.execute("SELECT user_name, role FROM bedrockish_users ORDER BY 1", timeout=timeout)
+            return await client.execute(
+                "SELECT user_name, role, tables FROM bedrockish_users ORDER BY 1", timeout=timeout
+            )
 
     _print(trio.run(ask), mode)
 
@@ -80,23 +83,25 @@ def passwd(url: str, name: str, mode: str | None, timeout: float | None) -> None
 @url_argument
 @click.argument("name")
 @role_argument
+@table_option
 @mode_option
 @timeout_option
-def grant(url: str, name: str, role: str, mode: str | None, timeout: float | None) -> None:
+def grant(url: str, name: str, role: str, table: str, mode: str | None, timeout: float | None) -> None:
     """Give NAME at least ROLE."""
-    _change(url, MemberChange(USER_GRANT, name, role=role), mode, timeout)
+    _change(url, MemberChange(USER_GRANT, name, role=role, table=table), mode, timeout)
 
 
 @user.command(cls=UrlCommand)
 @url_argument
 @click.argument("name")
 @role_argument
+@table_option
 @force_option
 @mode_option
 @timeout_option
-def revoke(url: str, name: str, role: str, force: bool, mode: str | None, timeout: float | None) -> None:
-    """Take ROLE from NAME, and those that include it; what is less stays."""
-    _change(url, MemberChange(USER_REVOKE, name, role=role, force=force), mode, timeout)
+def revoke(url: str, name: str, role: str, table: str, force: bool, mode: str | None, timeout: float | None) -> None:
+    """Take ROLE from NAME, and those that include it; what is less stays, and so do roles for other tables."""
+    _change(url, MemberChange(USER_REVOKE, name, role=role, force=force, table=table), mode, timeout)
 
 
 @user.command(cls=UrlCommand)

@@ -11,6 +11,9 @@ from bedrockish.config.config import Config, build
 from bedrockish.engine.statements.rights import Access
 from bedrockish.errors import UsageError
 from bedrockish.node.cluster.authentication import ADDRESS_TRIES_MAX, TRIES_MAX, WINDOW_S, Credentials, Gate
+from bedrockish_journal.model.membership import ADMIN, UserSaid
+from bedrockish_net.errors import RefusedError
+from bedrockish_net.events import Hello
 
 CHEAP = str(hash_password("right", bytes(16)))
 
@@ -82,3 +85,19 @@ async def test_the_wait_ends(autojump_clock: MockClock) -> None:
     assert "too many" in await this.judge("ann", "right", "10.0.0.1")
     await trio.sleep(WINDOW_S + 1)
     assert await this.judge("ann", "right", "10.0.0.1") == ""
+
+
+async def test_what_was_not_asked_for_is_not_believed() -> None:
+    """A name in a HELLO counts if its password was looked at, and not because there are users by now."""
+    made = config()
+    access = Access()
+    this = Gate(made, Credentials(made), access)
+    early, late = trio.testing.memory_stream_pair()
+    await this.admit(early, Hello("x", None, "client", info={"user": "root", "password": "guess"}))
+    access.learn({"root": UserSaid(CHEAP, ADMIN, 1)}, ["A"])
+    assert this.caller(early) == ""
+    with pytest.raises(RefusedError, match="wrong user or password"):
+        await this.admit(late, Hello("x", None, "client", info={"user": "root", "password": "guess"}))
+    assert this.caller(late) == ""
+    await this.admit(late, Hello("x", None, "client", info={"user": "root", "password": "right"}))
+    assert this.caller(late) == "root"

@@ -84,9 +84,9 @@ def test_users_are_a_table_without_hashes(cluster: LocalCluster) -> None:
     expected = sorted(ROLES.items())
     for node in range(3):
         with connect(caller(cluster, "rita", node).url) as db:
-            assert db.execute("SELECT * FROM bedrockish_users ORDER BY 1", read="strict").rows == expected
+            assert db.execute("SELECT user_name, role FROM bedrockish_users ORDER BY 1", read="strict").rows == expected
     listed = json.loads(done(user(cluster.url(), "list", "--mode", "json")))
-    assert listed == [{"user_name": name, "role": role} for name, role in expected]
+    assert listed == [{"user_name": name, "role": role, "tables": None} for name, role in expected]
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -101,6 +101,54 @@ def test_every_door_asks_for_the_role_that_a_statement_needs(cluster: LocalClust
             come(caller(cluster, without, here), text)
         with pytest.raises(RefusedAtTheDoorError, match=r"wrong user or password|send the h"):
             come(Caller(cluster, here, f"eve-{role}-{door}", "wrong"), text)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_knows_the_roles_for_single_tables(cluster: LocalCluster, door: str) -> None:
+    """Una has the table "item" alone: nothing else by any door, be it compiled for somebody else before."""
+    with connect(cluster.url()) as db:
+        if "una" not in dict(db.execute("SELECT user_name, role FROM bedrockish_users", read="strict").rows):
+            done(user(cluster.url(), "add", "una", password="una!"))
+            done(user(cluster.url(), "grant", "una", "writer", "--table", "item"))
+            told = dict(db.execute("SELECT user_name, tables FROM bedrockish_users", read="strict").rows)
+            assert told["una"] == '{"item": "writer"}'
+    come = DOORS[door]
+    for node in range(2):
+        una = caller(cluster, "una", node)
+        for mine in ("SELECT count(*) FROM item", f"INSERT INTO item(note) VALUES ('una {door}')"):
+            come(una, mine)
+        for sql, table, role in (
+            ("SELECT count(*) FROM account", "account", "reader"),
+            ("SELECT count(*) FROM item, account", "account", "reader"),
+            ("UPDATE account SET balance = 0 WHERE id = 77", "account", "writer"),
+            ("INSERT INTO item(note) SELECT balance FROM account", "account", "reader"),
+        ):
+            come(caller(cluster, "will", node), sql)
+            with pytest.raises(RefusedAtTheDoorError, match=f"una needs the role {role}.*--table {table}"):
+                come(una, sql)
+        with pytest.raises(RefusedAtTheDoorError, match="una needs the role owner"):
+            come(una, f"CREATE TABLE IF NOT EXISTS made_{door}(x)")
+
+
+def test_who_has_single_tables_sees_no_journal_and_no_feed(cluster: LocalCluster) -> None:
+    """They have all tables in them. The own commands' outcomes are told, and open transactions work to their end."""
+    una = caller(cluster, "una")
+    for name in ("the feed", "the feed by HTTP", "bedrockish_changes", "what nodes say", "all nodes by HTTP"):
+        with pytest.raises(RefusedAtTheDoorError, match="una needs the role reader"):
+            CALLS[name][2](una)
+    for name in ("a command", "a command by HTTP", "explain"):
+        if name != "explain":
+            with pytest.raises(RefusedAtTheDoorError, match="una needs the role"):
+                CALLS[name][2](una)
+    CALLS["explain"][2](una)
+    with connect(una.url) as db:
+        db.execute("INSERT INTO item(note) VALUES ('unas')", command="unas-own")
+        assert db.outcome("unas-own") is not None
+        db.execute("BEGIN")
+        db.execute("INSERT INTO item(note) VALUES ('unas')")
+        db.execute("COMMIT")
+        rows = db.stream("SELECT note FROM item")
+        assert rows is not None
 
 
 def test_a_stranger_gets_in_nowhere(cluster: LocalCluster) -> None:
@@ -428,7 +476,7 @@ def test_there_is_always_an_admin(cluster: LocalCluster) -> None:
     done(user(cluster.url(), "grant", "rita", "owner"))
     done(user(cluster.url(), "revoke", "rita", "writer"))
     with connect(caller(cluster, "rita").url) as db:
-        assert dict(db.execute("SELECT * FROM bedrockish_users", read="strict").rows)["rita"] == "reader"
+        assert dict(db.execute("SELECT user_name, role FROM bedrockish_users", read="strict").rows)["rita"] == "reader"
 
 
 async def test_a_link_from_before_there_were_users_may_nothing(tmp_path: Path) -> None:

@@ -126,7 +126,48 @@ def test_users_are_kept_with_the_membership_and_survive_its_changes() -> None:
     assert "scrypt" not in repr(both)
 
 
-@pytest.mark.parametrize("users", [1, [1], {1: None}, {"a": 1}, {"a": []}, {"a": ["x", "1", 1]}, {"a": [b"x", 1, 1]}])
+def test_roles_for_single_tables() -> None:
+    users = change(ONE, USER_ADD, "ann", secret=HASH)
+
+    def at(old: Membership, action: str, role: str, table: str) -> Membership:
+        return change_members(old, MemberChange(action, "ann", role=role, table=table), Facts())
+
+    users = at(at(users, USER_GRANT, "writer", "account"), USER_GRANT, "reader", "It'em")
+    assert users.users["ann"] == UserSaid(HASH, 0, 8, {"account": WRITER, "It'em": READER})
+    assert decode_membership(encode_membership(users)) == users
+    assert read_membership(without_secrets(encode_membership(users))).users["ann"] == UserSaid(
+        "", 0, 8, {"account": WRITER, "It'em": READER}
+    )
+    users = at(at(users, USER_GRANT, "reader", "account"), USER_REVOKE, "writer", "account")
+    users = at(at(users, USER_REVOKE, "reader", "It'em"), USER_REVOKE, "reader", "never")
+    assert users.users["ann"] == UserSaid(HASH, 0, 8, {"account": READER})
+    for role, table, reason in (
+        ("owner", "account", "role"),
+        ("admin", "account", "role"),
+        ("reader", "bedrockish_journal", "name"),
+        ("reader", "SQLITE_sequence", "name"),
+        ("reader", "x" * 201, "name"),
+    ):
+        with pytest.raises(MembershipError) as caught:
+            at(users, USER_GRANT, role, table)
+        assert caught.value.details["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        {"a": ["x", 1, 1, 7]},
+        {"a": ["x", 1, 1, {"t": "1"}]},
+        {"a": ["x", 1, 1, {1: 1}]},
+        1,
+        [1],
+        {1: None},
+        {"a": 1},
+        {"a": []},
+        {"a": ["x", "1", 1]},
+        {"a": [b"x", 1, 1]},
+    ],
+)
 def test_users_that_are_none_are_refused(users: object) -> None:
     fields = cbor2.loads(encode_membership(ONE))
     fields[5] = users

@@ -6,7 +6,7 @@ import pytest
 
 from bedrockish.api.requests import Statement
 from bedrockish.engine.statements.rights import Access, opened
-from bedrockish.errors import ForbiddenError, UnsupportedError
+from bedrockish.errors import ForbiddenError, SqlError, UnsupportedError
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER, UserSaid
 from tests.engine.nodes import TestNode, request
 
@@ -131,3 +131,94 @@ def test_only_names_are_replaced() -> None:
     found = opened("WITH RECURSIVE a AS (SELECT * FROM bedrockish_meta) SELECT * FROM a")
     assert found.startswith("WITH RECURSIVE bedrockish_open_meta AS NOT MATERIALIZED (")
     assert found.endswith("), a AS (SELECT * FROM bedrockish_open_meta) SELECT * FROM a")
+
+
+@pytest.fixture
+def ledger(node: TestNode) -> TestNode:
+    """Ann reads "account" and changes "note"; nothing else is hers."""
+    node.run(
+        "CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT)",
+        "CREATE TABLE note(id INTEGER PRIMARY KEY, x)",
+        "CREATE TABLE secret(id INTEGER PRIMARY KEY, x)",
+        "CREATE TABLE parent(id INTEGER PRIMARY KEY)",
+        "CREATE TABLE child(x REFERENCES parent(id) ON DELETE CASCADE)",
+        "CREATE TABLE watched(x)",
+        "CREATE TRIGGER t AFTER INSERT ON watched BEGIN INSERT INTO secret(x) VALUES (new.x); END",
+        "CREATE VIEW account_view AS SELECT owner FROM account",
+        "CREATE VIEW note_of AS SELECT x FROM note",
+        "CREATE VIEW secret_view AS SELECT x FROM secret",
+    )
+    tables = {"Account": READER, "note": WRITER, "watched": WRITER, "secret_view": READER, "parent": WRITER}
+    node.engine.access.learn({"ann": UserSaid("", 0, 1, tables), "rita": UserSaid("", READER, 1, {"note": WRITER})}, [])
+    return node
+
+
+@pytest.mark.parametrize(
+    ("sql", "lacks"),
+    [
+        ("SELECT 1", ""),
+        ("SELECT * FROM account", ""),
+        ("SELECT a.owner FROM ACCOUNT AS a JOIN note USING (id)", ""),
+        ("SELECT * FROM account_view", ""),
+        ("SELECT count(*) FROM account, json_each('[1]')", ""),
+        ("INSERT INTO note(x) SELECT owner FROM account", ""),
+        ("UPDATE note SET x = 1 WHERE id IN (SELECT id FROM account)", ""),
+        ("SELECT name FROM sqlite_master", ""),
+        ("PRAGMA table_info(secret)", ""),
+        ("SELECT * FROM secret", "secret"),
+        ("SELECT 1 FROM secret", "secret"),
+        ("SELECT count(*) FROM secret", "secret"),
+        ("SELECT EXISTS (SELECT 1 FROM main.secret)", "secret"),
+        ("SELECT * FROM account UNION SELECT * FROM secret", "secret"),
+        ("SELECT (SELECT max(x) FROM secret) FROM account", "secret"),
+        ("SELECT owner FROM account WHERE id IN secret_view", "secret"),
+        ("SELECT * FROM secret_view", "secret"),
+        ("SELECT count(*) FROM secret_view", "secret"),
+        ("WITH secret_view AS (SELECT x FROM secret) SELECT * FROM secret_view", "secret"),
+        ("WITH account_view AS (SELECT x FROM secret) SELECT * FROM account_view", "secret"),
+        ("INSERT INTO note(x) SELECT x FROM secret", "secret"),
+        ("UPDATE note SET x = (SELECT x FROM secret)", "secret"),
+        ("INSERT INTO note(x) VALUES (1) RETURNING (SELECT x FROM secret)", "secret"),
+        ("INSERT INTO account(owner) VALUES ('ann')", "account"),
+        ("DELETE FROM account", "account"),
+        ("INSERT INTO watched VALUES (1)", "secret"),
+        ("DELETE FROM parent", "child"),
+        ("EXPLAIN SELECT * FROM secret", "secret"),
+        ("SELECT * FROM bedrockish_changes", "bedrockish_changes"),
+        ("SELECT * FROM bedrockish_users", "bedrockish_users"),
+        ("SELECT command FROM bedrockish_journal", "bedrockish_journal"),
+        ("SELECT * FROM dbstat", "dbstat"),
+        ("SELECT * FROM sqlite_sequence", "sqlite_sequence"),
+        ("PRAGMA foreign_key_check", "PRAGMA foreign_key_check"),
+        ("SELECT * FROM pragma_foreign_key_check", "pragma_foreign_key_check"),
+        ("CREATE TABLE more(x)", "schema"),
+    ],
+)
+def test_roles_for_single_tables(ledger: TestNode, sql: str, lacks: str) -> None:
+    """Whatever is touched counts, also by views, triggers and foreign keys: they run with the rights of who calls."""
+    for _ in range(2):
+        if not lacks:
+            list(ledger.engine._executor.pieces(Statement(sql), "ann"))
+            continue
+        with pytest.raises((ForbiddenError, SqlError), match=f"{lacks}|no such table"):
+            list(ledger.engine._executor.pieces(Statement(sql), "ann"))
+
+
+def test_a_role_for_all_and_one_for_a_table_add_up(ledger: TestNode) -> None:
+    pieces = ledger.engine._executor.pieces
+    for sql in ("SELECT * FROM secret", "INSERT INTO note(x) SELECT x FROM secret"):
+        list(pieces(Statement(sql), "rita"))
+    with pytest.raises(
+        ForbiddenError, match=r"changes account, for which rita needs the role writer; .* --table account"
+    ):
+        list(pieces(Statement("DELETE FROM account"), "rita"))
+    list(pieces(Statement("SELECT * FROM note_of"), "ann"))
+
+
+def test_a_name_is_folded_as_sqlite_does(node: TestNode) -> None:
+    """Which are two tables for SQLite are two here."""
+    node.run('CREATE TABLE "é"(x)', 'CREATE TABLE "É"(x)', "CREATE TABLE Plain(x)")
+    node.engine.access.learn({"ann": UserSaid("", 0, 1, {"é": READER, "PLAIN": READER})}, [])
+    list(node.engine._executor.pieces(Statement('SELECT * FROM "é", plain'), "ann"))
+    with pytest.raises(ForbiddenError, match="reads É"):
+        list(node.engine._executor.pieces(Statement('SELECT * FROM "É"'), "ann"))

@@ -16,9 +16,10 @@ from bedrockish.api.requests import (
 from bedrockish.common.password_hash import LOG_N, USER, P, R, read_hash
 from bedrockish.core.protocol.records import Membership
 from bedrockish.errors import MembershipError
-from bedrockish_journal.model.membership import ADMIN, ROLES, UserSaid
+from bedrockish_journal.model.membership import ADMIN, ROLES, WRITER, UserSaid
 
-USERS_MAX = 10_000
+USERS_MAX, TABLES_MAX, NAME_CHARACTERS_MAX = 10_000, 1_000, 200
+_NO_TABLES = ("sqlite_", "bedrockish_")
 LEVEL_NEEDED = 2
 
 
@@ -55,6 +56,8 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
         raise _unknown(name)
     elif change.action == USER_PASSWORD:
         users[name] = known._replace(secret=_secret(change), number=number)
+    elif change.table:
+        users[name] = known._replace(tables=_tables(known.tables, change))
     elif change.action == USER_GRANT:
         users[name] = known._replace(role=max(known.role, _role(change)))
     else:
@@ -66,6 +69,23 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
             "'bedrockish user add URL NAME --role admin', or insist with --force",
         )
     return users
+
+
+def _tables(old: Mapping[str, int], change: MemberChange) -> Mapping[str, int]:
+    """Return the roles for single tables after a change."""
+    role, table = _role(change), change.table
+    if change.action == USER_GRANT and role > WRITER:
+        raise _refused(
+            "role", f"{change.role} is a role for the whole database; for a table there is reader and writer"
+        )
+    if table.lower().startswith(_NO_TABLES):
+        raise _refused("name", f"{table} belongs to the database itself; whoever is a reader of all tables may read it")
+    now = old.get(table, 0)
+    role = max(now, role) if change.action == USER_GRANT else min(now, role - 1)
+    tables = {name: kept for name, kept in {**old, table: role}.items() if kept}
+    if len(tables) > TABLES_MAX or len(table) > NAME_CHARACTERS_MAX:
+        raise _refused("name", f"a user has roles for {TABLES_MAX} tables at most, with names of {NAME_CHARACTERS_MAX}")
+    return tables
 
 
 def _secret(change: MemberChange) -> str:

@@ -23,6 +23,7 @@ from bedrockish.engine.readwrite.readset import EVERYTHING, schema_lengths
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.call_costs import OF_SCHEMA, Lengths, is_too_long, restore, shorten, too_long
 from bedrockish.engine.sqlite.catalog import Prepare, Schema
+from bedrockish.engine.sqlite.definitions import folded
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
 from bedrockish.engine.sqlite.limits import Budget, Limits, Rows, TakesLongError, out_of_time
 from bedrockish.engine.sqlite.table_layout import Tables
@@ -86,6 +87,7 @@ class Executor:
         self._texts: dict[str, tuple[Piece, ...]] = {}
         self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # of users who may not see what is secret
         self._tables = Tables(db, known.tables if known is not None else None)
+        self._views = self._view_names()
         self.analysis = Analysis(db, prepare, known.schema if known is not None else None, self._tables.definitions)
         self._until = _FOREVER
         self._budget = Budget(limits)
@@ -108,6 +110,10 @@ class Executor:
         self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions)
         self._texts.clear()
         self._limited_texts.clear()
+        self._views = self._view_names()
+
+    def _view_names(self) -> frozenset[str]:
+        return frozenset(folded(row.name) for row in self._tables.definitions.latent if row.kind == "view")
 
     def progress(self) -> bool:
         """Whether the statement that runs is to be interrupted; SQLite asks now and then.
@@ -208,7 +214,7 @@ class Executor:
         rights = self.access.of(user)
         piece = self._compiled(sql, is_limited=rights is not None and rights.role < ADMIN)
         if rights is not None:
-            rights.check(piece)
+            rights.check(piece, self._views)
         return piece
 
     def only_writes(self, sql: str) -> bool:
@@ -232,7 +238,7 @@ class Executor:
         if known is not None:
             for piece in known:
                 if rights is not None:
-                    rights.check(piece)
+                    rights.check(piece, self._views)
                 yield piece, binder.take(piece.names)
             binder.finish()
             return
@@ -244,7 +250,7 @@ class Executor:
             if piece.kind == EMPTY:
                 continue
             if rights is not None:
-                rights.check(piece)
+                rights.check(piece, self._views)
             if piece.kind == WRITE:
                 piece.auto = self._rewritten(piece)
             found.append(piece)

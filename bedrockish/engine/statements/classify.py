@@ -38,6 +38,9 @@ _TEMP = {
     apsw.SQLITE_CREATE_TEMP_VIEW,
     apsw.SQLITE_CREATE_TEMP_TRIGGER,
 }
+_OF_SCHEMA = frozenset(  # PRAGMAs that show definitions only
+    {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"}
+)
 _NEEDS = {READ: READER, WRITE: WRITER, SCHEMA: OWNER, EMPTY: 0}
 _CATALOGUE = {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema", "sqlite_sequence"}
 _BEGIN = (
@@ -85,6 +88,8 @@ class Piece:
         auto: what to run instead, so that the node gives the ids that it leaves out.
         declared: name and declared type of each column of the result; None for the type of what is no table's column.
         needs: the role that a user needs to run it.
+        reads: all that it reads: tables and views, also by views, triggers and foreign keys.
+        writes: the tables that it changes, likewise.
     """
 
     sql: str
@@ -99,6 +104,8 @@ class Piece:
     auto: Rewritten | None = None
     declared: tuple[tuple[str, str | None], ...] = ()
     needs: int = 0
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
 
     @property
     def can_cache(self) -> bool:
@@ -130,6 +137,8 @@ class _Seen:
     ours: bool = False
     catalogue: bool = False
     secret: bool = False
+    reads: set[str] = field(default_factory=set)
+    writes: set[str] = field(default_factory=set)
     refusal: str = ""
 
 
@@ -178,6 +187,7 @@ class Guard:
             rest, tables, inner = sql[len(text) :], frozenset(seen.tables), frozenset(seen.inner)
             piece = Piece(text, kind, names, columns, tables, whole, rest, setting, inner, declared=declared)
             piece.needs = ADMIN if seen.secret else _NEEDS[kind]
+            piece.reads, piece.writes = frozenset(seen.reads), frozenset(seen.writes)
             return False
 
         cursor = self._db.cursor()
@@ -264,10 +274,14 @@ class Guard:
         """Return why this action is refused, or None; note what it touches."""
         name = first.lower()
         if action == apsw.SQLITE_PRAGMA:
+            if name not in _OF_SCHEMA and name not in pragmas.SETTINGS:
+                seen.reads.add(f"PRAGMA {name}")
             if second is not None:
                 seen.given.add(name)
             return pragmas.refusal(first, second, database)
         if action == apsw.SQLITE_READ:
+            if not (name.startswith("pragma_") and name.removeprefix("pragma_") in _OF_SCHEMA) and first != ROWS:
+                seen.reads.add(first)
             if (name, (second or "").lower()) in SECRETS and inside not in (OPEN_JOURNAL, OPEN_META):
                 seen.secret = True
             if not seen.ours and not may_be_asked(name) and name != ROWS:
@@ -281,6 +295,7 @@ class Guard:
             # SQLite writes its own catalogue for DDL, and refuses to do so for anybody's DML by itself.
             if name in _CATALOGUE and name != "sqlite_sequence":
                 return None
+            seen.writes.add(first)
             if is_ours(name) or (name.startswith("sqlite_") and not seen.actions & _DDL):
                 return f"{first} belongs to the database itself and can only be read"
             seen.tables.add(first)

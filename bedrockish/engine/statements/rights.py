@@ -6,9 +6,11 @@ is gone at once, and nothing that was compiled for one user is of use to another
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import field
 from functools import lru_cache
 from typing import Protocol
 
+from bedrockish.engine.sqlite.definitions import folded
 from bedrockish.errors import ForbiddenError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, ROLES, WRITER, UserSaid
@@ -29,6 +31,11 @@ _OPENED = {
   WHERE key IN ('safe', 'node') OR (key >= 'void:' AND key < 'void;'))""",
 }
 _OPEN_NAMES = {JOURNAL: OPEN_JOURNAL, META: OPEN_META}
+_NO_TABLES: Mapping[str, int] = {}
+# Which tables there are, everybody may know; what these compute is of their arguments.
+ANYBODYS = frozenset(
+    {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema", "json_each", "json_tree"}
+)
 _DOES = {READER: "reads", WRITER: "changes rows", OWNER: "changes the schema", ADMIN: "is an admin's"}
 
 
@@ -37,6 +44,8 @@ class Does(Protocol):
 
     sql: str
     needs: int
+    reads: frozenset[str]
+    writes: frozenset[str]
 
 
 @value
@@ -46,19 +55,41 @@ class Rights:
     Attributes:
         user: the name.
         role: ``NOBODY``, 0 for none, or one of ``READER`` to ``ADMIN``, each of which has those below it.
+        tables: roles for single tables, by their folded names.
     """
 
     user: str
     role: int
+    tables: Mapping[str, int] = field(default_factory=dict)
 
-    def check(self, piece: Does) -> None:
+    def check(self, piece: Does, views: Collection[str] = ()) -> None:
         """Make sure that the user may run a statement.
+
+        Args:
+            piece: the statement.
+            views: folded names of the views; what they read counts, and not they.
 
         Raises:
             ForbiddenError: it may not.
         """
         if piece.needs > self.role:
+            self._check_tables(piece, views)
+
+    def _check_tables(self, piece: Does, views: Collection[str]) -> None:
+        """Make sure that the roles for single tables are enough, with all that views, triggers and keys touch."""
+        if not self.tables or piece.needs > WRITER:
             raise self.lacks(piece.needs, f"this statement {_DOES[piece.needs]}", sql=piece.sql)
+        for names, role, does in ((piece.writes, WRITER, "changes"), (piece.reads, READER, "reads")):
+            for name in sorted(names):
+                key = folded(name)
+                if max(self.role, self.tables.get(key, 0)) < role and key not in views and key not in ANYBODYS:
+                    is_users = not key.startswith(("bedrockish_", "sqlite_", "pragma", "dbstat"))
+                    raise self.lacks(role, f"this statement {does} {name}", name * is_users, sql=piece.sql)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is anything that the user may read."""
+        return self.role >= READER or bool(self.tables)
 
     def require(self, role: int, what: str) -> None:
         """Make sure that the user has a role.
@@ -69,8 +100,8 @@ class Rights:
         if role > self.role:
             raise self.lacks(role, what)
 
-    def lacks(self, role: int, what: str, **details: str) -> ForbiddenError:
-        """Return the error for what needs a role that the user lacks."""
+    def lacks(self, role: int, what: str, table: str = "", **details: str) -> ForbiddenError:
+        """Return the error for what needs a role that the user lacks; with ``table``, one for that would do."""
         if self.role == NOBODY:
             return ForbiddenError(
                 f"the cluster does not know {self.user or 'who asks'}; come in as one of its users: "
@@ -81,7 +112,7 @@ class Rights:
         need = ROLES[max(role, READER) - 1]
         return ForbiddenError(
             f"{what}, for which {self.user} needs the role {need}; an admin gives it with "
-            f"'bedrockish user grant URL {self.user} {need}'",
+            f"'bedrockish user grant URL {self.user} {need}{f' --table {table}' if table else ''}'",
             user=self.user,
             role=need,
             **details,
@@ -113,7 +144,7 @@ class Access:
             return None
         found = self._known.get(user)
         if found is None:
-            found = Rights(user, self._role(user))
+            found = Rights(user, *self._rights(user))
             if len(self._known) < KNOWN_MAX:
                 self._known[user] = found
         return found
@@ -128,17 +159,20 @@ class Access:
         if rights is not None:
             rights.require(role, what)
 
-    def _role(self, user: str) -> int:
+    def _rights(self, user: str) -> tuple[int, Mapping[str, int]]:
+        """Return the role of whoever came in under a name, and the roles for single tables."""
         if user == TOKEN:
-            return ADMIN
+            return ADMIN, _NO_TABLES
         kind, colon, holder = user.partition(":")
         if colon and kind == "node":
-            return ADMIN if holder in self.nodes else NOBODY
+            return ADMIN if holder in self.nodes else NOBODY, _NO_TABLES
         name = holder if colon and kind == "client" else user
-        if name in self.users:
-            said = self.users[name]
-            return NOBODY if said is None else said.role
-        return ADMIN if name == user and name in self.bootstrap else NOBODY
+        if name not in self.users:
+            return ADMIN if name == user and name in self.bootstrap else NOBODY, _NO_TABLES
+        said = self.users[name]
+        if said is None:
+            return NOBODY, _NO_TABLES
+        return said.role, {folded(table): role for table, role in said.tables.items()}
 
 
 @lru_cache(500)

@@ -4,7 +4,8 @@ An eponymous virtual table, as ``bedrockish_changes``. It has what the rows besi
 applied. The hashes of passwords are not in it.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from bedrockish_journal.model.membership import ROLES, read_membership, without_
 from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
 
 NAME = "bedrockish_users"
-SCHEMA = f"CREATE TABLE {NAME}(user_name TEXT, role TEXT)"
+SCHEMA = f"CREATE TABLE {NAME}(user_name TEXT, role TEXT, tables TEXT)"
 FUNCTION = "bedrockish_without_secrets"
 
 
@@ -36,6 +37,11 @@ def body_without_secrets(body: object) -> bytes | None:
         return replace(found, changes=without_secrets(found.changes), body=b"").body
     except EntryMalformedError:
         return None
+
+
+def write_tables(tables: Mapping[str, int]) -> str | None:
+    """Return the roles for single tables as JSON; None for none."""
+    return json.dumps({name: ROLES[role - 1] for name, role in tables.items()}, ensure_ascii=False) if tables else None
 
 
 class _Module:
@@ -72,14 +78,16 @@ class _Cursor:
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
-        self._rows: list[tuple[str, str | None]] = []
+        self._rows: list[tuple[str, str | None, str | None]] = []
         self._at = 0
 
     def Filter(self, _number: int, _chosen: str, _values: Sequence[Any]) -> None:  # noqa: N802
         found: Any = self._db.execute("SELECT value FROM main.bedrockish_meta WHERE key = 'membership'").get
         users = read_membership(found).users if isinstance(found, bytes) else {}
         self._rows = [
-            (name, ROLES[one.role - 1] if one.role else None) for name, one in users.items() if one is not None
+            (name, ROLES[one.role - 1] if one.role else None, write_tables(one.tables))
+            for name, one in users.items()
+            if one is not None
         ]
         self._at = 0
 

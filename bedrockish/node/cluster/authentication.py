@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import trio
 
@@ -148,6 +149,7 @@ class Gate:
         moment: Callable[[], tuple[str, int]] = lambda: ("", 0),
     ) -> None:
         self._moment = moment
+        self._let_in: WeakKeyDictionary[trio.abc.Stream, str] = WeakKeyDictionary()  # as which user each has come
         self._config, self._access = config.users, access
         access.bootstrap = frozenset(config.users)
         self._credentials = credentials
@@ -186,8 +188,9 @@ class Gate:
             )
         if why := await self.judge(user, password, _address(stream)):
             raise RefusedError(Code.AUTHENTICATION, why)
+        self._let_in[stream] = user
 
-    def caller(self, stream: trio.abc.Stream, hello: Hello) -> str:
+    def caller(self, stream: trio.abc.Stream) -> str:
         """Return who a client is that was let in: what its certificate says, else its user; empty if none was asked."""
         names = certificate_holders(stream)
         if names:
@@ -195,10 +198,9 @@ class Gate:
             member = next((node[name.lower()] for name in names if name.lower() in node), None)
             if member is not None:
                 return f"node:{member}"
-            return (
-                names[0][:USER_CHARACTERS_MAX] if ":" in names[0] else f"certificate:{names[0]}"[:USER_CHARACTERS_MAX]
-            )
-        return str(hello.info.get(USER, "")) if self.users else ""
+            name = names[0] if names[0].startswith("client:") else f"certificate:{names[0]}"
+            return name[:USER_CHARACTERS_MAX]
+        return self._let_in.get(stream, "")  # what a HELLO says was not looked at where nobody had to be a user
 
     async def order_token(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Make a token for a user of the cluster, as an operator asks.

@@ -21,6 +21,7 @@ from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.records import Membership, Prepared, encode_membership
 from bedrockish.core.state.membership import Facts, change_members
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.statements.users_vtab import write_tables
 from bedrockish.errors import BedrockishError
 from bedrockish.node.cluster.identity import ID, judge_identity
 from bedrockish.node.cluster.incarnations import Incarnations
@@ -175,8 +176,9 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
 
 def users_table(membership: Membership) -> Result:
     """Return the users of a membership as the rows that a client is answered."""
-    known = [(name, one.role) for name, one in sorted(membership.users.items()) if one is not None]
-    return Result(("user_name", "role"), [(name, ROLES[role - 1] if role else None) for name, role in known])
+    known = [(name, one) for name, one in sorted(membership.users.items()) if one is not None]
+    rows = [(name, ROLES[one.role - 1] if one.role else None, write_tables(one.tables)) for name, one in known]
+    return Result(("user_name", "role", "tables"), rows)
 
 
 def members_table(membership: Membership) -> Result:

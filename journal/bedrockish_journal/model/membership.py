@@ -33,11 +33,13 @@ class UserSaid(NamedTuple):
         secret: the hash of the password, as ``bedrockish.common.password_hash`` writes it; empty where it was left out.
         role: 0 for none, or one of ``READER`` to ``ADMIN``.
         number: version of the membership that made the password.
+        tables: roles for single tables, ``READER`` or ``WRITER``, by the tables' names.
     """
 
     secret: str
     role: int
     number: int
+    tables: Mapping[str, int] = {}
 
 
 class MembershipSaid(NamedTuple):
@@ -69,8 +71,8 @@ def pack_membership(said: MembershipSaid) -> bytes:
     """Return the canonical bytes.
 
     They are [version, {node: [address, voter, store]}, cluster id, level, {timeline: version}, {user: [secret, role,
-    number] or null}]. At level 1 there are the first two only: release 0.1.0 reads nothing else. What is empty at the
-    end is left out.
+    number, {table: role}] or null}]. At level 1 there are the first two only: release 0.1.0 reads nothing else. What
+    is empty at the end is left out.
     """
     members = {one.node: [one.address, one.voter, one.store] for one in sorted(said.members)}
     fields: list[object] = [said.version, members]
@@ -79,7 +81,7 @@ def pack_membership(said: MembershipSaid) -> bytes:
         if said.retired or said.users:
             fields.append(dict(sorted(said.retired.items())))
         if said.users:
-            fields.append({name: None if one is None else [*one] for name, one in sorted(said.users.items())})
+            fields.append({name: _pack_user(one) for name, one in sorted(said.users.items())})
     assert said.level > 1 or not said.retired, "release 0.1.0 reads vectors as they are"
     assert said.level > 1 or not said.users, "release 0.1.0 would let everybody do everything"
     return cbor2.dumps(fields)
@@ -98,15 +100,16 @@ def read_membership(data: bytes) -> MembershipSaid:
         retired = later[2] if len(later) > 2 else {}
         retirements = list(retired.items())
         packed_users = later[3] if len(later) > 3 else {}
-        users = {name: None if one is None else UserSaid(*one[:3]) for name, one in packed_users.items()}
+        users = {name: None if one is None else UserSaid(*one[:4]) for name, one in packed_users.items()}
     except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
         raise EntryMalformedError(f"these {len(data)} bytes are not a membership: {error}") from error
     texts = [cluster_id, *(text for one in members for text in (one.node, one.address, one.store))]
     texts += [leader for leader, _ in retirements]
     known = [one for one in users.values() if one is not None]
-    texts += [*users, *(one.secret for one in known)]
+    tables = [pair for one in known for pair in _tables_of(one)]
+    texts += [*users, *(one.secret for one in known), *(table for table, _ in tables)]
     numbers = [version, level - 1 if type(level) is int else None, *(since for _, since in retirements)]
-    numbers += [number for one in known for number in (one.role, one.number)]
+    numbers += [number for one in known for number in (one.role, one.number)] + [role for _, role in tables]
     if (
         not all(isinstance(text, str) for text in texts)
         or not all(type(number) is int and number >= 0 for number in numbers)
@@ -114,6 +117,16 @@ def read_membership(data: bytes) -> MembershipSaid:
     ):
         raise EntryMalformedError("a membership should be a version and members with names, addresses and stores")
     return MembershipSaid(version, members, cluster_id, level, retired, users)
+
+
+def _pack_user(one: UserSaid | None) -> list[object] | None:
+    return None if one is None else [*one[:3], *([dict(sorted(one.tables.items()))] if one.tables else ())]
+
+
+def _tables_of(one: UserSaid) -> list[tuple[str, int]]:
+    if not isinstance(one.tables, Mapping):
+        raise EntryMalformedError("the tables of a user should be a map of names and roles")
+    return list(one.tables.items())
 
 
 def without_secrets(data: bytes) -> bytes:

@@ -2,6 +2,10 @@
 
 Hypercorn waits for a caller to take what it writes for as long as that lasts, even while the node wants to leave, and
 keeps the whole answer meanwhile. So each connection is given to it in a coat that waits only so long for each slice.
+
+It also keeps what came of a WebSocket's message until the message is whole, for everybody who can connect, and unpacks
+what came packed, a thousand times as long, at once. So these messages draw on the node's memory, the first one, which
+shows who somebody is, has to be short, and none is packed.
 """
 
 import logging
@@ -10,18 +14,30 @@ import socket
 import ssl
 import struct
 from contextlib import suppress
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import trio
 from hypercorn.config import Config as Settings
+from hypercorn.protocol import ws_stream
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState, Framework
 from hypercorn.utils import wrap_app
+from wsproto.events import Message
+from wsproto.extensions import PerMessageDeflate
+
+from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.errors import MemoryFullError
 
 logger = logging.getLogger(__name__)
 
 SLICE_BYTES = 64 << 10
+FIRST_BYTES = 64 << 10  # of the first message on a WebSocket
+LOOK_BYTES = 1 << 20
+CHARACTER_BYTES = 4  # that a character takes while a text is put together
+READ = "bedrockish.read"  # in a message of a WebSocket: to be called when the application has read it
 RESET = struct.pack("ii", 1, 0)  # what waits in the kernel is thrown away, too
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
@@ -33,11 +49,14 @@ class Coat:
     Args:
         stream: the connection.
         patience_s: how long the other side may take for one slice, in seconds.
+        memory: the node's.
     """
 
-    def __init__(self, stream: Stream, patience_s: float) -> None:
-        self._stream, self._patience_s = stream, patience_s
+    def __init__(self, stream: Stream, patience_s: float, memory: Memory) -> None:
+        self._stream, self._patience_s, self.memory = stream, patience_s, memory
         self._waits_since = math.inf
+        self._kept = 0
+        self.half_since = math.inf  # when something came last of a long message that is not whole
 
     def __getattr__(self, name: str) -> Any:  # hypercorn tells plain from TLS by what a stream has
         return getattr(self._stream, name)
@@ -58,10 +77,19 @@ class Coat:
                 self.cut()
                 raise trio.BrokenResourceError("the caller does not read")
 
+    def keep(self, size: int) -> None:
+        """Count bytes of messages that the application has not read yet; a negative number gives them back."""
+        self._kept += size
+        self.memory.hold(id(self), size)
+
+    def close(self) -> None:
+        """Give all back: the connection is over."""
+        self.keep(-self._kept)
+
     @property
     def stuck_seconds(self) -> float:
-        """For how long a slice has been waiting for the other side."""
-        return max(0.0, trio.current_time() - self._waits_since)
+        """For how long a slice, or the rest of a long message, has been waiting for the other side."""
+        return max(0.0, trio.current_time() - min(self._waits_since, self.half_since))
 
     def cut(self) -> None:
         """End the connection at once; who waits for it wakes up."""
@@ -69,6 +97,76 @@ class Coat:
         with suppress(OSError):  # it is closed already
             plain.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         plain.socket.close()
+
+
+COAT: ContextVar[Coat] = ContextVar("coat")  # of the connection that a task serves
+
+
+class CountedBuffer(ws_stream.WebsocketBuffer):
+    """What hypercorn keeps of a message until it is whole, counted."""
+
+    def __init__(self, max_length: int) -> None:
+        super().__init__(max_length)
+        self._coat, self._is_first, self._taken, self._looked = COAT.get(), True, 0, 0
+        self._is_refused = False
+
+    def extend(self, event: "Message[Any]") -> None:
+        """Take more of it.
+
+        Raises:
+            FrameTooLargeError: it is too long, or there is no memory for it; hypercorn closes the WebSocket.
+        """
+        if not self._is_refused:
+            why = self._look(len(event.data) * (CHARACTER_BYTES if isinstance(event.data, str) else 1))
+            if not why and self.length + len(event.data) > self.max_length:
+                why = f"a message is longer than {self.max_length} bytes"
+            if not why:
+                super().extend(event)
+                return
+            logger.warning("a WebSocket was closed: %s", why)
+            self._is_refused, self.value = True, None
+            self._coat.keep(-self._taken)
+        else:
+            self._coat.cut()  # it has been told, and goes on
+        raise ws_stream.FrameTooLargeError
+
+    def _look(self, size: int) -> str:
+        """Count so many bytes; return why they cannot be taken, if so."""
+        self._taken += size
+        self._coat.keep(size)
+        if self._is_first and self._taken > FIRST_BYTES * CHARACTER_BYTES:
+            return f"its first message, which shows who it is, is longer than {FIRST_BYTES} bytes"
+        if self._taken - self._looked > LOOK_BYTES:
+            self._looked = self._taken
+            self._coat.half_since = trio.current_time()
+            try:
+                self._coat.memory.check_large()
+            except MemoryFullError as error:
+                return error.message
+        return ""
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the whole message."""
+        message: dict[str, Any] = super().to_message()
+        return {**message, READ: partial(self._coat.keep, -self._taken)}
+
+    def clear(self) -> None:
+        """Begin with the next."""
+        super().clear()
+        self._is_first, self._taken, self._looked = False, 0, 0
+        self._coat.half_since = math.inf
+
+
+class Unpacked(PerMessageDeflate):
+    """The extension of packed messages, which is never agreed to."""
+
+    def accept(self, _offer: str) -> None:
+        """Turn it down."""
+
+
+# Hypercorn has no other way to say it; tests/http/test_websockets.py sees that it still makes what stands here.
+ws_stream.WebsocketBuffer = CountedBuffer  # type: ignore[misc]
+ws_stream.PerMessageDeflate = Unpacked  # type: ignore[attr-defined]
 
 
 async def serve_connections(
@@ -79,6 +177,7 @@ async def serve_connections(
     patience_s: float,
     coats: set[Coat],
     files_max: int,
+    memory: Memory,
 ) -> None:
     """Serve an ASGI application until cancelled.
 
@@ -90,6 +189,7 @@ async def serve_connections(
         patience_s: how long a caller may take for a part of an answer, in seconds.
         coats: where the connections are while they are served.
         files_max: how many files may be open when somebody calls.
+        memory: the node's.
     """
     context, wrapped = WorkerContext(None), wrap_app(app, settings.wsgi_max_body_size, "asgi")
 
@@ -99,12 +199,14 @@ async def serve_connections(
             logger.warning("turned a caller of HTTP away: too many files are open; raise the limit (ulimit -n)")
             await trio.aclose_forcefully(stream)
             return
-        coat = Coat(stream, patience_s)
+        coat = Coat(stream, patience_s, memory)
         coats.add(coat)
+        COAT.set(coat)
         try:
             await TCPServer(wrapped, settings, context, ConnectionState({}), coat)  # type: ignore[arg-type]
         finally:
             coats.discard(coat)
+            coat.close()
 
     async def cut_at_the_end() -> None:
         try:

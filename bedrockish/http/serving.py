@@ -88,7 +88,14 @@ async def serve_http(
             patience_s = config.limits.idle_stream_ms / 1000
             # Both sides mean ASGI, each in types of its own.
             await serve_connections(
-                cast(Any, app), settings, listener, settings.create_ssl_context(), patience_s, coats, files_max()
+                cast(Any, app),
+                settings,
+                listener,
+                settings.create_ssl_context(),
+                patience_s,
+                coats,
+                files_max(),
+                node.engine.memory,
             )
 
     await node.faults.keep_running("serving HTTP", run)

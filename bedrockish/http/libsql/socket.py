@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from bedrockish.api.json_forms import read_json, write_json
 from bedrockish.common.access_token import PREFIX
 from bedrockish.errors import AuthenticationError, BedrockishError, UnavailableError, UsageError
+from bedrockish.http.connections import READ
 from bedrockish.http.libsql import protobuf
 from bedrockish.http.libsql.session import DeclaredTypes, Runs, Session
 from bedrockish.http.libsql.structures import ResultUnsayableError, Texts, has_infinity, write_error
@@ -81,6 +82,7 @@ class Connection:
         message = await self.socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1005))
+        message.get(READ, lambda: None)()
         text, data = message.get("text"), message.get("bytes")
         if self.is_protobuf:
             if data is None:

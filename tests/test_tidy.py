@@ -61,7 +61,8 @@ MAY_IMPORT = {
         "bedrockish !bedrockish.core !bedrockish.engine !bedrockish.node bedrockish_net bedrockish_journal cbor2 trio"
     ),
     "bedrockish/http": (
-        "bedrockish !bedrockish.cli bedrockish_journal.feed bedrockish_net trio starlette hypercorn prometheus_client"
+        "bedrockish !bedrockish.cli bedrockish_journal.feed bedrockish_net trio starlette hypercorn "
+        "prometheus_client wsproto"
     ),
     "bedrockish/dbapi": "bedrockish !bedrockish.core !bedrockish.engine !bedrockish.node apsw",
     "bedrockish/django": "bedrockish.common bedrockish.django bedrockish.dbapi apsw django",
@@ -72,7 +73,7 @@ MAY_IMPORT = {
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 click "
-        "hypothesis libsql openapi_spec_validator pexpect prometheus_client pyarrow pyspark pytest rich "
+        "hypercorn hypothesis libsql openapi_spec_validator pexpect prometheus_client pyarrow pyspark pytest rich "
         "schemathesis sortedcontainers sqlalchemy trio trustme yaml wsproto"
     ),
     "tests/django_site": "bedrockish tests.django_site django",

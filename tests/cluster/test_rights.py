@@ -113,7 +113,7 @@ def test_every_door_knows_the_roles_for_single_tables(cluster: LocalCluster, doo
             told = dict(db.execute("SELECT user_name, tables FROM bedrockish_users", read="strict").rows)
             assert told["una"] == '{"item": "writer"}'
     come = DOORS[door]
-    for node in range(2):
+    for node in range(1 if door == "shell" else 2):  # each time a program of its own
         una = caller(cluster, "una", node)
         for mine in ("SELECT count(*) FROM item", f"INSERT INTO item(note) VALUES ('una {door}')"):
             come(una, mine)

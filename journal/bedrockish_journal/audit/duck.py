@@ -45,6 +45,7 @@ def run_audits(
                 "preserve_insertion_order": "false",
             }
             with duckdb.connect(str(Path(directory) / "audit.duckdb"), config=settings) as db:
+                db.execute("SET enable_progress_bar = false")  # it would be drawn into the report
                 _load(db, reader)
                 yield _count(db, reader)
                 for law in LAWS:

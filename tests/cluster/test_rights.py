@@ -586,5 +586,10 @@ def test_certificates_are_users_of_their_names_and_nodes_stay_nodes(tmp_path: Pa
         cluster.login, cluster.options = "root:r@", ca
         compared = program("verify", cluster.url())
         assert compared.returncode == 0, compared.stdout + compared.stderr
+        cluster.nodes[0].kill()
+        cluster.nodes[0].start()
+        trio.run(ready, cluster)  # it takes passwords from its start on
+        with connect(cluster.url(0, only=True)) as db:
+            assert db.execute("SELECT * FROM t", read="strict").rows == [(1,)]
     finally:
         cluster.stop()

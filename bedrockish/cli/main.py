@@ -30,6 +30,7 @@ COMMANDS = {
     "status": ("bedrockish.cli.status", "status"),
     "nodes": ("bedrockish.cli.status", "nodes"),
     "verify": ("bedrockish.cli.verify", "verify"),
+    "upgrade": ("bedrockish.cli.upgrade", "upgrade"),
     "backup": ("bedrockish.cli.backup", "backup"),
     "restore": ("bedrockish.cli.restore", "restore"),
     "import": ("bedrockish.cli.database", "import_database"),

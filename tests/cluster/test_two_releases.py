@@ -139,6 +139,19 @@ async def raised(cluster: LocalCluster) -> None:
     await until(f"the cluster is at level {LEVEL}", everywhere)
 
 
+async def checked(cluster: LocalCluster) -> str:
+    """Return what ``bedrockish upgrade check`` says when it finds the cluster well; that takes a moment."""
+    said: list[str] = []
+
+    async def well() -> bool:
+        done = await trio.to_thread.run_sync(program, SOURCES, "upgrade", "check", cluster.url(0))
+        said[:] = [done.stdout + done.stderr]
+        return done.returncode == 0
+
+    await until("the cluster is well", well)
+    return said[0]
+
+
 def encrypt(cluster: LocalCluster, last: Sequence[Path], certs: Path) -> None:
     """Give nodes and clients certificates, as the last release makes them and is told of them."""
     done = program(last, "tls", str(certs), *(f"{name}=127.0.0.1" for name in "ABCDE"), "--client", "app")
@@ -164,6 +177,9 @@ async def test_a_cluster_is_upgraded_node_after_node(tmp_path: Path, last: list[
             node.start()
         async with working(cluster) as work:
             for stage, name in enumerate(order):
+                asked = await checked(cluster)
+                assert f"{3 - stage} of 3 are left" in asked
+                assert "each can go back" in asked
                 await restart(cluster, "ABC".index(name), SOURCES)
                 await every_operation(cluster, last, f"s{stage}")
                 await dies(cluster, "ABC".index(order[(stage + 1) % 3]), work)
@@ -175,6 +191,7 @@ async def test_a_cluster_is_upgraded_node_after_node(tmp_path: Path, last: list[
                     await restart(cluster, "ABC".index(name), SOURCES)
                     assert (await status_of(cluster, "ABC".index(name)))["cluster_level"] == LEVEL - 1
             await raised(cluster)
+            assert "there is no way back" in await checked(cluster)
             await every_operation(cluster, last, "s3")
         await level(cluster)
         cluster.stop()

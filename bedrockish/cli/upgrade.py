@@ -1,0 +1,134 @@
+"""``bedrockish upgrade check``: which node may be restarted next on this release, and whether now is the time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import trio
+
+from bedrockish import __version__
+from bedrockish.cli.safe_text import visible
+from bedrockish.cli.url import UrlCommand, url_argument, url_at
+from bedrockish.client.trio_client import open_client
+from bedrockish.common.levels import LEVEL
+from bedrockish.errors import BedrockishError
+
+TIMEOUT_S = 5.0
+EXPECTED = "upgrade_unfinished"  # a trouble that a cluster has which is being upgraded
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a member says of itself; ``why_not`` if it is not well, or could not be asked."""
+
+    name: str
+    is_voter: bool
+    version: str = ""
+    level: int = 0
+    cluster_level: int = 0
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do: lines to print, and whether it is to be done now."""
+
+    lines: tuple[str, ...]
+    is_fine: bool
+
+
+def found_of(name: str, role: str, status: Mapping[str, Any]) -> Found:
+    """Return what the status of a member tells; releases that tell no troubles tell who is up."""
+    troubles = status.get("troubles")
+    if isinstance(troubles, list):
+        why_not = "; ".join(str(one["text"]) for one in troubles if one["code"] != EXPECTED)
+    else:
+        down = [other for other, node in status.get("nodes", {}).items() if not node["up"]]
+        why_not = str(status.get("trouble") or "") or (f"it does not reach {', '.join(down)}" if down else "")
+    return Found(
+        name,
+        role == "voter",
+        str(status.get("version", "")),
+        int(status.get("level") or 1),
+        int(status.get("cluster_level") or 1),
+        why_not,
+    )
+
+
+def judge(members: list[Found], version: str, level: int) -> Verdict:
+    """Return what to do with a cluster of such members, to upgrade it to a release. Learners go first: they answer
+    writes with the voters' addresses, and an older one may know no newer voters.
+    """
+    lines = [
+        f"{one.name}  {'voter' if one.is_voter else 'learner'}  {one.version or 'unknown'}"
+        + (f"  NOT WELL: {one.why_not}" if one.why_not else "")
+        for one in members
+    ]
+    newer = [one.name for one in members if one.level > level]
+    if newer:
+        lines.append(f"{', '.join(newer)} can do more than this release, {version}: take that of {newer[0]}")
+        return Verdict(tuple(lines), is_fine=False)
+    left = [one for one in members if one.version != version]
+    if any(one.why_not for one in members):
+        what = (
+            "restart no node now: every other one is needed" if left else f"all run {version}, and something is wrong"
+        )
+        lines.append(f"{what}; 'bedrockish status' says what to do about it")
+        return Verdict(tuple(lines), is_fine=False)
+    if left:
+        following = min(left, key=lambda one: (one.is_voter, one.name))
+        lines.append(
+            f"next: end {following.name} with SIGTERM, start it with release {version}, and ask again; "
+            f"{len(left)} of {len(members)} are left"
+        )
+        voters = sum(one.is_voter for one in members)
+        if following.is_voter and voters < 3:
+            lines.append(
+                f"while it is down nothing is committed: there are {voters} voters, and all of them must agree"
+            )
+        if max(one.cluster_level for one in members) < level:
+            lines.append("until all run it, each can go back to the release before")
+        return Verdict(tuple(lines), is_fine=True)
+    if min(one.cluster_level for one in members) < level:
+        lines.append(f"all run {version}; the cluster goes on to what is new in it within a minute")
+    else:
+        lines.append(f"all run {version}, and the cluster uses what is new in it (level {level}): there is no way back")
+    return Verdict(tuple(lines), is_fine=True)
+
+
+@click.group()
+def upgrade() -> None:
+    """Take a cluster to another release, node after node."""
+
+
+@upgrade.command(cls=UrlCommand)
+@url_argument
+def check(url: str) -> None:
+    """Say which node may be restarted next on the release of this program, while clients go on.
+
+    Run it with the new release, before each restart. Ends with 1 if no node should be restarted now.
+    """
+    verdict = judge(trio.run(_ask, url), __version__, LEVEL)
+    for line in verdict.lines:
+        click.echo(visible(line))
+    if not verdict.is_fine:
+        raise SystemExit(1)
+
+
+async def _ask(url: str) -> list[Found]:
+    async with open_client(url) as client:
+        members = await client.nodes(timeout=TIMEOUT_S)
+    found: dict[str, Found] = {}
+
+    async def ask(name: str, member: Mapping[str, Any]) -> None:
+        try:
+            async with open_client(url_at(url, member["address"])) as own:
+                found[name] = found_of(name, member["role"], await own.status(timeout=TIMEOUT_S))
+        except BedrockishError as error:
+            found[name] = Found(name, member["role"] == "voter", why_not=error.message)
+
+    async with trio.open_nursery() as nursery:
+        for name, member in members.items():
+            nursery.start_soon(ask, name, member)
+    return [found[name] for name in sorted(found)]

@@ -52,7 +52,7 @@ class Table(ScriptedNode):
     ("args", "status", "says"),
     [
         (["stauts"], 2, "there is no command 'stauts'; did you mean 'status'?"),
-        (["xyzzy"], 2, "there is no command 'xyzzy'; there is serve, "),
+        (["xyzzy"], 2, "there is no command 'xyzzy'; there is init, serve, "),
         (["status", "--jsn"], 2, "--json"),
         (["status"], 2, "BEDROCKISH_URL"),
         (["status", "localhost:1"], 2, "is not a bedrockish URL"),

@@ -8,6 +8,7 @@ import decimal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import apsw
 from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.base.client import BaseDatabaseClient
 from django.db.backends.base.creation import BaseDatabaseCreation
@@ -51,6 +52,16 @@ def _converted(sql: str, parameters: Any) -> tuple[str, Any]:
     return sql % (("?",) * len(parameters)), tuple(parameters)
 
 
+def _quoted(value: Any) -> str:
+    if isinstance(value, bool):
+        value = int(value)
+    elif isinstance(value, bytearray | memoryview):
+        value = bytes(value)
+    elif not isinstance(value, int | float | str | bytes | None):
+        value = str(value)
+    return apsw.format_sql_value(value)
+
+
 class DatabaseFeatures(features.DatabaseFeatures):
     """What a cluster can do."""
 
@@ -62,6 +73,14 @@ class DatabaseFeatures(features.DatabaseFeatures):
 
 class DatabaseOperations(operations.DatabaseOperations):
     """What SQL is written."""
+
+    def _quote_params_for_last_executed_query(self, params: Sequence[Any]) -> tuple[str, ...]:
+        """Return values as SQLite writes them, for Django's log of queries.
+
+        Django asks the database. After a statement that failed, that fails, too, and hides why: a transaction that is
+        to be run again would end the program.
+        """
+        return tuple(_quoted(value) for value in params)
 
     def sequence_reset_by_name_sql(self, style: Any, sequences: Any) -> list[str]:
         """Return nothing: ids that nodes give only rise."""

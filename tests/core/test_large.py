@@ -18,6 +18,7 @@ from bedrockish.core.protocol.messages import (
     Piece,
     Promise,
     Recover,
+    Reject,
     Stored,
     Want,
     decode,
@@ -125,6 +126,26 @@ def test_others_go_on_while_a_message_is_put_together() -> None:
     assert net.told("A") == {"small": "A1", "large": "A2"}
     assert all(BIG in place.disk.seen.rows for place in net.places.values())
     assert not net.places["B"].core.state.pieces.assembling
+
+
+def test_what_came_in_time_is_in_time_when_it_is_put_together() -> None:
+    """What is closed waits for it, and for it alone: messages that follow each other do not keep time from closing."""
+    net = Net("ABC", settings=LARGE)
+    net.slow = {"B", "C"}
+    for number in range(20):
+        net.ask("A", add(f"large {number}", f"{number}{BIG}"))
+        net.run(0.15)
+        for name in "BC":
+            place = net.places[name]
+            if number > 3 and place.assembling:
+                net.play(name, "assemble")
+    assert min(net.places[name].core.state.closed for name in "BC") > 0
+    closed = [place.core.state.closed for place in net.places.values()]
+    net.slow = set()
+    net.run(2.0)
+    assert set(net.told("A")) == {f"large {number}" for number in range(20)}
+    assert not of_kind(net, Reject), "too late"
+    assert all(place.core.state.closed > before for place, before in zip(net.places.values(), closed, strict=True))
 
 
 def test_what_is_being_put_together_is_not_fetched() -> None:

@@ -272,7 +272,7 @@ class ApplyQueue:
         state, now = self.state, self.state.now.seconds
         if not state.health.applies:
             return  # it would not be applied; what this node has, it gives
-        arriving = {peer for peer, _ in state.pieces.assembling}  # it may be what is missing, and as large as anything
+        arriving = {one.peer for one in state.pieces.assembling}  # it may be what is missing, and as large as anything
         patience = 0.0 if at_once else state.settings.fetch_after_ms / 1000
         asks: dict[str, dict[str, int]] = {}
         for leader, gap in list(self.gaps.items()):

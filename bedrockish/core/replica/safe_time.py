@@ -112,7 +112,8 @@ class SafeTime:
         pending, unapplied = state.pending.smallest_clock(), self.apply_queue.smallest_unapplied()
         state.comparing = {txid: until for txid, until in state.comparing.items() if state.now.seconds < until}
         compared = min((txid.clock for txid in state.comparing if txid.clock > state.closed), default=None)
-        lowest = min((clock for clock in (pending, unapplied, compared) if clock is not None), default=None)
+        read = [one.closable + 1 for one in state.pieces.assembling if state.now.seconds < one.until]
+        lowest = min((clock for clock in (pending, unapplied, compared, *read) if clock is not None), default=None)
         state.closing_lag.read(state.now.seconds, state.clock.read(state.now.wall_ms))
         closable = state.closing_lag.closable(state.now.seconds)
         if self._in_a_hurry():

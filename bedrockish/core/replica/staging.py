@@ -14,6 +14,7 @@ from itertools import islice
 from bedrockish.core.protocol.effects import Assemble, DropPieces, SavePiece
 from bedrockish.core.protocol.messages import Begin, InPieces, Message, Offer, Piece, Stored, Want, Whole, decode
 from bedrockish.core.protocol.pieces import Name, Part
+from bedrockish.core.state.pieces import Assembling
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.errors import EntryMalformedError
 
@@ -27,6 +28,7 @@ ASSEMBLING_MAX = 16  # of one peer that are complete and not put together yet; t
 WINDOW_MIN, WINDOW_MAX = 8, 64  # pieces that are on their way from one peer
 DELAY_S = 0.05  # how much longer than the least a piece may take before fewer are asked for at a time
 ASK_AGAIN_S = 2.0
+READING_S = 5.0  # how long what is closed waits for a message that came in time and cannot be read yet, at most
 DROPPED_MAX = 32  # pieces at a heartbeat: a file needs time to take back what they took
 
 
@@ -138,7 +140,7 @@ class Staging:
         names = dict(part for part in message.parts if type(part) is tuple)
         waiting = [one for one in self.incomplete if one.peer == peer]
         size = sum(len(part) if isinstance(part, bytes) else part[1] for part in message.parts)
-        assembling = sum(of == peer for of, _ in self.state.pieces.assembling)
+        assembling = sum(one.peer == peer for one in state.pieces.assembling)
         if size > MESSAGE_BYTES_MAX or len(waiting) >= MESSAGES_MAX or assembling >= ASSEMBLING_MAX:
             state.counts["messages_too_many"] += 1
             return
@@ -157,12 +159,15 @@ class Staging:
             fetched[part[0]] if type(part) is tuple and part[0] in fetched and part[0] not in saved else part
             for part in one.parts
         )
-        self.state.pieces.assembling.append((one.peer, parts))
-        self.state.emit(Assemble(one.peer, parts))
+        state, now = self.state, self.state.now.seconds
+        closable = max(state.closed, state.closing_lag.closable(now))
+        state.pieces.assembling.append(Assembling(one.peer, parts, closable, now + READING_S))
+        state.emit(Assemble(one.peer, parts))
 
     def on_assembled(self, peer: str, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
         """Return a message that was put together of parts; None if it is none."""
-        self.state.pieces.assembling.remove((peer, parts))
+        waiting = self.state.pieces.assembling
+        waiting.remove(next(one for one in waiting if one.peer == peer and one.parts == parts))
         try:
             message = decode(data) if known is None else known.message
         except EntryMalformedError:
@@ -283,8 +288,9 @@ class Staging:
             named |= offer.names
         for names in pieces.named.values():
             named.update(names)
-        for parts in (*(one.parts for one in self.incomplete), *(parts for _, parts in pieces.assembling)):
-            named.update(part[0] for part in parts if type(part) is tuple)
+        messages: list[Incomplete | Assembling] = [*self.incomplete, *pieces.assembling]
+        for one in messages:
+            named.update(part[0] for part in one.parts if type(part) is tuple)
         gone = tuple(islice((digest for digest in pieces.saved if digest not in named), DROPPED_MAX))
         if gone:
             for digest in gone:

@@ -39,6 +39,22 @@ class Sent:
     since: float
 
 
+@dataclass(frozen=True, slots=True)
+class Assembling:
+    """A message of which all pieces are here, and which cannot be read yet.
+
+    Attributes:
+        peer: whose it is.
+        closable: the clock up to which time could be closed when it came: a BEGIN with a later one came in time.
+        until: seconds until which that holds.
+    """
+
+    peer: str
+    parts: tuple[Part, ...]
+    closable: int
+    until: float
+
+
 @dataclass(slots=True)
 class Pieces:
     """What this node has of large transactions.
@@ -47,7 +63,7 @@ class Pieces:
         saved: the pieces in its file: sha256 -> size.
         named: the saved pieces that a vote names.
         offered: those of our own transactions that are not decided, by their hash.
-        assembling: messages that are put together just now, and of whom.
+        assembling: messages that are put together just now, in the order in which they were complete.
         sent: to each peer, the pieces of messages that it was sent and has not asked for.
     """
 
@@ -55,7 +71,7 @@ class Pieces:
     saved: dict[bytes, int]
     named: dict[Txid, tuple[bytes, ...]] = field(default_factory=dict)
     offered: dict[bytes, Slice] = field(default_factory=dict)
-    assembling: list[tuple[str, tuple[Part, ...]]] = field(default_factory=list)
+    assembling: list[Assembling] = field(default_factory=list)
     sent: dict[str, list[Sent]] = field(default_factory=dict)
     cutter: Cutter = field(init=False)
     _forget_at: float = 0.0

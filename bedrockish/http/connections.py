@@ -79,6 +79,7 @@ class Coat:
 
     def keep(self, size: int) -> None:
         """Count bytes of messages that the application has not read yet; a negative number gives them back."""
+        size = max(size, -self._kept)  # what is read after the end was given back with all else
         self._kept += size
         self.memory.hold(id(self), size)
 
@@ -117,9 +118,11 @@ class CountedBuffer(ws_stream.WebsocketBuffer):
             FrameTooLargeError: it is too long, or there is no memory for it; hypercorn closes the WebSocket.
         """
         if not self._is_refused:
-            why = self._look(len(event.data) * (CHARACTER_BYTES if isinstance(event.data, str) else 1))
-            if not why and self.length + len(event.data) > self.max_length:
-                why = f"a message is longer than {self.max_length} bytes"
+            most, which = (FIRST_BYTES, "the first") if self._is_first else (self.max_length, "a")
+            if self.length + len(event.data) > most:
+                why = f"{which} message is longer than {most} bytes"
+            else:
+                why = self._count(len(event.data) * (CHARACTER_BYTES if isinstance(event.data, str) else 1))
             if not why:
                 super().extend(event)
                 return
@@ -130,15 +133,14 @@ class CountedBuffer(ws_stream.WebsocketBuffer):
             self._coat.cut()  # it has been told, and goes on
         raise ws_stream.FrameTooLargeError
 
-    def _look(self, size: int) -> str:
+    def _count(self, size: int) -> str:
         """Count so many bytes; return why they cannot be taken, if so."""
         self._taken += size
         self._coat.keep(size)
-        if self._is_first and self._taken > FIRST_BYTES * CHARACTER_BYTES:
-            return f"its first message, which shows who it is, is longer than {FIRST_BYTES} bytes"
+        if self._taken > LOOK_BYTES:
+            self._coat.half_since = trio.current_time()
         if self._taken - self._looked > LOOK_BYTES:
             self._looked = self._taken
-            self._coat.half_since = trio.current_time()
             try:
                 self._coat.memory.check_large()
             except MemoryFullError as error:

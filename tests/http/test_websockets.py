@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -15,7 +15,8 @@ from hypercorn.protocol import ws_stream
 from wsproto import ConnectionType, WSConnection
 from wsproto.extensions import PerMessageDeflate
 
-from bedrockish.http.connections import FIRST_BYTES, CountedBuffer, Unpacked
+from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.http.connections import COAT, FIRST_BYTES, READ, Coat, CountedBuffer, Unpacked
 from tests.http.conftest import Asker
 from tools.cluster import LocalCluster
 
@@ -194,3 +195,22 @@ def test_who_goes_on_after_it_was_refused_is_cut_off(small: Asker, talk_to: Call
             sent += 1
     assert sent < 200
     assert small("/readyz").status == 200
+
+
+async def test_a_long_message_that_comes_slowly_is_waited_for() -> None:
+    """Each part counts as a sign of life; and what is read after the end is not given back twice."""
+    memory = Memory(used=lambda: 0)
+    coat = Coat(cast(Any, None), 1.0, memory)
+    COAT.set(coat)
+    buffer = CountedBuffer(16 << 20)
+    buffer.clear()  # the first one was read
+    buffer.extend(wsproto.events.TextMessage(data=MEGABYTE, message_finished=False))
+    coat.half_since -= 50
+    assert coat.stuck_seconds >= 50
+    buffer.extend(wsproto.events.TextMessage(data="x", message_finished=True))
+    assert coat.stuck_seconds < 50
+    read = buffer.to_message()[READ]
+    assert memory.taken == 4 * (len(MEGABYTE) + 1)
+    coat.close()
+    read()
+    assert memory.taken == 0

@@ -52,7 +52,7 @@ def list_members(url: str, mode: str | None, timeout: float | None) -> None:
         (node, fact["address"], fact["role"], "yes" if fact["up"] else "no", fact["store"])
         for node, fact in nodes.items()
     ]
-    _print(Rows(columns, rows), mode)
+    show(Rows(columns, rows), mode)
 
 
 @member.command(cls=UrlCommand)
@@ -63,7 +63,7 @@ def list_members(url: str, mode: str | None, timeout: float | None) -> None:
 @timeout_option
 def add(url: str, node: str, address: str, mode: str | None, timeout: float | None) -> None:
     """Let NODE in as a learner. 'bedrockish join', run where the node shall live, does this by itself."""
-    _change(url, MemberChange(ADD, node, address), mode, timeout)
+    change_members(url, MemberChange(ADD, node, address), mode, timeout)
 
 
 @member.command(cls=UrlCommand)
@@ -73,7 +73,7 @@ def add(url: str, node: str, address: str, mode: str | None, timeout: float | No
 @timeout_option
 def promote(url: str, node: str, mode: str | None, timeout: float | None) -> None:
     """Let the learner NODE vote and lead transactions, once it has caught up."""
-    _change(url, MemberChange(PROMOTE, node), mode, timeout)
+    change_members(url, MemberChange(PROMOTE, node), mode, timeout)
 
 
 @member.command(cls=UrlCommand)
@@ -84,7 +84,7 @@ def promote(url: str, node: str, mode: str | None, timeout: float | None) -> Non
 @timeout_option
 def demote(url: str, node: str, force: bool, mode: str | None, timeout: float | None) -> None:
     """Make the voter NODE a learner."""
-    _change(url, MemberChange(DEMOTE, node, force=force), mode, timeout)
+    change_members(url, MemberChange(DEMOTE, node, force=force), mode, timeout)
 
 
 @member.command(cls=UrlCommand)
@@ -95,7 +95,7 @@ def demote(url: str, node: str, force: bool, mode: str | None, timeout: float | 
 @timeout_option
 def remove(url: str, node: str, force: bool, mode: str | None, timeout: float | None) -> None:
     """Let NODE go, dead or alive. Stop it afterwards; its file is no longer kept up."""
-    _change(url, MemberChange(REMOVE, node, force=force), mode, timeout)
+    change_members(url, MemberChange(REMOVE, node, force=force), mode, timeout)
 
 
 @member.command("address")
@@ -106,7 +106,7 @@ def remove(url: str, node: str, force: bool, mode: str | None, timeout: float | 
 @timeout_option
 def change_address(url: str, node: str, address: str, mode: str | None, timeout: float | None) -> None:
     """Tell the others that NODE listens at HOST:PORT from now on."""
-    _change(url, MemberChange(ADDRESS, node, address), mode, timeout)
+    change_members(url, MemberChange(ADDRESS, node, address), mode, timeout)
 
 
 @member.command("replace")
@@ -124,7 +124,7 @@ def replace_node(
 
     SUCCESSOR must be a new name: the commits that NODE led keep theirs. Then run 'bedrockish join --voter' for it.
     """
-    _change(url, MemberChange(REPLACE, node, address or "", successor, force=force), mode, timeout)
+    change_members(url, MemberChange(REPLACE, node, address or "", successor, force=force), mode, timeout)
 
 
 @member.command(cls=UrlCommand)
@@ -184,14 +184,17 @@ def resolve(url: str, transaction: str, force: bool) -> None:
     sys.exit(3 if any("unreachable" in told for told in found.values()) else 0)
 
 
-def _change(url: str, change: MemberChange, mode: str | None, timeout: float | None) -> None:
+def change_members(url: str, change: MemberChange, mode: str | None, timeout: float | None) -> None:
+    """Have the cluster at a URL make a change of its members or users, and print what it answers."""
+
     async def ask() -> Rows:
         async with open_client(url) as client:
             return await client.change_members(change, timeout=timeout)
 
     target_of(url)
-    _print(trio.run(ask), mode)
+    show(trio.run(ask), mode)
 
 
-def _print(rows: Rows, mode: str | None) -> None:
+def show(rows: Rows, mode: str | None) -> None:
+    """Print rows: by default as a box, in a pipe plain."""
     print_rows(rows, mode or (BOX if sys.stdout.isatty() else PLAIN))

@@ -21,11 +21,16 @@ def password(user: str) -> None:
     """
     if not USER.fullmatch(user):
         raise UsageError(f"{user!r} is no user's name; write a letter and then up to 63 letters, digits or one of _.-")
+    click.echo(f'{user if "." not in user else repr(user)} = "{ask_hash()}"')
+
+
+def ask_hash() -> str:
+    """Return the hash of a password that is asked for, or read from standard input."""
     if sys.stdin.isatty():
         given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
         given = sys.stdin.readline().rstrip("\r\n")
-    click.echo(f'{user if "." not in user else repr(user)} = "{hash_password(given, secrets.token_bytes(SALT_BYTES))}"')
+    return str(hash_password(given, secrets.token_bytes(SALT_BYTES)))
 
 
 def revoke(directory: Path, name: str) -> str:

@@ -1,8 +1,5 @@
 """``bedrockish user``: see and change the users of the cluster; every change is one transaction, at any node."""
 
-import secrets
-import sys
-
 import click
 import trio
 
@@ -15,17 +12,17 @@ from bedrockish.api.requests import (
     MemberChange,
 )
 from bedrockish.api.rows import Rows
-from bedrockish.cli.output import BOX, MODES, PLAIN, print_rows
+from bedrockish.cli.member import change_members, show, timeout_option
+from bedrockish.cli.output import MODES
+from bedrockish.cli.secure import ask_hash
 from bedrockish.cli.upkeep import duration
 from bedrockish.cli.url import UrlCommand, url_argument
 from bedrockish.client.trio_client import open_client
-from bedrockish.common.password_hash import SALT_BYTES, hash_password
 from bedrockish_journal.model.membership import ROLES
 
 mode_option = click.option(
     "--mode", type=click.Choice(MODES), help="How to print the users; by default a box, in a pipe plain."
 )
-timeout_option = click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), help="Seconds to try for.")
 force_option = click.option("--force", is_flag=True, help="Even if no admin is left.")
 table_option = click.option("--table", default="", help="For this table only: reader or writer.")
 role_argument = click.argument("role", type=click.Choice(ROLES))
@@ -54,7 +51,7 @@ def list_users(url: str, mode: str | None, timeout: float | None) -> None:
                 "SELECT user_name, role, tables FROM bedrockish_users ORDER BY 1", timeout=timeout
             )
 
-    _print(trio.run(ask), mode)
+    show(trio.run(ask), mode)
 
 
 @user.command(cls=UrlCommand)
@@ -66,7 +63,7 @@ def list_users(url: str, mode: str | None, timeout: float | None) -> None:
 @timeout_option
 def add(url: str, name: str, role: str | None, force: bool, mode: str | None, timeout: float | None) -> None:
     """Let NAME be a user. With the first one, who must be an admin, everybody has to be one."""
-    _change(url, MemberChange(USER_ADD, name, role=role or "", secret=ask_hash(), force=force), mode, timeout)
+    change_members(url, MemberChange(USER_ADD, name, role=role or "", secret=ask_hash(), force=force), mode, timeout)
 
 
 @user.command(cls=UrlCommand)
@@ -76,7 +73,7 @@ def add(url: str, name: str, role: str | None, force: bool, mode: str | None, ti
 @timeout_option
 def passwd(url: str, name: str, mode: str | None, timeout: float | None) -> None:
     """Give NAME another password. Everybody may change the own one."""
-    _change(url, MemberChange(USER_PASSWORD, name, secret=ask_hash()), mode, timeout)
+    change_members(url, MemberChange(USER_PASSWORD, name, secret=ask_hash()), mode, timeout)
 
 
 @user.command(cls=UrlCommand)
@@ -88,7 +85,7 @@ def passwd(url: str, name: str, mode: str | None, timeout: float | None) -> None
 @timeout_option
 def grant(url: str, name: str, role: str, table: str, mode: str | None, timeout: float | None) -> None:
     """Give NAME at least ROLE."""
-    _change(url, MemberChange(USER_GRANT, name, role=role, table=table), mode, timeout)
+    change_members(url, MemberChange(USER_GRANT, name, role=role, table=table), mode, timeout)
 
 
 @user.command(cls=UrlCommand)
@@ -101,7 +98,7 @@ def grant(url: str, name: str, role: str, table: str, mode: str | None, timeout:
 @timeout_option
 def revoke(url: str, name: str, role: str, table: str, force: bool, mode: str | None, timeout: float | None) -> None:
     """Take ROLE from NAME, and those that include it; what is less stays, and so do roles for other tables."""
-    _change(url, MemberChange(USER_REVOKE, name, role=role, force=force, table=table), mode, timeout)
+    change_members(url, MemberChange(USER_REVOKE, name, role=role, force=force, table=table), mode, timeout)
 
 
 @user.command(cls=UrlCommand)
@@ -112,7 +109,7 @@ def revoke(url: str, name: str, role: str, table: str, force: bool, mode: str | 
 @timeout_option
 def remove(url: str, name: str, force: bool, mode: str | None, timeout: float | None) -> None:
     """Let NAME be no user any more, at once and at every node, also if a configuration has the name."""
-    _change(url, MemberChange(USER_REMOVE, name, force=force), mode, timeout)
+    change_members(url, MemberChange(USER_REMOVE, name, force=force), mode, timeout)
 
 
 @user.command(cls=UrlCommand)
@@ -131,24 +128,3 @@ def token(url: str, name: str, for_s: float, timeout: float | None) -> None:
             return str((await client.upkeep({"do": "token", "user": name, "for_s": for_s}, timeout=timeout))["token"])
 
     click.echo(trio.run(ask))
-
-
-def ask_hash() -> str:
-    """Return the hash of a password that is asked for, or read from standard input."""
-    if sys.stdin.isatty():
-        given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    else:
-        given = sys.stdin.readline().rstrip("\r\n")
-    return str(hash_password(given, secrets.token_bytes(SALT_BYTES)))
-
-
-def _change(url: str, change: MemberChange, mode: str | None, timeout: float | None) -> None:
-    async def run() -> Rows:
-        async with open_client(url) as client:
-            return await client.change_members(change, timeout=timeout)
-
-    _print(trio.run(run), mode)
-
-
-def _print(rows: Rows, mode: str | None) -> None:
-    print_rows(rows, mode or (BOX if sys.stdout.isatty() else PLAIN))

@@ -102,9 +102,9 @@ class Keeping:
         journal_keep_mb: how large the journal may become, in millions of bytes, before its oldest entries go.
     """
 
-    journal_prune: bool = False
+    journal_prune: bool = True
     journal_keep_minutes: int = 7 * 24 * 60
-    journal_keep_mb: int = 1_000_000
+    journal_keep_mb: int = 1_000
 
 
 @dataclass(frozen=True, slots=True)

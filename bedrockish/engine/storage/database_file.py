@@ -24,6 +24,7 @@ from bedrockish_journal.storage import store
 
 SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL that starts over while a checkpoint runs can lose commits
 READABLE_BY_OTHERS = 0o077
+INCREMENTAL = 2  # auto_vacuum: free pages can be given back to the disk, some at a time
 CACHE_KIB = 64 << 10
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
@@ -174,6 +175,7 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits, *, full_sync: bool)
         raise ConfigError(f"{path} may not be written by this user; change its permissions, or the user of the node")
     # After a crash whoever opens the file first recovers the WAL, alone: it may be a program that only reads.
     db.set_busy_timeout(RECOVERY_MS)
+    db.pragma("auto_vacuum", INCREMENTAL)  # of a file that is empty yet; others stay as they are
     mode = db.pragma("journal_mode", "wal")  # readers beside the writer, and one file to sync
     if mode != "wal":
         raise ConfigError(f"{path} cannot use a write-ahead log (journal_mode is {mode}); use a local disk")

@@ -10,6 +10,7 @@ from bedrockish.common.hlc import moved
 from bedrockish.core.protocol.health import decode_alarm
 from bedrockish.core.protocol.records import FORGOTTEN, Recovered, decode_joining, decode_membership
 from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.database_file import INCREMENTAL
 from bedrockish.errors import forgotten
 from bedrockish_journal.model.command_id import time_ms
 from bedrockish_journal.model.entry import Entry
@@ -34,6 +35,25 @@ class Size:
     entries: int
     bytes: int
     oldest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The node's file.
+
+    Attributes:
+        free: how many pages are free.
+        pages: how many pages it has.
+        can_shrink: whether free pages can be given back to the disk; False in a file that an earlier release made.
+    """
+
+    free: int
+    pages: int
+    can_shrink: bool
+
+
+def _shrink(db: apsw.Connection, pages: int) -> None:
+    db.execute(f"PRAGMA incremental_vacuum({pages:d})").fetchall()
 
 
 class Journal:
@@ -118,6 +138,19 @@ class Journal:
         """Remove some of the beginning in the open batch, ``most`` entries at a time."""
         self._write(pruning.remove, self._db, dict(upto), most)
         self.horizon = Txid(*pruning.horizon(self._db))
+
+    @property
+    def room(self) -> Room:
+        """How much of the file is free."""
+        free, pages = (int(self._db.pragma(name)) for name in ("freelist_count", "page_count"))
+        return Room(free, pages, can_shrink=self._db.pragma("auto_vacuum") == INCREMENTAL)
+
+    def shrink(self, pages: int) -> None:
+        """Give so many free pages back to the disk in the open batch, by moving those at the file's end into them.
+
+        The file becomes shorter when a checkpoint has copied that.
+        """
+        self._write(_shrink, self._db, pages)
 
     def forget_commands(self, unix_ms: int, most: int) -> int:
         """Forget in the open batch, of the ids of removed commands, those that were made up to a time; how many."""

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 CLOCK_KEY = "cluster_clock"  # in the file: 1 or 0 when the operator has said so, and not the configuration
 LOOK_S = 10.0  # between two looks at the journal's length
 SLICE = 500  # entries that are removed at a time: some milliseconds
+FREE_MAX, FREE_KEPT = 0.25, 0.1  # parts of a file: with more free pages than that it shrinks, until so many are left
+FREE_PAGES_MAX = 4_096  # so few free pages (16 MiB) are never worth the work
+SHRINK_PAGES = 100  # that are given back at a time: some milliseconds
 NAME_CHARACTERS_MAX = 100
 COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # for so long after it was made, at least, is an id remembered
 HOLDS_MAX = 100
@@ -106,6 +109,7 @@ class Upkeep:
         self.reports: list[Callable[[], dict[str, Any]]] = []
         self.orders: dict[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {}
         self._pruning = trio.Lock()
+        self._shortened = trio.Event()  # somebody has removed a part of the journal
         self._removed = 0
         engine.scope.tick, engine.scope.skip = self.tick, self.skip
 
@@ -243,6 +247,7 @@ class Upkeep:
             removed = await self._remove(upto)
             await self._forget_commands()
         if removed:
+            self._shortened.set()
             logger.info("removed %d entries of the journal, up to %s", removed, upto)
         return {"node": state.me, "removed": removed, "upto": upto, "kept": bound.why, "entries": journal.size.entries}
 
@@ -262,12 +267,38 @@ class Upkeep:
         while self._engine.journal.forget_commands(now_ms - COMMANDS_KEPT_MS, SLICE) == SLICE:
             await self._durable()
 
+    async def give_back(self) -> int:
+        """Give what is free in the file back to the disk, if that is much; return how many pages.
+
+        A tenth of the file stays free for what comes next: a file that shrinks to the last page has to grow again.
+        """
+        journal, given = self._engine.journal, 0
+        async with self._pruning:
+            room = journal.room
+            if not room.can_shrink or room.free <= max(FREE_PAGES_MAX, FREE_MAX * room.pages):
+                return 0
+            while room.free > max(FREE_PAGES_MAX // 2, FREE_KEPT * room.pages):
+                journal.shrink(SHRINK_PAGES)
+                await self._durable()
+                before, room = room, journal.room
+                if room.free >= before.free:
+                    break  # others take the free pages as fast
+                given += before.free - room.free
+        logger.info("gave %d free pages of the file back to the disk; %d are left", given, room.pages)
+        return given
+
     async def watch(self) -> None:
-        """Keep the journal as long as the configuration says, until cancelled."""
+        """Keep the journal as long as the configuration says, and the file no larger than it has to be, until
+        cancelled.
+        """
         told = self._config.journal
-        while told.journal_prune:
-            await trio.sleep(LOOK_S)
-            await self.prune(60 * told.journal_keep_minutes, told.journal_keep_mb, force=False)
+        while True:
+            self._shortened = trio.Event()
+            with trio.move_on_after(LOOK_S):
+                await self._shortened.wait()
+            if told.journal_prune:
+                await self.prune(60 * told.journal_keep_minutes, told.journal_keep_mb, force=False)
+            await self.give_back()
 
 
 def _number(asked: Mapping[str, Any], name: str) -> float | None:

@@ -222,8 +222,8 @@ async def test_a_node_shortens_its_journal_and_its_file_by_itself(tmp_path: Path
         await ready(cluster)
         async with open_client(cluster.url()) as client:
             await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, data BLOB)")
-            for _ in range(30):
-                await client.execute("INSERT INTO t(data) VALUES (randomblob(1000000))")
+            for number in range(1, 31):
+                await client.execute("INSERT INTO t VALUES (?, randomblob(1000000))", [number])
             await client.execute("DELETE FROM t WHERE id > 3")
 
             async def shorter() -> bool:

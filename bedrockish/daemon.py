@@ -268,8 +268,8 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             await nursery.start(load_http(), runtime, config, gate, credentials)
         up.set()
         scrubber, healer = _repairs(runtime, config, credentials, plugins)
-        nursery.start_soon(scrubber.watch)
-        nursery.start_soon(healer.watch)
+        nursery.start_soon(runtime.faults.keep_running, "comparing tables", scrubber.watch)
+        nursery.start_soon(runtime.faults.keep_running, "repairing tables", healer.watch)
         try:
             await runtime.run()
         finally:

@@ -80,16 +80,22 @@ async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[C
 
             yield call
             nursery.cancel_scope.cancel()
-    except* NetError as errors:
-        found = explain_end(_first(errors))
-        raise found if isinstance(found, AuthenticationError) else UnavailableError(f"{address}: {found}") from errors
-    except* BedrockishError as errors:
-        raise _first(errors) from errors
+    except* (NetError, BedrockishError) as errors:  # one clause for both: two that raise would make a group of it
+        found = _meant(errors)
+        if isinstance(found, NetError):
+            why = explain_end(found)
+            found = why if isinstance(why, AuthenticationError) else UnavailableError(f"{address}: {why}")
+        raise found from errors
 
 
-def _first(group: BaseExceptionGroup[Any]) -> Exception:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+def _meant(group: BaseExceptionGroup[NetError | BedrockishError]) -> NetError | BedrockishError:
+    """Return what the caller is told: what an answer, or who asked, has said, before that the link ended meanwhile."""
+    said, _ = group.split(BedrockishError)
+    found: BaseException = said if said is not None else group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, NetError | BedrockishError)
+    return found
 
 
 async def join(config: Config, url: str, prepare: Prepare, *, replay: bool) -> None:

@@ -1,0 +1,73 @@
+"""Calls that one node makes at another: whatever ends them, the caller is told one thing, and catches it as that."""
+
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from bedrockish.api.url import Address
+from bedrockish.api.wire import UPKEEP, Ask
+from bedrockish.client.credentials import Entry
+from bedrockish.errors import AuthenticationError, BedrockishError, UnavailableError, UsageError
+from bedrockish.node.cluster.join import calls
+from bedrockish_net.errors import Code, LinkClosedError, NetError, RefusedError
+from bedrockish_net.events import Hello
+from bedrockish_net.stream import Link
+
+PLACE = Address("localhost", 1)
+HELLO = Hello("repair-A", "c", "client")
+
+
+class Door:
+    """An entry whose link ends, by what it is told, as soon as somebody waits for an answer."""
+
+    def __init__(self, end: NetError) -> None:
+        self.end, self.asked = end, trio.Event()
+
+    async def dial(self, *_: Any) -> Link:
+        return cast(Link, self)
+
+    async def run(self) -> None:
+        await self.asked.wait()
+        raise self.end
+
+    async def send(self, _: bytes) -> None:
+        self.asked.set()
+
+    async def receive(self) -> bytes:
+        raise self.end
+
+
+@pytest.mark.parametrize("said", [UsageError("no such thing"), UnavailableError("not two nodes")])
+async def test_what_was_said_counts_also_when_the_link_ends_at_that_moment(said: BedrockishError) -> None:
+    door = Door(LinkClosedError(Code.LOST, "gone"))
+    with pytest.raises(type(said)) as raised:
+        async with calls(PLACE, HELLO, cast(Entry, door)):
+            await trio.testing.wait_all_tasks_blocked()
+            door.asked.set()
+            raise said
+    assert raised.value is said
+
+
+async def test_through_several_links_it_is_still_one_error() -> None:
+    """As a comparison of tables has them, when one node refuses and another stops."""
+    doors = [Door(LinkClosedError(Code.LOST, "gone")), Door(LinkClosedError(Code.LOST, "gone, too"))]
+    said = UnavailableError("there are not two nodes to compare")
+    with pytest.raises(UnavailableError, match="not two nodes"):
+        async with calls(PLACE, HELLO, cast(Entry, doors[0])), calls(PLACE, HELLO, cast(Entry, doors[1])):
+            await trio.testing.wait_all_tasks_blocked()
+            for door in doors:
+                door.asked.set()
+            raise said
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [(LinkClosedError(Code.LOST, "gone"), UnavailableError), (RefusedError(Code.AUTHENTICATION, "who are you"), AuthenticationError)],
+)
+async def test_a_link_that_ends_is_an_error_of_ours(end: NetError, told: type[BedrockishError]) -> None:
+    door = Door(end)
+    with pytest.raises(told):
+        async with calls(PLACE, HELLO, cast(Entry, door)) as call:
+            await call(Ask(1, UPKEEP, asked={"do": "scrub"}))

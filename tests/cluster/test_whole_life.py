@@ -71,7 +71,7 @@ class Shop:
         while not self.stopping:
             async with open_client(url := self.url) as client:
                 while url == self.url and not self.stopping:
-                    await self._order(f"{name}-{count}", lambda order: client.execute(INSERT, [order]))  # noqa: B023
+                    await self._order(f"{name}-{count}", lambda order: client.execute(INSERT, [order]))
                     count += 1
 
     async def visitor(self, name: str) -> None:
@@ -97,7 +97,9 @@ class Shop:
         said = ""
         for _ in range(60):
             url, token = self.web
-            asked = urllib.request.Request(f"{url}/db/execute?command={order}", body, {"Content-Type": "application/json"})
+            asked = urllib.request.Request(
+                f"{url}/db/execute?command={order}", body, {"Content-Type": "application/json"}
+            )
             asked.add_header("Authorization", f"Bearer {token}")
             try:
                 await trio.to_thread.run_sync(

@@ -64,7 +64,10 @@ async def test_through_several_links_it_is_still_one_error() -> None:
 
 @pytest.mark.parametrize(
     ("end", "told"),
-    [(LinkClosedError(Code.LOST, "gone"), UnavailableError), (RefusedError(Code.AUTHENTICATION, "who are you"), AuthenticationError)],
+    [
+        (LinkClosedError(Code.LOST, "gone"), UnavailableError),
+        (RefusedError(Code.AUTHENTICATION, "who are you"), AuthenticationError),
+    ],
 )
 async def test_a_link_that_ends_is_an_error_of_ours(end: NetError, told: type[BedrockishError]) -> None:
     door = Door(end)

@@ -102,9 +102,7 @@ class Shop:
             )
             asked.add_header("Authorization", f"Bearer {token}")
             try:
-                await trio.to_thread.run_sync(
-                    lambda asked=asked: urllib.request.urlopen(asked, timeout=20, context=self.trusted).close()
-                )
+                await trio.to_thread.run_sync(self._post, asked)
             except urllib.error.HTTPError as error:
                 said = error.read().decode()
                 if error.code not in (401, 503, 504, 409):  # 401: the token was exchanged while this was on its way
@@ -115,6 +113,9 @@ class Shop:
                 return
             await trio.sleep(0.1)
         raise BedrockishError(f"HTTP: {said}")
+
+    def _post(self, asked: urllib.request.Request) -> None:
+        urllib.request.urlopen(asked, timeout=20, context=self.trusted).close()
 
     async def moves(self, orders: int = 30) -> None:
         """Wait until so many more orders are in."""

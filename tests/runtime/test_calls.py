@@ -42,11 +42,15 @@ class Door:
 @pytest.mark.parametrize("said", [UsageError("no such thing"), UnavailableError("not two nodes")])
 async def test_what_was_said_counts_also_when_the_link_ends_at_that_moment(said: BedrockishError) -> None:
     door = Door(LinkClosedError(Code.LOST, "gone"))
-    with pytest.raises(type(said)) as raised:
+
+    async def fails_as_it_ends() -> None:
         async with calls(PLACE, HELLO, cast(Entry, door)):
             await trio.testing.wait_all_tasks_blocked()
             door.asked.set()
             raise said
+
+    with pytest.raises(type(said)) as raised:
+        await fails_as_it_ends()
     assert raised.value is said
 
 
@@ -54,12 +58,16 @@ async def test_through_several_links_it_is_still_one_error() -> None:
     """As a comparison of tables has them, when one node refuses and another stops."""
     doors = [Door(LinkClosedError(Code.LOST, "gone")), Door(LinkClosedError(Code.LOST, "gone, too"))]
     said = UnavailableError("there are not two nodes to compare")
-    with pytest.raises(UnavailableError, match="not two nodes"):
+
+    async def fails_as_they_end() -> None:
         async with calls(PLACE, HELLO, cast(Entry, doors[0])), calls(PLACE, HELLO, cast(Entry, doors[1])):
             await trio.testing.wait_all_tasks_blocked()
             for door in doors:
                 door.asked.set()
             raise said
+
+    with pytest.raises(UnavailableError, match="not two nodes"):
+        await fails_as_they_end()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ COMMANDS = {
     "explain": ("bedrockish.cli.explain", "explain"),
     "status": ("bedrockish.cli.status", "status"),
     "nodes": ("bedrockish.cli.status", "nodes"),
+    "statements": ("bedrockish.cli.statements", "statements"),
     "verify": ("bedrockish.cli.verify", "verify"),
     "upgrade": ("bedrockish.cli.upgrade", "upgrade"),
     "backup": ("bedrockish.cli.backup", "backup"),

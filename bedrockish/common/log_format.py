@@ -91,6 +91,7 @@ class _JsonLines(_Lines):
             "node": getattr(record, "node", ""),
             "from": record.name,
             "text": record.getMessage(),
+            **getattr(record, "fields", {}),  # what a program can count or filter by
         }
         if record.exc_info:
             fields["trace"] = self.formatException(record.exc_info)

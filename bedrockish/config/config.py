@@ -73,10 +73,12 @@ class Log:
     Attributes:
         level: the least important kind of line that is written: debug, info, warning or error.
         json: write each line as a JSON object.
+        slow_ms: a request that takes so long, in milliseconds from its arrival to its answer, is logged; 0: none is.
     """
 
     level: str = "info"
     json: bool = False
+    slow_ms: int = 1_000
 
 
 @dataclass(frozen=True, slots=True)

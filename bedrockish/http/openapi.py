@@ -201,7 +201,7 @@ SCHEMAS: dict[str, Schema] = {
                 "items": {"type": "array", "items": {"type": ["number", "null"]}},
             },
             "slow": {
-                "description": "Statements that took long, those first that took most.",
+                "description": "Statements that took long, with ? for each value; those first that took most.",
                 "type": "array",
                 "items": {
                     "type": "object",

@@ -53,9 +53,10 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.conflict_counts import other_counts
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.clock_functions import ClockNeededError
-from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, UnavailableError
+from bedrockish.errors import BedrockishError, ConflictError, DamagedError, MemoryFullError, UnavailableError
 from bedrockish.node.admin.activity import Activity, sizes
 from bedrockish.node.admin.retention import Upkeep, start_core
+from bedrockish.node.admin.statement_statistics import Ran, StatementStatistics, is_refused
 from bedrockish.node.admin.status import describe_node
 from bedrockish.node.admin.trace_buffer import TraceBuffer
 from bedrockish.node.admin.troubles import Troubles
@@ -162,8 +163,13 @@ class Runtime:
         self._fsync = FsyncThread(engine.sync)
         self.syncs = self._fsync.took
         self.activity = Activity(self._counted, self.latency)
-        self.transactions.on_ran = self.activity.note
-        self.upkeep.orders |= {"activity": self.describe_activity, "end": self.transactions.end_by_order}
+        self.statements = StatementStatistics(config.log.slow_ms / 1000)
+        self.transactions.on_ran = self.statements.note
+        self.upkeep.orders |= {
+            "activity": self.describe_activity,
+            "statements": self.describe_statements,
+            "end": self.transactions.end_by_order,
+        }
         self._syncing = False
         self._failure: BaseException | None = None
         self._failed = False  # in the middle of a step, or by damage
@@ -283,9 +289,17 @@ class Runtime:
         """Return what this node did in the last hour, what was slow, what is open, and the sizes of its file."""
         return {
             **self.activity.describe(),
+            "slow": self.statements.slow(),
             "transactions": self.transactions.describe(),
             "sizes": sizes(self.config.database, self.engine.journal.rough_bytes),
         }
+
+    async def describe_statements(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what each statement cost here, by its text without values; ``reset`` begins anew after that."""
+        told = {"node": self.core.state.me, **self.statements.describe()}
+        if asked.get("reset") is True:
+            self.statements.reset()
+        return told
 
     def events(self, after: int) -> dict[str, Any]:
         """Return what was lately said and heard."""
@@ -652,10 +666,28 @@ class Runtime:
         for waiter in kept.replies:
             took_s = time.monotonic() - waiter.began
             self.latency.observe(took_s)
-            self.activity.note(waiter.request.texts, took_s)
+            self._note(waiter, took_s)
             self._tell(waiter)
         for mark in kept.marks:
             mark.set()
+
+    def _note(self, waiter: Waiter, took_s: float) -> None:
+        """Count what was asked among the statements; a change of the members is none.
+
+        Nor is what a transaction asks for itself, without a statement, unless it is its commit.
+        """
+        request, answer = waiter.request, waiter.answer
+        if request.change is not None:
+            return
+        commits = isinstance(answer, ConflictError) or (isinstance(answer, Answer) and answer.place is not None)
+        if waiter.prepare is not None and not commits:
+            return
+        texts = request.texts if request.call is None else (f"CALL {request.call.name}",)
+        if isinstance(answer, Answer):
+            ran = Ran(took_s, attempts=answer.attempts, result_bytes=len(answer.results), user=request.user)
+        else:
+            ran = Ran(took_s, failed=True, refused=answer is not None and is_refused(answer), user=request.user)
+        self.statements.note(texts, ran)
 
     def _tell(self, waiter: Waiter) -> None:
         try:

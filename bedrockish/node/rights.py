@@ -9,7 +9,7 @@ from bedrockish.engine.statements.rights import NOBODY, Access
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.membership import ADMIN, READER
 
-UPKEEP_OF_READERS = frozenset({"activity", "digest"})  # they show data, and change nothing
+UPKEEP_OF_READERS = frozenset({"activity", "statements", "digest"})  # they show data, and change nothing
 
 
 def check_call(access: Access, call: Call, user: str) -> None:
@@ -54,7 +54,7 @@ def check_upkeep(access: Access, asked: Mapping[str, Any], user: str) -> None:
     order = str(asked.get("do"))
     if order == "token" and asked.get("user") == user and access.users.get(user) is not None:
         return  # of the own
-    role = READER if order in UPKEEP_OF_READERS else ADMIN
+    role = READER if order in UPKEEP_OF_READERS and not asked.get("reset") else ADMIN
     access.require(user, role, f"the order {order!r} {'shows data' if role == READER else 'changes a node'}")
 
 

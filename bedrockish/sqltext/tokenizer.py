@@ -75,10 +75,15 @@ def tokens(sql: str) -> list[Token]:
     Raises:
         NotTokensError: there is something in it that is no token.
     """
-    return list(_tokens(sql))
+    return list(walk(sql))
 
 
-def _tokens(sql: str) -> Iterator[Token]:
+def walk(sql: str) -> Iterator[Token]:
+    """Yield the tokens of a text, as ``tokens`` returns them, as far as somebody asks for them.
+
+    Raises:
+        NotTokensError: at what is no token.
+    """
     if "\0" in sql:
         raise NotTokensError("SQLite would read no further than the first NUL")
     at = 0

@@ -11,7 +11,7 @@ from bedrockish.client.blocking import connect
 from bedrockish.common.histogram import BOUNDS_S, Histogram, quantile
 from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import BedrockishError, UnavailableError
-from bedrockish.node.admin.activity import HOUR_S, SLICES_MAX, SLOW_MAX, SQL_MAX, Activity
+from bedrockish.node.admin.activity import SLICES_MAX, Activity
 from tests.http.conftest import Asker
 from tools.cluster import LocalCluster
 
@@ -45,33 +45,16 @@ def test_a_slice_is_what_has_grown() -> None:
 
 
 def test_the_memory_of_an_hour_is_bounded() -> None:
-    """However long the node runs, however many and long the statements are."""
+    """However long the node runs."""
     world = World()
-    for number in range(3 * SLICES_MAX):
+    for _ in range(3 * SLICES_MAX):
         world.now += 10
         world.commits += 1_000_000_000
         world.activity.cut()
-        world.activity.note([f"SELECT {number} -- " + "x" * 100_000] * 100, 0.2)
     told = world.activity.describe()
     assert len(told["slices"]) == SLICES_MAX
-    assert len(told["slow"]) <= SLOW_MAX
-    assert max(len(one["sql"]) for one in told["slow"]) <= SQL_MAX
     held = sum(sys.getsizeof(one) + sys.getsizeof(one.times) for one in world.activity._slices)
-    held += sum(sys.getsizeof(text) + 200 for text in world.activity._slow)
     assert held < 300_000
-    world.now += HOUR_S + 1
-    assert world.activity.describe()["slow"] == []
-
-
-def test_what_is_slow_is_added_up_and_what_is_quick_is_not_looked_at() -> None:
-    world = World()
-    world.activity.note(["SELECT  1\n"], 0.5)
-    world.activity.note(["SELECT 1"], 1.5)
-    world.activity.note(["SELECT 2"], 0.01)
-    world.activity.note([], 0.7)
-    first, second = world.activity.describe()["slow"]
-    assert (first["sql"], first["times"], first["longest_ms"], first["total_ms"]) == ("SELECT 1", 2, 1500, 2000)
-    assert second["sql"] == "COMMIT"
 
 
 def test_quantiles() -> None:
@@ -123,7 +106,8 @@ def test_a_slow_statement_is_told(node: Asker) -> None:
     while not (found := node("/activity").json["nodes"]["A"])["slices"]:
         assert time.monotonic() < until
         time.sleep(0.5)
-    assert slow in [one["sql"] for one in found["slow"]]
+    shown = slow.replace(" 1 ", " ? ").replace("1500000", "?")
+    assert [one["sql"] for one in found["slow"] if one["sql"].startswith("WITH")] == [shown.replace("+ 1", "+ ?")]
     assert found["columns"][0] == "at_ms"
 
 

@@ -47,6 +47,7 @@ from bedrockish.errors import (
     UnsupportedError,
     UsageError,
 )
+from bedrockish.node.admin.statement_statistics import Ran, is_refused
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.outbox import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
@@ -94,7 +95,7 @@ class Transactions:
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
         self._waiting: list[tuple[Session, trio.Event]] = []  # for a snapshot
         self._damage: DamagedError | None = None
-        self.on_ran: Callable[[Sequence[str], float], None] = lambda _texts, _took_s: None
+        self.on_ran: Callable[[Sequence[str], Ran], None] = lambda _texts, _ran: None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -312,6 +313,7 @@ class Transactions:
     async def _statements(self, one: Open, request: Request) -> Answer:
         results: list[Result] = []
         began = time.monotonic()
+        failed: BedrockishError | None = None
         room, state = self._bounds.result_bytes_max, self._core.state
         until = time.monotonic() + _turn_s(one.session)
         try:
@@ -328,9 +330,16 @@ class Transactions:
                     await trio.lowlevel.checkpoint()
                     self._find(one.owner, one.name)
                     until = time.monotonic() + _turn_s(one.session)
+        except BedrockishError as error:
+            failed = error
+            raise
         finally:
             await self._rest(one)
-            self.on_ran([statement.sql for statement in request.statements[:5]], time.monotonic() - began)
+            if request.statements:
+                took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room
+                refused = failed is not None and is_refused(failed)
+                ran = Ran(took_s, failed is not None, refused, result_bytes=size, user=request.user)
+                self.on_ran(request.texts, ran)
         return Answer(encode(results), self._token(one))
 
     async def _statement(self, one: Open, statement: Statement, room: int, results: list[Result]) -> int:

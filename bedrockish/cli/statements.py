@@ -1,0 +1,64 @@
+"""``bedrockish statements``: what the statements of clients cost, added up over the members."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import trio
+
+from bedrockish.api.rows import Rows
+from bedrockish.cli.member import show
+from bedrockish.cli.output import MODES
+from bedrockish.cli.upkeep import everywhere
+from bedrockish.cli.url import UrlCommand, url_argument
+
+ADDED = ("calls", "errors", "repeats", "total_ms", "result_bytes")
+COLUMNS = ("calls", "errors", "repeats", "total_ms", "mean_ms", "longest_ms", "result_bytes", "nodes", "statement")
+BY = COLUMNS[:7]
+
+
+@click.command(cls=UrlCommand)
+@url_argument
+@click.option("--by", type=click.Choice(BY), default="total_ms", show_default=True, help="Those with most of it first.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many of them.")
+@click.option("--node", "only", metavar="NAME", help="At this member only; by default all, added up.")
+@click.option("--reset", is_flag=True, help="Begin anew after that; needs the role admin.")
+@click.option("--mode", type=click.Choice(MODES), help="How to print them; by default a box, in a pipe plain.")
+def statements(url: str, by: str, limit: int, only: str | None, reset: bool, mode: str | None) -> None:
+    """Print which statements cost most since the nodes started: by their text, with ? for each value.
+
+    A request counts at the node that it was sent to, from its arrival to its answer; statements that were sent together
+    are one. 'repeats' says how often one was executed again, mostly for a conflict.
+    """
+    told = trio.run(everywhere, url, {"do": "statements", "reset": reset}, only)
+    missing = {node: one["unreachable"] for node, one in told.items() if "unreachable" in one}
+    rows = added_up({node: one for node, one in told.items() if node not in missing})
+    rows.sort(key=lambda row: -row[COLUMNS.index(by)])
+    show(Rows(COLUMNS, rows[:limit]), mode)
+    for node, why in missing.items():
+        click.echo(f"{node} is not in it: {why}", err=True)
+    for node, one in told.items():
+        if one.get("forgotten"):
+            click.echo(f"{node} has forgotten {one['forgotten']} texts that were seldom used", err=True)
+    if missing:
+        raise SystemExit(3)
+
+
+def added_up(told: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return the rows of ``COLUMNS``, of what each node has told."""
+    sums: dict[str, dict[str, Any]] = {}
+    for node, one in told.items():
+        for found in one["found"]:
+            total = sums.setdefault(found["sql"], {"longest_ms": 0.0, "nodes": []})
+            for name in ADDED:
+                total[name] = total.get(name, 0) + found[name]
+            total["longest_ms"] = max(total["longest_ms"], found["longest_ms"])
+            total["nodes"].append(node)
+    return [
+        (
+            *(one["calls"], one["errors"], one["repeats"], round(one["total_ms"], 1)),
+            *(round(one["total_ms"] / one["calls"], 2), one["longest_ms"], one["result_bytes"]),
+            *(" ".join(one["nodes"]), sql),
+        )
+        for sql, one in sums.items()
+    ]

@@ -1,0 +1,205 @@
+"""What each statement cost at this node since it started: by its text without values, in bounded memory.
+
+As PostgreSQL's ``pg_stat_statements`` has it. A request is counted once, when it is answered: several statements that
+were sent together are one text here. What takes long is logged as well.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bedrockish.errors import BedrockishError, ForbiddenError, SqlError, UnsupportedError, UsageError
+from bedrockish.sqltext.normalised import normalised
+
+logger = logging.getLogger(__name__)
+
+TEXTS_MAX = 1_000  # normalised ones that are kept
+SENT_MAX, SENT_CHARACTERS_MAX = 2_000, 4_000  # texts as they were sent, of which it is known what they stand for
+TOGETHER_MAX = 5  # statements of one request that are shown
+SLOW_S, HOUR_S = 0.1, 3600.0
+TOLD_MAX = 50  # of the slow ones
+COMMIT = "COMMIT"
+REFUSED = "(refused: what is no SQL, or may not be said)"
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Of one text.
+
+    Attributes:
+        calls: how often it was answered.
+        errors: how often with an error.
+        repeats: how often it was executed again, since it met a conflict or the node's own clock.
+        result_bytes: of all its results, as they are encoded.
+        total_s, longest_s: from arrival to answer.
+        slow, slow_s, slow_at: how often it took a tenth of a second, how long in all, and when it did so last.
+        last: when it was answered last.
+    """
+
+    calls: int = 0
+    errors: int = 0
+    repeats: int = 0
+    result_bytes: int = 0
+    total_s: float = 0.0
+    longest_s: float = 0.0
+    slow: int = 0
+    slow_s: float = 0.0
+    slow_longest_s: float = 0.0
+    slow_at: float = 0.0
+    last: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a request went.
+
+    Attributes:
+        took_s: from its arrival to its answer.
+        failed: whether it was answered with an error.
+        refused: whether that says that the text is none that runs here. It is not told then: if its quotes are wrong,
+            what looks like a name in it may be a value.
+        attempts: how often it was executed.
+        result_bytes: of its encoded results.
+        user: whose it was; empty for nobody in particular.
+    """
+
+    took_s: float
+    failed: bool = False
+    refused: bool = False
+    attempts: int = 1
+    result_bytes: int = 0
+    user: str = ""
+
+
+def is_refused(error: BedrockishError) -> bool:
+    """Whether an error says that a text is none that runs here, for whoever asked."""
+    return type(error) is UsageError or isinstance(error, SqlError | UnsupportedError | ForbiddenError)
+
+
+class StatementStatistics:
+    """The statements of one node.
+
+    Args:
+        slow_log_s: what takes so long is logged; 0: nothing is.
+        clock: returns seconds that only grow.
+    """
+
+    def __init__(self, slow_log_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slow_log_s = slow_log_s or float("inf")
+        self._clock = clock
+        self._since = clock()
+        self._sent: dict[tuple[str, ...], Statistics] = {}
+        self._found: dict[str, Statistics] = {}
+        self.forgotten = 0  # texts that made room for others
+
+    def note(self, texts: Sequence[str], ran: Ran) -> None:
+        """Count a request that was answered."""
+        sent = tuple(texts[: TOGETHER_MAX + 1])
+        one = self._sent.get(sent)
+        if one is None:
+            one = self._learn(sent, ran)
+        took_s = ran.took_s
+        one.calls += 1
+        one.errors += ran.failed
+        one.repeats += ran.attempts - 1
+        one.result_bytes += ran.result_bytes
+        one.total_s += took_s
+        one.last = now = self._clock()
+        one.longest_s = max(one.longest_s, took_s)
+        if took_s >= SLOW_S:
+            one.slow, one.slow_s, one.slow_at = one.slow + 1, one.slow_s + took_s, now
+            one.slow_longest_s = max(one.slow_longest_s, took_s)
+        if took_s >= self._slow_log_s:
+            self._log(sent, ran)
+
+    def _log(self, sent: tuple[str, ...], ran: Ran) -> None:
+        whose = f", of {ran.user}" if ran.user else ""
+        how = "failed" if ran.failed else f"{ran.result_bytes} bytes of results"
+        fields = {
+            "took_ms": round(1000 * ran.took_s),
+            "executed": ran.attempts,
+            "failed": ran.failed,
+            "result_bytes": ran.result_bytes,
+            "user": ran.user,
+            "statement": _shown(sent, ran),
+        }
+        logger.warning(
+            "slow statement: %.0f ms, executed %d times, %s%s: %s",
+            *(1000 * ran.took_s, ran.attempts, how, whose, fields["statement"]),
+            extra={"fields": fields},
+        )
+
+    def _learn(self, sent: tuple[str, ...], ran: Ran) -> Statistics:
+        name = _shown(sent, ran)
+        one = self._found.get(name)
+        if one is None:
+            if len(self._found) >= TEXTS_MAX:
+                self._forget()
+            one = self._found[name] = Statistics()
+        if len(self._sent) >= SENT_MAX:
+            self._sent.clear()  # those in use come back with their next call
+        if not ran.refused and sum(map(len, sent)) <= SENT_CHARACTERS_MAX:  # a long one is normalised each time
+            self._sent[sent] = one
+        return one
+
+    def _forget(self) -> None:
+        """Make room: the texts that were not seen for longest go, a tenth of all."""
+        oldest = sorted(self._found, key=lambda name: self._found[name].last)[: TEXTS_MAX // 10]
+        for name in oldest:
+            del self._found[name]
+        self.forgotten += len(oldest)
+        self._sent.clear()
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything as plain values: the texts that took most of the time first."""
+        ranked = sorted(self._found.items(), key=lambda item: -item[1].total_s)
+        found = [
+            {
+                "sql": name,
+                "calls": one.calls,
+                "errors": one.errors,
+                "repeats": one.repeats,
+                "total_ms": round(1000 * one.total_s, 1),
+                "mean_ms": round(1000 * one.total_s / one.calls, 2),
+                "longest_ms": round(1000 * one.longest_s, 1),
+                "result_bytes": one.result_bytes,
+            }
+            for name, one in ranked
+            if one.calls
+        ]
+        return {"since_ms": round(1000 * (self._clock() - self._since)), "forgotten": self.forgotten, "found": found}
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._since, self.forgotten = self._clock(), 0
+        self._found.clear()
+        self._sent.clear()
+
+    def slow(self) -> list[dict[str, Any]]:
+        """Return those that were slow within an hour, those first that took most of the time then."""
+        now = self._clock()
+        found = [(name, one) for name, one in self._found.items() if one.slow and now - one.slow_at <= HOUR_S]
+        return [
+            {
+                "sql": name,
+                "times": one.slow,
+                "longest_ms": round(1000 * one.slow_longest_s),
+                "total_ms": round(1000 * one.slow_s),
+                "ago_ms": round(1000 * (now - one.slow_at)),
+            }
+            for name, one in sorted(found, key=lambda item: -item[1].slow_s)[:TOLD_MAX]
+        ]
+
+
+def name_of(texts: Sequence[str]) -> str:
+    """Return what stands for a request: its statements without their values."""
+    if not texts:
+        return COMMIT
+    shown = "; ".join(dict.fromkeys(normalised(text) for text in texts[:TOGETHER_MAX]))
+    return f"{shown}; …" if len(texts) > TOGETHER_MAX else shown
+
+
+def _shown(texts: Sequence[str], ran: Ran) -> str:
+    return REFUSED if ran.refused else name_of(texts)

@@ -1,0 +1,85 @@
+"""A statement without its values: the same text for all that differ in nothing else, and nobody's data in it."""
+
+from bedrockish.sqltext.tokenizer import NotTokensError, walk
+
+CHARACTERS_MAX = 500
+TOKENS_MAX = 2_000  # so long a list takes a millisecond
+MORE = "…"
+VALUE = "?"
+_TIGHT_BEFORE = frozenset({",", ")", ".", ";"})
+_TIGHT_AFTER = frozenset({"(", "."})
+
+
+def normalised(sql: str) -> str:
+    """Return a text with ``?`` for each value and parameter, without comments, and lists of values made short.
+
+    What follows on several values or rows of values becomes ``…``: a statement for 3 rows is the one for 300. Names and
+    keywords stay as they are written. It ends with ``…`` after some hundred characters; and a text that SQLite's
+    tokenizer would not take is just that.
+    """
+    parts: list[str] = []
+    length = 0
+    try:
+        for number, token in enumerate(walk(sql)):
+            text = VALUE if token.kind in ("string", "number", "blob", "param") else token.text
+            if number > TOKENS_MAX:
+                parts.append(MORE)
+                break
+            if text == ")" and _folds_row(parts):
+                continue
+            if text == VALUE and _folds_value(parts):
+                continue
+            parts.append(text)
+            length += len(text) + 1
+            if length > CHARACTERS_MAX:
+                return f"{_join(parts)[:CHARACTERS_MAX]} {MORE}"
+    except NotTokensError:
+        return MORE  # where its quotes are not pairs, what looks like a name may be a value
+    return _join(parts)
+
+
+def _folds_value(parts: list[str]) -> bool:
+    """Whether a value that comes now belongs to a list that has one: ``?, ?`` becomes ``?, …``."""
+    if parts[-1:] != [","]:
+        return False
+    if parts[-2:] == [MORE, ","]:
+        parts.pop()
+        return True
+    if parts[-2:] == [VALUE, ","] and len(parts) > 2 and parts[-3] == "(":
+        parts.append(MORE)
+        return True
+    return False
+
+
+def _folds_row(parts: list[str]) -> bool:
+    """Whether the row of values that ends now follows on one like it: ``(?, …), (?, …)`` becomes ``(?, …), …``."""
+    begin = len(parts) - 1
+    while begin >= 0 and parts[begin] in (VALUE, ",", MORE):
+        begin -= 1
+    if begin < 2 or parts[begin] != "(" or parts[begin - 1] != ",":
+        return False
+    if parts[begin - 2] == ")":
+        parts[begin:] = [MORE]
+        return True
+    if parts[begin - 2] == MORE:
+        del parts[begin - 1 :]
+        return True
+    return False
+
+
+def _join(parts: list[str]) -> str:
+    written: list[str] = []
+    for place, part in enumerate(parts):
+        before = parts[place - 1] if place else "("
+        if part not in _TIGHT_BEFORE and before not in _TIGHT_AFTER and not (part == "(" and _calls(before)):
+            written.append(" ")
+        written.append(part)
+    return "".join(written)
+
+
+def _calls(before: str) -> bool:
+    return before.isidentifier() and before.upper() not in _KEYWORDS
+
+
+_KEYWORDS = frozenset({"AND", "AS", "BY", "CASE", "CHECK", "ELSE", "EXISTS", "FROM", "IN", "JOIN", "KEY", "NOT", "ON"})
+_KEYWORDS |= {"OR", "OVER", "SELECT", "SET", "THEN", "UNION", "ALL", "UNIQUE", "USING", "VALUES", "WHEN", "WHERE"}

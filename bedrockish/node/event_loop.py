@@ -53,10 +53,9 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.conflict_counts import other_counts
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.clock_functions import ClockNeededError
-from bedrockish.errors import BedrockishError, ConflictError, DamagedError, MemoryFullError, UnavailableError
+from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, UnavailableError
 from bedrockish.node.admin.activity import Activity, sizes
 from bedrockish.node.admin.retention import Upkeep, start_core
-from bedrockish.node.admin.statement_statistics import Ran, StatementStatistics, is_refused
 from bedrockish.node.admin.status import describe_node
 from bedrockish.node.admin.trace_buffer import TraceBuffer
 from bedrockish.node.admin.troubles import Troubles
@@ -76,6 +75,7 @@ from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.fsync_thread import FsyncThread
 from bedrockish.node.scheduling.outbox import Done, Kept, Prepare, Waiter
 from bedrockish.node.scheduling.row_comparison import RowComparison
+from bedrockish.node.scheduling.statement_statistics import StatementStatistics
 from bedrockish.node.scheduling.system_clock import Clocks
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.scheduling.writer_thread import WriterThread
@@ -666,28 +666,10 @@ class Runtime:
         for waiter in kept.replies:
             took_s = time.monotonic() - waiter.began
             self.latency.observe(took_s)
-            self._note(waiter, took_s)
+            self.statements.note_answer(waiter.request, waiter.answer, took_s, asked=waiter.prepare is None)
             self._tell(waiter)
         for mark in kept.marks:
             mark.set()
-
-    def _note(self, waiter: Waiter, took_s: float) -> None:
-        """Count what was asked among the statements; a change of the members is none.
-
-        Nor is what a transaction asks for itself, without a statement, unless it is its commit.
-        """
-        request, answer = waiter.request, waiter.answer
-        if request.change is not None:
-            return
-        commits = isinstance(answer, ConflictError) or (isinstance(answer, Answer) and answer.place is not None)
-        if waiter.prepare is not None and not commits:
-            return
-        texts = request.texts if request.call is None else (f"CALL {request.call.name}",)
-        if isinstance(answer, Answer):
-            ran = Ran(took_s, attempts=answer.attempts, result_bytes=len(answer.results), user=request.user)
-        else:
-            ran = Ran(took_s, failed=True, refused=answer is not None and is_refused(answer), user=request.user)
-        self.statements.note(texts, ran)
 
     def _tell(self, waiter: Waiter) -> None:
         try:

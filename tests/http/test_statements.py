@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from bedrockish.client.blocking import connect
 from bedrockish.errors import BedrockishError
-from bedrockish.node.admin.statement_statistics import HOUR_S, REFUSED, SENT_MAX, TEXTS_MAX, Ran, StatementStatistics
+from bedrockish.node.scheduling.statement_statistics import (
+    HOUR_S,
+    REFUSED,
+    SENT_MAX,
+    TEXTS_MAX,
+    Ran,
+    StatementStatistics,
+)
 from bedrockish.sqltext.normalised import CHARACTERS_MAX, TOKENS_MAX, normalised
 from tests.cluster.test_security import program
 from tools.cluster import LocalCluster

@@ -47,10 +47,10 @@ from bedrockish.errors import (
     UnsupportedError,
     UsageError,
 )
-from bedrockish.node.admin.statement_statistics import Ran, is_refused
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.outbox import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
+from bedrockish.node.scheduling.statement_statistics import Ran, is_refused
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams

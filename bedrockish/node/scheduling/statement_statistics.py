@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bedrockish.errors import BedrockishError, ForbiddenError, SqlError, UnsupportedError, UsageError
+from bedrockish.api.requests import Answer, Request
+from bedrockish.errors import BedrockishError, ConflictError, ForbiddenError, SqlError, UnsupportedError, UsageError
 from bedrockish.sqltext.normalised import normalised
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,28 @@ class StatementStatistics:
             one.slow_longest_s = max(one.slow_longest_s, took_s)
         if took_s >= self._slow_log_s:
             self._log(sent, ran)
+
+    def note_answer(
+        self, request: Request, answer: Answer | BedrockishError | None, took_s: float, *, asked: bool
+    ) -> None:
+        """Count a request by its answer.
+
+        Args:
+            request: what was asked; a change of the members is no statement.
+            answer: None if the node is leaving.
+            took_s: from its arrival.
+            asked: whether a client asked it as it is. What an open transaction asks for itself has no statement, and
+                counts only if it is its commit.
+        """
+        commits = isinstance(answer, ConflictError) or (isinstance(answer, Answer) and answer.place is not None)
+        if request.change is not None or not (asked or commits):
+            return
+        texts = request.texts if request.call is None else (f"CALL {request.call.name}",)
+        if isinstance(answer, Answer):
+            ran = Ran(took_s, attempts=answer.attempts, result_bytes=len(answer.results), user=request.user)
+        else:
+            ran = Ran(took_s, failed=True, refused=answer is not None and is_refused(answer), user=request.user)
+        self.note(texts, ran)
 
     def _log(self, sent: tuple[str, ...], ran: Ran) -> None:
         whose = f", of {ran.user}" if ran.user else ""

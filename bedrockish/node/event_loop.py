@@ -165,11 +165,8 @@ class Runtime:
         self.activity = Activity(self._counted, self.latency)
         self.statements = StatementStatistics(config.log.slow_ms / 1000)
         self.transactions.on_ran = self.statements.note
-        self.upkeep.orders |= {
-            "activity": self.describe_activity,
-            "statements": self.describe_statements,
-            "end": self.transactions.end_by_order,
-        }
+        self.upkeep.orders |= {"activity": self.describe_activity, "end": self.transactions.end_by_order}
+        self.upkeep.orders["statements"] = self.statements.order
         self._syncing = False
         self._failure: BaseException | None = None
         self._failed = False  # in the middle of a step, or by damage
@@ -293,13 +290,6 @@ class Runtime:
             "transactions": self.transactions.describe(),
             "sizes": sizes(self.config.database, self.engine.journal.rough_bytes),
         }
-
-    async def describe_statements(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what each statement cost here, by its text without values; ``reset`` begins anew after that."""
-        told = {"node": self.core.state.me, **self.statements.describe()}
-        if asked.get("reset") is True:
-            self.statements.reset()
-        return told
 
     def events(self, after: int) -> dict[str, Any]:
         """Return what was lately said and heard."""

@@ -6,7 +6,7 @@ were sent together are one text here. What takes long is logged as well.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,6 +193,13 @@ class StatementStatistics:
             if one.calls
         ]
         return {"since_ms": round(1000 * (self._clock() - self._since)), "forgotten": self.forgotten, "found": found}
+
+    async def order(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer the order ``statements``; with ``reset`` it begins anew after that."""
+        told = self.describe()
+        if asked.get("reset") is True:
+            self.reset()
+        return told
 
     def reset(self) -> None:
         """Begin anew."""

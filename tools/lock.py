@@ -56,7 +56,7 @@ def main() -> None:
     groups = {
         "runtime": [*project["dependencies"], *extras["http"], *build],
         "spark": [*extras["spark"], *extras["audit"], *extras["plots"]],
-        "dev": [*extras["dev"], *extras["sqlalchemy"]],
+        "dev": [*extras["dev"], *extras["sqlalchemy"], *extras["backup"]],
         "programs": extras["programs"],
     }
     everything = constrained(kept, [line for lines in groups.values() for line in lines])

@@ -5,14 +5,27 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import trio
 
 from bedrockish.cli.upkeep import duration
 from bedrockish.cli.url import UrlCommand, url_argument
+from bedrockish.errors import UsageError
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.moment import time_text
+
+if TYPE_CHECKING:
+    from bedrockish.transfer.object_store import ObjectStore
+
+key_option = click.option(
+    "--key",
+    "keys",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    help="A file with a key; the first one encrypts, further ones only read.",
+)
 
 
 class BackupGroup(click.Group):
@@ -30,7 +43,7 @@ class BackupGroup(click.Group):
 @click.group(
     cls=BackupGroup,
     invoke_without_command=False,
-    subcommand_metavar="[URL] FILE | follow [URL] DIRECTORY | verify FILE",
+    subcommand_metavar="[URL] FILE | follow [URL] DIRECTORY | fetch STORE DIRECTORY | key FILE | verify FILE",
     context_settings={"ignore_unknown_options": True},
 )
 def backup() -> None:
@@ -59,16 +72,63 @@ def copy(url: str, file: Path) -> None:
 @click.option("--every", callback=duration, default="1d", show_default=True, metavar="AGE", help="Between snapshots.")
 @click.option("--keep", callback=duration, metavar="AGE", help="How far back a restore must go; by default, for ever.")
 @click.option("--once", is_flag=True, help="Come up to what is safe now, and end; for cron.")
-def follow_cluster(url: str, directory: Path, every: float, keep: float | None, once: bool) -> None:
+@click.option("--to", "store", metavar="STORE", help="Bring it to s3://bucket/prefix, gs://…, az://… or file:///… too.")
+@click.option("--push-every", callback=duration, default="1m", show_default=True, metavar="AGE", help="How often.")
+@key_option
+def follow_cluster(
+    url: str,
+    directory: Path,
+    every: float,
+    keep: float | None,
+    once: bool,
+    store: str | None,
+    push_every: float,
+    keys: tuple[Path, ...],
+) -> None:
     """Keep a continuous backup in DIRECTORY: a snapshot, and all that is committed after it as it becomes safe.
 
     'bedrockish restore --from DIRECTORY' makes a database of any moment since. It may be killed at any time, and goes
-    on where it was; what nodes no longer have by then is bridged by a new snapshot.
+    on where it was; what nodes no longer have by then is bridged by a new snapshot. With --to, an object store has all
+    of it as well, encrypted with --key; 'bedrockish backup fetch' brings it back.
     """
     from bedrockish.transfer.continuous import Plan, follow
 
     assert every is not None, "there is a default"
-    trio.run(lambda: follow(url, directory, Plan(every, keep), click.echo, once=once))
+    if keys and store is None:
+        raise UsageError("--key encrypts what is in an object store; name one with --to")
+    plan = Plan(every, keep, _store(store, keys) if store is not None else None, push_every, once)
+    trio.run(follow, url, directory, plan, click.echo)
+
+
+@backup.command("fetch")
+@click.argument("store", metavar="STORE")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@key_option
+def fetch_backup(store: str, directory: Path, keys: tuple[Path, ...]) -> None:
+    """Bring a continuous backup from an object store into the new DIRECTORY.
+
+    'bedrockish restore --from DIRECTORY' makes a database of it then. It may be killed, and goes on where it was.
+    """
+    from bedrockish.transfer.object_store import fetch
+
+    found = fetch(_store(store, keys), directory, click.echo)
+    click.echo(f"complete up to clock {found.complete} ({time_text(found.complete)})")
+
+
+@backup.command("key")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def new_key(file: Path) -> None:
+    """Make a key for backups in object stores, and write it into the new FILE. Keep it where the backups are not."""
+    from bedrockish.transfer.object_store import make_key
+
+    make_key(file)
+    click.echo(f"{file}: without it, what is encrypted with it is lost")
+
+
+def _store(url: str, keys: tuple[Path, ...]) -> "ObjectStore":
+    from bedrockish.transfer.object_store import ObjectStore, read_key
+
+    return ObjectStore(url, [read_key(path) for path in keys])
 
 
 @backup.command("verify")

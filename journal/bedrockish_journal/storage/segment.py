@@ -88,6 +88,21 @@ class Segment:
             self._db.executemany("INSERT OR REPLACE INTO bedrockish_meta VALUES (?, ?)", values).fetchall()
         self.heads, self.safe = found, max(safe, self.safe)
 
+    def settle(self) -> bool:
+        """Bring all that was taken into the one file, for whoever reads its bytes before more is taken.
+
+        False if somebody reads in it, and it has to be tried again.
+
+        Raises:
+            TargetUnwritableError: the file cannot be written.
+        """
+        with _explained(self.path):
+            try:
+                self._db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except apsw.BusyError:
+                return False
+        return True
+
     def close(self, *, finish: bool = False) -> None:
         """Close it; ``finish``: nothing more comes, so it is one file for whoever copies it."""
         if finish:

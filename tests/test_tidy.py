@@ -69,6 +69,7 @@ MAY_IMPORT = {
     "bedrockish/sqlalchemy": "bedrockish.api bedrockish.common bedrockish.errors bedrockish.sqlalchemy sqlalchemy",
     "examples/shop": "examples.shop sqlalchemy",
     "examples/notes": "bedrockish flask",
+    "bedrockish/transfer/object_store.py": "bedrockish.errors obstore cryptography",
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (

@@ -54,7 +54,7 @@ async def settled(cluster: LocalCluster) -> int:
     """Wait until all that is committed is safe; return the clock of the last commit."""
     async with open_client(cluster.url()) as client:
         last = int((await client.execute("SELECT max(clock) FROM bedrockish_journal", read="strict")).value())
-        while int((await client.execute("SELECT safe_clock()", read="stale")).value()) < last:
+        while int((await client.execute("SELECT safe_clock()", read="stale")).value()) < last:  # noqa: ASYNC110
             await trio.sleep(0.1)
         return last
 

@@ -1,5 +1,6 @@
 """What a node says about itself over HTTP: probes, status, metrics, the token, and who may call it what."""
 
+import json
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from bedrockish.http.guard import is_near
 from tests.cluster.story import ready, until
 from tests.http.conftest import Asker
 from tools.cluster import LocalCluster, clean_environment, free_ports, local_cluster
+from tools.grafana import PANELS, dashboard_page
 
 cluster_test = pytest.mark.cluster
 
@@ -35,6 +37,35 @@ def test_status_and_nodes(node: Asker) -> None:
     assert node("/page/app.js").headers["content-type"].startswith("text/javascript")
     assert node("/page/..%2Fapp.py").status == 404
     assert "default-src 'self'" in node("/").headers["content-security-policy"]
+
+
+@cluster_test
+def test_the_dashboard_for_grafana_asks_for_metrics_that_there_are(node: Asker) -> None:
+    """Each name and each label; that Prometheus takes its queries was seen, and takes Prometheus."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    families = text_string_to_metric_families(node("/metrics").body.decode())
+    labels: dict[str, set[str]] = {}
+    for family in families:
+        labels.setdefault(family.name, set()).update({"job", "instance", "le"})
+        for sample in family.samples:
+            labels.setdefault(sample.name, {"job", "instance"}).update(sample.labels)
+    seldom = {"bedrockish_lost_to_conflicts_total": {"object", "exact"}, "bedrockish_rejects_total": {"reason"}}
+    seldom |= {"bedrockish_certificate_end_seconds": {"file"}}
+    for name, some in seldom.items():  # there are none until it happens
+        labels.setdefault(name, {"job", "instance"}).update(some)
+    asked = [(query, legend) for panel in PANELS for query, legend in panel.queries]
+    assert {target["expr"] for one in json.loads(dashboard_page())["panels"] for target in one["targets"]} == {
+        query for query, _ in asked
+    }
+    for query, legend in asked:
+        names = re.findall(r"bedrockish_\w+", query)
+        assert names
+        assert set(names) <= set(labels), query
+        used = set(re.findall(r"{{(\w+)}}", legend)) | {
+            label for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(", ")
+        }
+        assert used <= labels[names[0]] | {"instance", "le"}, query
 
 
 @cluster_test

@@ -36,6 +36,7 @@ COMMANDS = {
     "restore": ("bedrockish.cli.restore", "restore"),
     "import": ("bedrockish.cli.database", "import_database"),
     "export": ("bedrockish.cli.database", "export_database"),
+    "batch": ("bedrockish.cli.batch", "batch"),
     "clock": ("bedrockish.cli.upkeep", "clock"),
     "schema": ("bedrockish.cli.schema", "schema"),
     "user": ("bedrockish.cli.user", "user"),

@@ -49,6 +49,26 @@ def test_ids_of_removed_commands_are_remembered_and_those_that_tell_their_time_c
     assert left == {**before, ids[0]: None, ids[1]: None}
 
 
+def test_ids_that_only_look_like_it_are_not_in_the_way() -> None:
+    """Whoever makes such ids, on purpose or not, has them remembered, and not those of everybody else."""
+    db = apsw.Connection(":memory:")
+    store.create(db)
+    db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value)")
+    real = [make_id(MADE_MS, bytes(9) + bytes([number])) for number in range(3)]
+    real.append(str(uuid.UUID(make_id(MADE_MS, b"hyphenated"))))
+    wrong = [make_id(1, bytes(10)).replace("8", "0"), "0" * 12 + "7" + "0" * 19, f"00000000-0000-7000-0000-{'0' * 12}"]
+    wrong += [real[0].upper().replace("A", "B"), "0" * 12 + "7" + "é" * 19]
+    wrong = [one for one in wrong if time_ms(one) is None]
+    assert len(wrong) >= 4
+    db.executemany("INSERT INTO bedrockish_past VALUES (?, 1, 'A')", [(one,) for one in [*real, *wrong]])
+    forgotten = 0
+    while old := pruning.old_commands(db, MADE_MS, 2):
+        pruning.forget_commands(db, old)
+        forgotten += len(old)
+    assert forgotten == len(real)
+    assert {command for (command,) in db.execute("SELECT command FROM bedrockish_past")} == set(wrong)
+
+
 def transaction(number: int, command: str) -> Transaction:
     txid = Txid(1000 + number, "A")
     return Transaction(txid, {}, 0, 0, 0, command, "serializable", ROWS, Footprint(), b"", b"")

@@ -184,10 +184,15 @@ def forgotten_ms(db: apsw.Connection) -> int:
     return row[0] if row is not None and isinstance(row[0], int) else 0
 
 
-# An id that tells its time begins with it, so these are among the first of the table.
-_OLD = """SELECT command FROM bedrockish_past WHERE command < ?1 AND (
-    length(command) = 32 AND substr(command, 13, 1) = '7' OR length(command) = 36 AND substr(command, 15, 1) = '7')
-  ORDER BY command LIMIT ?2"""
+# An id that tells its time begins with it, so these are among the first of the table. Which ids do is asked exactly as
+# ``time_ms`` does: ids that only look like it stay, and would be in the way of those behind them for ever.
+_HEX = "[0-9a-f]"
+_TIMED = (
+    12 * _HEX + "7" + 3 * _HEX + "[89ab]" + 15 * _HEX,
+    f"{8 * _HEX}-{4 * _HEX}-7{3 * _HEX}-[89ab]{3 * _HEX}-{12 * _HEX}",
+)
+_OLD = f"""SELECT command FROM bedrockish_past
+  WHERE command < ?1 AND (command GLOB '{_TIMED[0]}' OR command GLOB '{_TIMED[1]}') ORDER BY command LIMIT ?2"""
 
 
 def old_commands(db: apsw.Connection, unix_ms: int, most: int) -> dict[str, int]:
@@ -200,8 +205,13 @@ def old_commands(db: apsw.Connection, unix_ms: int, most: int) -> dict[str, int]
         unix_ms: Unix time in milliseconds.
         most: how many at most.
     """
-    made = {command: time_ms(command) for (command,) in db.execute(_OLD, (f"{max(0, unix_ms) + 1:012x}", most))}
-    return {command: ms for command, ms in made.items() if ms is not None and ms <= unix_ms}
+    found: dict[str, int] = {}
+    for (command,) in db.execute(_OLD, (f"{max(0, unix_ms) + 1:012x}", most)):
+        ms = time_ms(command)
+        assert ms is not None, command
+        if ms <= unix_ms:
+            found[command] = ms
+    return found
 
 
 def forget_commands(db: apsw.Connection, commands: Mapping[str, int]) -> None:

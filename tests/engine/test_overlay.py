@@ -121,6 +121,44 @@ def test_later_commits_and_checkpoints_are_not_seen(bench: Bench) -> None:
         bench.end()
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_file_that_becomes_shorter_is_still_there_as_it_was(bench: Bench, copied: bool) -> None:
+    """Free pages are given back while somebody looks at what was in them; when nobody does, the file is short."""
+    bench.write("PRAGMA auto_vacuum = 2")
+    bench.write("VACUUM")
+    bench.write(
+        "CREATE TABLE gone AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000) "
+        "SELECT i AS n, printf('%500d', i) AS note FROM n"
+    )
+    bench.write("UPDATE t SET n = 2")  # its pages lie behind those of the other one
+    if copied:
+        assert bench.checkpoint()
+    size = bench.path.stat().st_size
+    db = bench.look(bench.begin())
+    bench.write("DROP TABLE gone")
+    for _ in bench.writer.execute("PRAGMA incremental_vacuum"):
+        pass
+    bench.commits += 1
+    assert bench.writer.pragma("freelist_count") == 0
+    bench.checkpoint()
+    bench.write("UPDATE t SET n = 3")
+    bench.checkpoint()
+    assert db.execute("SELECT count(*), sum(n), sum(length(note)) FROM gone").fetchall() == [
+        (3000, 3000 * 3001 // 2, 3000 * 500)
+    ]
+    assert db.execute(SUM).fetchall()[0][:2] == (2000, 4000)
+    db.execute("DELETE FROM gone WHERE n > 5")
+    assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    bench.end()
+    bench.write("UPDATE t SET n = 4")
+    assert bench.checkpoint()
+    assert bench.path.stat().st_size < max(size, 1_700_000) - 1_000_000
+    db = bench.look(bench.begin())
+    assert db.execute(SUM).fetchall()[0][:2] == (2000, 8000)
+    assert db.execute("SELECT name FROM sqlite_schema").fetchall() == [("t",)]
+    bench.end()
+
+
 def test_what_was_written_is_gone_at_the_next_moment(bench: Bench) -> None:
     """Also pages that SQLite had to write because its cache was full, and put back when it rolled back."""
     moment = bench.begin()

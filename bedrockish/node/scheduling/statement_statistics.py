@@ -47,7 +47,6 @@ class Statistics:
     longest_s: float = 0.0
     slow: int = 0
     slow_s: float = 0.0
-    slow_longest_s: float = 0.0
     slow_at: float = 0.0
     last: float = 0.0
 
@@ -111,7 +110,6 @@ class StatementStatistics:
         one.longest_s = max(one.longest_s, took_s)
         if took_s >= SLOW_S:
             one.slow, one.slow_s, one.slow_at = one.slow + 1, one.slow_s + took_s, now
-            one.slow_longest_s = max(one.slow_longest_s, took_s)
         if took_s >= self._slow_log_s:
             self._log(sent, ran)
 
@@ -215,7 +213,7 @@ class StatementStatistics:
             {
                 "sql": name,
                 "times": one.slow,
-                "longest_ms": round(1000 * one.slow_longest_s),
+                "longest_ms": round(1000 * one.longest_s),
                 "total_ms": round(1000 * one.slow_s),
                 "ago_ms": round(1000 * (now - one.slow_at)),
             }

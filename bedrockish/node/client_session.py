@@ -261,6 +261,7 @@ class _Session:
         self._in_flight_max, self._caught = in_flight_max, caught
         self._in_flight = self._kept = 0  # calls; bytes of answers that wait for room on the link
         self._backlog: deque[bytes] = deque()
+        self._begun: deque[tuple[Call, int]] = deque()  # calls for which a task was started that has not run yet
 
     def begin(self, nursery: trio.Nursery) -> None:
         """Run calls in a nursery."""
@@ -309,7 +310,8 @@ class _Session:
         if self._begin is not None and isinstance(call, Execute):
             self._begin(call.request, partial(self._done, call.id, size))
         else:
-            self._nursery.start_soon(self._run, call, size)
+            self._begun.append((call, size))
+            self._nursery.start_soon(self._run_next)
 
     def _refuse(self, number: int, error: BedrockishError, asked: int) -> None:
         self._hold_call(-asked)
@@ -342,7 +344,13 @@ class _Session:
         if self._backlog:
             self._go_on()
 
-    async def _run(self, call: Call, asked: int) -> None:
+    async def _run_next(self) -> None:
+        """Run the call that came first of those that have not begun.
+
+        Trio runs the tasks of one turn in any order, and the end of a stream or transaction whose client has given it
+        up may come in one read with its beginning: who would run it first would find nothing to end.
+        """
+        call, asked = self._begun.popleft()
         reply: Reply
         try:
             if isinstance(call, Step):

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 import trio
 import trio.testing
 
-from bedrockish.api.requests import Answer, Request, Statement, Token
-from bedrockish.api.wire import Ask, Execute, Failed, decode_reply, encode_call
+from bedrockish.api.requests import NOTHING, Answer, Request, Statement, Token
+from bedrockish.api.wire import BEGIN, CLOSE, ROLLBACK, STREAM, Ask, Execute, Failed, Step, decode_reply, encode_call
 from bedrockish.errors import OutcomeUnknownError, TooLargeError
-from bedrockish.node.client_session import serve_client
+from bedrockish.node.client_session import Transacts, serve_client
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import dial_on
 from bedrockish_net.limits import Limits
@@ -24,7 +24,9 @@ def call(number: int) -> bytes:
 
 
 @asynccontextmanager
-async def session(node: ScriptedNode, in_flight_max: int = 128) -> AsyncIterator[tuple[Link, trio.Event]]:
+async def session(
+    node: ScriptedNode, in_flight_max: int = 128, transactions: Transacts | None = None
+) -> AsyncIterator[tuple[Link, trio.Event]]:
     """Yield a client's link to the node, and an event that is set when the node's session has ended."""
     over = trio.Event()
     ours, theirs = trio.testing.memory_stream_pair()
@@ -34,7 +36,7 @@ async def session(node: ScriptedNode, in_flight_max: int = 128) -> AsyncIterator
         links.append(await Link.accept(theirs, Hello("A", "c"), limits=SMALL))
 
     async def serve() -> None:
-        await serve_client(links[0], node, in_flight_max=in_flight_max, caught=unexpected)
+        await serve_client(links[0], node, in_flight_max=in_flight_max, transactions=transactions, caught=unexpected)
         over.set()
 
     with trio.fail_after(10):
@@ -109,3 +111,33 @@ async def test_result_longer_than_a_frame_is_an_error_that_does_not_lie() -> Non
             assert (reply.id, type(reply.error)) == (number, expected)
         await link.send(encode_call(Ask(3, "ping")))
         assert decode_reply((await link.receive_many())[0]).id == 3
+
+
+class _Noting:
+    """Notes what is asked of transactions, in the order in which it begins."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    async def handle(self, _owner: object, op: str, request: Request) -> Answer:
+        self.seen.append((op, request.command))
+        await trio.lowlevel.checkpoint()
+        return Answer(NOTHING, Token())
+
+    def end_owner(self, _owner: object) -> None:
+        """The client has gone."""
+
+
+async def test_the_end_of_a_stream_never_begins_before_its_beginning() -> None:
+    """Nor that of a transaction: who gives one up at once sends both so close together that they are read together."""
+    noting = _Noting()
+    asked = []
+    async with session(ScriptedNode(), transactions=noting) as (link, _):
+        for turn in range(30):
+            sql = (Statement("SELECT 1"),)
+            both = [(STREAM, sql), (CLOSE, ())] if turn % 2 else [(BEGIN, ()), (ROLLBACK, ())]
+            for number, (op, statements) in enumerate(both):
+                asked.append((op, f"c{turn}"))
+                link.send_nowait(encode_call(Step(2 * turn + number + 1, Request(f"c{turn}", statements), op)))
+            await trio.testing.wait_all_tasks_blocked(0.001)
+    assert noting.seen == asked

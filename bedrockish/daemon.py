@@ -24,6 +24,7 @@ from bedrockish.engine.sqlite.memory import Memory
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.database_file import is_node_file, others_may_read
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, NoRoomError
+from bedrockish.node.admin.anchoring import Anchoring
 from bedrockish.node.admin.watching import files_max, wait_for_room
 from bedrockish.node.client_session import serve_client
 from bedrockish.node.cluster.authentication import Credentials, Gate
@@ -288,6 +289,7 @@ def _repairs(runtime: Runtime, config: Config, credentials: Credentials, plugins
         "repair": healer.repair,
         "resolve": healer.resolve,
     }
+    runtime.upkeep.orders["anchor"] = Anchoring(core, config, lambda: runtime.clock().wall_ms).answer
     runtime.upkeep.reports.append(scrubber.status)
     return scrubber, healer
 

@@ -71,6 +71,7 @@ MAY_IMPORT = {
     "examples/notes": "bedrockish flask",
     "bedrockish/transfer/object_store.py": "bedrockish.errors obstore cryptography",
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
+    "journal/bedrockish_journal/verify/anchor_signatures.py": "bedrockish_journal cryptography",
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 click "

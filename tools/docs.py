@@ -21,7 +21,7 @@ from bedrockish.core.describe import REASONS
 from bedrockish.core.protocol.messages import WIRE, Reason
 from bedrockish.core.state.settings import approvals_needed, majority
 from bedrockish.node.admin.troubles import KINDS
-from bedrockish_journal.model.laws import LAWS, TABLES
+from bedrockish_journal.model.laws import ANCHORS, LAWS, TABLES
 from tools.compliance.page import compliance_page
 from tools.grafana import dashboard_page
 from tools.reference import reference_page
@@ -168,13 +168,14 @@ def rooms() -> list[str]:
 
 def laws() -> list[str]:
     """Return the table of the laws, and who looks at each."""
+    options = {TABLES: ("with `--tables`", "with `--replay`"), ANCHORS: ("with `--anchor`",)}
     lines = [
         "| law | what holds | it needs | `verify` | `audit` | simulator |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for law in LAWS:
-        walked = "with `--tables`" if law.needs == TABLES else "yes" if law.walked else "no"
-        asked = "with `--replay`" if law.needs == TABLES else "yes"
+        walked = options.get(law.needs, ("yes" if law.walked else "no",))[0]
+        asked = options.get(law.needs, ("yes",))[-1]
         cells = (f"`{law.name}`", law.says, law.needs, walked, asked, "yes" if law.simulated else "no")
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 import apsw
 import click
 
+from bedrockish.cli.anchored import anchor_options, hold_against, in_words
 from bedrockish.errors import BedrockishError
+from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.errors import JournalError, JournalPrunedError, ReplayMismatchError
 from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.model.laws import BY_NAME
@@ -41,6 +43,7 @@ BAR = 30  # characters of the progress bar
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--strict", is_flag=True, help="Count information as faults: nodes must hold the same to the last entry.")
 @click.option("--replay", "replayed", is_flag=True, help="Also replay each journal and compare the databases.")
+@anchor_options
 @click.option(
     "--engine",
     type=click.Choice([DUCKDB, SPARK]),
@@ -57,6 +60,8 @@ def audit(
     as_json: bool,
     strict: bool,
     replayed: bool,
+    anchor: Path | None,
+    authority: Path | None,
     engine: str,
     memory: str,
     limit: int,
@@ -65,7 +70,8 @@ def audit(
     try:
         report = Report(strict, as_json)
         _check_engine(engine, memory)
-        nodes = _nodes(list(files), replayed)
+        nodes = _nodes(list(files), replayed, anchor is not None)
+        anchored = hold_against([*nodes.values()], anchor, authority)
         if engine == SPARK:
             check_pyspark()
             check_java()
@@ -74,6 +80,11 @@ def audit(
         if replayed:
             report.add("tables", BY_NAME["tables"].brief, *_replay(nodes, limit))
             report.unseen.pop("tables", None)
+        if anchored is not None:
+            report.line(f"  {in_words(anchored)}")
+            found = [_as_finding(one) for one in anchored.findings]
+            report.add("anchor", BY_NAME["anchor"].brief, found[:limit], {"fault": len(found), "information": 0})
+            report.unseen.pop("anchor", None)
     except (JournalError, BedrockishError) as error:
         click.echo(f"error: {error}", err=True)
         context.exit(STATUS_CANNOT)
@@ -144,7 +155,12 @@ def _labels(vector: dict[str, int]) -> str:
     return " ".join(f"{leader}{tick}" for leader, tick in sorted(vector.items())) or "nothing"
 
 
-def _nodes(paths: list[str], replayed: bool) -> dict[str, str]:
+def _as_finding(one: Finding) -> dict[str, Any]:
+    places = {"leader": one.leader, "tick": one.tick, "txid": one.txid, "table": one.table, "key": one.key}
+    return {"check": one.check, "level": "fault", "node": one.node, **places, "text": one.text}
+
+
+def _nodes(paths: list[str], replayed: bool, anchored: bool) -> dict[str, str]:
     """Return the nodes' files by node, after a look at every path."""
     from bedrockish_journal.spark.source.feeds import is_url
     from bedrockish_journal.spark.source.inputs import find_inputs  # needs pyarrow, which is there by now
@@ -158,6 +174,8 @@ def _nodes(paths: list[str], replayed: bool) -> dict[str, str]:
             f"{next(iter(found.exports.values()))} is an export, which has no database to compare with a replay; "
             "give nodes' files, or leave --replay out"
         )
+    if anchored and len(found.files) < len(paths):
+        raise JournalError("anchors are held against nodes' files: give these instead, or leave --anchor out")
     return found.files
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bedrockish.cli.anchored import anchor_options, hold_against, in_words
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.upkeep import hold, prune
 from bedrockish_journal.model.changes import Change, decode_changes, decode_statements
@@ -25,6 +26,7 @@ from bedrockish_journal.model.transaction import ROWS, SCHEMA
 from bedrockish_journal.model.vector import format_vector
 from bedrockish_journal.storage.store import open_readonly, stored_at
 from bedrockish_journal.storage.table_layout import find_table, print_key
+from bedrockish_journal.verify.anchored import Anchored
 from bedrockish_journal.verify.replay import JOURNAL, ORDERS, Prepare, digest, replay
 from bedrockish_journal.verify.tables import compare_with_journal, why_not_whole
 from bedrockish_journal.verify.verify import Verification, known_nodes, verify
@@ -168,10 +170,17 @@ def _short(text: str) -> str:
 @click.argument("files", type=FILE, nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--tables", is_flag=True, help="Also replay each journal, and compare what it makes with the tables.")
+@anchor_options
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for --tables.")
 @click.pass_context
 def verify_files(
-    context: click.Context, files: tuple[Path, ...], as_json: bool, tables: bool, plugins: tuple[str, ...]
+    context: click.Context,
+    files: tuple[Path, ...],
+    as_json: bool,
+    tables: bool,
+    anchor: Path | None,
+    authority: Path | None,
+    plugins: tuple[str, ...],
 ) -> None:
     """Verify the journals in FILES, each for itself and against each other. Ends with status 1 if anything is wrong.
 
@@ -179,11 +188,15 @@ def verify_files(
     """
     report = verify([*files], None if as_json else _progress)
     compared = _compare_tables(files, plugins) if tables else None
+    anchored = hold_against(files, anchor, authority)
+    if anchored is not None:
+        report.findings.extend(anchored.findings)
+        report.unseen.pop("anchor")
     if as_json:
         packed = {"holds": report.holds} | asdict(report) | {"tables": compared}
-        click.echo(json.dumps(packed, indent=2))
+        click.echo(json.dumps(packed | {"anchors": anchored and asdict(anchored)}, indent=2))
     else:
-        _print_report(report, compared)
+        _print_report(report, compared, anchored)
     if not report.holds or any(one["differences"] or one["why_not"] for one in (compared or {}).values()):
         context.exit(1)
 
@@ -223,7 +236,7 @@ def _progress(node: str, entries: int) -> None:
         click.echo(f"\r\x1b[K{node}: {entries} entries", err=True, nl=False)
 
 
-def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | None) -> None:
+def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | None, anchored: Anchored | None) -> None:
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", err=True, nl=False)
     # Where nobody looks at a terminal a line is read by programs, which would rather have it whole.
@@ -247,6 +260,8 @@ def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | No
     for finding in report.findings:
         console.print(f"{finding.node}: {finding.check}: {finding.text}", markup=False, highlight=False, style="red")
     _print_tables(compared)
+    if anchored is not None:
+        click.echo(in_words(anchored))
     unseen = {name: what for name, what in report.unseen.items() if compared is None or name != "tables"}
     told = ", ".join(f"{name} ({what})" for name, what in unseen.items())
     console.print(f"not looked at: {told}", markup=False, highlight=False)

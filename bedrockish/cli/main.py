@@ -47,6 +47,7 @@ COMMANDS = {
     "journal": ("bedrockish.cli.journal", "journal"),
     "export-journal": ("bedrockish.cli.export", "export_journal"),
     "audit": ("bedrockish.cli.audit", "audit"),
+    "anchor": ("bedrockish.cli.anchor", "anchor"),
 }
 
 

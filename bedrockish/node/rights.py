@@ -9,7 +9,7 @@ from bedrockish.engine.statements.rights import NOBODY, Access
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.membership import ADMIN, READER
 
-UPKEEP_OF_READERS = frozenset({"activity", "statements", "digest"})  # they show data, and change nothing
+UPKEEP_OF_READERS = frozenset({"activity", "statements", "digest", "anchor"})  # they show data, and change nothing
 
 
 def check_call(access: Access, call: Call, user: str) -> None:

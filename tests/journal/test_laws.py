@@ -9,10 +9,11 @@ from bedrockish_journal.audit.duck import run_audits
 from bedrockish_journal.audit.queries import QUERIES
 from bedrockish_journal.audit.report import Outcome, Unseen
 from bedrockish_journal.model.errors import JournalPrunedError, ReplayMismatchError
-from bedrockish_journal.model.laws import BY_NAME, LAWS, TABLES
+from bedrockish_journal.model.laws import ANCHORS, BY_NAME, LAWS, TABLES
 from bedrockish_journal.verify.tables import compare_with_journal
 from bedrockish_journal.verify.verify import verify
-from tests.journal.tampering import SEEN, UNSEEN, make, tampered
+from tests.journal.anchoring import anchored, hold
+from tests.journal.tampering import SEEN, UNANCHORED, UNSEEN, make, tampered
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -47,8 +48,8 @@ def test_sound_journals_obey_all_of_them(sound: Path) -> None:
     paths = sorted(sound.glob("*.db"))
     assert told(paths, "tables") == set()
     assert told(paths[:1], "tables") == set()
-    assert asked(paths) == (set(), {"tables"})
-    assert asked(paths[:1]) == (set(), {"fork", "lost", "tables"})
+    assert asked(paths) == (set(), {"tables", "anchor"})
+    assert asked(paths[:1]) == (set(), {"fork", "lost", "tables", "anchor"})
 
 
 @pytest.mark.parametrize("what", SEEN)
@@ -72,20 +73,32 @@ def test_the_audit_finds_it(sound: Path, tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", UNSEEN)
-def test_no_law_can_find_it(sound: Path, tmp_path: Path, what: str) -> None:
+def test_no_other_law_can_find_it_but_an_anchor_does(sound: Path, tmp_path: Path, what: str) -> None:
+    """Unless what was changed is nothing that a hash covers."""
+    anchors = anchored(sorted(sound.glob("*.db")))
     with tampered(sound, tmp_path, UNSEEN[what]) as paths:
         assert told(paths, "tables") == set()
         assert asked(paths)[0] == set()
+        assert bool(hold(paths, anchors).findings) == (what not in UNANCHORED)
+
+
+def test_an_anchor_finds_nothing_in_what_it_was_made_of(sound: Path) -> None:
+    paths = sorted(sound.glob("*.db"))
+    anchors = anchored(paths)
+    assert hold(paths, anchors).findings == []
+    for path in paths:  # one may be behind: what it lacks is no fault while another has it
+        assert hold([path], anchored([path])).findings == []
 
 
 def test_every_law_has_a_tampering_and_a_name_of_its_own() -> None:
-    assert {law for law, _ in SEEN.values()} == BY_NAME.keys()
+    assert {law for law, _ in SEEN.values()} == BY_NAME.keys() - {"anchor"}
     assert len(BY_NAME) == len(LAWS)
-    assert {law.name for law in LAWS if law.needs != TABLES} == QUERIES.keys()
+    assert {law.name for law in LAWS if law.needs not in (TABLES, ANCHORS)} == QUERIES.keys()
 
 
 def test_the_page_lists_what_is_tried() -> None:
     page = (ROOT / "docs" / "laws.md").read_text()
     tried = [(what, law) for what, (law, _) in SEEN.items()]
     assert re.findall(r"^\| ([^`|]+) \| `(\w+)` \|$", page, re.MULTILINE) == tried
-    assert re.findall(r"^- (.+)$", page, re.MULTILINE) == list(UNSEEN)
+    unseen = [(what, "no" if what in UNANCHORED else "yes") for what in UNSEEN]
+    assert re.findall(r"^\| ([^`|]+) \| (yes|no)[^|]* \|$", page, re.MULTILINE) == unseen

@@ -152,6 +152,7 @@ class World:
         self.clock += 1
         self.commands += 1
         node = self.nodes[leader]
+        footprint = written(changes) if kind == ROWS else Footprint()
         return Transaction(
             Txid(self.clock, leader),
             dict(node.applied),
@@ -161,7 +162,7 @@ class World:
             command or f"command-{self.commands}",
             "serializable",
             kind,
-            written(changes) if kind == ROWS else Footprint(),
+            replace(footprint, read_points=footprint.write_points),  # what it changed it has read before
             changes,
             b"",
         )

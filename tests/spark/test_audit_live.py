@@ -54,7 +54,7 @@ async def write_and_audit(cluster: LocalCluster) -> list[int]:
         for _ in range(ROUNDS):
             found, unseen, count = await trio.to_thread.run_sync(asked, paths)
             assert [one for one in found if one.level == "fault"] == []
-            assert list(unseen) == ["columns", "tables"]
+            assert list(unseen) == ["columns", "tables", "anchor"]
             assert unseen["columns"] == "bedrockish_joined in the file of A, C"
             entries.append(count)
         nursery.cancel_scope.cancel()
@@ -73,6 +73,6 @@ def test_an_export_that_is_older_than_the_files_is_no_fault(tmp_path: Path) -> N
     found, unseen, _ = asked([str(tmp_path / "out"), *map(str, new[1:])])
     assert {one.level for one in found} == {"information"}
     assert [(one.leader, one.node) for one in found if one.check == "lost"] == [("A", "A")]
-    assert unseen == {"columns": "bedrockish_joined in the file of A", "tables": "--replay"}
+    assert unseen == {"columns": "bedrockish_joined in the file of A", "tables": "--replay", "anchor": "--anchor"}
     found, _, _ = asked([str(old[0]), *map(str, new[1:])])
     assert [(one.check, one.leader, one.node) for one in found if one.level == "fault"] == [("lost", "A", "A")]

@@ -8,6 +8,7 @@ import re
 from typing import NamedTuple
 
 FILE, OTHERS, OWN, TABLES = "one file", "files of several nodes", "the file of the timeline's own node", "the tables"
+ANCHORS = "an [anchor](audit.md#anchors)"
 
 
 class Law(NamedTuple):
@@ -81,5 +82,11 @@ LAWS = (
         walked=False,
     ),
     Law("tables", "The tables are what a replay of the journal makes.", TABLES, simulated=False),
+    Law(
+        "anchor",
+        "What an anchor has is there, and is the same: the last entry of each timeline, and who founded the cluster.",
+        ANCHORS,
+        simulated=False,
+    ),
 )
 BY_NAME = {law.name: law for law in LAWS}

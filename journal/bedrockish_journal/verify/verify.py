@@ -128,7 +128,7 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
 def _unseen(counts: list[Counts]) -> dict[str, str]:
     """Return the laws that were not looked at, each with what would."""
     found = {law.name: "bedrockish audit" for law in LAWS if not law.walked}
-    found["tables"] = "--tables"
+    found["tables"], found["anchor"] = "--tables", "--anchor"
     if len(counts) < 2:
         found["fork"] = "the files of other nodes"
     given = {count.node for count in counts}

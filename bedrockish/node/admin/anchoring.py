@@ -1,0 +1,114 @@
+"""The order ``anchor``: what this node's journal ends with, and its signature under what the journals end with.
+
+A node signs only what is in its own journal. So what a majority of the voters has signed is what a majority holds.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bedrockish.config.config import Config
+from bedrockish.core.node import Node
+from bedrockish.errors import UnavailableError, UsageError
+from bedrockish_journal.model.anchor import Signature, Statement, read_statement
+from bedrockish_journal.storage.store import heads, open_readonly
+from bedrockish_journal.verify.anchored import founders_hash, head_hash
+
+WALL_MS_MAX = 300_000  # by which the time in a statement may differ from this node's
+
+
+class Anchoring:
+    """What one node does for anchors.
+
+    Args:
+        core: knows the members.
+        config: knows the file, and the key.
+        wall_ms: the machine's time in milliseconds since 1970.
+    """
+
+    def __init__(self, core: Node, config: Config, wall_ms: Callable[[], int]) -> None:
+        self._core, self._config, self._wall_ms = core, config, wall_ms
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer the order ``anchor``: with a ``statement`` the signature under it, else what one could say.
+
+        Raises:
+            UsageError: it is no statement, or not true here.
+            UnavailableError: this node has not seen all of it yet, or cannot sign.
+        """
+        text = asked.get("statement")
+        if text is None:
+            return await trio.to_thread.run_sync(self._facts, self._members(), limiter=self._limiter)
+        try:
+            said = read_statement(text if isinstance(text, str) else "")
+        except ValueError as error:
+            raise UsageError(f"this node signs no such statement: {error}") from None
+        self._check(said)
+        signature = await trio.to_thread.run_sync(self._sign, text, said, limiter=self._limiter)
+        return {"node": self._core.state.me, "signature": signature and asdict(signature)}
+
+    def _members(self) -> dict[str, Any]:
+        membership = self._core.state.membership
+        return {
+            "node": self._core.state.me,
+            "cluster": membership.cluster_id,
+            "clock": self._core.state.safe,
+            "members": membership.version,
+            "voters": sorted(membership.voters),
+        }
+
+    def _facts(self, members: dict[str, Any]) -> dict[str, Any]:
+        db = open_readonly(self._config.database)
+        try:
+            found = {leader: [tick, digest.hex()] for leader, (tick, digest) in heads(db).items()}
+            return {**members, "founders": founders_hash(db), "heads": found}
+        finally:
+            db.close()
+
+    def _check(self, said: Statement) -> None:
+        known = self._members()
+        if said.cluster != known["cluster"]:
+            raise UsageError(f"the statement is of cluster {said.cluster!r}, and this one is {known['cluster']!r}")
+        if (said.members, list(said.voters)) != (known["members"], known["voters"]):
+            raise UnavailableError(
+                f"the statement counts by membership {said.members}, and {known['node']} by {known['members']}; "
+                "try again"
+            )
+        if abs(said.wall_ms - self._wall_ms()) > WALL_MS_MAX:
+            raise UsageError(f"the time in the statement is not that of {known['node']}; set the clock of your machine")
+
+    def _sign(self, text: str, said: Statement) -> Signature | None:
+        """Sign a statement, or return None where this node has no certificate."""
+        db = open_readonly(self._config.database)
+        try:
+            if founders_hash(db) != said.founders:
+                raise UsageError("the statement names other founders than this node knows; compare the nodes' journals")
+            for leader, (tick, digest) in said.heads.items():
+                found = head_hash(db, leader, tick)
+                if found is None:
+                    raise UnavailableError(f"{self._core.state.me} does not have {leader}{tick} yet; try again")
+                if found.hex() != digest:
+                    raise UsageError(
+                        f"{leader}{tick} is another entry at {self._core.state.me}: the journals differ; run "
+                        "'bedrockish journal verify' with the files of all nodes"
+                    )
+        finally:
+            db.close()
+        security = self._config.security
+        if not security.encrypts:
+            return None
+        try:
+            from bedrockish_journal.verify.anchor_signatures import sign
+        except ImportError:
+            raise UnavailableError(
+                f"{self._core.state.me} cannot sign: cryptography is not installed there; pip install 'bedrockish[tls]'"
+            ) from None
+        files = security.files(self._config.node)
+        try:
+            return sign(text, Path(files.certificate).read_text(), Path(files.key).read_text())
+        except (OSError, ValueError, TypeError) as error:
+            raise UnavailableError(f"{self._core.state.me} cannot sign with {files.key}: {error}") from error

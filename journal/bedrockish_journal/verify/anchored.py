@@ -1,0 +1,158 @@
+"""Hold journals against anchors: is what was there at a moment still there, and is it the same?
+
+A timeline's hash covers all of it up to a place. So where the hash at an anchored place is the same, and every entry
+continues the one before it (the law ``link``), nothing before it was changed, removed or added.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import apsw
+
+from bedrockish_journal.model.anchor import Anchor, Statement
+from bedrockish_journal.model.chain import Finding
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.membership import read_membership
+from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
+from bedrockish_journal.storage.pruning import Mark, marks
+
+LAW = "anchor"
+_HASH = "SELECT hash FROM bedrockish_journal WHERE leader = ? AND tick = ?"
+
+
+@dataclass(slots=True)
+class Anchored:
+    """What came of it.
+
+    Attributes:
+        anchors: how many were looked at.
+        places: how many heads in them.
+        removed: how many of these every given file has removed to make room, so that they could not be looked at.
+        signed: how many anchors a majority of the voters has signed, by certificates of the given authority; None
+            without an authority.
+        findings: what is wrong.
+    """
+
+    anchors: int = 0
+    places: int = 0
+    removed: int = 0
+    signed: int | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+
+def founders_hash(db: apsw.Connection) -> str:
+    """Return the SHA-256 of the membership of the founders as a file has it, in hexadecimal."""
+    return sha256(_meta(db, "bootstrap") or b"").hexdigest()
+
+
+def head_hash(db: apsw.Connection, leader: str, tick: int) -> bytes | None:
+    """Return the hash at a place of a timeline, also of the last entry that was removed; None if it is not here."""
+    row = db.execute(_HASH, (leader, tick)).fetchone()
+    if row is not None:
+        return row[0] if isinstance(row[0], bytes) else b""
+    mark = _marks(db).get(leader)
+    return mark.hash if mark is not None and mark.tick == tick else None
+
+
+def check_anchors(files: Mapping[str, apsw.Connection], anchors: Sequence[Anchor]) -> Anchored:
+    """Hold the files of nodes against anchors. Signatures are another matter (``anchor_signatures``).
+
+    Args:
+        files: open files, by node.
+        anchors: as ``read_anchors`` gives them.
+    """
+    told = Anchored(len(anchors))
+    removed = {node: _marks(db) for node, db in files.items()}
+    founders = {node: founders_hash(db) for node, db in files.items()}
+    voters = {node: dict(_memberships(db)) for node, db in files.items()}
+    for anchor in anchors:
+        said = anchor.statement
+        told.findings += _check_founders(said, founders)
+        told.findings += _check_voters(said, voters)
+        for leader, (tick, digest) in said.heads.items():
+            told.places += 1
+            told.findings += _check_place(said, files, removed, leader, tick, digest, told)
+    return told
+
+
+def _check_place(
+    said: Statement,
+    files: Mapping[str, apsw.Connection],
+    removed: Mapping[str, Mapping[str, Mark]],
+    leader: str,
+    tick: int,
+    digest: str,
+    told: Anchored,
+) -> Iterator[Finding]:
+    has, gone = False, True
+    for node, db in files.items():
+        mark = removed[node].get(leader)
+        if mark is not None and mark.tick > tick:
+            continue  # what is left continues it, and no longer says what it was
+        gone = False
+        found = head_hash(db, leader, tick)
+        if found is None:
+            continue  # a node may be behind
+        has = True
+        if found.hex() != digest:
+            text = (
+                f"{leader}{tick} has the hash {found.hex()[:12]}…, but anchor {said.number} says {digest[:12]}…: it or "
+                "something before it was changed"
+            )
+            yield Finding(LAW, node, leader, tick, text=text)
+    told.removed += gone
+    if not has and not gone:
+        text = f"{leader}{tick}, which anchor {said.number} has, is in no file given: the end of the timeline is gone"
+        yield Finding(LAW, ", ".join(files), leader, tick, text=text)
+
+
+def _check_founders(said: Statement, founders: Mapping[str, str]) -> Iterator[Finding]:
+    for node, digest in founders.items():
+        if digest != said.founders:
+            text = f"who founded the cluster is not what anchor {said.number} says; or this is another cluster"
+            yield Finding(LAW, node, text=text)
+
+
+def _check_voters(said: Statement, voters: Mapping[str, Mapping[int, tuple[str, ...]]]) -> Iterator[Finding]:
+    """A forger with the key of one node could name that one as the only voter, whose signature is enough then."""
+    for node, known in voters.items():
+        here = known.get(said.members)
+        if here is not None and here != said.voters:
+            text = (
+                f"anchor {said.number} names {', '.join(said.voters)} as the voters of membership {said.members}, "
+                f"which are {', '.join(here)}"
+            )
+            yield Finding(LAW, node, text=text)
+
+
+def _memberships(db: apsw.Connection) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield version and voters of each membership that a file has; what cannot be read is told by another law."""
+    packed = [_meta(db, "bootstrap")]
+    packed += [data for mark in _marks(db).values() for _, data in mark.changed]
+    for (body,) in db.execute("SELECT body FROM bedrockish_journal WHERE kind = ? AND repeat = 0", (MEMBERS,)):
+        try:
+            packed.append(decode_transaction(body).changes)
+        except (EntryMalformedError, TypeError):
+            continue
+    for data in packed:
+        try:
+            said = read_membership(data or b"")
+        except EntryMalformedError:
+            continue
+        yield said.version, tuple(sorted(name for name, votes in said.voters.items() if votes))
+
+
+def _marks(db: apsw.Connection) -> dict[str, Mark]:
+    try:
+        return marks(db)
+    except EntryMalformedError:  # told by another law
+        return {}
+
+
+def _meta(db: apsw.Connection, key: str) -> bytes | None:
+    try:
+        row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (key,)).fetchone()
+    except apsw.SQLError:  # no such table: a journal kept by another program than a node
+        return None
+    return row[0] if row is not None and isinstance(row[0], bytes) else None

@@ -1,0 +1,149 @@
+"""Anchors of running clusters: signed by their certificates, and what they show later."""
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import cbor2
+import pytest
+import trio
+
+from bedrockish import connect
+from bedrockish_journal.storage.anchor_file import read_anchors
+from tests.cluster.story import ready
+from tools.cluster import LocalCluster, clean_environment
+
+pytestmark = pytest.mark.cluster
+
+RESULT = 12  # place in a body
+
+
+def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment())
+
+
+def start(cluster: LocalCluster) -> None:
+    for node in cluster.nodes:
+        node.start()
+    trio.run(ready, cluster)
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[tuple[LocalCluster, Path]]:
+    certs = tmp_path / "certs"
+    assert program("tls", str(certs), "A=127.0.0.1", "B=127.0.0.1", "C=127.0.0.1", "--client", "app").returncode == 0
+    cluster = LocalCluster(tmp_path / "three")
+    cluster.write_files()
+    for node in cluster.nodes:
+        node.config.write_text(node.config.read_text() + f'\n[security]\ntls = "{certs}"\n')
+    cluster.options = f"ca={certs / 'ca.pem'}&cert={certs / 'app.pem'}&key={certs / 'app-key.pem'}"
+    try:
+        start(cluster)
+        yield cluster, certs / "ca.pem"
+    finally:
+        cluster.stop()
+
+
+def fill(cluster: LocalCluster, rows: int) -> None:
+    for first in range(len(cluster.nodes)):
+        with connect(cluster.url(first)) as db:
+            db.execute("CREATE TABLE IF NOT EXISTS t(x)")
+            for _ in range(rows):
+                db.execute("INSERT INTO t VALUES (1)")
+
+
+def answer_changed(path: Path, tick: int) -> None:
+    """Put another answer into an entry of A's, and hash all of the timeline again."""
+    with sqlite3.connect(path) as db:
+        rows = db.execute("SELECT tick, label, body, prev FROM bedrockish_journal WHERE leader = 'A' ORDER BY tick")
+        head = None
+        for at, label, body, prev in rows.fetchall():
+            if at == tick:
+                fields = cbor2.loads(body)
+                fields[RESULT] = cbor2.dumps("another answer")
+                body = cbor2.dumps(fields)
+            head = prev if head is None else head
+            found = sha256(head + label + body).digest()
+            query = "UPDATE bedrockish_journal SET body = ?, prev = ?, hash = ? WHERE leader = 'A' AND tick = ?"
+            db.execute(query, (body, head, found, at))
+            head = found
+    db.close()
+
+
+def test_what_was_anchored_cannot_be_changed_unseen(tls: tuple[LocalCluster, Path], tmp_path: Path) -> None:
+    cluster, authority = tls
+    fill(cluster, 5)
+    log = tmp_path / "anchors"
+    done = program("anchor", cluster.url(), str(log))
+    assert done.returncode == 0, done.stderr
+    assert "signed by A, B, C" in done.stdout
+    fill(cluster, 3)
+
+    cluster.nodes[2].kill()  # a majority is enough, and who is missing is named
+    with log.open("ab") as torn:
+        torn.write(b'{"statement": "{')  # somebody was killed over it
+    done = program("anchor", cluster.url(), str(log))
+    assert (done.returncode, "anchor 2: " in done.stdout, "signed by A, B" in done.stdout) == (0, True, True)
+    assert "C has not signed: " in done.stderr
+    cluster.nodes[1].kill()
+    before = log.read_bytes()
+    done = program("anchor", cluster.url(0), str(log))
+    assert done.returncode == 3
+    assert "only 1 of 3 voters confirm" in done.stderr
+    assert log.read_bytes() == before
+    assert [one.statement.number for one in read_anchors(log)] == [1, 2]
+    cluster.nodes[0].kill()
+
+    files = [Path(shutil.copy(node.database, tmp_path)) for node in cluster.nodes]
+    for node, file in zip(cluster.nodes, files, strict=True):
+        for end in ("-wal", "-shm"):
+            if Path(f"{node.database}{end}").exists():
+                shutil.copy(f"{node.database}{end}", f"{file}{end}")
+    given = ("--anchor", str(log), "--authority", str(authority))
+    done = program("journal", "verify", *map(str, files), *given)
+    assert done.returncode == 0, done.stdout
+    assert "2 signed by a majority" in done.stdout
+    done = program("audit", *map(str, files), *given)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    for file in files:
+        answer_changed(file, 3)
+    done = program("journal", "verify", *map(str, files))
+    assert done.returncode == 0, done.stdout  # nothing in the files speaks against it
+    for command in (("journal", "verify"), ("audit",)):
+        done = program(*command, *map(str, files), *given)
+        assert done.returncode == 1
+        assert "but anchor 1 says" in done.stdout
+        assert "it or something before it was changed" in done.stdout
+
+
+def test_without_certificates(tmp_path: Path) -> None:
+    """It is written, says what it is worth, and is not for another cluster."""
+    log = tmp_path / "anchors"
+    for name in ("one", "other"):
+        cluster = LocalCluster(tmp_path / name, ["A"])
+        cluster.write_files()
+        try:
+            start(cluster)
+            fill(cluster, 1)
+            done = program("anchor", cluster.url(), str(log))
+            if name == "one":
+                assert done.returncode == 0, done.stderr
+                assert "signed by nobody" in done.stdout
+                assert "the nodes have no certificates" in done.stderr
+                done = program("anchor", cluster.url(), str(tmp_path / "no" / "such"))
+                assert (done.returncode != 0, "cannot be written" in done.stderr) == (True, True)
+                (tmp_path / "else").write_text("what is this\nand this")
+                done = program("anchor", cluster.url(), str(tmp_path / "else"))
+                assert (done.returncode != 0, "is no anchor" in done.stderr) == (True, True)
+                assert (tmp_path / "else").read_text() == "what is this\nand this"
+            else:
+                assert "anchors of another cluster" in done.stderr
+                assert len(read_anchors(log)) == 1
+        finally:
+            cluster.stop()

@@ -46,6 +46,7 @@ COMMANDS = {
     "changes": ("bedrockish.cli.changes", "changes"),
     "journal": ("bedrockish.cli.journal", "journal"),
     "export-journal": ("bedrockish.cli.export", "export_journal"),
+    "lake": ("bedrockish.cli.lake", "lake"),
     "audit": ("bedrockish.cli.audit", "audit"),
     "anchor": ("bedrockish.cli.anchor", "anchor"),
 }

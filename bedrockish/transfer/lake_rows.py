@@ -1,0 +1,233 @@
+"""What a lake has of a commit: typed columns, one row for an insert or delete, two for an update, as Arrow has them.
+
+SQLite's columns hold what they are given, those of a lake have a type. A column gets the one of its declaration, and a
+value that does not fit is NULL there and stands in ``_other``, so nothing is lost.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+
+from bedrockish_journal.feed.change_feed import Committed
+from bedrockish_journal.model.changes import Value
+from bedrockish_journal.spark.source.json_rows import row_text
+from bedrockish_journal.storage.table_layout import find_table, quote
+
+_PLAIN = re.compile(r"(?!x_)[A-Za-z0-9][A-Za-z0-9_]*")
+COMMITS = "_commits"  # no table of a user is called so, because lake names of those never begin with _
+INTEGER, REAL, TEXT, BLOB, MOMENT = "integer", "real", "text", "blob", "moment"
+INSERT, PREIMAGE, POSTIMAGE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
+OWN = {  # columns that a lake's table has besides the user's, as Delta calls the first of them
+    "_change_type": TEXT,
+    "_key": TEXT,
+    "_commit_clock": INTEGER,
+    "_commit_origin": TEXT,
+    "_commit_seq": INTEGER,
+    "_committed_at": MOMENT,
+    "_command": TEXT,
+    "_user": TEXT,
+    "_rowid": INTEGER,
+    "_other": TEXT,
+}
+OF_COMMITS = {
+    "_commit_clock": INTEGER,
+    "_commit_origin": TEXT,
+    "_committed_at": MOMENT,
+    "_leader": TEXT,
+    "_tick": INTEGER,
+    "_kind": TEXT,
+    "_command": TEXT,
+    "_user": TEXT,
+    "_changes": INTEGER,
+    "_statements": TEXT,
+}
+Values = Mapping[str, Value]
+Image = tuple[int | None, Values | None]  # of a row: its rowid, and its values; without them it is not there
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows for one table of a lake.
+
+    Attributes:
+        types: of its columns, by name.
+        columns: their values, as long as each other.
+    """
+
+    types: Mapping[str, str]
+    columns: Mapping[str, list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a lake has to know of a table.
+
+    Attributes:
+        name: the table's.
+        rowid: a name for the rowid; None for a table WITHOUT ROWID.
+        key: the columns of the primary key of a table WITHOUT ROWID; else none.
+        types: of its stored columns, by name.
+    """
+
+    name: str
+    rowid: str | None
+    key: tuple[str, ...]
+    types: Mapping[str, str]
+
+    def key_of(self, image: Image) -> str | None:
+        """Return what names a row for as long as it is the same: its rowid, or its primary key as JSON."""
+        rowid, values = image
+        if self.rowid is not None or values is None:
+            return None if rowid is None else str(rowid)
+        return row_text(self.key, tuple(values[column] for column in self.key))
+
+    def rows(self, db: apsw.Connection) -> Iterator[tuple[int | None, Values]]:
+        """Yield all rows."""
+        for rowid, *row in db.execute(self._query):
+            yield rowid, dict(zip(self.types, row, strict=True))
+
+    def row(self, db: apsw.Connection, rowid: int | None, like: Values) -> Values | None:
+        """Return the row of the same key as another one, or None."""
+        names = [self.rowid] if self.rowid is not None else [quote(column) for column in self.key]
+        key = (rowid,) if self.rowid is not None else tuple(like[column] for column in self.key)
+        where = " AND ".join(f"{name} = ?" for name in names)
+        found = db.execute(f"{self._query} WHERE {where}", key).fetchone()
+        return None if found is None else dict(zip(self.types, found[1:], strict=True))
+
+    @property
+    def _query(self) -> str:
+        columns = [self.rowid or "NULL", *(f"{quote(self.name)}.{quote(column)}" for column in self.types)]
+        return f"SELECT {', '.join(columns)} FROM {quote(self.name)}"
+
+
+def shape_of(db: apsw.Connection, name: str) -> Shape:
+    """Return the shape that a table has now."""
+    table = find_table(db, name)
+    assert table is not None, "it was found a moment ago"
+    info = "SELECT name, type FROM pragma_table_xinfo(?) WHERE hidden IN (0, 3) ORDER BY cid"
+    types = {column: lake_type(declared) for column, declared in db.execute(info, (table.name,))}
+    rowid = table.rowid if table.rowid is None else quote(table.rowid)
+    return Shape(table.name, rowid, table.primary if rowid is None else (), types)
+
+
+def lake_type(declared: str) -> str:
+    """Return the type in a lake for a declared one, by SQLite's rules of affinity; what is neither is text."""
+    upper = declared.upper()
+    if "INT" in upper:
+        return INTEGER
+    if any(word in upper for word in ("CHAR", "CLOB", "TEXT")):
+        return TEXT
+    if "BLOB" in upper:
+        return BLOB
+    return REAL if any(word in upper for word in ("REAL", "FLOA", "DOUB")) else TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change of a row.
+
+    Attributes:
+        commit: whose it is.
+        number: which of its changes, from 0.
+        shape: the table, as it is after the change, or was before it was dropped.
+        maker: the id of the command that made it; None where that cannot be told.
+        before, after: the row.
+    """
+
+    commit: Committed
+    number: int
+    shape: Shape
+    maker: str | None
+    before: Image
+    after: Image
+
+    def images(self) -> Iterator[tuple[str, Image, int]]:
+        """Yield the rows that stand for it: what it is, the row, and its place in the commit."""
+        if self.before[1] is None or self.after[1] is None:
+            is_new = self.before[1] is None
+            yield INSERT if is_new else DELETE, self.after if is_new else self.before, 2 * self.number
+            return
+        yield PREIMAGE, self.before, 2 * self.number
+        yield POSTIMAGE, self.after, 2 * self.number + 1
+
+
+def event_rows(events: Sequence[Event], known: Mapping[str, str]) -> Rows:
+    """Return the rows for the changes of one table.
+
+    Args:
+        events: the changes.
+        known: types of the columns that the lake's table has already, which stay as they are.
+    """
+    types: dict[str, str] = {}
+    for event in events:
+        types.update(event.shape.types)
+        for _, values in (event.before, event.after):
+            types.update((name, TEXT) for name in values or () if name not in types)  # of a column that is gone
+    names = {name: lake_name(name) for name in types}
+    types = {name: known.get(names[name], kind) for name, kind in types.items()}
+    columns: dict[str, list[Any]] = {name: [] for name in (*OWN, *names.values())}
+    for event in events:
+        whose = event.commit.whose.get(event.maker)
+        for kind, image, seq in event.images():
+            rowid, values = image[0], image[1] or {}
+            other: dict[str, Value] = {}
+            for name, called in names.items():
+                columns[called].append(_fitting(values.get(name), types[name], name, other))
+            own = (
+                *(kind, event.shape.key_of(image), event.commit.clock, event.commit.cursor.leader, seq),
+                *(event.commit.at, event.maker, whose, rowid),
+                row_text(tuple(other), tuple(other.values())) if other else None,
+            )
+            for name, value in zip(OWN, own, strict=True):
+                columns[name].append(value)
+    return Rows({**OWN, **{called: types[name] for name, called in names.items()}}, columns)
+
+
+def commit_rows(commits: Sequence[Committed]) -> Rows:
+    """Return a row for each commit."""
+    rows = [
+        (
+            *(one.clock, one.cursor.leader, one.at, *one.place, one.kind, one.command, one.whose.get(one.command)),
+            *(len(one.changes), json.dumps(one.statements) if one.statements else None),
+        )
+        for one in commits
+    ]
+    return Rows(
+        OF_COMMITS, {name: list(column) for name, column in zip(OF_COMMITS, zip(*rows, strict=True), strict=True)}
+    )
+
+
+def lake_name(name: str) -> str:
+    """Return what a table or column is called in a lake: the same, unless it has what not every reader takes.
+
+    No two names become the same: what is written otherwise begins with ``x_``, and so is what began with that before.
+    """
+    if _PLAIN.fullmatch(name):
+        return name
+    return "x_" + "".join(one if one.isalnum() and one.isascii() else f"_{ord(one):x}_" for one in name)
+
+
+def _fitting(value: Value, kind: str, name: str, other: dict[str, Value]) -> Any:
+    """Return a value as its column takes it; what does not fit goes to ``other``."""
+    match value:
+        case None:
+            return None
+        case int() if kind == INTEGER:
+            return value
+        case float() if kind == REAL:
+            return value
+        case int() if kind == REAL and int(float(value)) == value:
+            return float(value)
+        case str() if kind == TEXT:
+            return value
+        case bytes() if kind == BLOB:
+            return value
+        case int() | float() if kind == TEXT and math.isfinite(value):
+            return repr(value)
+    other[name] = value
+    return None

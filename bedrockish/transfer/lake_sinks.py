@@ -1,0 +1,158 @@
+"""The tables of a lake: of Delta Lake by deltalake, of Apache Iceberg by pyiceberg (extra ``[lake]``).
+
+Both add rows and the number of their batch in one commit of their own, which is what makes a batch come once.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
+
+from bedrockish.errors import UsageError
+from bedrockish.transfer.lake_rows import BLOB, COMMITS, INTEGER, MOMENT, REAL, TEXT, Rows, lake_name
+
+APPLICATION = "bedrockish"  # under which Delta keeps the number of the last batch
+PROPERTY = "bedrockish.batch"  # the property of an Iceberg table that has it
+NAMESPACE = "main"
+TYPES: Mapping[str, pa.DataType] = {
+    INTEGER: pa.int64(),
+    REAL: pa.float64(),
+    TEXT: pa.string(),
+    BLOB: pa.binary(),
+    MOMENT: pa.timestamp("us", "UTC"),
+}
+
+
+class DeltaTables:
+    """Tables of Delta Lake, a folder for each.
+
+    Args:
+        directory: in which the folders are.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = _checked(directory)
+        self._batches: dict[str, int] = {}
+
+    def batch(self, table: str) -> int:
+        """Return the last batch that a table has; 0 for one that is not there."""
+        if table not in self._batches:
+            path = self._path(table)
+            version = DeltaTable(path).transaction_version(APPLICATION) if DeltaTable.is_deltatable(path) else None
+            self._batches[table] = version or 0
+        return self._batches[table]
+
+    def types(self, table: str) -> dict[str, str]:
+        """Return the types of the columns that a table has."""
+        path = self._path(table)
+        return _kinds(pa.schema(DeltaTable(path).schema().to_arrow())) if DeltaTable.is_deltatable(path) else {}
+
+    def append(self, table: str, rows: Rows, batch: int) -> None:
+        """Add rows to a table, which is made or gets columns as needed, with the number of their batch.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        done = CommitProperties(app_transactions=[Transaction(APPLICATION, batch)])
+        self._batches.pop(table, None)
+        try:
+            write_deltalake(
+                self._path(table), arrow_table(rows), mode="append", schema_mode="merge", commit_properties=done
+            )
+        except (DeltaError, OSError) as error:
+            raise _unwritten(table, error) from error
+
+    def _path(self, table: str) -> str:
+        return str(self._directory / (table if table == COMMITS else lake_name(table)))
+
+
+class IcebergTables:
+    """Tables of Apache Iceberg, in a catalog that is a SQLite file beside them.
+
+    Args:
+        directory: in which they are.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory = _checked(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._catalog = SqlCatalog(
+            APPLICATION, uri=f"sqlite:///{quote(str(directory))}/catalog.db", warehouse=f"file://{directory}"
+        )
+        self._catalog.create_namespace_if_not_exists(NAMESPACE)
+        self._batches: dict[str, int] = {}
+
+    def batch(self, table: str) -> int:
+        """Return the last batch that a table has; 0 for one that is not there."""
+        if table not in self._batches:
+            try:
+                properties = self._catalog.load_table(_identifier(table)).properties
+            except NoSuchTableError:
+                properties = {}
+            self._batches[table] = int(properties.get(PROPERTY, 0))
+        return self._batches[table]
+
+    def types(self, table: str) -> dict[str, str]:
+        """Return the types of the columns that a table has."""
+        try:
+            return _kinds(self._catalog.load_table(_identifier(table)).schema().as_arrow())
+        except NoSuchTableError:
+            return {}
+
+    def append(self, table: str, rows: Rows, batch: int) -> None:
+        """Add rows to a table, which is made or gets columns as needed, with the number of their batch.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        found = arrow_table(rows)
+        self._batches.pop(table, None)
+        try:
+            into = self._catalog.create_table_if_not_exists(_identifier(table), schema=found.schema)
+            with into.transaction() as change:
+                with change.update_schema() as schema:
+                    schema.union_by_name(found.schema)
+                change.append(found)
+                change.set_properties({PROPERTY: str(batch)})
+        except (ValueError, OSError) as error:
+            raise _unwritten(table, error) from error
+
+
+def _checked(directory: Path) -> Path:
+    """Return the whole path of a folder, which both libraries take for a part of a URL.
+
+    Raises:
+        UsageError: it has what means something there.
+    """
+    found = directory.absolute()
+    if any(one in str(found) for one in "%?#"):
+        raise UsageError(f"{found} has one of % ? # in it, which tables of a lake do not bear; use another directory")
+    return found
+
+
+def arrow_table(rows: Rows) -> pa.Table:
+    """Return rows as Arrow has them."""
+    types = {name: TYPES[kind] for name, kind in rows.types.items()}
+    return pa.table([pa.array(rows.columns[name], kind) for name, kind in types.items()], list(types))
+
+
+def _kinds(schema: pa.Schema) -> dict[str, str]:
+    """Return what kinds of columns a schema has; what this program does not make is left out."""
+    names = {kind: name for name, kind in TYPES.items()} | {pa.large_string(): TEXT, pa.large_binary(): BLOB}
+    return {one.name: names[one.type] for one in schema if one.type in names}
+
+
+def _identifier(table: str) -> tuple[str, str]:
+    return NAMESPACE, table if table == COMMITS else lake_name(table)
+
+
+def _unwritten(table: str, error: Exception) -> UsageError:
+    return UsageError(
+        f"table {table} of the lake cannot be written: {error}. Nothing of this batch counts before all of it is "
+        "there: mend what is wrong and start again"
+    )

@@ -1,0 +1,206 @@
+"""A lake that is left at every moment of a batch: each change is in each table once. And what is refused."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import duckdb
+import pytest
+from deltalake import DeltaTable
+
+from bedrockish.errors import UsageError
+from bedrockish.transfer.lake import Batcher, Lake, Sink
+from bedrockish.transfer.lake_rows import COMMITS, Rows, lake_name, lake_type
+from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables, arrow_table
+from bedrockish_journal.feed.change_feed import Committed, Cursor
+from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
+
+PAGE = (Path(__file__).parents[2] / "docs" / "lake.md").read_text()
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL."""
+
+
+class Tables:
+    """A sink in memory; ``left`` appends from now it is as if the program were killed, before or after the last."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[dict[str, Any]]] = {}
+        self.batches: dict[str, int] = {}
+        self.left, self.after = 10**9, False
+
+    def batch(self, table: str) -> int:
+        return self.batches.get(table, 0)
+
+    def types(self, _table: str) -> Mapping[str, str]:
+        return {}
+
+    def append(self, table: str, rows: Rows, batch: int) -> None:
+        assert batch > self.batch(table)
+        self.left -= 1
+        if self.left < 0 and not self.after:
+            raise KilledError
+        self.rows.setdefault(table, []).extend(arrow_table(rows).to_pylist())
+        self.batches[table] = batch
+        if self.left < 0:
+            raise KilledError
+
+
+def commit(number: int, changes: Sequence[Change] = (), statements: Sequence[str] = ()) -> Committed:
+    kind = "schema" if statements else "rows"
+    place = ("A", number)
+    return Committed(
+        Cursor(number << 22, "A"),
+        number << 22,
+        "A",
+        place,
+        f"c{number}",
+        (),
+        kind,
+        tuple(changes),
+        tuple(statements),
+        {},
+    )
+
+
+def row(table: str, op: str, rowid: int, before: Any = None, after: Any = None) -> Change:
+    pair = (None if one is None else (rowid, one) for one in (before, after))
+    return Change(table, ("id", "v"), op, rowid, rowid, *pair)
+
+
+TWO = ["CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)", "CREATE TABLE u(id INTEGER PRIMARY KEY, v TEXT)"]
+FEED = [
+    commit(1, statements=TWO),
+    commit(2, [row("t", INSERT, 1, after="a"), row("u", INSERT, 1, after="a")]),
+    commit(3, [row("t", UPDATE, 1, "a", "b"), row("u", INSERT, 2, after="x")]),
+    commit(4, statements=["ALTER TABLE t ADD COLUMN w INTEGER DEFAULT 5", "UPDATE u SET v = 'y' WHERE id = 2"]),
+    commit(5, [row("u", DELETE, 1, "a")]),
+]
+
+
+def written(folder: Path, tables: Sink, feed: Sequence[Committed]) -> None:
+    """Let a program write what is new, to its end."""
+    with Lake(folder, tables) as lake:
+        batcher = Batcher(lake.ending)
+        after = lake.cursor
+        place = next((number for number, one in enumerate(FEED, 1) if str(one.cursor) == after), 0)
+        batches: list[list[Committed]] = []
+        for one in feed[place:]:
+            batches += batcher.add(one)
+        for batch in [*batches, *batcher.rest()]:
+            lake.write(batch)
+
+
+def moments() -> Iterator[tuple[int, bool, int]]:
+    """Yield after how many appends a program is killed, whether after the last, and how much it had heard of."""
+    for left in range(10):
+        for after in (False, True):
+            for heard in range(2, len(FEED) + 1):
+                yield left, after, heard
+
+
+def test_killed_at_every_moment_each_change_is_there_once(tmp_path: Path) -> None:
+    true = Tables()
+    written(tmp_path / "true", true, FEED)
+    assert [one["_change_type"] for one in true.rows["t"]] == [
+        *("insert", "update_preimage", "update_postimage", "update_preimage", "update_postimage")
+    ]
+    assert [(one["id"], one["v"], one["_change_type"]) for one in true.rows["u"]] == [
+        *((1, "a", "insert"), (2, "x", "insert"), (2, "x", "update_preimage"), (2, "y", "update_postimage")),
+        (1, "a", "delete"),
+    ]
+    killed = 0
+    for number, (left, after, heard) in enumerate(moments()):
+        tables = Tables()
+        tables.left, tables.after = left, after
+        try:
+            written(tmp_path / str(number), tables, FEED[:heard])
+        except KilledError:
+            killed += 1
+        tables.left = 10**9
+        written(tmp_path / str(number), tables, FEED)
+        assert tables.rows == true.rows, (left, after, heard)
+    assert killed >= 40
+
+
+def test_what_is_no_longer_the_same_lake(tmp_path: Path) -> None:
+    tables = Tables()
+    written(tmp_path / "one", tables, FEED[:3])
+    with pytest.raises(UsageError, match="an older copy, or of another lake"), Lake(tmp_path / "other", tables):
+        pass
+    with pytest.raises(UsageError, match="an older copy, or of another lake"), Lake(tmp_path / "one", Tables()):
+        pass
+    with Lake(tmp_path / "one", tables), pytest.raises(UsageError, match="another program writes the lake"):
+        Lake(tmp_path / "one", tables).__enter__()
+    db = apsw.Connection(str(tmp_path / "one" / "mirror.db"))
+    db.execute("UPDATE u SET v = 'z' WHERE id = 1").fetchall()
+    db.close()
+    before = {table: list(rows) for table, rows in tables.rows.items()}
+    with pytest.raises(UsageError, match="is not what the cluster was before A5: its v should be 'a' and is 'z'"):
+        written(tmp_path / "one", tables, FEED)
+    assert tables.rows["u"][:2] == before["u"]
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "mirror.db").write_bytes(b"no database, and long enough not to be taken for one" * 20)
+    with pytest.raises(UsageError, match="cannot be opened"), Lake(tmp_path / "bad", Tables()):
+        pass
+
+
+def test_names_stay_apart_and_are_what_every_reader_takes() -> None:
+    names = ["a", "A1", "a b", "a_b", "x_a_20_b", "x_", "_key", "_other", "", "ü", "a;b", "a,b", "x_a", "1", "a.b", "x"]
+    found = [lake_name(name) for name in names]
+    assert len({name.lower() for name in found}) == len(names)
+    assert all(name.replace("_", "a").isalnum() and name.isascii() and name[0] != "_" for name in found)
+    assert found[:4] == ["a", "A1", "x_a_20_b", "a_b"]
+
+
+def test_types_are_sqlites_affinities() -> None:
+    declared = (
+        "INTEGER",
+        "bigint",
+        "VARCHAR(9)",
+        "CLOB",
+        "BLOB",
+        "DOUBLE PRECISION",
+        "FLOAT",
+        "DATE",
+        "DECIMAL(9)",
+        "",
+    )
+    assert [lake_type(one) for one in declared] == [
+        *("integer", "integer", "text", "text", "blob", "real", "real", "text", "text", "text")
+    ]
+
+
+@pytest.mark.parametrize("kind", [DeltaTables, IcebergTables])
+def test_a_folder_with_any_name(kind: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "a b+ü"
+    folder.mkdir()
+    sink = kind(folder)
+    written(folder, sink, FEED)
+    assert sink.batch(COMMITS) == kind(folder).batch(COMMITS) == 4
+    assert kind(folder).types("t")["w"] == "integer"
+    assert sorted(one.name for one in tmp_path.iterdir()) == [folder.name]
+    for name in ("a%20b", "a#b", "a?b"):
+        with pytest.raises(UsageError, match="use another directory"):
+            kind(tmp_path / name)
+
+
+def test_compaction_keeps_the_place_and_the_page_knows_how_to_ask(tmp_path: Path) -> None:
+    sink = DeltaTables(tmp_path)
+    written(tmp_path, sink, FEED)
+    table = DeltaTable(str(tmp_path / "t"))
+    assert table.optimize.compact()["numFilesRemoved"] > 1
+    assert DeltaTables(tmp_path).batch("t") == sink.batch("t") == 3
+    state, versions = re.findall(r"```sql\n(SELECT.*?);\n```", PAGE, flags=re.DOTALL)
+    with duckdb.connect() as db:
+        db.register("changes", DeltaTable(str(tmp_path / "t")).to_pyarrow_table())
+        assert db.sql(f"SELECT id, v, w FROM ({state})").fetchall() == [(1, "b", 5)]
+        at = {one: commit(one).at for one in (2, 3, 4)}
+        query = f"SELECT v, w, epoch_ms(valid_from), epoch_ms(valid_to) FROM ({versions}) ORDER BY _commit_clock"
+        ms = {number: int(moment.timestamp() * 1000) for number, moment in at.items()}
+        assert db.sql(query).fetchall() == [
+            ("a", None, ms[2], ms[3]), ("b", None, ms[3], ms[4]), ("b", 5, ms[4], None)
+        ]  # fmt: skip

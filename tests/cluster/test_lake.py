@@ -1,0 +1,179 @@
+"""A lake in both formats, written by programs that are killed: each change once, and the tables as they are."""
+
+import contextlib
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+import trio
+from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
+
+from bedrockish import connect
+from bedrockish.client.blocking_transaction import BlockingTransaction
+from bedrockish.transfer.lake_rows import lake_name
+from bedrockish_journal.model.changes import Value
+from bedrockish_journal.spark.source.json_rows import parse_row
+from tests.cluster.story import all_safe, level, ready
+from tools.cluster import LocalCluster, clean_environment
+
+pytestmark = pytest.mark.cluster
+
+KILLS = 10
+FORMATS = ("delta", "iceberg")
+PAGE = (Path(__file__).parents[2] / "docs" / "lake.md").read_text()
+[STATE] = re.findall(r"```sql\n(SELECT \* EXCLUDE.*?);\n```", PAGE, flags=re.DOTALL)
+STEPS = (  # while others write
+    ["ALTER TABLE stock ADD COLUMN more INTEGER DEFAULT 7"],
+    ["CREATE TABLE pair(a TEXT, b INTEGER, v REAL, PRIMARY KEY (a, b)) WITHOUT ROWID"],
+    ["INSERT INTO pair VALUES ('x', 1, 0.5), ('y', 2, NULL), ('', 3, 1e999)"],
+    ["ALTER TABLE stock RENAME COLUMN note TO remark"],
+    ["CREATE TABLE gone(id INTEGER, n INTEGER)", "INSERT INTO gone SELECT id, n FROM stock LIMIT 3"],
+    ["UPDATE pair SET a = 'z', v = -0.0 WHERE b = 1", "DELETE FROM pair WHERE b = 2"],
+    ["ALTER TABLE odd RENAME TO odder"],
+    ["DROP TABLE gone"],
+    ["CREATE TABLE mixed(x)", "INSERT INTO mixed VALUES (1), ('one'), (x'01')",
+     "UPDATE stock SET more = 8 WHERE id = 1"],
+    ["ALTER TABLE stock DROP COLUMN more", "ALTER TABLE stock ADD COLUMN more TEXT DEFAULT 'now a text'"],
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def writing(cluster: LocalCluster) -> Iterator[None]:
+    """Let a thread at each node change rows."""
+    over = threading.Event()
+    failed: list[BaseException] = []
+
+    def write(number: int) -> None:
+        drawn = random.Random(number)
+        try:
+            with connect(cluster.url(number)) as db:
+                while not over.is_set():
+                    row = drawn.randrange(1, 200)
+                    db.execute("UPDATE stock SET n = n + 1 WHERE id = ?", (row % 7 + 1,))
+                    db.execute("INSERT OR REPLACE INTO stock(id, n) VALUES (?, ?)", (row, drawn.random() < 0.5))
+                    db.execute("DELETE FROM stock WHERE id = ?", (drawn.randrange(8, 200),))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(cluster.nodes))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert not failed, failed
+
+
+def _do(statements: Sequence[str], transaction: BlockingTransaction) -> None:
+    for sql in statements:
+        transaction.execute(sql)
+
+
+def lake(cluster: LocalCluster, folder: Path, kind: str, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bedrockish.cli.main", "lake", cluster.url(), str(folder), "--format", kind, *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment())
+
+
+def to_the_end(cluster: LocalCluster, folder: Path, kind: str) -> None:
+    process = lake(cluster, folder, kind)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+
+
+def changes(folder: Path, kind: str, table: str) -> pa.Table:
+    name = table if table.startswith("_") else lake_name(table)
+    if kind == "delta":
+        return DeltaTable(str(folder / name)).to_pyarrow_table()
+    catalog = SqlCatalog("bedrockish", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
+    return catalog.load_table(("main", name)).scan().to_arrow()
+
+
+def state(found: pa.Table) -> list[dict[str, Any]]:
+    with duckdb.connect() as db:
+        db.register("changes", found)
+        table: pa.Table = db.sql(STATE).to_arrow_table()
+        rows: list[dict[str, Any]] = table.to_pylist()
+        return rows
+
+
+def value_of(row: dict[str, Any], column: str) -> Value:
+    """Return a value of SQLite's: what the lake's column cannot hold stands in ``_other``."""
+    other = parse_row(row["_other"]) if row["_other"] else {}
+    return other.get(column, row[lake_name(column)])
+
+
+def judge(folder: Path, kind: str, database: Path) -> None:
+    """Compare a lake with a node's file."""
+    db = sqlite3.connect(database)
+    commits = changes(folder, kind, "_commits")
+    places = [(row["_leader"], row["_tick"]) for row in commits.to_pylist()]
+    true = db.execute("SELECT leader, tick FROM bedrockish_journal WHERE repeat = 0").fetchall()
+    assert sorted(places) == sorted(true), "each commit is there once"
+    for table, key, columns in (
+        ("stock", "id", ("id", "n", "remark", "more")),
+        ("pair", "b", ("a", "b", "v")),
+        ("odder", "rowid", ("any thing", "x_", "_key")),
+        ("gone", None, ("id", "n")),
+        ("odd", None, ("any thing",)),
+    ):
+        found = changes(folder, kind, table)
+        rows = found.to_pylist()
+        seen = [(row["_commit_clock"], row["_commit_origin"], row["_commit_seq"]) for row in rows]
+        assert len(set(seen)) == len(seen), f"{table}: each change is there once"
+        now = [tuple(value_of(row, column) for column in columns) for row in state(found)]
+        names = ", ".join(f'"{column}"' for column in columns)
+        then = db.execute(f"SELECT {names} FROM {table} ORDER BY {key}").fetchall() if key else []
+        assert sorted(map(repr, now)) == sorted(map(repr, then)), table
+    mixed = {(row["x"], row["_other"]) for row in state(changes(folder, kind, "mixed"))}
+    assert mixed == {("1", None), ("one", None), (None, '{"x":{"$blob":"AQ=="}}')}
+    db.close()
+
+
+def test_each_change_is_in_the_lake_once_whatever_is_killed(cluster: LocalCluster, tmp_path: Path) -> None:
+    trio.run(ready, cluster)
+    folders = {kind: tmp_path / kind for kind in FORMATS}
+    drawn = random.Random(7)
+    with connect(cluster.url()) as db:
+        db.execute("CREATE TABLE stock(id INTEGER PRIMARY KEY, n INTEGER, note TEXT DEFAULT 'none')")
+        db.execute('CREATE TABLE odd("any thing" TEXT, x_, _key INTEGER)')
+        db.execute("INSERT INTO odd VALUES ('ü', 'one', 1), (x'00ff', NULL, -9223372036854775808)")
+        with writing(cluster):
+            for turn in range(KILLS):
+                processes = [
+                    lake(cluster, folder, kind, "--follow", "--every", "0.2") for kind, folder in folders.items()
+                ]
+                for process in processes:
+                    assert process.stdout is not None
+                    assert process.stdout.readline().startswith("batch "), "each gets somewhere before it is killed"
+                db.run_transaction(partial(_do, STEPS[turn]))
+                if turn == KILLS // 2:
+                    cluster.nodes[1].kill()
+                    cluster.nodes[1].start()
+                time.sleep(drawn.random())
+                for process in processes:
+                    assert process.poll() is None, process.communicate()[1]
+                    process.kill()
+                    process.communicate()
+    trio.run(level, cluster)
+    trio.run(all_safe, cluster)
+    for kind, folder in folders.items():
+        to_the_end(cluster, folder, kind)
+        batches = changes(folder, kind, "_commits")
+        to_the_end(cluster, folder, kind)  # there is nothing more
+        assert changes(folder, kind, "_commits").num_rows == batches.num_rows
+        judge(folder, kind, cluster.nodes[0].database)

@@ -10,12 +10,13 @@ from bedrockish.cli.journal import load_plugins
 from bedrockish.cli.url import UrlCommand, url_argument
 from bedrockish.client.feed import Changes
 from bedrockish.client.trio_client import open_client, target_of
-from bedrockish.errors import UsageError
-from bedrockish.transfer.lake import Batcher, Lake
+from bedrockish.errors import PrunedError, UsageError
+from bedrockish.transfer.export import export
+from bedrockish.transfer.lake import MIRROR, Batcher, Lake, Sink, begin_with
 from bedrockish_journal.feed.change_feed import Committed
 
 if TYPE_CHECKING:
-    from bedrockish.transfer.lake import Sink
+    pass
 
 DELTA, ICEBERG = "delta", "iceberg"
 
@@ -26,21 +27,55 @@ DELTA, ICEBERG = "delta", "iceberg"
 @click.option("--format", "kind", type=click.Choice([DELTA, ICEBERG]), default=DELTA, show_default=True)
 @click.option("--follow", is_flag=True, help="Wait for more, until interrupted; else end at what is safe now.")
 @click.option("--every", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds to a batch.")
+@click.option("--copy", is_flag=True, help="Begin a new lake with the rows as they are now, not with the first commit.")
 @click.option("--hold", metavar="NAME", help="Keep the journal for a reader of this name, as far as it has not come.")
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
 def lake(
-    url: str, directory: Path, kind: str, follow: bool, every: float, hold: str | None, plugins: tuple[str, ...]
+    url: str,
+    directory: Path,
+    kind: str,
+    follow: bool,
+    every: float,
+    copy: bool,
+    hold: str | None,
+    plugins: tuple[str, ...],
 ) -> None:
     """Write every change of every row into DIRECTORY, once: a typed table for each table, and one of all commits.
 
     Killed at any moment, start it again. Beside the tables it keeps a mirror of the database, mirror.db.
     """
     target_of(url)
-    with Lake(directory, _sink(kind, directory), load_plugins(plugins)) as opened:
-        trio.run(_fill, url, opened, follow, every, hold)
+    sink = _sink(kind, directory)
+    if copy and not (directory / MIRROR).exists():
+        _copy(url, directory)
+    with Lake(directory, sink, load_plugins(plugins)) as opened:
+        for rows in opened.write_copy():
+            click.echo(f"batch {opened.batch}: {rows} rows of a copy")
+        try:
+            trio.run(_fill, url, opened, follow, every, hold)
+        except* PrunedError as error:
+            raise PrunedError(f"{_first(error).message}; a lake in a new directory can begin with --copy") from None
 
 
-def _sink(kind: str, directory: Path) -> "Sink":
+def _first(error: BaseException) -> PrunedError:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, PrunedError)
+    return error
+
+
+def _copy(url: str, directory: Path) -> None:
+    """Make the mirror of a new lake from a copy of the tables."""
+    unfinished = directory / f"{MIRROR}.copy"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        unfinished.unlink(missing_ok=True)  # left behind by a run that was killed
+    except OSError as error:
+        raise UsageError(f"the lake cannot be written: {error.filename}: {error.strerror}") from error
+    begin_with(unfinished, trio.run(export, url, unfinished).cursor, directory)
+
+
+def _sink(kind: str, directory: Path) -> Sink:
     try:
         from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables
     except ImportError as error:

@@ -10,25 +10,39 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 import apsw
 
 from bedrockish.errors import UsageError
-from bedrockish.transfer.lake_rows import COMMITS, Event, Image, Rows, Shape, Values, commit_rows, event_rows, shape_of
-from bedrockish_journal.feed.change_feed import Committed
+from bedrockish.transfer.lake_rows import (
+    COMMITS,
+    COPY,
+    Event,
+    Image,
+    Rows,
+    Shape,
+    Values,
+    commit_rows,
+    event_rows,
+    shape_of,
+)
+from bedrockish_journal.feed.change_feed import Committed, parse_cursor
 from bedrockish_journal.model.changes import same_value
 from bedrockish_journal.storage.schema_steps import put_in_force, switch
 from bedrockish_journal.storage.table_layout import Applier, RowMismatchError, user_tables
 from bedrockish_journal.verify.replay import Prepare
 
 BATCH_CHANGES = 20_000  # after so many a batch ends; they are in memory together
+COPY_ROWS = 100_000  # rows of a copy in a batch
 MIRROR = "mirror.db"
 _PLACE = """CREATE TABLE IF NOT EXISTS bedrockish_lake(
   batch INTEGER NOT NULL,   -- the last batch that is in the lake
   cursor TEXT,              -- where it ended
-  next TEXT                 -- where the batch ends that is being written; NULL: none is
+  next TEXT,                -- where the batch ends that is being written; NULL: none is
+  copied TEXT               -- where the feed goes on after the copy whose rows are being written; NULL: none are
 )"""
 
 
@@ -73,7 +87,7 @@ class Lake:
             stack.callback(self._reader.close)
             self._applier = Applier(self._db)
             found = self._sink.batch(COMMITS)
-            if not self.batch <= found <= self.batch + (self.ending is not None):
+            if not self.batch <= found <= self.batch + (self.ending is not None or self.copied is not None):
                 raise UsageError(
                     f"the lake has batch {found}, and its mirror {path} has {self.batch}: one of the two is an older "
                     "copy, or of another lake. Bring the right one, or begin a lake in a new directory"
@@ -99,6 +113,11 @@ class Lake:
         """Where the batch ends that was being written when this was last left; None if none was."""
         return self._db.execute("SELECT next FROM bedrockish_lake").get  # type: ignore[no-any-return]
 
+    @property
+    def copied(self) -> str | None:
+        """Where the feed goes on after the copy whose rows are being written; None if none are."""
+        return self._db.execute("SELECT copied FROM bedrockish_lake").get  # type: ignore[no-any-return]
+
     def write(self, transactions: Sequence[Committed]) -> int:
         """Write a batch: what comes in the feed after ``cursor``, up to ``ending`` if that is something.
 
@@ -108,24 +127,57 @@ class Lake:
         Raises:
             UsageError: the mirror is not what the cluster was, or a table cannot be written.
         """
-        end, batch = str(transactions[-1].cursor), self.batch + 1
+        end = str(transactions[-1].cursor)
+        assert self.copied is None, "the rows of the copy come first"
         assert self.ending in (None, end), "a batch that was begun is made again as it was"
         self._db.execute("UPDATE bedrockish_lake SET next = ?", (end,)).fetchall()  # durable before any table has it
         try:
             with self._db:
-                events: dict[str, list[Event]] = {}
-                for commit in transactions:
-                    for event in self._apply(commit):
-                        events.setdefault(event.shape.name, []).append(event)
-                for table, of_table in events.items():
-                    self._append(table, event_rows(of_table, self._sink.types(table)), batch)
-                self._append(COMMITS, commit_rows(transactions), batch)  # last: who finds a commit here has its rows
-                place = "UPDATE bedrockish_lake SET batch = ?, cursor = ?, next = NULL"
-                self._db.execute(place, (batch, end)).fetchall()
+                events = [event for commit in transactions for event in self._apply(commit)]
+                self._put(events, commit_rows(transactions))
+                self._db.execute("UPDATE bedrockish_lake SET cursor = ?, next = NULL", (end,)).fetchall()
         finally:
             self._shapes.clear()
             self._applier.forget()
-        return sum(map(len, events.values()))
+        return len(events)
+
+    def write_copy(self) -> Iterator[int]:
+        """Write the rows of the copy that a lake begins with, as far as they are not there; yield after each batch.
+
+        A batch is so many of its rows, in an order that stays the same, so one that was left is made again as it was.
+
+        Yields:
+            how many rows the batch has.
+        """
+        if self.copied is None:
+            return
+        begin = parse_cursor(self.copied)
+        commit = Committed(begin, begin.clock, begin.leader, ("", 0), "", (), COPY, (), (), {})
+        shapes = [shape_of(self._reader, table.name) for table in user_tables(self._reader) if not table.virtual]
+        with self._reader:
+            every = ((shape, image) for shape in shapes for image in shape.rows(self._reader))
+            numbered = islice(enumerate(every), self.batch * COPY_ROWS, None)
+            while self.copied is not None:
+                events = [
+                    Event(commit, number, shape, None, (image[0], None), image)
+                    for number, (shape, image) in islice(numbered, COPY_ROWS)
+                ]
+                with self._db:
+                    self._put(events, commit_rows([commit], len(events)))
+                    if len(events) < COPY_ROWS:
+                        self._db.execute("UPDATE bedrockish_lake SET cursor = copied, copied = NULL").fetchall()
+                yield len(events)
+
+    def _put(self, events: Sequence[Event], commits: Rows) -> None:
+        """Write a batch; tables that have it already are left alone."""
+        batch = self.batch + 1
+        by_table: dict[str, list[Event]] = {}
+        for event in events:
+            by_table.setdefault(event.shape.name, []).append(event)
+        for table, of_table in by_table.items():
+            self._append(table, event_rows(of_table, self._sink.types(table)), batch)
+        self._append(COMMITS, commits, batch)  # last: who finds a commit there has its rows
+        self._db.execute("UPDATE bedrockish_lake SET batch = ?", (batch,)).fetchall()
 
     def _append(self, table: str, rows: Rows, batch: int) -> None:
         if self._sink.batch(table) < batch:
@@ -252,6 +304,24 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def begin_with(copy: Path, cursor: str, directory: Path) -> None:
+    """Let a new lake begin with the rows of a copy, as ``bedrockish export`` makes it, which becomes its mirror.
+
+    Args:
+        copy: the file, in the lake's directory.
+        cursor: where the feed goes on after it.
+        directory: of the lake.
+    """
+    db = apsw.Connection(str(copy))
+    try:
+        with db:
+            db.execute(_PLACE).fetchall()
+            db.execute("INSERT INTO bedrockish_lake VALUES (0, NULL, NULL, ?)", (cursor,)).fetchall()
+    finally:
+        db.close()
+    os.replace(copy, directory / MIRROR)  # until then the lake is not begun
+
+
 def _open(path: Path, prepare: Prepare) -> apsw.Connection:
     try:
         db = apsw.Connection(str(path))
@@ -261,7 +331,7 @@ def _open(path: Path, prepare: Prepare) -> apsw.Connection:
         switch(db, on=False)  # what triggers, foreign keys and CHECKs did is in the feed
         db.execute(_PLACE).fetchall()
         if db.execute("SELECT count(*) FROM bedrockish_lake").get == 0:
-            db.execute("INSERT INTO bedrockish_lake VALUES (0, NULL, NULL)").fetchall()
+            db.execute("INSERT INTO bedrockish_lake VALUES (0, NULL, NULL, NULL)").fetchall()
     except apsw.Error as error:
         raise UsageError(f"the mirror {path} cannot be opened: {error}; bring another copy, or begin anew") from error
     return db

@@ -20,6 +20,7 @@ from bedrockish_journal.storage.table_layout import find_table, quote
 
 _PLAIN = re.compile(r"(?!x_)[A-Za-z0-9][A-Za-z0-9_]*")
 COMMITS = "_commits"  # no table of a user is called so, because lake names of those never begin with _
+COPY = "copy"  # the kind of a commit that stands for rows that were there when the lake was begun
 INTEGER, REAL, TEXT, BLOB, MOMENT = "integer", "real", "text", "blob", "moment"
 INSERT, PREIMAGE, POSTIMAGE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
 OWN = {  # columns that a lake's table has besides the user's, as Delta calls the first of them
@@ -188,12 +189,12 @@ def event_rows(events: Sequence[Event], known: Mapping[str, str]) -> Rows:
     return Rows({**OWN, **{called: types[name] for name, called in names.items()}}, columns)
 
 
-def commit_rows(commits: Sequence[Committed]) -> Rows:
-    """Return a row for each commit."""
+def commit_rows(commits: Sequence[Committed], copied: int = 0) -> Rows:
+    """Return a row for each commit; ``copied`` rows of a copy belong to each."""
     rows = [
         (
             *(one.clock, one.cursor.leader, one.at, *one.place, one.kind, one.command, one.whose.get(one.command)),
-            *(len(one.changes), json.dumps(one.statements) if one.statements else None),
+            *(len(one.changes) + copied, json.dumps(one.statements) if one.statements else None),
         )
         for one in commits
     ]

@@ -1,5 +1,6 @@
 """A lake that is left at every moment of a batch: each change is in each table once. And what is refused."""
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from bedrockish.errors import UsageError
-from bedrockish.transfer.lake import Batcher, Lake, Sink
+from bedrockish.transfer.lake import Batcher, Lake, Sink, begin_with
 from bedrockish.transfer.lake_rows import COMMITS, Rows, lake_name, lake_type
 from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables, arrow_table
 from bedrockish_journal.feed.change_feed import Committed, Cursor
@@ -204,3 +205,51 @@ def test_compaction_keeps_the_place_and_the_page_knows_how_to_ask(tmp_path: Path
         assert db.sql(query).fetchall() == [
             ("a", None, ms[2], ms[3]), ("b", None, ms[3], ms[4]), ("b", 5, ms[4], None)
         ]  # fmt: skip
+
+
+def copied(folder: Path, rows: int) -> None:
+    folder.mkdir()
+    db = apsw.Connection(str(folder / "copy"))
+    db.execute(f"{TWO[0]}; CREATE TABLE w(a, b, PRIMARY KEY (b, a)) WITHOUT ROWID").fetchall()
+    with db:
+        db.executemany("INSERT INTO t VALUES (?, ?)", ((number, f"row {number}") for number in range(rows))).fetchall()
+        db.executemany("INSERT INTO w VALUES (?, ?)", ((number, -number) for number in range(rows))).fetchall()
+    db.close()
+    begin_with(folder / "copy", str(Cursor(1 << 22, "A")), folder)
+
+
+def test_begun_with_a_copy_and_killed_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bedrockish.transfer.lake.COPY_ROWS", 4)
+    feed = [commit(2, [row("t", UPDATE, 1, "row 1", "b")])]
+
+    def run(folder: Path, tables: Tables) -> None:
+        with Lake(folder, tables) as lake:
+            assert all(rows <= 4 for rows in lake.write_copy())
+            assert lake.cursor is not None
+            if lake.cursor != str(feed[0].cursor):
+                lake.write(feed)
+
+    for rows in (0, 2, 5):  # 2 of each fill a batch
+        true = Tables()
+        copied(tmp_path / f"true{rows}", rows)
+        if not rows:
+            with Lake(tmp_path / "true0", true) as lake:
+                assert list(lake.write_copy()) == [0]
+            continue
+        run(tmp_path / f"true{rows}", true)
+        assert [one["id"] for one in true.rows["t"]] == [*range(rows), 1, 1]
+        assert [(one["a"], one["_key"], one["_rowid"]) for one in true.rows["w"]] == [
+            (str(number), f'{{"b":{-number},"a":{number}}}', None) for number in reversed(range(rows))
+        ]
+        assert {one["_kind"] for one in true.rows[COMMITS][:-1]} == {"copy"}
+        assert sum(one["_changes"] for one in true.rows[COMMITS][:-1]) == 2 * rows
+        for left in range(8):
+            for after in (False, True):
+                tables, folder = Tables(), tmp_path / f"{rows}-{left}-{after}"
+                copied(folder, rows)
+                tables.left, tables.after = left, after
+                with contextlib.suppress(KilledError):
+                    run(folder, tables)
+                tables.left = 10**9
+                run(folder, tables)
+                assert tables.rows == true.rows, (rows, left, after)

@@ -30,7 +30,6 @@ from tools.cluster import LocalCluster, clean_environment
 
 pytestmark = pytest.mark.cluster
 
-KILLS = 10
 FORMATS = ("delta", "iceberg")
 PAGE = (Path(__file__).parents[2] / "docs" / "lake.md").read_text()
 [STATE] = re.findall(r"```sql\n(SELECT \* EXCLUDE.*?);\n```", PAGE, flags=re.DOTALL)
@@ -47,6 +46,19 @@ STEPS = (  # while others write
      "UPDATE stock SET more = 8 WHERE id = 1"],
     ["ALTER TABLE stock DROP COLUMN more", "ALTER TABLE stock ADD COLUMN more TEXT DEFAULT 'now a text'"],
 )  # fmt: skip
+
+
+@pytest.fixture
+def forgetful(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Three nodes that keep little for the protocol's own sake."""
+    made = LocalCluster(tmp_path / "forgetful", settings={"timings": {"conflict_window_ms": 1_000}})
+    made.write_files()
+    try:
+        for node in made.nodes:
+            node.start()
+        yield made
+    finally:
+        made.stop()
 
 
 @contextlib.contextmanager
@@ -144,7 +156,8 @@ def judge(folder: Path, kind: str, database: Path) -> None:
     db.close()
 
 
-def test_each_change_is_in_the_lake_once_whatever_is_killed(cluster: LocalCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(len(STEPS), marks=pytest.mark.slow)])
+def test_each_change_is_in_the_lake_once_whatever_is_killed(cluster: LocalCluster, tmp_path: Path, kills: int) -> None:
     trio.run(ready, cluster)
     folders = {kind: tmp_path / kind for kind in FORMATS}
     drawn = random.Random(7)
@@ -153,15 +166,16 @@ def test_each_change_is_in_the_lake_once_whatever_is_killed(cluster: LocalCluste
         db.execute('CREATE TABLE odd("any thing" TEXT, x_, _key INTEGER)')
         db.execute("INSERT INTO odd VALUES ('ü', 'one', 1), (x'00ff', NULL, -9223372036854775808)")
         with writing(cluster):
-            for turn in range(KILLS):
+            for turn in range(kills):
                 processes = [
                     lake(cluster, folder, kind, "--follow", "--every", "0.2") for kind, folder in folders.items()
                 ]
                 for process in processes:
                     assert process.stdout is not None
                     assert process.stdout.readline().startswith("batch "), "each gets somewhere before it is killed"
-                db.run_transaction(partial(_do, STEPS[turn]))
-                if turn == KILLS // 2:
+                for statements in STEPS[turn * len(STEPS) // kills : (turn + 1) * len(STEPS) // kills]:
+                    db.run_transaction(partial(_do, statements))
+                if turn == kills // 2:
                     cluster.nodes[1].kill()
                     cluster.nodes[1].start()
                 time.sleep(drawn.random())
@@ -177,3 +191,47 @@ def test_each_change_is_in_the_lake_once_whatever_is_killed(cluster: LocalCluste
         to_the_end(cluster, folder, kind)  # there is nothing more
         assert changes(folder, kind, "_commits").num_rows == batches.num_rows
         judge(folder, kind, cluster.nodes[0].database)
+
+
+def test_a_lake_of_a_cluster_that_has_removed_its_beginning(forgetful: LocalCluster, tmp_path: Path) -> None:
+    cluster = forgetful
+    trio.run(ready, cluster)
+    with connect(cluster.url()) as db:
+        db.execute("CREATE TABLE stock(id INTEGER PRIMARY KEY, n INTEGER)")
+        for number in range(50):
+            db.execute("INSERT INTO stock VALUES (?, 0)", (number + 1,))
+    trio.run(level, cluster)
+    trio.run(all_safe, cluster)
+    command = [sys.executable, "-m", "bedrockish.cli.main", "journal", "prune", cluster.url(), "--older-than", "0s"]
+    process, errors, until = None, "", time.monotonic() + 60
+    while not errors and time.monotonic() < until:  # nodes remove nothing that they may be asked for
+        done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
+        assert done.returncode == 0, done.stderr
+        process = lake(cluster, tmp_path / f"lake-{time.monotonic_ns()}", "delta")
+        _, errors = process.communicate(timeout=60)
+    assert process is not None
+    assert process.returncode != 0
+    assert "a lake in a new directory can begin with --copy" in errors
+
+    folder = tmp_path / "copied"
+    with writing(cluster):
+        process = lake(cluster, folder, "delta", "--copy", "--follow", "--every", "0.2")
+        assert process.stdout is not None
+        assert "rows of a copy" in process.stdout.readline()
+        assert process.stdout.readline().startswith("batch 2: ")
+        time.sleep(1)
+        assert process.poll() is None
+        process.kill()
+        process.communicate()
+    trio.run(level, cluster)
+    trio.run(all_safe, cluster)
+    process = lake(cluster, folder, "delta", "--copy")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    with contextlib.closing(sqlite3.connect(cluster.nodes[0].database)) as file:
+        now = sorted((row["id"], row["n"]) for row in state(changes(folder, "delta", "stock")))
+        assert now == file.execute("SELECT id, n FROM stock ORDER BY id").fetchall()
+    commits = changes(folder, "delta", "_commits").to_pylist()
+    assert [row["_kind"] for row in commits].count("copy") == 1
+    places = [(row["_leader"], row["_tick"]) for row in commits]
+    assert len(set(places)) == len(places)

@@ -70,16 +70,17 @@ MAY_IMPORT = {
     "examples/shop": "examples.shop sqlalchemy",
     "examples/notes": "bedrockish flask",
     "bedrockish/transfer/object_store.py": "bedrockish.errors obstore cryptography",
+    "bedrockish/transfer/publish_kafka.py": "bedrockish.errors bedrockish.transfer confluent_kafka",
     "bedrockish/transfer/lake.py": "bedrockish.errors bedrockish.transfer bedrockish_journal apsw",
-    "bedrockish/transfer/lake_rows.py": "bedrockish_journal apsw",
+    "bedrockish/transfer/lake_rows.py": "bedrockish.transfer bedrockish_journal apsw",
     "bedrockish/transfer/lake_sinks.py": "bedrockish.errors bedrockish.transfer pyarrow deltalake pyiceberg",
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
     "journal/bedrockish_journal/verify/anchor_signatures.py": "bedrockish_journal cryptography",
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
-        "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 click "
-        "deltalake duckdb hypercorn hypothesis libsql openapi_spec_validator pexpect prometheus_client pyarrow "
-        "pyiceberg pyspark pytest rich schemathesis sortedcontainers sqlalchemy trio trustme yaml wsproto"
+        "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 "
+        "click confluent_kafka deltalake duckdb hypercorn hypothesis libsql openapi_spec_validator pexpect "
+        "prometheus_client pyarrow pyiceberg pyspark pytest rich schemathesis sortedcontainers sqlalchemy trio trustme yaml wsproto"
     ),
     "tests/django_site": "bedrockish tests.django_site django",
     "tools": "bedrockish bedrockish_journal bedrockish_net tools apsw cbor2 click rich trio",

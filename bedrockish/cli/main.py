@@ -44,6 +44,7 @@ COMMANDS = {
     "password": ("bedrockish.cli.secure", "password"),
     "tls": ("bedrockish.cli.secure", "tls"),
     "changes": ("bedrockish.cli.changes", "changes"),
+    "publish": ("bedrockish.cli.publish", "publish"),
     "journal": ("bedrockish.cli.journal", "journal"),
     "export-journal": ("bedrockish.cli.export", "export_journal"),
     "lake": ("bedrockish.cli.lake", "lake"),

@@ -6,19 +6,18 @@ value that does not fit is NULL there and stands in ``_other``, so nothing is lo
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import apsw
 
+from bedrockish.transfer.plain_names import plain_name
 from bedrockish_journal.feed.change_feed import Committed
 from bedrockish_journal.model.changes import Value
 from bedrockish_journal.spark.source.json_rows import row_text
 from bedrockish_journal.storage.table_layout import find_table, quote
 
-_PLAIN = re.compile(r"(?!x_)[A-Za-z0-9][A-Za-z0-9_]*")
 COMMITS = "_commits"  # no table of a user is called so, because lake names of those never begin with _
 COPY = "copy"  # the kind of a commit that stands for rows that were there when the lake was begun
 INTEGER, REAL, TEXT, BLOB, MOMENT = "integer", "real", "text", "blob", "moment"
@@ -169,7 +168,7 @@ def event_rows(events: Sequence[Event], known: Mapping[str, str]) -> Rows:
         types.update(event.shape.types)
         for _, values in (event.before, event.after):
             types.update((name, TEXT) for name in values or () if name not in types)  # of a column that is gone
-    names = {name: lake_name(name) for name in types}
+    names = {name: plain_name(name) for name in types}
     types = {name: known.get(names[name], kind) for name, kind in types.items()}
     columns: dict[str, list[Any]] = {name: [] for name in (*OWN, *names.values())}
     for event in events:
@@ -201,16 +200,6 @@ def commit_rows(commits: Sequence[Committed], copied: int = 0) -> Rows:
     return Rows(
         OF_COMMITS, {name: list(column) for name, column in zip(OF_COMMITS, zip(*rows, strict=True), strict=True)}
     )
-
-
-def lake_name(name: str) -> str:
-    """Return what a table or column is called in a lake: the same, unless it has what not every reader takes.
-
-    No two names become the same: what is written otherwise begins with ``x_``, and so is what began with that before.
-    """
-    if _PLAIN.fullmatch(name):
-        return name
-    return "x_" + "".join(one if one.isalnum() and one.isascii() else f"_{ord(one):x}_" for one in name)
 
 
 def _fitting(value: Value, kind: str, name: str, other: dict[str, Value]) -> Any:

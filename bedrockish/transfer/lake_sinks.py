@@ -14,7 +14,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from bedrockish.errors import UsageError
-from bedrockish.transfer.lake_rows import BLOB, COMMITS, INTEGER, MOMENT, REAL, TEXT, Rows, lake_name
+from bedrockish.transfer.lake_rows import BLOB, COMMITS, INTEGER, MOMENT, REAL, TEXT, Rows
+from bedrockish.transfer.plain_names import plain_name
 
 APPLICATION = "bedrockish"  # under which Delta keeps the number of the last batch
 PROPERTY = "bedrockish.batch"  # the property of an Iceberg table that has it
@@ -68,7 +69,7 @@ class DeltaTables:
             raise _unwritten(table, error) from error
 
     def _path(self, table: str) -> str:
-        return str(self._directory / (table if table == COMMITS else lake_name(table)))
+        return str(self._directory / (table if table == COMMITS else plain_name(table)))
 
 
 class IcebergTables:
@@ -148,7 +149,7 @@ def _kinds(schema: pa.Schema) -> dict[str, str]:
 
 
 def _identifier(table: str) -> tuple[str, str]:
-    return NAMESPACE, table if table == COMMITS else lake_name(table)
+    return NAMESPACE, table if table == COMMITS else plain_name(table)
 
 
 def _unwritten(table: str, error: Exception) -> UsageError:

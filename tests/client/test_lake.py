@@ -13,8 +13,9 @@ from deltalake import DeltaTable
 
 from bedrockish.errors import UsageError
 from bedrockish.transfer.lake import Batcher, Lake, Sink, begin_with
-from bedrockish.transfer.lake_rows import COMMITS, Rows, lake_name, lake_type
+from bedrockish.transfer.lake_rows import COMMITS, Rows, lake_type
 from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables, arrow_table
+from bedrockish.transfer.plain_names import plain_name
 from bedrockish_journal.feed.change_feed import Committed, Cursor
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
 
@@ -151,7 +152,7 @@ def test_what_is_no_longer_the_same_lake(tmp_path: Path) -> None:
 
 def test_names_stay_apart_and_are_what_every_reader_takes() -> None:
     names = ["a", "A1", "a b", "a_b", "x_a_20_b", "x_", "_key", "_other", "", "ü", "a;b", "a,b", "x_a", "1", "a.b", "x"]
-    found = [lake_name(name) for name in names]
+    found = [plain_name(name) for name in names]
     assert len({name.lower() for name in found}) == len(names)
     assert all(name.replace("_", "a").isalnum() and name.isascii() and name[0] != "_" for name in found)
     assert found[:4] == ["a", "A1", "x_a_20_b", "a_b"]

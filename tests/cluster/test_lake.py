@@ -22,7 +22,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from bedrockish import connect
 from bedrockish.client.blocking_transaction import BlockingTransaction
-from bedrockish.transfer.lake_rows import lake_name
+from bedrockish.transfer.plain_names import plain_name
 from bedrockish_journal.model.changes import Value
 from bedrockish_journal.spark.source.json_rows import parse_row
 from tests.cluster.story import all_safe, level, ready
@@ -108,7 +108,7 @@ def to_the_end(cluster: LocalCluster, folder: Path, kind: str) -> None:
 
 
 def changes(folder: Path, kind: str, table: str) -> pa.Table:
-    name = table if table.startswith("_") else lake_name(table)
+    name = table if table.startswith("_") else plain_name(table)
     if kind == "delta":
         return DeltaTable(str(folder / name)).to_pyarrow_table()
     catalog = SqlCatalog("bedrockish", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
@@ -126,7 +126,7 @@ def state(found: pa.Table) -> list[dict[str, Any]]:
 def value_of(row: dict[str, Any], column: str) -> Value:
     """Return a value of SQLite's: what the lake's column cannot hold stands in ``_other``."""
     other = parse_row(row["_other"]) if row["_other"] else {}
-    return other.get(column, row[lake_name(column)])
+    return other.get(column, row[plain_name(column)])
 
 
 def judge(folder: Path, kind: str, database: Path) -> None:

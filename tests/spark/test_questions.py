@@ -139,6 +139,24 @@ def test_hot_keys_and_meetings_count_neighbours(spark: SparkSession, tmp_path: P
     }
 
 
+def test_the_window_that_tells_most(tables: dict[str, DataFrame]) -> None:
+    """Of all runs of so many commits it has most leaders, and most adopted commits of those that have as many."""
+    commits = tables["commits"]
+    every = sorted((row["clock"], row["leader"], row["adopted_from"]) for row in commits.collect())
+    for count in (2, 5, 12):
+        chosen = sorted(
+            (row["clock"], row["leader"], row["adopted_from"])
+            for row in questions.telling_window(commits, count).collect()
+        )
+        first = every.index(chosen[0])
+        assert chosen == every[first : first + count]
+        best = max(
+            (len({one[1] for one in part}), sum(one[2] is not None for one in part))
+            for part in (every[at : at + count] for at in range(len(every)))
+        )
+        assert (len({one[1] for one in chosen}), sum(one[2] is not None for one in chosen)) == best
+
+
 def test_counts_by_time_latency_and_approvers(story: Story, tables: dict[str, DataFrame]) -> None:
     commits = tables["commits"]
     counted = questions.commits_over_time(commits, "2 milliseconds").collect()

@@ -7,13 +7,16 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+from matplotlib.colors import Normalize
 from matplotlib.dates import AutoDateLocator, num2date
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
+from numpy import ma
 from pyspark.sql import DataFrame
 
 COLORS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#787774", "#cb912f")
+NOBODY = -1  # stands where there is nothing to colour
 COMMITS_MAX = 120  # in a causal graph: more cannot be read
 
 
@@ -44,11 +47,16 @@ def meetings_heat_map(meetings: DataFrame, path: str) -> str:
     for row in rows:
         counts[names.index(row["first"])][names.index(row["then"])] = row["meetings"]
     figure, axes = _figure(2.4 + 0.8 * len(names), 1.8 + 0.7 * len(names), "Who meets whom at a key")
-    image = axes.imshow(counts, cmap="YlOrRd", vmin=0)
-    most = max((count for line in counts for count in line), default=0)
+    # A leader that meets itself waits for nobody, however often: that must not set the scale for those that meet.
+    most = max((count for y, line in enumerate(counts) for x, count in enumerate(line) if x != y), default=0) or 1
+    colours = Normalize(0, most)
+    meeting = [[NOBODY if x == y else count for x, count in enumerate(line)] for y, line in enumerate(counts)]
+    image = axes.imshow(ma.masked_equal(meeting, NOBODY), cmap="YlOrRd", norm=colours)
     for y, line in enumerate(counts):
         for x, count in enumerate(line):
-            axes.text(x, y, count, ha="center", va="center", color="white" if count > 0.6 * most else "black")
+            dark = x != y and count > 0.6 * most
+            color = "white" if dark else "#787774" if x == y else "black"
+            axes.text(x, y, count, ha="center", va="center", color=color)
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("the next transaction there was of")
@@ -56,9 +64,9 @@ def meetings_heat_map(meetings: DataFrame, path: str) -> str:
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    for place in range(len(names)):  # a leader that meets itself waits for nobody
-        axes.add_patch(Rectangle((place - 0.5, place - 0.5), 1, 1, fill=False, edgecolor="#52514e", linewidth=1.2))
-    figure.colorbar(image, ax=axes, shrink=0.8, label="meetings")
+    for place in range(len(names)):
+        axes.add_patch(Rectangle((place - 0.5, place - 0.5), 1, 1, facecolor="#f1f0ee", edgecolor="none", zorder=0))
+    figure.colorbar(image, ax=axes, shrink=0.8, label="meetings of two leaders")
     return _save(figure, path)
 
 

@@ -241,6 +241,32 @@ def approvers(commits: DataFrame) -> DataFrame:
     return total.join(counted, "leader").na.fill(0).orderBy("leader")
 
 
+def telling_window(commits: DataFrame, count: int) -> DataFrame:
+    """Return those commits, one after the other by their clocks, in which most leaders meet; for a picture.
+
+    Of several with as many leaders it is the one with most adopted commits, then the one in which the leader changes
+    most often from commit to commit, then the first.
+
+    Args:
+        commits: the table ``commits`` of one node; all of it is put in order.
+        count: how many commits at most.
+    """
+    in_order = Window.orderBy("clock", "leader", "tick")
+    ahead = in_order.rowsBetween(Window.currentRow, count - 1)
+    turns = F.col("leader") != F.coalesce(F.lag("leader").over(in_order), F.col("leader"))
+    placed = commits.withColumn("place", F.row_number().over(in_order)).withColumn("turns", turns.cast("int"))
+    found = placed.select(
+        "place",
+        F.size(F.collect_set("leader").over(ahead)).alias("leaders"),
+        F.count("adopted_from").over(ahead).alias("adopted"),
+        F.sum("turns").over(ahead).alias("turns"),
+    )
+    order = (F.desc("leaders"), F.desc("adopted"), F.desc("turns"), "place")
+    best = found.orderBy(*order).limit(1).select(F.col("place").alias("first"))
+    chosen = placed.join(F.broadcast(best), F.col("place").between(F.col("first"), F.col("first") + count - 1))
+    return chosen.drop("place", "first", "turns")
+
+
 def causes(commits: DataFrame, low: int, high: int) -> DataFrame:
     """Return the causal graph of a window of clocks: which commit directly follows which (``leader``, ``tick``).
 

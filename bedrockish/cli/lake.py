@@ -1,7 +1,6 @@
 """``bedrockish lake``: write the change feed into tables of Delta Lake or Apache Iceberg."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import trio
@@ -12,11 +11,8 @@ from bedrockish.client.feed import Changes
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import PrunedError, UsageError
 from bedrockish.transfer.export import export
-from bedrockish.transfer.lake import MIRROR, Batcher, Lake, Sink, begin_with
+from bedrockish.transfer.lake import MIRROR, Batcher, Lake, Sink, begin_with, fill
 from bedrockish_journal.feed.change_feed import Committed
-
-if TYPE_CHECKING:
-    pass
 
 DELTA, ICEBERG = "delta", "iceberg"
 
@@ -87,22 +83,10 @@ def _sink(kind: str, directory: Path) -> Sink:
 
 
 async def _fill(url: str, opened: Lake, follow: bool, every: float, hold: str | None) -> None:
+    async def write(batch: list[Committed]) -> None:
+        changes = await trio.to_thread.run_sync(opened.write, batch)
+        click.echo(f"batch {opened.batch}: {len(batch)} commits, {changes} rows, up to {opened.cursor}")
+
     async with open_client(url) as client:
         feed = Changes(client, opened.cursor, follow=follow, hold=hold)
-        batcher = Batcher(opened.ending)
-        until = trio.current_time() + every
-        is_over = False
-        while not is_over:
-            over: list[list[Committed]] = []
-            with trio.move_on_at(until) as scope:
-                try:
-                    over = batcher.add(await anext(feed))
-                except StopAsyncIteration:
-                    is_over, over = True, batcher.rest()
-            if scope.cancelled_caught:
-                over = batcher.rest()
-            for batch in over:
-                changes = await trio.to_thread.run_sync(opened.write, batch)
-                click.echo(f"batch {opened.batch}: {len(batch)} commits, {changes} rows, up to {opened.cursor}")
-            if over or batcher.is_empty:
-                until = trio.current_time() + every
+        await fill(feed, Batcher(opened.ending), every, write)

@@ -12,7 +12,14 @@ import trio
 from bedrockish.api.requests import STALE
 from bedrockish.client.blocking import Connection
 from bedrockish.client.trio_client import Client
-from bedrockish.errors import BedrockishError, DamagedError, PrunedError, UnavailableError, UsageError
+from bedrockish.errors import (
+    BedrockishError,
+    DamagedError,
+    OutcomeUnknownError,
+    PrunedError,
+    UnavailableError,
+    UsageError,
+)
 from bedrockish_journal.feed.change_feed import Committed, CursorError, Feed, FeedPrunedError, FeedUnreadableError
 
 PAGE_ROWS = 200
@@ -37,6 +44,11 @@ def _take(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
         raise PrunedError(str(error)) from error
     except FeedUnreadableError as error:
         raise DamagedError(str(error)) from error
+
+
+def _may_pass(error: BedrockishError) -> bool:
+    """Whether a reader that follows asks again: a read has no outcome, so one that nobody can tell is no harm."""
+    return error.retry or isinstance(error, OutcomeUnknownError)
 
 
 class _Progress:
@@ -156,8 +168,8 @@ class Changes:
         sql, params = self._feed.question(PAGE_ROWS)
         try:
             rows = (await self._client.execute(sql, params, read=STALE)).rows
-        except UnavailableError as error:
-            if not self._follow:
+        except BedrockishError as error:
+            if not (self._follow and _may_pass(error)):
                 raise
             self._progress.failed(error)
             self._wait = True
@@ -173,8 +185,8 @@ class Changes:
         cursor = str(self._feed.cursor) if self._feed.cursor.clock else None
         try:
             await self._client.hold(self._hold, cursor, timeout=HOLD_TIMEOUT_S)
-        except UnavailableError as error:
-            if not self._follow:
+        except BedrockishError as error:
+            if not (self._follow and _may_pass(error)):
                 raise
             self._progress.failed(error)
         self._held = time.monotonic()
@@ -194,8 +206,8 @@ def blocking_changes(
         sql, params = feed.question(PAGE_ROWS)
         try:
             rows = connection.execute(sql, params, read=STALE).rows
-        except UnavailableError as error:
-            if not follow:
+        except BedrockishError as error:
+            if not (follow and _may_pass(error)):
                 raise
             progress.failed(error)
         else:

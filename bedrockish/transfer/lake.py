@@ -8,13 +8,15 @@ transactions; each table knows the last batch that it has, and does not take it 
 
 import contextlib
 import fcntl
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 import apsw
+import trio
 
 from bedrockish.errors import UsageError
 from bedrockish.transfer.lake_rows import (
@@ -262,9 +264,9 @@ class Batcher:
         self._changes = 0
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._batch
+    def may_end(self) -> bool:
+        """Whether there is a batch, and it may end here: one that was begun before has to end where it did."""
+        return bool(self._batch) and self._ending is None
 
     def add(self, one: Committed) -> list[list[Committed]]:
         """Take the next transaction; return the batches that are over now."""
@@ -281,10 +283,39 @@ class Batcher:
 
     def rest(self) -> list[list[Committed]]:
         """End the batch, as far as it may end here."""
-        if self._ending is not None or not self._batch:
+        if not self.may_end:
             return []
         batch, self._batch, self._changes = self._batch, [], 0
         return [batch]
+
+
+async def fill(
+    feed: AsyncIterator[Committed],
+    batcher: Batcher,
+    every_s: float,
+    write: Callable[[list[Committed]], Awaitable[None]],
+) -> None:
+    """Write a feed batch by batch, each at most ``every_s`` seconds after its first transaction came.
+
+    The feed is interrupted only when there is something to write: a slow node would else be asked anew for ever.
+    """
+    until = math.inf
+    is_over = False
+    while not is_over:
+        over: list[list[Committed]] = []
+        with trio.move_on_at(until) as scope:
+            try:
+                over = batcher.add(await anext(feed))
+            except StopAsyncIteration:
+                is_over = True
+        if is_over or scope.cancelled_caught:
+            over = batcher.rest()
+        for batch in over:
+            await write(batch)
+        if not batcher.may_end:
+            until = math.inf
+        elif over or until == math.inf:
+            until = trio.current_time() + every_s
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A reader of the change feed that follows never falls silent: it moves to another node, and is told in the end."""
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,15 @@ from bedrockish.api.rows import Rows
 from bedrockish.client import feed
 from bedrockish.client.feed import Changes
 from bedrockish.client.trio_client import Client
-from bedrockish.errors import DeadlineError, UnavailableError
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    DeadlineError,
+    InternalError,
+    MemoryFullError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 
 Clock = trio.testing.MockClock
 
@@ -20,12 +29,21 @@ Clock = trio.testing.MockClock
 class Nodes:
     """A client of nodes that answer as they are told to."""
 
-    def __init__(self, safe: Callable[[], int | None], *, clock: str = "on", holds: bool = True) -> None:
-        self._safe, self._clock, self._holds = safe, clock, holds
+    def __init__(
+        self,
+        safe: Callable[[], int | None],
+        *,
+        clock: str = "on",
+        holds: bool = True,
+        errors: Iterable[BedrockishError] = (),
+    ) -> None:
+        self._safe, self._clock, self._holds, self._errors = safe, clock, holds, deque(errors)
         self.left = self.pages = self.asked_to_hold = 0
 
     async def execute(self, *_: Any, **__: Any) -> Rows:
         self.pages += 1
+        if self._errors:
+            raise self._errors.popleft()
         safe = self._safe()
         if safe is None:
             raise UnavailableError("no node can be reached")
@@ -95,3 +113,14 @@ async def test_a_hold_that_cannot_be_had_does_not_keep_the_reader_from_reading(
     assert await follow(nodes, 150, hold="mirror") == 150
     assert 8 <= nodes.asked_to_hold <= 12
     assert nodes.pages > 50
+
+
+async def test_errors_that_pass_do_not_end_a_reader_and_others_do(autojump_clock: trio.testing.MockClock) -> None:
+    passing = [MemoryFullError("full"), ConflictError("busy"), OutcomeUnknownError("lost", command="c")]
+    nodes = Nodes(lambda: int(trio.current_time()), errors=passing)
+    assert await follow(nodes, 100) == 100
+    assert nodes.pages > 90
+    with pytest.raises(MemoryFullError):
+        await anext(Changes(cast(Client, Nodes(lambda: 1, errors=passing)), follow=False))
+    with pytest.raises(InternalError):
+        await anext(Changes(cast(Client, Nodes(lambda: 1, errors=[InternalError("a defect")]))))

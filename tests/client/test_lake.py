@@ -9,10 +9,12 @@ from typing import Any
 import apsw
 import duckdb
 import pytest
+import trio
+import trio.testing
 from deltalake import DeltaTable
 
 from bedrockish.errors import UsageError
-from bedrockish.transfer.lake import Batcher, Lake, Sink, begin_with
+from bedrockish.transfer.lake import Batcher, Lake, Sink, begin_with, fill
 from bedrockish.transfer.lake_rows import COMMITS, Rows, lake_type
 from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables, arrow_table
 from bedrockish.transfer.plain_names import plain_name
@@ -254,3 +256,36 @@ def test_begun_with_a_copy_and_killed_at_every_moment(tmp_path: Path, monkeypatc
                 tables.left = 10**9
                 run(folder, tables)
                 assert tables.rows == true.rows, (rows, left, after)
+
+
+async def test_batches_end_by_time_and_a_slow_feed_is_not_asked_for_ever(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class Slow:
+        """A feed that begins anew with its answer when it is interrupted, as one at the far end of a link does."""
+
+        def __init__(self, *pauses: float) -> None:
+            self.left = [*zip(pauses, range(2, len(pauses) + 2), strict=True)]
+
+        def __aiter__(self) -> "Slow":
+            return self
+
+        async def __anext__(self) -> Committed:
+            if not self.left:
+                raise StopAsyncIteration
+            await trio.sleep(self.left[0][0])
+            return commit(self.left.pop(0)[1])
+
+    async def batches(feed: Slow, ending: str | None) -> list[tuple[float, int]]:
+        began, found = trio.current_time(), []
+
+        async def write(batch: list[Committed]) -> None:
+            await trio.sleep(0.5)
+            found.append((round(trio.current_time() - began, 3), len(batch)))
+
+        with trio.fail_after(100):
+            await fill(feed, Batcher(ending), 1.0, write)
+        return found
+
+    assert await batches(Slow(3, 0.2, 0.2, 0.9, 5), None) == [(4.5, 3), (6.9, 1), (12.4, 1)], "by time"
+    assert await batches(Slow(3, 3, 3), str(commit(4).cursor)) == [(9.5, 3)], "where it was begun to end"

@@ -101,6 +101,22 @@ def lake(cluster: LocalCluster, folder: Path, kind: str, *more: str) -> subproce
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment())
 
 
+@contextlib.contextmanager
+def killed_at_last(cluster: LocalCluster, folder: Path, kind: str, *more: str) -> Iterator[subprocess.Popen[str]]:
+    process = lake(cluster, folder, kind, *more)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def gets_somewhere(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("batch "), f"{line!r}, then {process.communicate()[1]}"
+
+
 def to_the_end(cluster: LocalCluster, folder: Path, kind: str) -> None:
     process = lake(cluster, folder, kind)
     _, errors = process.communicate(timeout=120)
@@ -167,22 +183,21 @@ def test_each_change_is_in_the_lake_once_whatever_is_killed(cluster: LocalCluste
         db.execute("INSERT INTO odd VALUES ('ü', 'one', 1), (x'00ff', NULL, -9223372036854775808)")
         with writing(cluster):
             for turn in range(kills):
-                processes = [
-                    lake(cluster, folder, kind, "--follow", "--every", "0.2") for kind, folder in folders.items()
-                ]
-                for process in processes:
-                    assert process.stdout is not None
-                    assert process.stdout.readline().startswith("batch "), "each gets somewhere before it is killed"
-                for statements in STEPS[turn * len(STEPS) // kills : (turn + 1) * len(STEPS) // kills]:
-                    db.run_transaction(partial(_do, statements))
-                if turn == kills // 2:
-                    cluster.nodes[1].kill()
-                    cluster.nodes[1].start()
-                time.sleep(drawn.random())
-                for process in processes:
-                    assert process.poll() is None, process.communicate()[1]
-                    process.kill()
-                    process.communicate()
+                with contextlib.ExitStack() as running:
+                    processes = [
+                        running.enter_context(killed_at_last(cluster, folder, kind, "--follow", "--every", "0.2"))
+                        for kind, folder in folders.items()
+                    ]
+                    for process in processes:
+                        gets_somewhere(process)
+                    for statements in STEPS[turn * len(STEPS) // kills : (turn + 1) * len(STEPS) // kills]:
+                        db.run_transaction(partial(_do, statements))
+                    if turn == kills // 2:
+                        cluster.nodes[1].kill()
+                        cluster.nodes[1].start()
+                    time.sleep(drawn.random())
+                    for process in processes:
+                        assert process.poll() is None, process.communicate()[1]
     trio.run(level, cluster)
     trio.run(all_safe, cluster)
     for kind, folder in folders.items():
@@ -214,15 +229,12 @@ def test_a_lake_of_a_cluster_that_has_removed_its_beginning(forgetful: LocalClus
     assert "a lake in a new directory can begin with --copy" in errors
 
     folder = tmp_path / "copied"
-    with writing(cluster):
-        process = lake(cluster, folder, "delta", "--copy", "--follow", "--every", "0.2")
+    with writing(cluster), killed_at_last(cluster, folder, "delta", "--copy", "--follow", "--every", "0.2") as process:
         assert process.stdout is not None
         assert "rows of a copy" in process.stdout.readline()
-        assert process.stdout.readline().startswith("batch 2: ")
+        gets_somewhere(process)
         time.sleep(1)
-        assert process.poll() is None
-        process.kill()
-        process.communicate()
+        assert process.poll() is None, process.communicate()[1]
     trio.run(level, cluster)
     trio.run(all_safe, cluster)
     process = lake(cluster, folder, "delta", "--copy")

@@ -11,9 +11,9 @@ import trio
 
 from bedrockish.api.requests import STALE
 from bedrockish.cli.url import UrlCommand, url_argument
-from bedrockish.client.feed import Changes
+from bedrockish.client.feed import Changes, may_pass
 from bedrockish.client.trio_client import Client, open_client, target_of
-from bedrockish.errors import ConfigError, UnavailableError
+from bedrockish.errors import BedrockishError, ConfigError, UnavailableError
 from bedrockish.transfer.publish import MESSAGES, Message, Place, Webhook, messages_of
 from bedrockish_journal.feed.change_feed import Committed
 
@@ -91,7 +91,7 @@ async def _publish(
                         break
                 if scope.cancelled_caught:
                     break
-                await _learn(client, one, keys)
+                await _learn(client, one, keys, follow)
                 messages += messages_of(one, name, lambda table: keys.get(table, ()))
                 until, last = min(until, trio.current_time() + TOGETHER_S), one
             for first in range(0, len(messages), MESSAGES):
@@ -100,14 +100,24 @@ async def _publish(
                 await trio.to_thread.run_sync(place.write, str(last.cursor))
 
 
-async def _learn(client: Client, commit: Committed, keys: dict[str, Sequence[str]]) -> None:
+async def _learn(client: Client, commit: Committed, keys: dict[str, Sequence[str]], follow: bool) -> None:
     """Find out the primary keys of tables that have no rowids, as they are now."""
     if commit.statements:
         keys.clear()
     for change in commit.changes:
         if change.rowid is None and change.table not in keys:
-            rows = await client.execute(_KEY, [change.table], read=STALE)
-            keys[change.table] = [str(column) for (column,) in rows.rows]
+            keys[change.table] = await _key_of(client, change.table, follow)
+
+
+async def _key_of(client: Client, table: str, follow: bool) -> list[str]:
+    while True:
+        try:
+            rows = await client.execute(_KEY, [table], read=STALE)
+            return [str(column) for (column,) in rows.rows]
+        except BedrockishError as error:
+            if not (follow and may_pass(error)):
+                raise
+        await trio.sleep(PAUSE_S)
 
 
 async def _deliver(sink: "Sink", messages: list[Message], follow: bool) -> None:

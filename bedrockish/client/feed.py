@@ -46,8 +46,8 @@ def _take(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
         raise DamagedError(str(error)) from error
 
 
-def _may_pass(error: BedrockishError) -> bool:
-    """Whether a reader that follows asks again: a read has no outcome, so one that nobody can tell is no harm."""
+def may_pass(error: BedrockishError) -> bool:
+    """Return whether a reader that follows asks again: a read has no outcome, so one that nobody can tell is no harm."""
     return error.retry or isinstance(error, OutcomeUnknownError)
 
 
@@ -169,7 +169,7 @@ class Changes:
         try:
             rows = (await self._client.execute(sql, params, read=STALE)).rows
         except BedrockishError as error:
-            if not (self._follow and _may_pass(error)):
+            if not (self._follow and may_pass(error)):
                 raise
             self._progress.failed(error)
             self._wait = True
@@ -186,7 +186,7 @@ class Changes:
         try:
             await self._client.hold(self._hold, cursor, timeout=HOLD_TIMEOUT_S)
         except BedrockishError as error:
-            if not (self._follow and _may_pass(error)):
+            if not (self._follow and may_pass(error)):
                 raise
             self._progress.failed(error)
         self._held = time.monotonic()
@@ -207,7 +207,7 @@ def blocking_changes(
         try:
             rows = connection.execute(sql, params, read=STALE).rows
         except BedrockishError as error:
-            if not (follow and _may_pass(error)):
+            if not (follow and may_pass(error)):
                 raise
             progress.failed(error)
         else:

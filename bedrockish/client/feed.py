@@ -47,7 +47,7 @@ def _take(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
 
 
 def may_pass(error: BedrockishError) -> bool:
-    """Return whether a reader that follows asks again: a read has no outcome, so one that nobody can tell is no harm."""
+    """Return whether a reader that follows asks again; a read has no outcome, so one that is unknown is no harm."""
     return error.retry or isinstance(error, OutcomeUnknownError)
 
 

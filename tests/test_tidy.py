@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "examples/notes": "bedrockish flask",
     "bedrockish/transfer/object_store.py": "bedrockish.errors obstore cryptography",
     "bedrockish/transfer/publish_kafka.py": "bedrockish.errors bedrockish.transfer confluent_kafka",
-    "bedrockish/transfer/lake.py": "bedrockish.errors bedrockish.transfer bedrockish_journal apsw",
+    "bedrockish/transfer/lake.py": "bedrockish.errors bedrockish.transfer bedrockish_journal apsw trio",
     "bedrockish/transfer/lake_rows.py": "bedrockish.transfer bedrockish_journal apsw",
     "bedrockish/transfer/lake_sinks.py": "bedrockish.errors bedrockish.transfer pyarrow deltalake pyiceberg",
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",

@@ -446,7 +446,7 @@ class Engine:
             self._weight = 0
             self._is_changed = False
             if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
-                self._wal.finish(db)
+                self._wal.finish(db, self._limits.wal_frames_max)
             db.execute("BEGIN IMMEDIATE")
             version = db.execute("PRAGMA data_version").get
         except apsw.Error as error:
@@ -473,7 +473,7 @@ class Engine:
     @property
     def checkpoint_due(self) -> bool:
         """Whether the WAL has grown enough for ``checkpoint`` to be called, in a helper thread."""
-        return self._wal.grown() >= self._limits.wal_frames
+        return self._wal.is_to_copy(self._limits.wal_frames, self._limits.wal_frames_max)
 
     def checkpoint(self) -> tuple[int, int]:
         """Copy the WAL into the database file as far as readers allow. May run in a helper thread, one at a time.

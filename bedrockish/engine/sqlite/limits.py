@@ -39,8 +39,8 @@ class Limits:
         changes_bytes: size of all rows that a request changes, before and after.
         statement_s: how long one statement may run, in seconds.
         wal_frames: frames in the WAL at which a background checkpoint is due.
-        wal_frames_max: frames at which a batch's end finishes the checkpoint itself, inline, if ``wal_frames`` or less
-            are left to copy; at twice as many, in any case.
+        wal_frames_max: frames at which a batch's end finishes the checkpoint itself, inline, if less than a quarter of
+            ``wal_frames`` are left to copy; at twice as many, in any case.
         seconds: a clock that only goes forward, in seconds.
         busy: how long the calling thread has had the processor, in seconds.
         busy_of: the same of another thread, which runs, by its identity.

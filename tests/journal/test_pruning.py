@@ -14,7 +14,7 @@ from bedrockish_journal.model.errors import EntryMalformedError, JournalPrunedEr
 from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.storage import schema_history as schema
 from bedrockish_journal.storage import store
-from bedrockish_journal.storage.pruning import clock_at, horizon, marks, plan, remove, size
+from bedrockish_journal.storage.pruning import COUNTED, aged, clock_at, horizon, marks, plan, remove, size
 from bedrockish_journal.verify.replay import RANDOM, digest, replay
 from bedrockish_journal.verify.verify import verify
 from tests.journal.world import NODES, World
@@ -182,3 +182,13 @@ def test_a_file_of_an_earlier_version_has_no_marks() -> None:
     store.complete(db)
     assert marks(db) == {}
     db.close()
+
+
+def test_what_has_the_clocks_of_1970_is_as_old_as_what_came_after_it(world: World) -> None:
+    db, now = world.nodes["A"].db, COUNTED + (1 << 60)
+    assert aged(db, now) == 0, "nothing tells how old any of it is"
+    with db:
+        db.execute("UPDATE bedrockish_journal SET clock = clock + ? WHERE clock >= ?", (now, clock_at(db, 0.5)))
+    first = min(clock for clock in clocks(db) if clock >= COUNTED)
+    assert clocks(db)[0] < COUNTED
+    assert (aged(db, first - 1), aged(db, first), aged(db, first + 5)) == (0, first, first + 5)

@@ -123,6 +123,10 @@ class Journal:
         """About how many bytes there are, found without counting the entries."""
         return pruning.rough_bytes(self._db)
 
+    def aged(self, clock: int) -> int:
+        """Return a clock up to which all may be removed as too old; see ``pruning.aged``."""
+        return pruning.aged(self._db, clock)
+
     def clock_at(self, fraction: float) -> int:
         """Return a clock at or below which this part of the transactions lies, the oldest ones."""
         return pruning.clock_at(self._db, fraction)

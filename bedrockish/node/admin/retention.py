@@ -237,7 +237,7 @@ class Upkeep:
         async with self._pruning:
             clock = 0
             if older_than_s is not None:
-                clock = max(0, moved(state.clock.value, -int(1000 * older_than_s)))
+                clock = journal.aged(moved(state.clock.value, -int(1000 * older_than_s)))
             if larger_than_mb is not None:
                 size = journal.size
                 if size.bytes > 1_000_000 * larger_than_mb:

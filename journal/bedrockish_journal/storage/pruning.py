@@ -16,6 +16,7 @@ from typing import Any
 import apsw
 import cbor2
 
+from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.command_id import time_ms
 from bedrockish_journal.model.entry import decode_entry
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -25,6 +26,7 @@ from bedrockish_journal.model.vector import Vector
 MEMBERS_KEY = "pruned_members"
 FORGOTTEN_KEY = "commands_forgotten_ms"
 TABLE = "bedrockish_pruned"
+COUNTED = pack(1_577_836_800_000)  # 2020: no smaller clock was taken from a wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,17 @@ def _bytes_each(db: apsw.Connection, first: int, last: int) -> float:
     ).fetchone()
     assert sampled is not None
     return float(sampled[1] / sampled[0]) if sampled[0] else 0.0
+
+
+def aged(db: apsw.Connection, clock: int) -> int:
+    """Return a clock up to which all may be removed as too old: ``clock``, or 0 if nothing is known to be that old.
+
+    What a new cluster commits before its nodes know what time it is has the clocks of 1970. It is older than what came
+    after it, and by how much nobody knows; so it goes with that.
+    """
+    query = "SELECT min(clock) FROM bedrockish_journal WHERE repeat = 0 AND clock >= ?"
+    first = db.execute(query, (COUNTED,)).get
+    return 0 if first is None or clock < first else clock
 
 
 def clock_at(db: apsw.Connection, fraction: float) -> int:

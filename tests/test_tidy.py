@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "journal/bedrockish_journal/spark/source/live.py": (
         "bedrockish_journal bedrockish.api bedrockish.client bedrockish.errors"
     ),
+    "journal/bedrockish_journal/spark/lake.py": "bedrockish_journal deltalake pyiceberg pyspark pyarrow",
     "journal/bedrockish_journal/spark": (
         "bedrockish_journal !bedrockish_journal.storage.store !bedrockish_journal.verify.replay pyspark pyarrow cbor2 "
         "!apsw !trio"

@@ -12,9 +12,9 @@ from typing import Any
 
 import apsw
 
-from bedrockish.transfer.plain_names import plain_name
 from bedrockish_journal.feed.change_feed import Committed
 from bedrockish_journal.model.changes import Value
+from bedrockish_journal.model.plain_names import plain_name
 from bedrockish_journal.spark.source.json_rows import row_text
 from bedrockish_journal.storage.table_layout import find_table, quote
 

@@ -15,7 +15,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from bedrockish.errors import UsageError
 from bedrockish.transfer.lake_rows import BLOB, COMMITS, INTEGER, MOMENT, REAL, TEXT, Rows
-from bedrockish.transfer.plain_names import plain_name
+from bedrockish_journal.model.plain_names import plain_name
 
 APPLICATION = "bedrockish"  # under which Delta keeps the number of the last batch
 PROPERTY = "bedrockish.batch"  # the property of an Iceberg table that has it

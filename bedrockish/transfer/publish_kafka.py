@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Told
 
 from bedrockish.errors import UnavailableError, UsageError
-from bedrockish.transfer.plain_names import plain_name
 from bedrockish.transfer.publish import Message
+from bedrockish_journal.model.plain_names import plain_name
 
 WAIT_S = 30.0
 _OPTION = re.compile(r"([a-z][a-z0-9._]*)\s*=\s*(.*)")

@@ -17,9 +17,9 @@ from bedrockish.errors import UsageError
 from bedrockish.transfer.lake import Batcher, Lake, Sink, begin_with, fill
 from bedrockish.transfer.lake_rows import COMMITS, Rows, lake_type
 from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables, arrow_table
-from bedrockish.transfer.plain_names import plain_name
 from bedrockish_journal.feed.change_feed import Committed, Cursor
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
+from bedrockish_journal.model.plain_names import plain_name
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lake.md").read_text()
 

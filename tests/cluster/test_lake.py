@@ -22,8 +22,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from bedrockish import connect
 from bedrockish.client.blocking_transaction import BlockingTransaction
-from bedrockish.transfer.plain_names import plain_name
 from bedrockish_journal.model.changes import Value
+from bedrockish_journal.model.plain_names import plain_name
 from bedrockish_journal.spark.source.json_rows import parse_row
 from tests.cluster.story import all_safe, level, ready
 from tools.cluster import LocalCluster, clean_environment

@@ -1,0 +1,246 @@
+"""A lake of ``bedrockish lake`` in Spark: its changes, its rows as they were at a moment, and for how long each was.
+
+The tables are read as the Parquet files that they are made of, by the list that deltalake or pyiceberg gives of them;
+so Spark needs no package of Delta's or Iceberg's, and none of a version that goes with its own.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+
+from bedrockish_journal.model.clock import milliseconds, pack
+from bedrockish_journal.model.errors import FileMissingError, JournalError, MomentError
+from bedrockish_journal.model.plain_names import plain_name
+from bedrockish_journal.spark.source.columns import ARROW, ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+COMMITS = "_commits"
+CATALOG = "catalog.db"
+CHANGES, HISTORY = "__changes", "__history"  # what the names of views end with
+_PLACE = ("_commit_clock", "_commit_origin", "_commit_seq")
+_OF_THE_CHANGE = ("_change_type", "_commit_seq")  # columns that say nothing of a row
+_SPARK: Mapping[pa.DataType, str] = {kind: name for name, kind in ARROW.items()} | {
+    pa.float64(): "DOUBLE",
+    pa.large_string(): "STRING",
+    pa.large_binary(): "BINARY",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What a table is made of.
+
+    Attributes:
+        columns: name and Spark type.
+        files: paths of its Parquet files.
+    """
+
+    columns: Mapping[str, str]
+    files: tuple[str, ...]
+
+
+class Lake:
+    """A lake as it was when this was made: up to the last commit that was whole then, in all tables.
+
+    Args:
+        spark: a session.
+        directory: which ``bedrockish lake`` has written; every worker must see it under this path.
+
+    Raises:
+        FileMissingError: there is no lake there, or nothing is in it yet.
+        JournalError: the library for its format is not installed.
+    """
+
+    def __init__(self, spark: "SparkSession", directory: str | os.PathLike[str]) -> None:
+        self._spark, self._directory = spark, os.path.abspath(directory)
+        if os.path.exists(os.path.join(self._directory, CATALOG)):
+            self._find, names = _iceberg(self._directory)
+        else:
+            self._find, names = _delta(self._directory)
+        if COMMITS not in names:
+            raise FileMissingError(
+                self._directory, f"{self._directory} is no lake, or has nothing yet; give what `bedrockish lake` writes"
+            )
+        self.tables = sorted(name for name in names if name != COMMITS)
+        self._last, self._first = self._bounds()
+
+    def _bounds(self) -> tuple[tuple[int, str], int]:
+        """Return the last commit, and the clock before which this lake knows nothing."""
+        from pyspark.sql import functions as f
+
+        last = f.max(f.struct("_commit_clock", "_commit_origin"))
+        copied = f.min(f.when(f.col("_kind") == "copy", f.col("_commit_clock")))
+        [found] = self._read(COMMITS).agg(last.alias("last"), copied.alias("copied")).collect()
+        if found["last"] is None:
+            raise FileMissingError(self._directory, f"the lake {self._directory} has nothing yet; fill it first")
+        return (found["last"][0], found["last"][1]), found["copied"] or 0
+
+    def commits(self) -> "DataFrame":
+        """Return a row for each commit."""
+        return self._whole(self._read(COMMITS))
+
+    def changes(self, table: str) -> "DataFrame":
+        """Return all changes of a table, with its columns and those of the lake.
+
+        Args:
+            table: its name, as the database or as the lake has it.
+
+        Raises:
+            FileMissingError: the lake has no such table.
+        """
+        return self._whole(self._read(self._named(table)))
+
+    def rows(self, table: str, as_of: int | datetime | None = None) -> "DataFrame":
+        """Return the rows of a table, each with the commit that made it so.
+
+        Args:
+            table: its name.
+            as_of: as they were at a clock or at a time, with what was committed at it; by default the last.
+
+        Raises:
+            FileMissingError: the lake has no such table.
+            MomentError: it was before the lake begins, or is a time without a time zone.
+        """
+        from pyspark.sql import Window
+        from pyspark.sql import functions as f
+
+        found = self.changes(table)
+        if as_of is not None:
+            found = found.where(f.col("_commit_clock") <= self._clock(as_of))
+        latest = Window.partitionBy("_key").orderBy(*(f.col(name).desc() for name in _PLACE))
+        found = found.withColumn("_latest", f.row_number().over(latest)).where("_latest = 1")
+        return _there(found).drop("_latest", *_OF_THE_CHANGE)
+
+    def history(self, table: str) -> "DataFrame":
+        """Return every version of each row, and from when to when it was the one (a slowly changing dimension).
+
+        ``_valid_from`` and ``_valid_to`` are times, ``_commit_clock`` and ``_clock_to`` the same by the cluster's
+        clock. What is there now has no end; a version with two equal clocks was gone before its commit was over.
+
+        Raises:
+            FileMissingError: the lake has no such table.
+        """
+        from pyspark.sql import Window
+        from pyspark.sql import functions as f
+
+        then = Window.partitionBy("_key").orderBy(*_PLACE)
+        found = self.changes(table).withColumn("_valid_from", f.col("_committed_at"))
+        for name, end in (("_committed_at", "_valid_to"), ("_commit_clock", "_clock_to")):
+            found = found.withColumn(end, f.lead(name).over(then))
+        return _there(found).drop(*_OF_THE_CHANGE)
+
+    def register(self, prefix: str = "") -> list[str]:
+        """Make views for SQL: of each table its rows under its name, and ``…__changes`` and ``…__history``.
+
+        Args:
+            prefix: what their names begin with.
+
+        Returns:
+            the names.
+
+        Raises:
+            JournalError: two would have the same name.
+        """
+        views: dict[str, DataFrame] = {}
+        for table in self.tables:
+            for name, found in (
+                (table, self.rows(table)),
+                (table + CHANGES, self.changes(table)),
+                (table + HISTORY, self.history(table)),
+            ):
+                if views.setdefault((prefix + name).lower(), found) is not found:
+                    raise JournalError(f"two views would be called {prefix + name}; register none, and use rows()")
+        for name, found in views.items():
+            found.createOrReplaceTempView(name)
+        return sorted(views)
+
+    def _clock(self, as_of: int | datetime) -> int:
+        if isinstance(as_of, datetime):
+            if as_of.tzinfo is None:
+                raise MomentError(f"{as_of} is in no time zone; give it one, such as tzinfo=UTC")
+            clock = pack(int(as_of.timestamp() * 1000) + 1) - 1
+        else:
+            clock = as_of
+        if clock < self._first:
+            raise MomentError(
+                f"clock {clock} is before the copy that the lake {self._directory} begins with (clock {self._first}, "
+                f"{milliseconds(self._first)} ms since 1970); what was before is not known here"
+            )
+        return clock
+
+    def _whole(self, found: "DataFrame") -> "DataFrame":
+        """Leave out what is of commits that were not whole when this was made."""
+        from pyspark.sql import functions as f
+
+        clock, origin = self._last
+        same: list[Column] = [f.col("_commit_clock") < clock]
+        same.append((f.col("_commit_clock") == clock) & (f.col("_commit_origin") <= origin))
+        return found.where(reduce(or_, same))
+
+    def _named(self, table: str) -> str:
+        for name in (plain_name(table), table):
+            if name in self.tables:
+                return name
+        raise FileMissingError(
+            self._directory, f"the lake {self._directory} has no table {table!r}; it has {', '.join(self.tables)}"
+        )
+
+    def _read(self, table: str) -> "DataFrame":
+        found: _Table = self._find(table)
+        reader = self._spark.read.schema(ddl(dict(found.columns)))
+        return (
+            reader.parquet(*found.files) if found.files else self._spark.createDataFrame([], ddl(dict(found.columns)))
+        )
+
+
+def _there(found: "DataFrame") -> "DataFrame":
+    """Leave out images of rows that were not there any more after their change."""
+    return found.where("_change_type IN ('insert', 'update_postimage')")
+
+
+def _table(schema: pa.Schema, files: "list[str]") -> _Table:
+    return _Table({one.name: _SPARK[one.type] for one in schema}, tuple(unquote(urlparse(file).path) for file in files))
+
+
+def _missing(error: ImportError) -> JournalError:
+    return JournalError(
+        f"{error.name} is not installed, which knows the files of a lake; pip install 'bedrockish[lake]'"
+    )
+
+
+def _delta(directory: str) -> tuple[Any, set[str]]:
+    try:
+        from deltalake import DeltaTable
+    except ImportError as error:
+        raise _missing(error) from None
+
+    def find(table: str) -> _Table:
+        found = DeltaTable(os.path.join(directory, table))
+        return _table(pa.schema(found.schema().to_arrow()), found.file_uris())
+
+    folders = [str(one) for one in Path(directory).iterdir() if one.is_dir()] if os.path.isdir(directory) else []
+    return find, {os.path.basename(one) for one in folders if DeltaTable.is_deltatable(one)}
+
+
+def _iceberg(directory: str) -> tuple[Any, set[str]]:
+    try:
+        from pyiceberg.catalog.sql import SqlCatalog
+    except ImportError as error:
+        raise _missing(error) from None
+    catalog = SqlCatalog("bedrockish", uri=f"sqlite:///{directory}/{CATALOG}", warehouse=f"file://{directory}")
+
+    def find(table: str) -> _Table:
+        found = catalog.load_table(("main", table))
+        return _table(found.schema().as_arrow(), [one.file.file_path for one in found.scan().plan_files()])
+
+    return find, {name for _, name in catalog.list_tables("main")}

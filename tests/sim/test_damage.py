@@ -12,7 +12,7 @@ from tools.simulate import run_seed
 def test_damage_is_found_and_heals() -> None:
     """With a row damaged every few commits, and everything else that goes wrong in such worlds."""
     total: Counter[str] = Counter()
-    for seed in range(1, 9):
+    for seed in range(1, 10):
         options = draw_hard_options(seed).with_(flip_every_s=0.03, alter=0.0, load_s=2.0, delay_ms=2.0, sync_ms=1.0)
         broken, world = run_seed(options.with_(voters=max(3, options.voters), closing_lag_ms=100))
         assert broken is None, f"seed {seed}: {broken}"

@@ -196,6 +196,10 @@ class Coordinator:
             ticket.refusal = ticketing.no_safe_time(state)
             self.replies.pause(ticket, 20)  # (a node that just started): a BEGIN now would be TOO OLD
             return
+        if state.clock.follows_wall and not state.knows_wall:
+            ticket.refusal = ticketing.no_time(state)
+            self.replies.pause(ticket, 20)  # a new cluster's first commits would have the clocks of 1970
+            return
         ticket.refusal = ""
         hindrance = self._hindrance(ticket, prepared)
         if hindrance is None:

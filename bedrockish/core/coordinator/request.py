@@ -234,6 +234,11 @@ def no_safe_time(state: State) -> str:
     )
 
 
+def no_time(state: State) -> str:
+    """Return what to say of a transaction that was not begun because nobody has told this node what time it is."""
+    return f"node {state.me} has not heard yet from a majority of the voters what their wall clocks say"
+
+
 def clock_refused(me: str, peer: str) -> str:
     """Return what to say of a transaction that a voter refused because of our clock."""
     return (

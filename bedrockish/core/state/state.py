@@ -403,7 +403,7 @@ class State:
         self._reading = now
         self.wall_ms = self.believed_ms = now.wall_ms
         if self.voters and self.voters != [self.me]:  # a learner asks the only voter, too
-            if len(self._walls) + self.is_voter(self.me) < self.majority:
+            if not self.knows_wall:
                 self.believed_ms, now = 0, Now(now.seconds, 0)
             else:
                 seconds_ms = int(now.seconds * 1000)
@@ -414,6 +414,11 @@ class State:
         self.now = now
         if now.wall_ms > WALL_MS_MAX:
             self.set_clock(follows_wall=False)
+
+    @property
+    def knows_wall(self) -> bool:
+        """Whether enough voters have told what their wall clocks say, since this node started."""
+        return self.voters == [self.me] or len(self._walls) + self.is_voter(self.me) >= self.majority
 
     def hear_wall(self, peer: Peer, wall_ms: int) -> None:
         """Note what a peer's wall clock says."""

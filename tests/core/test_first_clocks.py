@@ -1,0 +1,58 @@
+"""A new cluster begins nothing before its nodes know what time it is: its first commits have clocks of today."""
+
+from bedrockish.common.hlc import milliseconds
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.protocol.messages import Approve, Gossip
+from tests.core.net import Net, add
+
+TODAY_MS = 1_700_000_000_000
+
+
+class Walls(Net):
+    """With wall clocks, of which nobody says anything as long as ``silent``."""
+
+    silent = True
+
+    def __init__(self, voters: str) -> None:
+        super().__init__(voters)
+        for place in self.places.values():  # which only count, for the model check
+            place.core.state.set_clock(follows_wall=True)
+
+    @property
+    def now(self) -> Now:
+        return Now(self.seconds, TODAY_MS + int(1000 * self.seconds))
+
+    def deliver(self) -> None:
+        self.kept = {Gossip} if self.silent else set()
+        super().deliver()
+
+
+def test_nothing_is_begun_before_a_majority_has_told_its_time() -> None:
+    net = Walls("ABC")
+    net.ask("A", add("one", "k"))
+    net.run(3.0)
+    assert "Begin" not in net.kinds("A")
+    assert not net.told("A")
+    net.silent = False
+    net.run(3.0)
+    assert "one" in net.told("A")
+    clocks = {message.txid.clock for _, _, message in net.said if isinstance(message, Approve)}
+    assert len(clocks) == 1
+    assert milliseconds(clocks.pop()) >= TODAY_MS
+
+
+def test_who_never_hears_it_says_so() -> None:
+    net = Walls("ABC")
+    net.ask("A", add("one", "k", timeout_s=2.0))
+    net.run(1.0)
+    [ticket] = net.places["A"].core.coordinator.replies.tickets.values()
+    assert ticket.refusal == "node A has not heard yet from a majority of the voters what their wall clocks say"
+    net.run(3.0)
+    assert net.told("A")["one"] == "did not happen"
+
+
+def test_one_voter_has_nobody_to_ask() -> None:
+    net = Walls("A")
+    net.ask("A", add("one", "k"))
+    net.run(1.0)
+    assert "one" in net.told("A")

@@ -71,10 +71,14 @@ MAY_IMPORT = {
     "examples/shop": "examples.shop sqlalchemy",
     "examples/notes": "bedrockish flask",
     "bedrockish/transfer/object_store.py": "bedrockish.errors obstore cryptography",
-    "bedrockish/transfer/publish_kafka.py": "bedrockish.errors bedrockish.transfer bedrockish_journal.model confluent_kafka",
+    "bedrockish/transfer/publish_kafka.py": (
+        "bedrockish.errors bedrockish.transfer bedrockish_journal.model confluent_kafka"
+    ),
     "bedrockish/transfer/lake.py": "bedrockish.errors bedrockish.transfer bedrockish_journal apsw trio",
     "bedrockish/transfer/lake_rows.py": "bedrockish.transfer bedrockish_journal apsw",
-    "bedrockish/transfer/lake_sinks.py": "bedrockish.errors bedrockish.transfer bedrockish_journal.model pyarrow deltalake pyiceberg",
+    "bedrockish/transfer/lake_sinks.py": (
+        "bedrockish.errors bedrockish.transfer bedrockish_journal.model pyarrow deltalake pyiceberg"
+    ),
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
     "journal/bedrockish_journal/verify/anchor_signatures.py": "bedrockish_journal cryptography",
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",

@@ -1,6 +1,7 @@
 """The one rule of the driver: nothing leaves before all that the node knew is durable."""
 
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,8 @@ from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling.fsync_thread import FsyncThread
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_net import mesh as net
+from bedrockish_net.inflow import Inflow
+from bedrockish_net.mesh import INFLOW_BYTES
 
 
 class Disk:
@@ -47,6 +50,8 @@ class Wire:
         self.left: list[tuple[str, Any]] = []
         self.up = frozenset({"B", "C"})
         self.rejected: list[tuple[str, str]] = []
+        self.left_alone: dict[str, float] = {}
+        self.inflow = Inflow(INFLOW_BYTES, time.monotonic)
 
     def waiting_bytes(self) -> int:
         return 0
@@ -152,7 +157,8 @@ async def test_messages_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         nursery.start_soon(runtime.run)
         await settled()
         state = runtime.core.state
-        state.safe = state.clock.read(state.now.wall_ms)  # as if the others had gossiped
+        state.hear_wall(state.peers["B"], int(1000 * time.time()))  # as if the others had gossiped
+        state.safe = state.clock.read(int(1000 * time.time()))
         disk.gate.clear()
         runtime.begin(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"), lambda _: None)
         await settled()

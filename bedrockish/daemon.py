@@ -14,7 +14,6 @@ from pathlib import Path
 
 import trio
 
-from bedrockish.common.hlc import milliseconds
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
 from bedrockish.config.exposure import warnings
@@ -35,6 +34,7 @@ from bedrockish.node.event_loop import Runtime
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.repair.healer import Healer, RestartError, note_damage
 from bedrockish.node.repair.scrubber import Scrubber
+from bedrockish_journal.model.clock import milliseconds
 from bedrockish_net import mesh as net
 from bedrockish_net.doors import Doors
 from bedrockish_net.errors import NetError
@@ -234,7 +234,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
 
     mesh = net.Mesh(
         hello,
-        addresses(state.links()),
+        addresses(state.roster.links()),
         on_event=runtime.on_net,
         draw=random.random,
         on_client=on_client,
@@ -263,7 +263,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
         if config.security.encrypts and threading.current_thread() is threading.main_thread():
             nursery.start_soon(_reread_on_hangup, credentials, mesh)
         where = ", ".join(f"{host}:{port}" for host, port in bound)
-        members = " ".join(state.membership.nodes)
+        members = " ".join(state.roster.membership.nodes)
         logger.info("node %s of %s (%s) serves %s on %s", config.node, config.cluster, members, config.database, where)
         if config.http is not None:
             await nursery.start(load_http(), runtime, config, gate, credentials)
@@ -300,7 +300,7 @@ def _moment(runtime: Runtime) -> tuple[str, int]:
     Where its clock only counts, that is the machine's time.
     """
     state = runtime.core.state
-    return state.membership.cluster_id, max(milliseconds(state.clock.value), runtime.clock().wall_ms)
+    return state.roster.membership.cluster_id, max(milliseconds(state.clock.value), runtime.clock().wall_ms)
 
 
 def _take_passwords(gate: Gate, credentials: Credentials, mesh: net.Mesh) -> None:

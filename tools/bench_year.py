@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 
 from bedrockish.api.requests import Request, Statement
-from bedrockish.common.hlc import moved
 from bedrockish.config.config import Keeping
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.node.admin.retention import COMMANDS_KEPT_MS, FREE_KEPT, FREE_MAX, FREE_PAGES_MAX, SHRINK_PAGES, SLICE
+from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.command_id import make_id
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.transaction import Transaction, Txid

@@ -14,7 +14,6 @@ from bedrockish.cli.progress import progress_bar
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.url import UrlCommand, url_argument
 from bedrockish.client.trio_client import Client, target_of
-from bedrockish.common.hlc import milliseconds
 from bedrockish.errors import UnsupportedError, UsageError
 from bedrockish.transfer.load_database import (
     Loaded,
@@ -26,6 +25,7 @@ from bedrockish.transfer.load_database import (
     read_plan,
     survey,
 )
+from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.vector import format_vector
 
 FILE = click.Path(path_type=Path, dir_okay=False)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from bedrockish.api.requests import STALE
 from bedrockish.api.rows import Rows
 from bedrockish.api.wire import UPKEEP, Answered, Ask, Told
-from bedrockish.common.hlc import milliseconds
+from bedrockish_journal.model.clock import milliseconds
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

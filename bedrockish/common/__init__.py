@@ -1,1 +1,1 @@
-"""What needs nothing else of the project: the hybrid logical clock, histograms, log lines, password hashes."""
+"""What needs nothing else of the project: histograms, timers, log lines, password hashes."""

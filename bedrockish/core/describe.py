@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from bedrockish.api.requests import Answer
-from bedrockish.common.hlc import counter, milliseconds
 from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol import messages as say
 from bedrockish.core.protocol.records import ENDED, Vote
 from bedrockish.errors import BedrockishError
+from bedrockish_journal.model.clock import counter, milliseconds
 from bedrockish_journal.model.entry import GENESIS, Entry, decode_label, label_entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.footprint import Footprint

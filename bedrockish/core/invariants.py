@@ -16,39 +16,65 @@ from bedrockish.core.state.state import State
 
 def the_cut_is_closed(state: State) -> None:
     """The cut says that nothing at or below it can still be approved here, which closed time alone makes true."""
-    assert state.cut <= state.closed, f"cut {state.cut} is above closed {state.closed}"
+    assert state.clock.cut <= state.clock.closed, f"cut {state.clock.cut} is above closed {state.clock.closed}"
 
 
 def nothing_pending_is_below_the_cut(state: State) -> None:
     """Others take what is at or below a majority's cut for past, so nothing there may still commit by our vote."""
-    lowest = state.pending.smallest_clock()
-    assert lowest is None or lowest > state.cut or not state.health.applies, f"{lowest} is pending below {state.cut}"
+    lowest = state.votes.pending.smallest_clock()
+    assert lowest is None or lowest > state.clock.cut or not state.health.applies, (
+        f"{lowest} is pending below {state.clock.cut}"
+    )
 
 
 def what_is_pending_is_held_and_open(state: State) -> None:
     """Pending is what votes say is held: one that is not would turn others away for nothing, or for ever."""
-    for txid in state.pending.transactions:
-        vote = state.votes.get(txid)
+    for txid in state.votes.pending.transactions:
+        vote = state.votes.by_txid.get(txid)
         assert vote is not None, f"{txid} is pending without a vote"
         assert vote.held, f"{txid} is pending and not held"
-        assert txid not in state.outcomes, f"{txid} is pending and over"
+        assert txid not in state.votes.outcomes, f"{txid} is pending and over"
 
 
 def what_is_held_is_pending(state: State) -> None:
     """What a vote holds and pending lacks is not found by the next conflict test: two that conflict could be held."""
-    for txid, vote in state.votes.items():
-        assert not vote.held or txid in state.pending or state.outcomes.get(txid), f"{txid} is held and not pending"
+    for txid, vote in state.votes.by_txid.items():
+        assert not vote.held or txid in state.votes.pending or state.votes.outcomes.get(txid), (
+            f"{txid} is held and not pending"
+        )
 
 
 def a_clock_stays_below_its_ceiling(state: State) -> None:
     """The ceiling is durable: a restarted node approves nothing below it, for it may have promised otherwise."""
-    assert state.clock.value <= state.ceiling, f"the clock {state.clock.value} is above its ceiling {state.ceiling}"
+    assert state.clock.value <= state.clock.ceiling, (
+        f"the clock {state.clock.value} is above its ceiling {state.clock.ceiling}"
+    )
+
+
+def peers_are_the_other_members(state: State) -> None:
+    """Whoever is a member is told where we stand; who is none is not heard, or it would count in a majority."""
+    links = set(state.roster.links().nodes) - {state.me}
+    assert state.roster.peers.keys() == links, f"peers are {sorted(state.roster.peers)}, links {sorted(links)}"
+
+
+def what_is_scheduled_is_to_come(state: State) -> None:
+    """Safe time past a change's activation says that all that belongs before it is here: then it is in force."""
+    change = state.schema.scheduled
+    if change is not None and state.health.applies:
+        assert change.activates > state.clock.safe, f"{change.txid} is to be in force since {change.activates}"
+
+
+def what_became_known_had_its_consequences(state: State) -> None:
+    """Who waits for an outcome is told of it in the step that learns it: nothing else would wake him."""
+    left = [*state.votes.ended, *state.votes.released, *state.outbox.effects]
+    assert not left, f"after the step there is left {left}"
+    assert not state.progress, "something was applied, and nobody was told"
 
 
 def what_waits_is_taken_and_not_applied(state: State, queue: ApplyQueue) -> None:
     """Each timeline is taken and applied tick by tick: what lies between the two waits, in order, and nothing else."""
-    for leader, taken in state.taken.items():
-        applied = state.applied.get(leader, 0)
+    for leader, taken in state.timelines.taken.items():
+        applied = state.timelines.applied.get(leader, 0)
         ticks = [entry.tick for entry in queue.waiting.get(leader, ())]
         assert ticks == list(range(applied + 1, taken + 1)), f"{leader}: {applied} applied, {taken} taken, {ticks} wait"
 
@@ -57,7 +83,7 @@ def what_counts_is_promised_to_nobody(state: State, coordinator: Coordinator) ->
     """Ballot 0 commits only while its leader has not moved on: to its rollback, or to a recovery that has its word."""
     for txid, attempt in coordinator.attempts.items():
         if attempt.counting:
-            vote = state.votes.get(txid)
+            vote = state.votes.by_txid.get(txid)
             assert vote is not None, f"{txid} is counted without a vote of our own"
             assert vote.promised == 0, f"{txid} is counted at ballot {vote.promised}"
             assert txid not in coordinator.rollbacks, f"{txid} is counted and given up"
@@ -86,6 +112,9 @@ OF_STATE: tuple[Callable[[State], None], ...] = (
     what_is_pending_is_held_and_open,
     what_is_held_is_pending,
     a_clock_stays_below_its_ceiling,
+    peers_are_the_other_members,
+    what_is_scheduled_is_to_come,
+    what_became_known_had_its_consequences,
 )
 
 

@@ -77,7 +77,6 @@ from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, UnavailableError
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Transaction, Txid
-from bedrockish_journal.model.vector import merge
 
 # What a node with damaged tables still takes: where others stand, questions that its journal answers, and the end of
 # its own transactions that it gave up when it started. The rest it leaves to the others.
@@ -112,8 +111,12 @@ class Node:
         find_command: Callable[[str], Txid | None] = lambda _: None,
         compare_rows: Callable[[Transaction], str | None] | None = None,
     ) -> None:
-        self.state = State(recovered, settings, draw, now, follows_wall=follows_wall, find_command=find_command)
-        self.state.compare_rows = compare_rows
+        self.state = State(
+            *(recovered, settings, draw, now),
+            follows_wall=follows_wall,
+            find_command=find_command,
+            compare_rows=compare_rows,
+        )
         self.apply_queue = ApplyQueue(self.state)
         self.voting = Voting(self.state, self.apply_queue)
         self.reading = Reading(self.state)
@@ -144,10 +147,10 @@ class Node:
             case ClockWanted(ticket):
                 self.coordinator.clock_wanted(ticket)
             case ClockSet(follows_wall):
-                self.state.set_clock(follows_wall=follows_wall)
+                self.state.clock.follow_wall(follows=follows_wall)
                 self.safe_time.gossip()
             case Shortened(upto):
-                self.state.removed = merge(self.state.removed, upto)
+                self.state.timelines.remove(upto)
             case Held(name, clock):
                 self.safe_time.held(name, clock)
                 self.safe_time.gossip()
@@ -170,29 +173,29 @@ class Node:
             case PeerUp(peer):
                 self._peer_up(peer)
             case PeerDown(peer):
-                if peer in self.state.peers:
-                    self.state.peers[peer].up = False
+                if peer in self.state.roster.peers:
+                    self.state.roster.peers[peer].up = False
                     self.coordinator.check()
             case Accused(peer, reason, for_good):
-                self.state.accused[peer] = reason
+                self.state.roster.accuse(peer, reason)
                 if for_good:
                     self.state.lose(reason)
             case Woken():
                 pass
             case _:
                 assert_never(event)
-        for name, subject in self.state.due():
+        for name, subject in self.state.timers.due():
             self._on_timer(name, subject)
         return self._answer()
 
     def tick(self, now: Now) -> int:
         """Return a new value of the clock, for somebody outside; the next step keeps the ceiling that it needs."""
         self.state.set_now(now)
-        return self.state.tick()
+        return self.state.clock.tick()
 
     def deadline(self) -> float | None:
         """Return the seconds at which to step ``Woken`` if nothing happens before, or None for never."""
-        return self.state.deadline()
+        return self.state.timers.deadline()
 
     def check(self) -> None:
         """Assert what must be true after each step; for the simulator, the model check and tests.
@@ -208,7 +211,7 @@ class Node:
         if self.safe_time.hurry():
             self._settle()
         self.state.keep_ceiling()
-        effects, self.state.effects = self.state.effects, []
+        effects = self.state.outbox.take()
         assert self.state.health.applies or not any(isinstance(effect, NEEDS_TABLES) for effect in effects)
         return effects
 
@@ -216,41 +219,37 @@ class Node:
         """Let what became known or applied in this step have its consequences, until nothing more follows."""
         state = self.state
         self.apply_queue.settle()
-        while state.ended or state.released or state.progress or self.voting.approved:
+        while state.votes.ended or state.votes.released or state.progress or self.voting.approved:
             approved, self.voting.approved = self.voting.approved, []
             for transaction in approved:
-                if transaction.txid in state.pending:  # else it has ended in this very step, and nobody waits for it
+                if (
+                    transaction.txid in state.votes.pending
+                ):  # else it has ended in this very step, and nobody waits for it
                     self.coordinator.replies.wait_queue.met(transaction.txid, transaction.footprint)
-            if state.progress:
-                state.progress = False
+            if state.take_progress():
                 self.voting.settle()
                 self.recovery.settle()
                 self.coordinator.settle()
-            ended, state.ended = state.ended, []
-            for txid in ended:
+            for txid in state.votes.take_ended():
                 known = state.commit_window.known.get(txid)
-                if state.outcomes[txid] and known is not None:
+                if state.votes.outcomes[txid] and known is not None:
                     self.coordinator.doom(known)
                     self.voting.lift_barrier(known.command)
                 self.coordinator.ended(txid)
                 self.recovery.ended(txid)
-            released, state.released = state.released, []
-            for txid in released:
+            for txid in state.votes.take_released():
                 self.coordinator.released(txid)
                 self.recovery.released(txid)
             self.apply_queue.settle()
 
     def _receive(self, peer: str, message: Message) -> None:
         state = self.state
-        known = state.peers.get(peer)
+        known = state.roster.peers.get(peer)
         # Not, or no longer, a member. And damaged tables answer as if the node were down: that is always safe.
         if known is None or not (state.health.applies or isinstance(message, HEARD_WHEN_DAMAGED)):
             return
-        known.heard = state.now.seconds
-        state.let_in.add(peer)
-        level = SINCE.get(message.__class__, 1)
-        if level > state.heard_level:
-            state.heard_level = level
+        known.heard = state.clock.now.seconds
+        state.roster.hear(peer, SINCE.get(message.__class__, 1))
         if known.suspected:
             known.suspected, known.patience = False, min(2 * known.patience, PATIENCE_MAX)
         match message:
@@ -258,8 +257,10 @@ class Node:
                 pass  # a BEGIN's clock, and one that is asked for, are tested before they are followed
             case Recover() | Promise() | Accept() | Accepted() | Refused() | Outcome():
                 # What is counted on when a transaction ends rests on it: it is followed hours and days ahead.
-                if state.is_absurd(message.clock):
-                    state.emit(Malformed(peer, f"{type(message).__name__.upper()}: a clock more than a year ahead"))
+                if state.clock.is_absurd(message.clock):
+                    state.outbox.emit(
+                        Malformed(peer, f"{type(message).__name__.upper()}: a clock more than a year ahead")
+                    )
                     return
                 known.clock = max(known.clock, message.clock)
                 state.clock.adjust(message.clock)
@@ -269,7 +270,7 @@ class Node:
         try:
             self._take(peer, message)
         except EntryMalformedError as error:  # a handler reads all that it is going to use before it changes anything
-            state.emit(Malformed(peer, f"{type(message).__name__.upper()}: {error}"))
+            state.outbox.emit(Malformed(peer, f"{type(message).__name__.upper()}: {error}"))
 
     def _take(self, peer: str, message: Message) -> None:
         match message:
@@ -346,8 +347,8 @@ class Node:
         if message.commit:
             self.apply_queue.on_outcome(peer, message)
             self.apply_queue.fetch_missing(at_once=True)
-        elif message.txid not in self.state.outcomes and message.txid.clock > self.state.safe:
-            self.state.end(message.txid, commit=False)
+        elif message.txid not in self.state.votes.outcomes and message.txid.clock > self.state.clock.safe:
+            self.state.votes.end(message.txid, commit=False)
 
     def _refuse_forward(self, peer: str, message: Forward | Forwarded) -> None:
         """Answer a learner of release 0.1.0 that passes on what its client writes: the client goes on to a voter."""
@@ -359,18 +360,18 @@ class Node:
             return
         if isinstance(call, wire.Execute):
             refusal = UnavailableError(
-                f"{self.state.me} takes no forwarded commands: ask a voter ({', '.join(self.state.voters)}), or "
+                f"{self.state.me} takes no forwarded commands: ask a voter ({', '.join(self.state.roster.voters)}), or "
                 f"upgrade {peer}, which answers with their addresses then"
             )
             body = encode_reply(wire.Failed(call.id, refusal))
-            clock = self.state.clock.read(self.state.now.wall_ms)
-            self.state.send(peer, Forwarded(call.request.command, body, clock))
+            clock = self.state.clock.read()
+            self.state.outbox.send(peer, Forwarded(call.request.command, body, clock))
 
     def _peer_up(self, peer: str) -> None:
-        if peer not in self.state.peers:
+        if peer not in self.state.roster.peers:
             return
-        self.state.peers[peer].up = True
-        self.state.accused.pop(peer, None)
+        self.state.roster.peers[peer].up = True
+        self.state.roster.acquit(peer)
         self.safe_time.gossip_to(peer)
         self.staging.resume(peer)
         self.coordinator.resend(peer)
@@ -386,7 +387,7 @@ class Node:
         self.coordinator.check()
         self.coordinator.clock_quorum.repeat(self.coordinator.replies.tickets)
         self.coordinator.settle()
-        self.state.timer(self.state.settings.heartbeat_ms, "heartbeat")
+        self.state.timers.set(self.state.settings.heartbeat_ms, "heartbeat")
 
     def _on_timer(self, name: str, subject: object) -> None:
         match name, subject:

@@ -72,15 +72,15 @@ class Recovery:
 
     def check(self) -> None:
         """Look for transactions that have been pending for too long, and for rounds that got stuck."""
-        state, now = self.state, self.state.now.seconds
-        for peer in state.peers.values():
+        state, now = self.state, self.state.clock.now.seconds
+        for peer in state.roster.peers.values():
             peer.patience = max(1.0, peer.patience * (1 - state.settings.heartbeat_ms / PATIENCE_LASTS_MS))
-        if not state.is_voter(state.me):
+        if not state.roster.is_voter(state.me):
             return
-        for transaction in state.pending.since_before(now - state.settings.suspicion_ms / 2000):
+        for transaction in state.votes.pending.since_before(now - state.settings.suspicion_ms / 2000):
             txid = transaction.txid
-            age = now - state.pending.since[txid]
-            leader = state.peers.get(txid.leader)
+            age = now - state.votes.pending.since[txid]
+            leader = state.roster.peers.get(txid.leader)
             suspicion = state.settings.suspicion_ms / 1000 * (leader.patience if leader is not None else 1)
             if age < suspicion / 2 or txid in self.rounds:
                 continue
@@ -91,59 +91,61 @@ class Recovery:
                 if age > suspicion * (1 + 0.3 * self._rank()):
                     self.start(transaction)
             else:
-                state.send(txid.leader, Ask(txid, state.clock.read(state.now.wall_ms)))
+                state.outbox.send(txid.leader, Ask(txid, state.clock.read()))
         for txid, round_ in list(self.rounds.items()):
             patience = state.settings.suspicion_ms / 1000 * min(2 ** (round_.tries - 1), PATIENCE_MAX)
             if now - round_.since > patience * (1 + state.draw()):
                 self._again(txid, round_)
 
     def _is_silent(self, node: str) -> bool:
-        peer = self.state.peers[node]
+        peer = self.state.roster.peers[node]
         if peer.mode >= Mode.DAMAGED:
             return True  # it speaks, but decides nothing any more
-        return self.state.now.seconds - peer.heard > self.state.settings.suspicion_ms / 1000 * peer.patience
+        return self.state.clock.now.seconds - peer.heard > self.state.settings.suspicion_ms / 1000 * peer.patience
 
     def _rank(self) -> int:
         """Our place among the voters that seem alive: they start one after the other, so that one does the work."""
-        alive = [node for node in self.state.voters if node == self.state.me or not self._is_silent(node)]
+        alive = [node for node in self.state.roster.voters if node == self.state.me or not self._is_silent(node)]
         return alive.index(self.state.me)
 
     def start(self, transaction: Transaction, tries: int = 1) -> None:
         """Begin a round for a transaction: at a ballot of our own above all that we have promised."""
         state, txid = self.state, transaction.txid
-        if txid in state.outcomes or txid.clock <= state.safe:
+        if txid in state.votes.outcomes or txid.clock <= state.clock.safe:
             return
         self.counts["started"] += 1
-        leader = state.peers.get(txid.leader)
+        leader = state.roster.peers.get(txid.leader)
         if leader is not None:
             leader.suspected = True
-        promised = state.votes[txid].promised if txid in state.votes else 0
-        voters = state.voters
+        promised = state.votes.by_txid[txid].promised if txid in state.votes.by_txid else 0
+        voters = state.roster.voters
         ballot = FIRST_BALLOT + voters.index(state.me)
         ballot += max(0, (promised - ballot) // len(voters) + 1) * len(voters)
         assert ballot > promised
         if ballot >= ENDED:
             return  # no recovery comes so far: somebody lies, and safe time will end it
-        self.rounds[txid] = Round(transaction, ballot, state.now.seconds, tries=tries)
+        self.rounds[txid] = Round(transaction, ballot, state.clock.now.seconds, tries=tries)
         self._ask(txid)
 
     def _ask(self, txid: Txid) -> None:
         round_, state = self.rounds[txid], self.state
-        message = Recover(round_.transaction.body, round_.ballot, state.clock.read(state.now.wall_ms))
-        state.send_voters(message)
+        message = Recover(round_.transaction.body, round_.ballot, state.clock.read())
+        state.outbox.send_voters(message)
         self.on_recover(state.me, message)
 
     def _again(self, txid: Txid, round_: Round) -> None:
         """Give a round up and, if the outcome is still unknown, begin another."""
         del self.rounds[txid]
         for blocker, transaction in round_.blockers.items():
-            outcome = self.state.outcomes.get(blocker)
+            outcome = self.state.votes.outcomes.get(blocker)
             if outcome is None and blocker not in self.rounds and self._leaderless(blocker):
                 self.start(transaction)
         self.start(round_.transaction, round_.tries + 1)
 
     def _leaderless(self, txid: Txid) -> bool:
-        return txid.leader != self.state.me and (txid.leader not in self.state.peers or self._is_silent(txid.leader))
+        return txid.leader != self.state.me and (
+            txid.leader not in self.state.roster.peers or self._is_silent(txid.leader)
+        )
 
     # -- answering a recoverer -------------------------------------------------------------------------------------
 
@@ -156,8 +158,8 @@ class Recovery:
         vote = self._promise(peer, message)
         if vote is None or vote.transaction is None:
             return
-        self.state.persist(vote)
-        if covers(self.state.applied, vote.transaction.base):
+        self.state.votes.persist(vote)
+        if covers(self.state.timelines.applied, vote.transaction.base):
             self._answer(peer, vote, vote.transaction)
         else:
             self.parked[vote.txid] = peer
@@ -168,19 +170,19 @@ class Recovery:
         state = self.state
         transaction = state.pieces.read(message.body)
         txid = transaction.txid
-        if peer != state.me and state.is_absurd(txid.clock):
+        if peer != state.me and state.clock.is_absurd(txid.clock):
             raise EntryMalformedError(f"{txid} began more than a year ahead of what most voters' clocks say")
         state.clock.adjust(txid.clock)
         # P1: only voters promise, to voters. P2: who knows the outcome says that instead.
-        if not state.is_voter(state.me) or not state.is_voter(peer) or self._tell(peer, txid):
+        if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer) or self._tell(peer, txid):
             return None
-        if transaction.config < state.membership.version:
-            state.end(txid, commit=False)  # P3: what is older than the membership and not applied never commits
+        if transaction.config < state.roster.membership.version:
+            state.votes.end(txid, commit=False)  # P3: what is older than the membership and not applied never commits
             self._tell(peer, txid)
             return None
-        vote = state.vote(txid, transaction)
+        vote = state.votes.of(txid, transaction)
         if message.ballot < vote.promised:  # P4: a promise is kept
-            self._say(peer, Refused(txid, vote.promised, state.clock.read(state.now.wall_ms)))
+            self._say(peer, Refused(txid, vote.promised, state.clock.read()))
             return None
         vote.promised = message.ballot
         if txid.leader == state.me:
@@ -191,10 +193,10 @@ class Recovery:
         """Answer the RECOVERs whose base has become covered, and adopt what can be applied now."""
         state = self.state
         for txid, peer in list(self.parked.items()):
-            vote = state.votes.get(txid)
-            if vote is None or vote.transaction is None or txid in state.outcomes:
+            vote = state.votes.by_txid.get(txid)
+            if vote is None or vote.transaction is None or txid in state.votes.outcomes:
                 del self.parked[txid]
-            elif covers(state.applied, vote.transaction.base):
+            elif covers(state.timelines.applied, vote.transaction.base):
                 del self.parked[txid]
                 self._answer(peer, vote, vote.transaction)
         for txid, round_ in list(self.adoptable.items()):
@@ -204,7 +206,7 @@ class Recovery:
         state, txid = self.state, transaction.txid
         for given_up in transaction.rollbacks:  # P6: or two runs of one leader would block each other (V5)
             if given_up.leader == txid.leader:
-                state.accept_rollback(given_up)
+                state.votes.accept_rollback(given_up)
         standing, blockers = self._stand(vote, transaction)
         self._say(
             peer,
@@ -215,7 +217,7 @@ class Recovery:
                 vote.accepted,
                 tuple(blocker.body for blocker in blockers),
                 tuple(self._ended_against(transaction)),
-                state.clock.read(state.now.wall_ms),
+                state.clock.read(),
             ),
         )
 
@@ -226,28 +228,29 @@ class Recovery:
             return Standing.HELD, []
         # P8: whoever approves a transaction has looked for its commands: if one of them has happened otherwise, nobody
         # did. (Release 0.1.0 did not look.)
-        never = state.happened(transaction.commands, txid) if state.level >= 2 else None
+        never = state.happened(transaction.commands, txid) if state.roster.level >= 2 else None
         if never is None or never.other == FORGOTTEN:
             # P9: a commit outside its base conflicts with it: a majority had that first, so no quorum approved this.
             never = next(state.commit_window.conflicts(transaction.footprint, transaction.base, txid), None)
         # P10: a majority has closed time up to the cut; had a quorum approved it, one of them would have held it.
-        if never is not None or state.cut >= txid.clock:
+        if never is not None or state.clock.cut >= txid.clock:
             return Standing.NEVER, []
         blockers = [
-            state.pending.transactions[found.other] for found in state.pending.conflicts(transaction.footprint, txid)
+            state.votes.pending.transactions[found.other]
+            for found in state.votes.pending.conflicts(transaction.footprint, txid)
         ]
         if blockers:  # P11: two that conflict are never held by one node
             return Standing.BLOCKED, blockers
         if state.misfit(transaction) != "":
             return Standing.BLOCKED, []  # P12: it was made of other rows than ours: somebody's tables are damaged
-        state.hold(transaction)  # P13: from now on it is pending here, durably
+        state.votes.hold(transaction)  # P13: from now on it is pending here, durably
         return Standing.HELD, []
 
     def _ended_against(self, transaction: Transaction) -> list[Txid]:
         """Return the conflicting transactions whose end is known, or whose abort was accepted, here."""
         state = self.state
-        ended = list(state.commit_window.any_conflicts(transaction.footprint, above=state.safe))
-        return ended + [txid for txid, _ in state.aborting.conflicts(transaction.footprint, transaction.txid)]
+        ended = list(state.commit_window.any_conflicts(transaction.footprint, above=state.clock.safe))
+        return ended + [txid for txid, _ in state.votes.aborting.conflicts(transaction.footprint, transaction.txid)]
 
     def on_accept(self, peer: str, message: Accept) -> None:
         """Accept a decision, unless a higher ballot is promised. This does not end pending; only a decision does.
@@ -258,17 +261,17 @@ class Recovery:
         vote = self._promise(peer, message)
         if vote is not None:
             vote.accepted = (message.ballot, message.commit)
-            self.state.persist(vote)
-            self._say(peer, Accepted(vote.txid, message.ballot, self.state.clock.read(self.state.now.wall_ms)))
+            self.state.votes.persist(vote)
+            self._say(peer, Accepted(vote.txid, message.ballot, self.state.clock.read()))
 
     def _tell(self, peer: str, txid: Txid) -> bool:
         if peer == self.state.me:
-            return txid in self.state.outcomes or txid.clock <= self.state.safe
+            return txid in self.state.votes.outcomes or txid.clock <= self.state.clock.safe
         return self.voting.tell_outcome(peer, txid)
 
     def _say(self, peer: str, message: Promise | Refused | Accepted) -> None:
         if peer != self.state.me:
-            self.state.send(peer, message)
+            self.state.outbox.send(peer, message)
         elif isinstance(message, Promise):
             self.on_promise(peer, message)
         elif isinstance(message, Accepted):
@@ -285,16 +288,18 @@ class Recovery:
             EntryMalformedError: a blocker is no transaction; the promise does not count.
         """
         round_ = self.rounds.get(message.txid)
-        if round_ is None or round_.ballot != message.ballot or not self.state.is_voter(peer):
+        if round_ is None or round_.ballot != message.ballot or not self.state.roster.is_voter(peer):
             return
         blockers = {one.txid: one for one in map(decode_transaction, message.blockers)}
         round_.blockers.update(blockers)
         round_.answers[peer] = Answer(message.standing, message.accepted, frozenset(blockers), frozenset(message.ended))
-        if round_.decision is None and len(round_.answers) >= self.state.majority:
+        if round_.decision is None and len(round_.answers) >= self.state.roster.majority:
             self._judge(round_)
 
     def _judge(self, round_: Round) -> None:
-        verdict = judge(round_.transaction.txid.leader, round_.answers, self.state.voters, self.state.quorum)
+        verdict = judge(
+            round_.transaction.txid.leader, round_.answers, self.state.roster.voters, self.state.roster.quorum
+        )
         if isinstance(verdict, First):
             self._unblock(round_)
         else:
@@ -304,13 +309,13 @@ class Recovery:
         """Y first: ask its leader, or recover it where its leader is silent; then there will be a new round."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
-            if txid in state.outcomes or txid.clock <= state.safe:
+            if txid in state.votes.outcomes or txid.clock <= state.clock.safe:
                 self._tell_blocked(round_, txid)
             elif self._leaderless(txid):
                 if txid not in self.rounds:
                     self.start(transaction)
             elif txid.leader != state.me:
-                state.send(txid.leader, Ask(txid, state.clock.read(state.now.wall_ms)))
+                state.outbox.send(txid.leader, Ask(txid, state.clock.read()))
 
     def _tell_blocked(self, round_: Round, blocker: Txid) -> None:
         """Tell those at whom a transaction is in the way of a round that it is over."""
@@ -321,51 +326,51 @@ class Recovery:
     def _propose(self, round_: Round, *, commit: bool) -> None:
         state = self.state
         round_.decision = commit
-        message = Accept(round_.transaction.body, round_.ballot, commit, state.clock.read(state.now.wall_ms))
-        state.send_voters(message)
+        message = Accept(round_.transaction.body, round_.ballot, commit, state.clock.read())
+        state.outbox.send_voters(message)
         self.on_accept(state.me, message)
 
     def on_accepted(self, peer: str, message: Accepted) -> None:
         """Count who has accepted our decision; at a majority it is decided."""
         round_ = self.rounds.get(message.txid)
-        if round_ is None or round_.ballot != message.ballot or not self.state.is_voter(peer):
+        if round_ is None or round_.ballot != message.ballot or not self.state.roster.is_voter(peer):
             return
         round_.accepted.add(peer)  # J8: what a majority has accepted at one ballot stands
-        if round_.decision is not None and len(round_.accepted) >= self.state.majority:
+        if round_.decision is not None and len(round_.accepted) >= self.state.roster.majority:
             self._decided(message.txid, round_)
 
     def _decided(self, txid: Txid, round_: Round) -> None:
         state = self.state
         del self.rounds[txid]
-        if txid in state.outcomes:
+        if txid in state.votes.outcomes:
             return
         if round_.decision:
             self.adoptable[txid] = round_
             self._adopt(txid, round_)
         else:
             self.counts["aborted"] += 1
-            state.end(txid, commit=False)
-            state.send_all(Outcome(txid, False, "", 0, state.clock.read(state.now.wall_ms)))
+            state.votes.end(txid, commit=False)
+            state.outbox.send_all(Outcome(txid, False, "", 0, state.clock.read()))
 
     def _adopt(self, txid: Txid, round_: Round) -> None:
         """Commit a decided transaction in our own timeline as soon as we can apply it."""
         state, transaction = self.state, round_.transaction
-        if txid in state.outcomes:
+        if txid in state.votes.outcomes:
             del self.adoptable[txid]
-        elif covers(state.applied, transaction.base) and txid not in state.blocked:
+        elif covers(state.timelines.applied, transaction.base) and txid not in state.blocked:
             del self.adoptable[txid]
             self.counts["adopted"] += 1  # J9: at a place of our own timeline, for nobody writes into another's
-            holders = {node: state.applied.get(node, 0) for node in sorted(round_.accepted)}
+            holders = {node: state.timelines.applied.get(node, 0) for node in sorted(round_.accepted)}
             entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)
-            state.send_all(Commit(entry.label, transaction.body, entry.hash, state.clock.read(state.now.wall_ms)))
+            state.outbox.send_all(Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
 
     def on_refused(self, message: Refused) -> None:
         """A higher ballot is promised somewhere: leave it to that one for a while, then try above it."""
         round_ = self.rounds.get(message.txid)
         if round_ is not None and message.promised > round_.ballot:
-            vote = self.state.vote(message.txid, round_.transaction)
+            vote = self.state.votes.of(message.txid, round_.transaction)
             vote.promised = max(vote.promised, message.promised)
-            self.state.persist(vote)
+            self.state.votes.persist(vote)
 
     def ended(self, txid: Txid) -> None:
         """An outcome became known: its round is over, and rounds that it blocked can be tried again."""
@@ -378,7 +383,9 @@ class Recovery:
         for other, round_ in list(self.rounds.items()):
             if txid in round_.blockers and round_.decision is None:
                 self._tell_blocked(round_, txid)
-                self.state.timer(self.state.settings.heartbeat_ms * (0.5 + self.state.draw()), "recover_again", other)
+                self.state.timers.set(
+                    self.state.settings.heartbeat_ms * (0.5 + self.state.draw()), "recover_again", other
+                )
 
     def again(self, txid: Txid) -> None:
         """A blocked round may go through now."""
@@ -389,9 +396,9 @@ class Recovery:
     def resend(self, peer: str) -> None:
         """Say again to a peer what it may have missed."""
         state = self.state
-        clock = state.clock.read(state.now.wall_ms)
+        clock = state.clock.read()
         for round_ in self.rounds.values():
             if round_.decision is None and peer not in round_.answers:
-                state.send(peer, Recover(round_.transaction.body, round_.ballot, clock))
+                state.outbox.send(peer, Recover(round_.transaction.body, round_.ballot, clock))
             elif round_.decision is not None and peer not in round_.accepted:
-                state.send(peer, Accept(round_.transaction.body, round_.ballot, round_.decision, clock))
+                state.outbox.send(peer, Accept(round_.transaction.body, round_.ballot, round_.decision, clock))

@@ -82,7 +82,7 @@ class _Numbers(Collector):
         for name, count in sorted(status["recoveries"].items()):
             recoveries.add_metric([name], count)
         yield recoveries
-        doubt = len(self._node.core.state.pending.transactions)
+        doubt = len(self._node.core.state.votes.pending.transactions)
         yield GaugeMetricFamily("bedrockish_in_doubt", "Transactions whose outcome is not known here.", value=doubt)
 
     def _cluster(self, status: Mapping[str, Any]) -> Iterator[Metric]:

@@ -50,7 +50,7 @@ from bedrockish.core.protocol.messages import (
     encode,
 )
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.core.state.conflict_counts import other_counts
+from bedrockish.core.state.contention import other_counts
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, UnavailableError
@@ -342,7 +342,7 @@ class Runtime:
                 self._post(PeerDown(node))
             case net.TurnedAway(node, code, reason, info):
                 self.astray.setdefault(node, f"who answers at its address turns us away: {reason}")
-                if code in (AMNESIA, OLDER_FILE) and self.core.state.joining is None:
+                if code in (AMNESIA, OLDER_FILE) and self.core.state.roster.joining is None:
                     self._accused(node, code, reason, info)
             case net.Received(node, payloads):
                 for payload in payloads:
@@ -369,7 +369,7 @@ class Runtime:
 
     def _accused(self, node: str, code: str, reason: str, info: Mapping[str, Any]) -> None:
         """A peer says that our file is not what it was: it is heard only if it is of our cluster, and can be right."""
-        ours = self.core.state.membership.cluster_id
+        ours = self.core.state.roster.membership.cluster_id
         if ours and info.get(ID) != ours:
             why_not = "it is not of this cluster"
         else:
@@ -404,7 +404,7 @@ class Runtime:
             self.engine.set_meta(name, value)
 
     def _tell_cluster(self) -> None:
-        membership = self.core.state.membership
+        membership = self.core.state.roster.membership
         self.info |= {ID: membership.cluster_id, CLUSTER_LEVEL: membership.level}
 
     def _start(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
@@ -494,7 +494,7 @@ class Runtime:
         """Step the core through what has arrived."""
         now = self._clocks.now()
         self._save()
-        self.core.state.batches = self.engine.batches
+        self.core.state.count_batches(self.engine.batches)
         until = time.monotonic() + TURN_S
         for number in range(min(len(self._inbox) + len(self._asked) + len(self._writes), TURN_MAX)):
             event = self._take(number)
@@ -536,7 +536,9 @@ class Runtime:
 
     def _log(self, said: Event | do.Send) -> None:
         state = self.core.state
-        logger.debug("%s", describe_said(state.me, self.engine.applied.get(state.me, 0), state.membership.nodes, said))
+        logger.debug(
+            "%s", describe_said(state.me, self.engine.applied.get(state.me, 0), state.roster.membership.nodes, said)
+        )
 
     def _do(self, effect: do.Effect, following: deque[Event]) -> None:
         engine = self.engine

@@ -11,8 +11,8 @@ import trio
 from bedrockish import open_client
 from bedrockish.client.admin_calls import clock_time, is_after
 from bedrockish.client.trio_client import Client
-from bedrockish.common.hlc import milliseconds
 from bedrockish.errors import BedrockishError, ConflictError, UnavailableError
+from bedrockish_journal.model.clock import milliseconds
 from tests.cluster.story import judge_files, level, ready, status_of, until
 from tools.cluster import LocalCluster
 

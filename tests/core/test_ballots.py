@@ -65,7 +65,7 @@ def test_an_acceptance_survives_a_restart() -> None:
     hear(net, "C", "B", Promise)
     hear(net, "B", "C", Accept)
     net.play("C", "reboot", 0)
-    assert state(net, "C").votes[txid].accepted == (3, True)
+    assert state(net, "C").votes.by_txid[txid].accepted == (3, True)
 
 
 def test_an_accepted_rollback_survives_a_restart() -> None:
@@ -75,8 +75,8 @@ def test_an_accepted_rollback_survives_a_restart() -> None:
     net.play("A", "give up", txid)
     hear(net, "A", "C", Rollback)
     net.play("C", "reboot", 0)
-    assert state(net, "C").votes[txid].accepted == (1, False)
-    assert txid not in state(net, "C").pending
+    assert state(net, "C").votes.by_txid[txid].accepted == (1, False)
+    assert txid not in state(net, "C").votes.pending
 
 
 def test_a_decided_rollback_is_known_after_a_restart() -> None:
@@ -87,7 +87,7 @@ def test_a_decided_rollback_is_known_after_a_restart() -> None:
     hear(net, "A", "C", Rollback)
     hear(net, "C", "A", Accepted)
     net.play("A", "reboot", 0)
-    assert state(net, "A").outcomes.get(txid) is False
+    assert state(net, "A").votes.outcomes.get(txid) is False
 
 
 def test_an_acceptance_of_another_ballot_does_not_count() -> None:
@@ -98,9 +98,9 @@ def test_an_acceptance_of_another_ballot_does_not_count() -> None:
     hear(net, "B", "C", Recover)
     hear(net, "C", "B", Promise)
     net.play("B", "receive", "C", Accepted(txid, 2, 0))
-    assert txid not in state(net, "B").outcomes
+    assert txid not in state(net, "B").votes.outcomes
     net.play("B", "receive", "C", Accepted(txid, 3, 0))
-    assert state(net, "B").outcomes[txid]
+    assert state(net, "B").votes.outcomes[txid]
 
 
 def test_a_promise_of_another_ballot_does_not_count() -> None:
@@ -130,9 +130,9 @@ def test_only_an_acceptance_of_ballot_1_is_one_of_the_rollback() -> None:
     txid = begin(net)
     net.play("A", "give up", txid)
     net.play("A", "receive", "C", Accepted(txid, 4, 0))
-    assert txid not in state(net, "A").outcomes
+    assert txid not in state(net, "A").votes.outcomes
     net.play("A", "receive", "C", Accepted(txid, 1, 0))
-    assert state(net, "A").outcomes[txid] is False
+    assert state(net, "A").votes.outcomes[txid] is False
 
 
 def test_what_was_begun_under_an_older_membership_is_not_recovered() -> None:
@@ -140,10 +140,10 @@ def test_what_was_begun_under_an_older_membership_is_not_recovered() -> None:
     net = Net("ABC")
     txid = begin(net, approvers="B")
     here = state(net, "C")
-    here.membership = Membership(1, here.membership.members)
+    here.roster.membership = Membership(1, here.roster.membership.members)
     net.play("B", "suspect", txid)
     hear(net, "B", "C", Recover)
-    assert here.outcomes[txid] is False
+    assert here.votes.outcomes[txid] is False
 
 
 # -- clocks --------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_nothing_is_approved_at_what_is_closed() -> None:
     net = Net("ABC")
     net.ask("A", add("P", "x"))
     (txid,) = net.places["A"].core.coordinator.attempts
-    state(net, "C").closed = txid.clock
+    state(net, "C").clock.closed = txid.clock
     hear(net, "A", "C", Begin)
     reject = hear(net, "C", "A", Reject)
     assert isinstance(reject, Reject)
@@ -164,8 +164,8 @@ def test_nothing_is_approved_at_what_is_closed() -> None:
 def test_a_new_clock_is_above_what_is_closed() -> None:
     """Or nobody could approve what gets it."""
     here = state(Net("ABC"), "A")
-    here.closed = here.clock.value + 1_000
-    assert here.tick() > here.closed
+    here.clock.closed = here.clock.value + 1_000
+    assert here.clock.tick() > here.clock.closed
 
 
 def test_the_ceiling_is_kept_before_anything_is_said() -> None:
@@ -173,9 +173,9 @@ def test_the_ceiling_is_kept_before_anything_is_said() -> None:
     net = Net("ABC")
     core = net.places["A"].core
     core.step(Submitted(7, add("P", "x")), net.now)
-    core.state.clock.adjust(core.state.ceiling + 1)
+    core.state.clock.adjust(core.state.clock.ceiling + 1)
     footprint = Footprint(write_points=frozenset({b"t:rows\0x"}))
-    prepared = Prepared(dict(core.state.applied), 0, False, ROWS, footprint, b"", b"")
+    prepared = Prepared(dict(core.state.timelines.applied), 0, False, ROWS, footprint, b"", b"")
     effects = core.step(Executed(7, prepared), net.now)
     kept = next(at for at, effect in enumerate(effects) if isinstance(effect, Keep) and effect.name == "clock_ceiling")
     said = next(at for at, effect in enumerate(effects) if isinstance(effect, Send))
@@ -192,7 +192,7 @@ def ended_after(net: Net) -> tuple[Txid, Txid]:
     state(net, "B").clock.adjust(younger.clock + 10)
     hear(net, "B", "C", Rollback)
     hear(net, "C", "B", Accepted)
-    assert state(net, "B").outcomes[older] is False
+    assert state(net, "B").votes.outcomes[older] is False
     return older, younger
 
 
@@ -224,7 +224,7 @@ def test_a_clock_that_was_told_is_later_than_own_ends() -> None:
     net = Net("ABC")
     ended_after(net)
     core = net.places["B"].core
-    latest = core.state.own_ends.latest
+    latest = core.state.votes.own_ends.latest
     assert not core.coordinator.clock_quorum.fits(latest, 0)
     assert core.coordinator.clock_quorum.fits(latest + 1, 0)
 
@@ -233,10 +233,10 @@ def test_the_cut_is_not_above_what_is_closed_here() -> None:
     """However far the others are: here something may still be approved."""
     net = Net("ABC")
     core = net.places["A"].core
-    for peer in core.state.peers.values():
+    for peer in core.state.roster.peers.values():
         peer.closed = 1 << 60
     core.safe_time.advance()
-    assert core.state.cut <= core.state.closed
+    assert core.state.clock.cut <= core.state.clock.closed
 
 
 def test_what_is_dropped_leaves_a_floor() -> None:
@@ -255,7 +255,7 @@ def test_what_is_dropped_leaves_a_floor() -> None:
 def test_a_session_waits_until_its_time_is_safe() -> None:
     """Cut is not enough: what it has seen may be on its way still."""
     here = state(Net("ABC"), "A")
-    here.safe, here.cut = 5, 10
+    here.clock.safe, here.clock.cut = 5, 10
     assert here.has_seen(Token({"B": 99}, 5))
     assert not here.has_seen(Token({"B": 99}, 8))
 
@@ -264,9 +264,9 @@ def test_the_token_of_a_read_has_what_its_session_had() -> None:
     """Also when a label has died with its holders, and safe time stood in for it."""
     net = Net("ABC")
     core = net.places["A"].core
-    core.state.safe = 5
+    core.state.clock.safe = 5
     core.step(Submitted(7, Request("R", (Statement("read", ["x"]),), token=Token({"B": 99}, 5))), net.now)
-    read = Prepared(dict(core.state.applied), 0, True, ROWS, Footprint(), b"", b"")
+    read = Prepared(dict(core.state.timelines.applied), 0, True, ROWS, Footprint(), b"", b"")
     (reply,) = (effect for effect in core.step(Executed(7, read), net.now) if isinstance(effect, Reply))
     assert isinstance(reply.answer, Answer)
     assert reply.answer.token.vector["B"] == 99
@@ -276,7 +276,7 @@ def test_the_token_of_a_write_has_its_base() -> None:
     """It names all that the session has seen, not only what it has done."""
     net = Net("ABC")
     txid = begin(net)
-    transaction = replace(net.places["A"].core.state.pending.transactions[txid], base={"B": 3})
+    transaction = replace(net.places["A"].core.state.votes.pending.transactions[txid], base={"B": 3})
     answer = committed(net.places["A"].core.state, Ticket(1, add("P", "x"), 10.0), transaction, ("A", 1))
     assert covers(answer.token.vector, {"A": 1, "B": 3})
 

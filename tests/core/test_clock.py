@@ -5,10 +5,20 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedrockish.common.hlc import CLOCK_LIMIT, WALL_MS_MAX, HybridClock, counter, milliseconds, moved, pack
-from bedrockish.core.state.closing_lag import FORGET_S, ClosingLag
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.state.clock import FORGET_S, Clock, ClosingLag
 from bedrockish.core.state.settings import Settings
-from bedrockish_journal.model.clock import BEND_MS, COUNTER_BITS, LATER_BITS
+from bedrockish_journal.model.clock import (
+    BEND_MS,
+    CLOCK_LIMIT,
+    COUNTER_BITS,
+    LATER_BITS,
+    WALL_MS_MAX,
+    counter,
+    milliseconds,
+    moved,
+    pack,
+)
 
 MOMENTS = st.integers(0, WALL_MS_MAX + (1 << 31))
 COUNTER_MAX = (1 << COUNTER_BITS) - 1
@@ -25,6 +35,16 @@ def test_the_layout() -> None:
 
 
 ANY_MS = st.integers(0, WALL_MS_MAX)
+
+
+def begun(value: int = 0, *, follows_wall: bool = True) -> Clock:
+    """Return the clock of a node that has nobody to ask what time it is."""
+    return Clock(Settings(), Now(0.0, 0), value, follows_wall=follows_wall)
+
+
+def at(clock: Clock, wall_ms: int) -> None:
+    """Let the wall show something else."""
+    clock.set_now(Now(0.0, wall_ms), needed=0)
 
 
 @given(ANY_MS, ANY_MS, st.integers(0, (1 << LATER_BITS) - 1))
@@ -51,9 +71,10 @@ def test_at_the_bend_nothing_goes_back(ms: int, by_ms: int) -> None:
 
 
 def test_a_counter_that_overflows_carries_into_the_milliseconds() -> None:
-    clock = HybridClock(pack(5, COUNTER_MAX))
-    assert clock.tick(5) == pack(6, 0)
-    assert clock.tick(5) == pack(6, 1)
+    clock = begun(pack(5, COUNTER_MAX))
+    at(clock, 5)
+    assert clock.tick() == pack(6, 0)
+    assert clock.tick() == pack(6, 1)
 
 
 @given(
@@ -61,28 +82,33 @@ def test_a_counter_that_overflows_carries_into_the_milliseconds() -> None:
 )
 def test_it_never_goes_back_and_each_tick_is_new(steps: list[tuple[str, int]]) -> None:
     """Whatever the wall does, forwards, backwards, by hours; and a restart begins at the ceiling."""
-    clock = HybridClock()
+    clock = begun()
     last = 0
     for what, value in steps:
         if what == "tick":
-            given_ = clock.tick(value)
+            at(clock, value)
+            given_ = clock.tick()
             assert given_ > last
-            assert given_ >= pack(min(value, WALL_MS_MAX))
+            assert given_ >= pack(value) or not clock.follows_wall
+            assert clock.follows_wall or clock.counted, "beyond the end of the wall it has only counted"
         else:
             clock.adjust(value)
             assert clock.value >= max(last, value)
         last = clock.value
-    assert HybridClock(last).tick(0) == last + 1
+    assert begun(last).tick() == last + 1
 
 
 def test_the_safety_valve_only_counts() -> None:
-    clock = HybridClock(pack(5), follows_wall=False)
-    assert clock.tick(1_000_000) == pack(5) + 1
-    assert clock.read(1_000_000) == pack(5) + 1
+    clock = begun(pack(5), follows_wall=False)
+    at(clock, 1_000_000)
+    assert clock.tick() == pack(5) + 1
+    assert clock.read() == pack(5) + 1
     clock.adjust(pack(9))
-    assert clock.tick(1_000_000) == pack(9) + 1
-    clock.follows_wall = True
-    assert clock.tick(1_000_000) == pack(1_000_000)
+    assert clock.tick() == pack(9) + 1
+    clock.follow_wall(follows=True)
+    assert clock.tick() == pack(1_000_000)
+    clock.follow_wall(follows=False)
+    assert clock.tick() == pack(1_000_000) + 1
 
 
 def settle(lag: ClosingLag, start: float, seconds: float) -> float:

@@ -6,7 +6,6 @@ import cbor2
 import pytest
 
 from bedrockish.api.requests import Request
-from bedrockish.common.hlc import WALL_MS_MAX, HybridClock, milliseconds, moved, pack
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Apply, Effect, Keep, Malformed, Send
 from bedrockish.core.protocol.events import Executed, Now, Received, Submitted, Woken
@@ -25,8 +24,18 @@ from bedrockish.core.protocol.messages import (
     encode,
 )
 from bedrockish.core.protocol.records import ENDED, Member, Membership, Prepared, Recovered
+from bedrockish.core.state.clock import Clock
 from bedrockish.core.state.settings import Settings
-from bedrockish_journal.model.clock import BEND, BEND_MS, CLOCK_LIMIT, CLOCK_READ_LIMIT
+from bedrockish_journal.model.clock import (
+    BEND,
+    BEND_MS,
+    CLOCK_LIMIT,
+    CLOCK_READ_LIMIT,
+    WALL_MS_MAX,
+    milliseconds,
+    moved,
+    pack,
+)
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
@@ -37,14 +46,19 @@ DECADES_MS = 20 * 365 * 24 * 3_600_000
 
 
 def test_it_counts_at_the_end_of_the_wall() -> None:
-    clock = HybridClock()
-    before = clock.tick(WALL_MS_MAX - 1)
+    clock = Clock(Settings(), Now(0.0, WALL_MS_MAX - 1))
+    clock.set_now(Now(0.0, WALL_MS_MAX - 1), needed=0)
+    before = clock.tick()
     assert before == pack(WALL_MS_MAX - 1)
-    late = [clock.tick(WALL_MS_MAX + DECADES_MS + step) for step in range(1_000)]
+    late = []
+    for step in range(1_000):
+        clock.set_now(Now(0.0, WALL_MS_MAX + DECADES_MS + step), needed=0)
+        late.append(clock.tick())
     assert late == sorted(set(late))
     assert before < late[0]
     assert late[-1] < CLOCK_LIMIT
-    assert clock.read(1 << 60) == late[-1]
+    clock.set_now(Now(0.0, 1 << 60), needed=0)
+    assert clock.read() == late[-1]
 
 
 def test_a_node_goes_on_committing_and_its_safe_time_with_it() -> None:
@@ -61,7 +75,7 @@ def test_a_node_goes_on_committing_and_its_safe_time_with_it() -> None:
         now = Now(seconds, wall)
         written = Footprint(write_points=frozenset({b"t:x\0%d" % number}))
         effects += node.step(Submitted(number, Request(f"c{number}", ())), now)
-        prepared = Prepared(dict(node.state.applied), 0, False, ROWS, written, b"", b"")
+        prepared = Prepared(dict(node.state.timelines.applied), 0, False, ROWS, written, b"", b"")
         effects += node.step(Executed(number, prepared), now)
         effects += node.step(Woken(), now)
     commits = [effect.entry.txid.clock for effect in effects if isinstance(effect, Apply)]
@@ -69,7 +83,7 @@ def test_a_node_goes_on_committing_and_its_safe_time_with_it() -> None:
     assert len(commits) == 39
     assert commits == sorted(commits)
     assert max(commits + kept) < CLOCK_LIMIT
-    assert node.state.safe >= commits[30]
+    assert node.state.clock.safe >= commits[30]
 
 
 FAR = Txid(CLOCK_READ_LIMIT - 1, "A")
@@ -112,10 +126,10 @@ def replace_clock(item: object) -> object:
 def test_what_is_counted_from_the_greatest_clock_that_is_heard_can_be_kept() -> None:
     net = Net("ABC")
     core = net.places["A"].core
-    core.state.set_clock(follows_wall=False)
+    core.state.clock.follow_wall(follows=False)
     net.play("A", "receive", "B", Accepted(FAR, 2, FAR.clock))
     assert core.state.clock.value >= FAR.clock
-    assert FAR.clock < core.state.ceiling < CLOCK_LIMIT
+    assert FAR.clock < core.state.clock.ceiling < CLOCK_LIMIT
 
 
 def test_no_ballot_is_too_high_to_count_above_it() -> None:
@@ -125,7 +139,7 @@ def test_no_ballot_is_too_high_to_count_above_it() -> None:
     begin = next(one for _, _, one in net.flights if isinstance(one, Begin))
     net.play("B", "receive", "A", begin)
     core = net.places["B"].core
-    (transaction,) = core.state.pending.transactions.values()
+    (transaction,) = core.state.votes.pending.transactions.values()
     before = 0
     for promised in (1 << 61, ENDED - 1):
         core.recovery.start(transaction)
@@ -179,7 +193,7 @@ def test_a_cluster_lives_through_the_bend() -> None:
         if beat > 15:
             effects += node.step(Submitted(beat, Request(f"c{beat}", ())), now)
             written = Footprint(write_points=frozenset({b"t:x\0"}))
-            prepared = Prepared(dict(node.state.applied), 0, False, ROWS, written, b"", b"")
+            prepared = Prepared(dict(node.state.timelines.applied), 0, False, ROWS, written, b"", b"")
             effects += node.step(Executed(beat, prepared), now)
         effects += node.step(Woken(), now)
     clocks = [effect.entry.txid.clock for effect in effects if isinstance(effect, Apply)]
@@ -188,4 +202,4 @@ def test_a_cluster_lives_through_the_bend() -> None:
     assert clocks[0] < BEND < clocks[-1]
     moments = [milliseconds(clock) - wall for clock in clocks]
     assert all(abs(moment - 100 * beat) <= 1 for beat, moment in zip(range(16, 41), moments, strict=True))
-    assert abs(milliseconds(node.state.safe) - (wall + 4_000)) < 3_000
+    assert abs(milliseconds(node.state.clock.safe) - (wall + 4_000)) < 3_000

@@ -1,7 +1,6 @@
 """One node and the clocks of others: who asks, who answers, who is refused; what readers hold; what was removed."""
 
 from bedrockish.api.requests import NOTHING, Answer, Request, Statement
-from bedrockish.common.hlc import pack
 from bedrockish.core.protocol.effects import Effect, Execute, KeepHold, Reply, Send
 from bedrockish.core.protocol.events import (
     ClockSet,
@@ -28,6 +27,7 @@ from bedrockish.core.protocol.messages import (
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.replica.safe_time import RELEASED
 from bedrockish.errors import ConflictError
+from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS
 from tests.core.test_member_changes import CLOCK, WALL, One, membership, transaction
@@ -40,9 +40,9 @@ class Two(One):
 
     def __init__(self, members: str = "ABC") -> None:
         super().__init__(membership(0, members))
-        for peer in self.node.state.peers:
+        for peer in self.node.state.roster.peers:
             self.step(PeerUp(peer))
-        self.node.state.safe = CLOCK - 1  # as if time had gone on
+        self.node.state.clock.safe = CLOCK - 1  # as if time had gone on
 
     def told(self, effects: list[Effect], kind: type[Message]) -> list[Message]:
         return [one.message for one in effects if isinstance(one, Send) and isinstance(one.message, kind)]
@@ -73,7 +73,7 @@ def test_a_transaction_clock_is_later_than_what_a_majority_has_heard_of() -> Non
     effects = two.step(Executed(1, prepared(execute.clock)))
     begun = two.told(effects, Begin)
     assert len(begun) == 2
-    assert two.node.state.pending.smallest_clock() == execute.clock
+    assert two.node.state.votes.pending.smallest_clock() == execute.clock
     late = two.step(Received("C", ToldClock(number, theirs + 1)))
     assert not two.told(late, Begin), "a late answer is no more than that"
 
@@ -112,9 +112,9 @@ def test_who_asks_is_told_and_one_too_far_ahead_is_not() -> None:
     assert told.clock >= CLOCK + pack(4_000)
     assert two.hear("A", AskClock(8, CLOCK + pack(60_000))) == []
     assert two.node.state.clock.value < CLOCK + pack(10_000)
-    assert two.node.state.peers["A"].ahead_ms > 50_000
+    assert two.node.state.roster.peers["A"].ahead_ms > 50_000
     two.hear("A", AskClock(9, CLOCK))
-    assert two.node.state.peers["A"].ahead_ms == 0
+    assert two.node.state.roster.peers["A"].ahead_ms == 0
 
 
 def test_gossip_and_a_begin_from_too_far_ahead_move_nothing() -> None:
@@ -136,7 +136,7 @@ def test_a_told_clock_that_is_too_old_is_not_begun() -> None:
     for once in (False, True):
         two = Two()
         two.step(Submitted(1, REQUEST, once))
-        effects = two.step(Executed(1, prepared(two.node.state.closed or 1)))
+        effects = two.step(Executed(1, prepared(two.node.state.clock.closed or 1)))
         assert not two.told(effects, Begin)
         errors = [one.answer for one in effects if isinstance(one, Reply)]
         assert [isinstance(error, ConflictError) for error in errors] == ([True] if once else [])
@@ -173,7 +173,7 @@ def test_holds_travel_and_the_latest_word_of_a_reader_counts() -> None:
 
 def test_what_was_removed_is_said_and_asked_of_another() -> None:
     two = Two()
-    two.node.state.applied["B"] = two.node.state.taken["B"] = 9
+    two.node.state.timelines.applied["B"] = two.node.state.timelines.taken["B"] = 9
     two.step(Shortened({"B": 4}))
     said = two.hear("A", Fetch({"B": 3}, 1_000))
     assert [(type(one), one.upto) for one in said if isinstance(one, Removed)] == [(Removed, {"B": 4})]
@@ -182,7 +182,7 @@ def test_what_was_removed_is_said_and_asked_of_another() -> None:
     for peer in "AC":
         two.hear(peer, Gossip({"A": 3}, 0, 0, 1, f"store of {peer}", 1, WALL))
     two.node.apply_queue.fetch_missing(at_once=True)
-    two.node.state.effects.clear()
+    two.node.state.outbox.effects.clear()
     effects = two.step(Received("A", Removed({"A": 3}, 1)))
     assert [one.peer for one in effects if isinstance(one, Send) and isinstance(one.message, Fetch)] == ["C"]
     two.step(Received("C", Removed({"A": 2}, 1)))

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pytest
 
 from bedrockish.api.requests import Request
-from bedrockish.common.hlc import pack
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Effect, Execute, Reply, Send
 from bedrockish.core.protocol.events import Event, Executed, Now, PeerUp, Received, Submitted
@@ -25,6 +24,7 @@ from bedrockish.core.protocol.records import FORGOTTEN, Member, Membership, Prep
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ForgottenError
+from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
@@ -120,7 +120,7 @@ def test_a_leader_whose_voters_have_forgotten_more_than_it_tells_its_client() ->
         effects = leader.step(Received(peer, Reject(txid, Reason.FORGOTTEN, None, b"c:\0ancient", CLOCK)))
         answers += [effect.answer for effect in effects if isinstance(effect, Reply)]
     assert not answers  # its rollback is not accepted yet
-    leader.node.state.end(txid, commit=False)
+    leader.node.state.votes.end(txid, commit=False)
     now = Now(1.0, WALL + 1_000)
     effects = leader.node.step(Received("A", Gossip({}, 0, 0, 1, "store of A", 1, WALL)), now)
     effects += leader.node.step(Received("A", Gossip({}, 0, 0, 1, "store of A", 1, WALL)), Now(2.0, WALL + 2_000))

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from bedrockish.core.state import conflict_counts as counted
-from bedrockish.core.state.conflict_counts import conflict_counts, note_conflict, other_counts
+from bedrockish.core.state import contention as counted
+from bedrockish.core.state.contention import conflict_counts, note_conflict, other_counts
 from bedrockish_journal.model.footprint import HIGH, Footprint, object_range
 
 KEY = b"t:jobs\0\x10seven"

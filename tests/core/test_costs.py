@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from bedrockish.api.requests import Request
-from bedrockish.common.hlc import pack
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Event, Executed, Now, PeerUp, Received, Submitted
 from bedrockish.core.protocol.messages import Begin, Commit, Gossip, Outcome, Reason, Recover, Reject
 from bedrockish.core.protocol.records import Member, Membership, Prepared, Recovered
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
@@ -60,7 +60,9 @@ class Core:
     def lead(self, number: int) -> None:
         written = Footprint(write_points=frozenset({b"t:y\0%d" % number}))
         self.step(Submitted(number, Request(f"B-{number}", ())))
-        self.step(Executed(number, Prepared(dict(self.node.state.applied), 0, False, ROWS, written, b"", b"")))
+        self.step(
+            Executed(number, Prepared(dict(self.node.state.timelines.applied), 0, False, ROWS, written, b"", b""))
+        )
 
     def lead_in_vain(self, number: int) -> None:
         """The ticket pauses, and the rollback of what it had begun is not accepted yet."""
@@ -78,7 +80,7 @@ class Core:
     def end_own(self, number: int) -> None:
         """One of its own is rolled back for good."""
         made = transaction("B", number)
-        self.node.state.own_ends.add(made, self.node.state.clock.tick(WALL))
+        self.node.state.votes.own_ends.add(made, self.node.state.clock.tick())
 
     def recover(self, number: int) -> None:
         self.step(Received("C", Recover(transaction("A", number).body, 4, CLOCK)))

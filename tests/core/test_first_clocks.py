@@ -1,8 +1,8 @@
 """A new cluster begins nothing before its nodes know what time it is: its first commits have clocks of today."""
 
-from bedrockish.common.hlc import milliseconds
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Approve, Gossip
+from bedrockish_journal.model.clock import milliseconds
 from tests.core.net import Net, add
 
 TODAY_MS = 1_700_000_000_000
@@ -16,7 +16,7 @@ class Walls(Net):
     def __init__(self, voters: str) -> None:
         super().__init__(voters)
         for place in self.places.values():  # which only count, for the model check
-            place.core.state.set_clock(follows_wall=True)
+            place.core.state.clock.follow_wall(follows=True)
 
     @property
     def now(self) -> Now:

@@ -18,22 +18,22 @@ def test_a_second_label_below_safe_time_leaves_nothing() -> None:
     adopted = Entry("A", 1, {"A": 1}, made, "C", GENESIS)
     one.hear("A", Commit(adopted.label, made.body, adopted.hash, CLOCK))
     state = one.node.state
-    assert state.applied == {"A": 1}
+    assert state.timelines.applied == {"A": 1}
     for peer in "AC":
         one.hear(peer, gossip({"A": 1}, CLOCK + 10))
-    state.closed = CLOCK + 10
+    state.clock.closed = CLOCK + 10
     one.node.safe_time.advance()
     for peer in "AC":
         one.hear(peer, gossip({"A": 1}, CLOCK + 10))
     one.node.safe_time.advance()
-    assert state.safe == CLOCK + 10
-    assert not state.outcomes
-    assert not state.done
+    assert state.clock.safe == CLOCK + 10
+    assert not state.votes.outcomes
+    assert not state.votes.done
     one.hear("C", commit(made))
-    assert state.applied == {"A": 1, "C": 1}
+    assert state.timelines.applied == {"A": 1, "C": 1}
     one.node.safe_time.advance()
-    assert not state.outcomes
-    assert not state.done
+    assert not state.votes.outcomes
+    assert not state.votes.done
 
 
 def test_what_ends_because_it_is_below_safe_time_leaves_nothing() -> None:
@@ -41,14 +41,14 @@ def test_what_ends_because_it_is_below_safe_time_leaves_nothing() -> None:
     one = One(MEMBERS)
     made = transaction("C", 1)
     state = one.node.state
-    state.hold(made)
-    state.closed = CLOCK + 10
+    state.votes.hold(made)
+    state.clock.closed = CLOCK + 10
     for peer in "AC":
         one.hear(peer, gossip({}, CLOCK + 10))
     one.node.safe_time.advance()
-    assert state.safe == CLOCK + 10
+    assert state.clock.safe == CLOCK + 10
     one.node._settle()
-    assert not state.pending.transactions
-    assert not state.votes
+    assert not state.votes.pending.transactions
+    assert not state.votes.by_txid
     one.node.safe_time.advance()
-    assert not state.outcomes
+    assert not state.votes.outcomes

@@ -140,10 +140,12 @@ def test_it_keeps_its_promises_and_gives_up_what_it_led() -> None:
     assert said(sick.first).count(Rollback) == 2
     assert not [e for e in sick.first if isinstance(e, Persist) and e.vote.txid == other.txid]
     sick.hear("A", Accepted(own.txid, 1, CLOCK))
-    assert sick.node.state.outcomes.get(own.txid) is None, "one other voter is no majority, and it does not vote itself"
+    assert sick.node.state.votes.outcomes.get(own.txid) is None, (
+        "one other voter is no majority, and it does not vote itself"
+    )
     sick.hear("C", Accepted(own.txid, 1, CLOCK))
-    assert sick.node.state.outcomes[own.txid] is False
-    assert sick.node.state.votes[other.txid].held
+    assert sick.node.state.votes.outcomes[own.txid] is False
+    assert sick.node.state.votes.by_txid[other.txid].held
 
 
 def test_others_count_a_damaged_node_as_silent_though_it_speaks() -> None:
@@ -157,7 +159,7 @@ def test_others_count_a_damaged_node_as_silent_though_it_speaks() -> None:
         spoke += said(sick.hear("C", Gossip({}, 0, 0, 1, "store of C", 1, WALL)))
         spoke += said(sick.step(Woken()))
     assert Recover in spoke
-    assert sick.node.state.peers["A"].mode is Mode.DAMAGED
+    assert sick.node.state.roster.peers["A"].mode is Mode.DAMAGED
 
 
 def test_a_node_that_only_reads_reads_strictly_and_refuses_writes() -> None:
@@ -183,7 +185,7 @@ def test_what_fits_nowhere_is_not_applied_and_the_rest_is() -> None:
     sick = Sick(FITS_NOWHERE, blocked=frozenset({bad.txid}))
     assert not [e for e in sick.hear("A", commit(bad)) if isinstance(e, Apply)]
     assert [e.entry.place for e in sick.hear("C", commit(good)) if isinstance(e, Apply)] == [("C", 1)]
-    assert sick.node.state.applied == {"C": 1}
+    assert sick.node.state.timelines.applied == {"C": 1}
 
 
 def test_the_worst_alarm_decides_and_is_cleared_by_name() -> None:
@@ -211,7 +213,7 @@ def test_an_alarm_and_a_mode_travel() -> None:
     assert decode(encode(gossip)) == gossip
     sick = Sick({})
     sick.hear("A", Gossip({}, 0, 0, 1, "store of A", 1, WALL, mode=77))  # of a newer program: at the least that bad
-    assert sick.node.state.peers["A"].mode is Mode.REPAIRING
+    assert sick.node.state.roster.peers["A"].mode is Mode.REPAIRING
 
 
 def doubting(why: str, recovered: Recovered) -> Node:
@@ -231,7 +233,7 @@ def test_a_voter_rejects_what_was_made_of_other_rows_than_its_own() -> None:
         answers = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Approve | Reject)]
         assert [answer.reason for answer in answers if isinstance(answer, Reject)] == [reason]
         assert len(answers) == 1
-        assert made.txid not in node.state.votes
+        assert made.txid not in node.state.votes.by_txid
         assert node.state.doubts == 1
     node = doubting("", Recovered("B", "b", MEMBERS))
     assert Approve in said(node.step(Received("A", Begin(made.body)), Now(0.1, WALL)))
@@ -291,12 +293,12 @@ def test_what_takes_long_to_compare_is_voted_on_afterwards_and_what_is_closed_wa
     wait_s = 3.0 if in_time else 12.0
     for beat in range(int(10 * wait_s)):
         effects += node.step(Woken(), Now(0.3 + 0.1 * beat, WALL + 300 + 100 * beat))
-    assert (node.state.closed < made.txid.clock) == in_time
+    assert (node.state.clock.closed < made.txid.clock) == in_time
     verdicts[0] = ""
     effects += node.step(Compared(made.txid), Now(0.4 + wait_s, WALL + 400 + int(1000 * wait_s)))
     answers = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Approve | Reject)]
     assert [type(answer) for answer in answers] == [Approve if in_time else Reject]
-    assert (made.txid in node.state.pending) == in_time
+    assert (made.txid in node.state.votes.pending) == in_time
     if not in_time:
         assert isinstance(answers[0], Reject)
         assert answers[0].reason == Reason.TOO_LATE

@@ -37,8 +37,8 @@ def test_a_rollback_that_was_not_heard_is_said_again() -> None:
     net.kept = {Begin, Rollback}
     net.run(0.5)
     net.flights.clear()
-    assert core.state.pending.transactions
+    assert core.state.votes.pending.transactions
     net.kept = set()
     net.run(3.0)
-    assert not core.state.pending.transactions
+    assert not core.state.votes.pending.transactions
     assert net.told("A")["first"] != "A1"

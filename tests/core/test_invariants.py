@@ -1,6 +1,7 @@
 """The invariants of one node hold after ordinary work, and each of them notices when its sentence is made untrue."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from bedrockish.core.coordinator.request import MOVES, Stage, Ticket
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.records import Recovered
+from bedrockish.core.state.roster import Peer
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.transaction import Txid
 from tests.core.net import Net, add
@@ -21,42 +23,55 @@ def busy() -> Node:
     net.ask("A", add("P", "x"))
     net.ask("A", add("Q", "x"))
     core = net.places["A"].core
-    assert len(core.state.pending.transactions) == 1
+    assert len(core.state.votes.pending.transactions) == 1
     assert [one.stage for one in core.coordinator.replies.tickets.values()] == [Stage.IN_FLIGHT, Stage.WAITING]
     core.check()
     return core
 
 
 def cut_ahead(node: Node) -> None:
-    node.state.cut = node.state.closed + 1
+    node.state.clock.cut = node.state.clock.closed + 1
 
 
 def closed_over_pending(node: Node) -> None:
-    node.state.closed = node.state.cut = 1 << 62
+    node.state.clock.closed = node.state.clock.cut = 1 << 62
 
 
 def unheld(node: Node) -> None:
-    next(iter(node.state.votes.values())).held = False
+    next(iter(node.state.votes.by_txid.values())).held = False
 
 
 def over_and_pending(node: Node) -> None:
-    node.state.outcomes[next(iter(node.state.pending.transactions))] = False
+    node.state.votes.outcomes[next(iter(node.state.votes.pending.transactions))] = False
 
 
 def forgotten_by_pending(node: Node) -> None:
-    node.state.pending.remove(next(iter(node.state.pending.transactions)))
+    node.state.votes.pending.remove(next(iter(node.state.votes.pending.transactions)))
 
 
 def above_the_ceiling(node: Node) -> None:
-    node.state.ceiling = node.state.clock.value - 1
+    node.state.clock.ceiling = node.state.clock.value - 1
+
+
+def heard_by_a_stranger(node: Node) -> None:
+    node.state.roster.peers["Z"] = Peer()
+
+
+def never_in_force(node: Node) -> None:
+    change = next(iter(node.state.votes.pending.transactions.values()))
+    node.state.schema.schedule(replace(change, activates=node.state.clock.safe))
+
+
+def nobody_told(node: Node) -> None:
+    node.state.votes.released.append(next(iter(node.state.votes.pending.transactions)))
 
 
 def taken_from_nowhere(node: Node) -> None:
-    node.state.taken["B"] = 7
+    node.state.timelines.taken["B"] = 7
 
 
 def counts_after_a_promise(node: Node) -> None:
-    next(iter(node.state.votes.values())).promised = 2
+    next(iter(node.state.votes.by_txid.values())).promised = 2
 
 
 def waits_for_nobody(node: Node) -> None:
@@ -74,6 +89,9 @@ BREAKS: tuple[Callable[[Node], None], ...] = (
     over_and_pending,
     forgotten_by_pending,
     above_the_ceiling,
+    heard_by_a_stranger,
+    never_in_force,
+    nobody_told,
     taken_from_nowhere,
     counts_after_a_promise,
     waits_for_nobody,
@@ -103,11 +121,11 @@ def test_a_request_goes_only_where_the_automaton_leads() -> None:
 def test_what_a_refilled_file_holds_keeps_its_cut_below_it() -> None:
     """It has the copy's cut and its own votes. Above them it would say HELD and cut: a commit below safe time."""
     before = busy().state
-    (vote,) = before.votes.values()
+    (vote,) = before.votes.by_txid.values()
     clock = vote.txid.clock
-    file = Recovered("A", "file of A", before.membership, votes=(vote,), ceiling=clock + 10, cut=clock + 5)
+    file = Recovered("A", "file of A", before.roster.membership, votes=(vote,), ceiling=clock + 10, cut=clock + 5)
     node = Node(file, Settings(), lambda: 0.5, Now(1.0, 0))
-    assert vote.txid in node.state.pending
-    assert node.state.cut < clock
+    assert vote.txid in node.state.votes.pending
+    assert node.state.clock.cut < clock
     node.start(Now(1.0, 0))
     node.check()

@@ -139,13 +139,15 @@ def test_what_came_in_time_is_in_time_when_it_is_put_together() -> None:
             place = net.places[name]
             if number > 3 and place.assembling:
                 net.play(name, "assemble")
-    assert min(net.places[name].core.state.closed for name in "BC") > 0
-    closed = [place.core.state.closed for place in net.places.values()]
+    assert min(net.places[name].core.state.clock.closed for name in "BC") > 0
+    closed = [place.core.state.clock.closed for place in net.places.values()]
     net.slow = set()
     net.run(2.0)
     assert set(net.told("A")) == {f"large {number}" for number in range(20)}
     assert not of_kind(net, Reject), "too late"
-    assert all(place.core.state.closed > before for place, before in zip(net.places.values(), closed, strict=True))
+    assert all(
+        place.core.state.clock.closed > before for place, before in zip(net.places.values(), closed, strict=True)
+    )
 
 
 def test_what_is_being_put_together_is_not_fetched() -> None:
@@ -249,10 +251,10 @@ def test_a_dead_leaders_large_transaction_is_recovered() -> None:
     net.cut("A", "B")
     place = net.places["B"]
     assert place.disk.seen.parts, "the vote names the pieces"
-    body = place.core.state.votes[next(iter(place.core.state.votes))].transaction.body  # type: ignore[union-attr]
+    body = place.core.state.votes.by_txid[next(iter(place.core.state.votes.by_txid))].transaction.body  # type: ignore[union-attr]
     net.play("B", "reboot", 0)
     net.places["B"].now = net.now
-    assert place.core.state.votes[next(iter(place.core.state.votes))].transaction.body == body  # type: ignore[union-attr]
+    assert place.core.state.votes.by_txid[next(iter(place.core.state.votes.by_txid))].transaction.body == body  # type: ignore[union-attr]
     net.mend("B", "C")
     net.run(20.0)
     assert BIG in net.places["B"].disk.seen.rows
@@ -278,9 +280,9 @@ def test_a_vote_keeps_its_pieces_over_a_restart_with_other_sizes() -> None:
     place.settings = replace(LARGE, piece_bytes=40)
     net.play("B", "reboot", 0)
     net.run(30.0)
-    assert place.core.state.pending.transactions
+    assert place.core.state.votes.pending.transactions
     net.play("B", "reboot", 0)
-    assert place.core.state.pending.transactions
+    assert place.core.state.votes.pending.transactions
 
 
 def test_a_crashed_leaders_pieces_do_not_stay() -> None:

@@ -92,9 +92,9 @@ def test_nothing_leaves_that_the_cluster_does_not_read(monkeypatch: pytest.Monke
     """A part of the core that forgets to ask for the level is stopped by the assertion, here and in every test."""
     state = One(membership(0, "ABC")).node.state
     monkeypatch.setitem(SINCE, AskClock, LEVEL)
-    state.send("B", AskClock(1, 1))
-    state.membership = replace(state.membership, level=LEVEL - 1)
-    for send in (lambda said: state.send("B", said), state.send_voters, state.send_all):
+    state.outbox.send("B", AskClock(1, 1))
+    state.roster.membership = replace(state.roster.membership, level=LEVEL - 1)
+    for send in (lambda said: state.outbox.send("B", said), state.outbox.send_voters, state.outbox.send_all):
         with pytest.raises(AssertionError, match="does not read AskClock"):
             send(AskClock(1, 1))
 
@@ -151,24 +151,24 @@ def test_a_node_of_an_older_release_is_not_taken_in() -> None:
 def test_levels_are_told_in_gossip() -> None:
     """What all have told is what the least of them has told; one that is silent keeps the level where it is."""
     one = One(membership(0, "ABC"))
-    for known in one.node.state.peers.values():
+    for known in one.node.state.roster.peers.values():
         known.level = UNKNOWN
-    assert one.node.state.level_of_all == UNKNOWN
-    for peer in one.node.state.peers:
+    assert one.node.state.roster.level_of_all == UNKNOWN
+    for peer in one.node.state.roster.peers:
         one.hear(peer, Gossip({}, 0, 0, CLOCK, f"store of {peer}", 1, WALL, level=LEVEL + 5))
-    assert one.node.state.level_of_all == LEVEL
+    assert one.node.state.roster.level_of_all == LEVEL
     one.hear(peer, Gossip({}, 0, 0, CLOCK, f"store of {peer}", 1, WALL))
-    assert one.node.state.level_of_all == 1
+    assert one.node.state.roster.level_of_all == 1
 
 
 def test_a_level_above_ours_stops_the_node_before_it_applies_anything() -> None:
     state = One(membership(0, "ABC")).node.state
-    before = state.membership
+    before = state.roster.membership
     apply_queue = ApplyQueue(state)
     apply_queue._change_members(("B", 1), replace(before, version=9, level=LEVEL + 1))
-    assert isinstance(state.effects[-1], Halt)
-    assert "install the release of the other members" in state.effects[-1].reason
-    assert state.membership is before
+    assert isinstance(state.outbox.effects[-1], Halt)
+    assert "install the release of the other members" in state.outbox.effects[-1].reason
+    assert state.roster.membership is before
 
 
 def test_a_transaction_of_a_higher_version_is_refused() -> None:
@@ -202,10 +202,10 @@ def test_who_hears_of_a_higher_level_answers_at_it(monkeypatch: pytest.MonkeyPat
     """The raise may come after what rests on it: its sender has applied it, so that all read the answer."""
     one = One(membership(0, "ABC"))
     state = one.node.state
-    state.membership = replace(state.membership, level=LEVEL - 1)
+    state.roster.membership = replace(state.roster.membership, level=LEVEL - 1)
     monkeypatch.setitem(SINCE, AskClock, LEVEL)
     monkeypatch.setitem(SINCE, ToldClock, LEVEL)
     one.hear("C", Gossip({}, 0, 0, CLOCK, "store of C", 1, WALL))
-    assert state.level == LEVEL - 1
+    assert state.roster.level == LEVEL - 1
     assert any(isinstance(said, ToldClock) for said in one.hear("C", AskClock(1, CLOCK)))
-    assert (state.level, state.membership.level) == (LEVEL, LEVEL - 1)
+    assert (state.roster.level, state.roster.membership.level) == (LEVEL, LEVEL - 1)

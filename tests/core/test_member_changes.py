@@ -5,7 +5,6 @@ from collections.abc import Iterable
 import cbor2
 
 from bedrockish.api.requests import Request, Token
-from bedrockish.common.hlc import pack
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Effect, Keep, Persist, Reply, Send, SetMembers
 from bedrockish.core.protocol.events import Accused, Event, Executed, Now, PeerUp, Received, Submitted, Woken
@@ -31,6 +30,7 @@ from bedrockish.core.protocol.records import Joining, Member, Membership, Prepar
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import LearnerError, UnavailableError
+from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Transaction, Txid
@@ -69,7 +69,7 @@ class One:
         recovered = Recovered("B", "store of B", members, joining=joining, lost=lost)
         self.node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
         self.node.start(Now(0.0, WALL))
-        for peer in self.node.state.peers:  # it follows its wall clock only when it knows some of the others'
+        for peer in self.node.state.roster.peers:  # it follows its wall clock only when it knows some of the others'
             self.hear(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL))
 
     def step(self, event: Event) -> list[Effect]:
@@ -102,7 +102,7 @@ def test_what_was_pending_under_the_old_membership_ends_with_the_change() -> Non
     old, late = transaction("A", 1), transaction("A", 2)
     assert any(isinstance(message, Approve) for message in one.hear("A", Begin(old.body)))
     one.hear("C", commit(transaction("C", 3, change=membership(1, "ABC", "D"))))
-    assert old.txid not in one.node.state.pending
+    assert old.txid not in one.node.state.votes.pending
     for begun in (old, late):
         said = one.hear("A", Begin(begun.body))
         assert [(message.txid, message.commit) for message in said if isinstance(message, Outcome)] == [
@@ -117,8 +117,8 @@ def test_links_follow_the_membership() -> None:
     one = One(membership(0, "ABC"))
     effects = one.step(Received("A", commit(transaction("A", 1, change=membership(1, "ABCD")))))
     assert [effect.membership.nodes for effect in effects if isinstance(effect, SetMembers)] == [["A", "B", "C", "D"]]
-    assert one.node.state.quorum == 3
-    assert set(one.node.state.peers) == {"A", "C", "D"}
+    assert one.node.state.roster.quorum == 3
+    assert set(one.node.state.roster.peers) == {"A", "C", "D"}
 
 
 def test_a_learner_does_not_vote_and_a_removed_node_says_so() -> None:
@@ -235,19 +235,19 @@ def test_a_new_node_keeps_to_those_who_took_it_in_until_it_has_caught_up() -> No
     """Its own file still says what the cluster was at first; then it is a member like any other."""
     told = Joining(membership(1, "AC", "B"), {"A": 1})
     one = One(membership(0, "A"), told)
-    assert set(one.node.state.peers) == {"A", "C"}
+    assert set(one.node.state.roster.peers) == {"A", "C"}
     refused = one.ask()
     assert refused is not None
     assert "catching up" in refused.message
     one.hear("C", commit(transaction("A", 1, change=told.membership)))
-    assert one.node.state.joining is None
+    assert one.node.state.roster.joining is None
     assert one.ask() is None
 
 
 def test_safe_time_does_not_rest_on_what_a_forgetful_voter_has_closed() -> None:
     """Whoever does not know what he promised cannot say that nothing is left of it."""
     one = One(membership(0, "ABC"))
-    one.node.state.closed = one.node.state.cut = CLOCK
+    one.node.state.clock.closed = one.node.state.clock.cut = CLOCK
 
     def told() -> list[Gossip]:
         effects = one.step(PeerUp("A"))
@@ -258,7 +258,7 @@ def test_safe_time_does_not_rest_on_what_a_forgetful_voter_has_closed() -> None:
     one.step(Accused("C", "another file"))
     assert [(gossip.closed, gossip.cut) for gossip in told()] == [(0, 0)]
     one.node.safe_time.advance()
-    assert one.node.state.safe == 0  # A alone has cut that far: no majority
+    assert one.node.state.clock.safe == 0  # A alone has cut that far: no majority
 
 
 def restarted(name: str, voters: str = "ABCDE") -> Node:
@@ -282,8 +282,8 @@ def test_who_was_just_started_has_closed_nothing_until_a_majority_lets_it_in() -
     node.step(Received("C", Gossip({}, CLOCK, CLOCK, 1, "store of C", 1, WALL)), Now(0.01, WALL + 10))
     assert told() == {(CLOCK, CLOCK)}
     node.safe_time.advance()
-    assert node.state.safe == CLOCK, "its own word counts, too"
-    assert restarted("B", "B").state.claims_time
+    assert node.state.clock.safe == CLOCK, "its own word counts, too"
+    assert restarted("B", "B").state.roster.claims_time
 
 
 def test_a_cluster_that_starts_again_as_a_whole_closes_time() -> None:
@@ -297,13 +297,13 @@ def test_a_cluster_that_starts_again_as_a_whole_closes_time() -> None:
             for effect in effects:
                 if isinstance(effect, Send) and effect.peer in nodes:
                     said.append((effect.peer, nodes[effect.peer].step(Received(name, effect.message), now)))
-    assert all(node.state.safe > pack(WALL + 1_000) for node in nodes.values())
+    assert all(node.state.clock.safe > pack(WALL + 1_000) for node in nodes.values())
 
 
 def test_who_forgot_takes_back_what_it_said_to_have_closed() -> None:
     """It said so before anybody told it. What rests on it since is not undone, but nothing more comes of it."""
     one = One(membership(0, "ABC"))
     one.hear("A", Gossip({}, CLOCK, CLOCK, CLOCK, "store of A", 1, WALL))
-    assert one.node.state.peers["A"].closed == CLOCK
+    assert one.node.state.roster.peers["A"].closed == CLOCK
     one.hear("A", Gossip({}, 0, 0, CLOCK, "store of A", 1, WALL))
-    assert (one.node.state.peers["A"].closed, one.node.state.peers["A"].cut) == (0, 0)
+    assert (one.node.state.roster.peers["A"].closed, one.node.state.roster.peers["A"].cut) == (0, 0)

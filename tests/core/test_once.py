@@ -105,7 +105,7 @@ class Trio:
         return self.count
 
     def base(self, name: str) -> dict[str, int]:
-        return dict(self.nodes[name].state.applied)
+        return dict(self.nodes[name].state.timelines.applied)
 
     def commit(self, name: str, reads: str = "", writes: str = "") -> None:
         number = self.submit(name, prepared(self.base(name), reads, writes), once=False)
@@ -124,7 +124,7 @@ def test_what_others_did_elsewhere_moves_the_base() -> None:
     answer = world.answers[number]
     assert isinstance(answer, Answer)
     assert answer.place == ("A", 1)
-    assert world.nodes["C"].state.applied == {"A": 1, "B": 1}
+    assert world.nodes["C"].state.timelines.applied == {"A": 1, "B": 1}
     assert answer.token.vector == {"A": 1, "B": 1}  # its base has moved up to the other one
 
 
@@ -164,7 +164,7 @@ def test_it_waits_for_one_that_is_pending_and_then_loses_or_goes_on() -> None:
     assert number not in world.answers
     world.under_way.clear()
     for other in ("A", "C"):
-        world.step(other, Received("B", Rollback(next(iter(world.nodes["A"].state.pending.transactions)), 0)))
+        world.step(other, Received("B", Rollback(next(iter(world.nodes["A"].state.votes.pending.transactions)), 0)))
     world.run(0.5)
     assert isinstance(world.answers[number], Answer)
 
@@ -182,7 +182,7 @@ def test_a_rejected_one_begins_again_as_it_is() -> None:
     world.run(0.5)
     assert number not in world.answers
     assert world.executions[number] > 1
-    txid = next(iter(world.nodes["C"].state.pending.transactions))
+    txid = next(iter(world.nodes["C"].state.votes.pending.transactions))
     if txid.leader == "B":
         world.nodes["B"].coordinator._give_up(world.nodes["B"].coordinator.attempts[txid])
     world.run(2.0)

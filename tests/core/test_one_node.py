@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from bedrockish.api.requests import ADD, PROMOTE, MemberChange, Request, Statement
-from bedrockish.common.hlc import pack
 from bedrockish.common.levels import LEVEL
 from bedrockish.core.coordinator.request import Stage, Ticket
 from bedrockish.core.coordinator.revalidation import lost
@@ -35,6 +34,7 @@ from bedrockish.core.protocol.records import Joining, Prepared, Recovered, Vote
 from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError, MembershipError
+from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
@@ -60,9 +60,9 @@ def test_a_begin_brings_no_rollback_of_somebody_else() -> None:
         one = One(ABC)
         theirs = transaction("C", 1)
         one.hear("C", Begin(theirs.body))
-        assert theirs.txid in one.node.state.pending
+        assert theirs.txid in one.node.state.votes.pending
         one.hear("A", message(but(transaction("A", 2), rollbacks=(theirs.txid,)).body))
-        assert theirs.txid in one.node.state.pending
+        assert theirs.txid in one.node.state.votes.pending
 
 
 def test_a_recover_brings_the_rollbacks_of_its_leader() -> None:
@@ -71,7 +71,7 @@ def test_a_recover_brings_the_rollbacks_of_its_leader() -> None:
     first = transaction("A", 1)
     one.hear("A", Begin(first.body))
     one.hear("C", Recover(but(transaction("A", 2), rollbacks=(first.txid,)).body, 2, CLOCK))
-    assert first.txid not in one.node.state.pending
+    assert first.txid not in one.node.state.votes.pending
 
 
 def test_a_begin_of_an_older_membership_is_over() -> None:
@@ -86,9 +86,9 @@ def test_an_approval_of_one_that_is_no_voter_does_not_count() -> None:
     net = Net("ABC", "L")
     txid = begin(net, approvers="")
     net.play("A", "receive", "L", Approve(txid, 0, 0))
-    assert txid not in state(net, "A").outcomes
+    assert txid not in state(net, "A").votes.outcomes
     net.play("A", "receive", "C", Approve(txid, 0, 0))
-    assert state(net, "A").outcomes[txid]
+    assert state(net, "A").votes.outcomes[txid]
 
 
 def test_a_leader_does_not_begin_what_its_own_pending_one_meets() -> None:
@@ -150,9 +150,9 @@ def test_a_commit_with_another_hash_is_not_taken() -> None:
     good = commit(transaction("A", 1))
     effects = one.step(Received("A", Commit(good.label, good.body, bytes(32), good.clock)))
     assert [type(effect) for effect in effects if isinstance(effect, Malformed)] == [Malformed]
-    assert one.node.state.taken.get("A", 0) == 0
+    assert one.node.state.timelines.taken.get("A", 0) == 0
     one.hear("A", good)
-    assert one.node.state.taken["A"] == 1
+    assert one.node.state.timelines.taken["A"] == 1
 
 
 def test_a_fetched_entry_that_does_not_continue_is_not_taken() -> None:
@@ -162,7 +162,7 @@ def test_a_fetched_entry_that_does_not_continue_is_not_taken() -> None:
     assert good.body is not None
     effects = one.step(Received("C", Entries(((b"x" * 32, good.label, good.body),), CLOCK)))
     assert [type(effect) for effect in effects if isinstance(effect, Malformed)] == [Malformed]
-    assert one.node.state.taken.get("A", 0) == 0
+    assert one.node.state.timelines.taken.get("A", 0) == 0
 
 
 def test_a_commit_of_what_was_rolled_back_stops_the_node_with_a_word() -> None:
@@ -193,9 +193,9 @@ def test_a_commit_that_comes_early_is_kept() -> None:
     before = Entry("A", 1, {"A": 1}, first, None, GENESIS)
     after = Entry("A", 2, {"A": 2}, second, None, before.hash)
     one.hear("A", Commit(after.label, second.body, after.hash, CLOCK))
-    assert one.node.state.taken.get("A", 0) == 0
+    assert one.node.state.timelines.taken.get("A", 0) == 0
     one.hear("A", Commit(before.label, first.body, before.hash, CLOCK))
-    assert one.node.state.applied["A"] == 2
+    assert one.node.state.timelines.applied["A"] == 2
 
 
 def test_the_outcome_of_what_waits_is_not_forgotten() -> None:
@@ -203,17 +203,17 @@ def test_the_outcome_of_what_waits_is_not_forgotten() -> None:
     one = One(ABC)
     made = transaction("A", 2, base={"C": 1})
     one.hear("A", commit(made))
-    one.node.state.safe = made.txid.clock
+    one.node.state.clock.safe = made.txid.clock
     one.node.safe_time._forget()
-    assert one.node.state.outcomes[made.txid]
+    assert one.node.state.votes.outcomes[made.txid]
 
 
 def test_a_node_that_joins_is_at_home_when_it_has_caught_up() -> None:
     """Before that it answers nobody: it has less than those that took it in."""
     one = One(ABC, joining=Joining(ABC, {"A": 1}))
-    assert one.node.state.joining is not None
+    assert one.node.state.roster.joining is not None
     one.hear("A", commit(transaction("A", 1)))
-    assert one.node.state.joining is None
+    assert one.node.state.roster.joining is None
 
 
 def test_a_restart_knows_how_far_its_window_reaches() -> None:
@@ -245,7 +245,7 @@ def test_a_client_is_told_that_nothing_happened_when_the_last_attempt_is_over() 
     replies.tickets[9] = ticket
     for made, told in ((one, 0), (other, 1)):
         replies.ended(ticket, made, commit=False)
-        assert sum(isinstance(effect, Reply) for effect in core.state.effects) == told
+        assert sum(isinstance(effect, Reply) for effect in core.state.outbox.effects) == told
 
 
 def executed(schema: int = 0) -> Prepared:
@@ -286,17 +286,17 @@ def test_a_wall_clock_is_followed_as_far_as_others_are_near() -> None:
     """One that is hours ahead would put the clock of the cluster there, for good."""
     one = One(ABC)
     one.node.state.set_now(Now(0.02, WALL + 3_600_000))
-    assert one.node.state.now.wall_ms <= WALL + 20 + one.node.state.settings.clock_offset_ms
+    assert one.node.state.clock.now.wall_ms <= WALL + 20 + one.node.state.settings.clock_offset_ms
 
 
 def test_a_learner_follows_its_wall_no_further_than_the_only_voter_is() -> None:
     """Its clients would wait for a clock that the voter does not give until then."""
     one = One(membership(0, "A", "B"))
     one.node.state.set_now(Now(0.02, WALL + 3_600_000))
-    assert one.node.state.now.wall_ms <= WALL + 20 + one.node.state.settings.clock_offset_ms
+    assert one.node.state.clock.now.wall_ms <= WALL + 20 + one.node.state.settings.clock_offset_ms
     alone = One(membership(0, "B", "A"))
     alone.node.state.set_now(Now(0.02, WALL + 3_600_000))
-    assert alone.node.state.now.wall_ms == WALL + 3_600_000, "there is nobody to ask"
+    assert alone.node.state.clock.now.wall_ms == WALL + 3_600_000, "there is nobody to ask"
 
 
 # -- members -------------------------------------------------------------------------------------------------------

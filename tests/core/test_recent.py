@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedrockish.core.state import commit_window
-from bedrockish.core.state.certifier import CommitWindow, Pending, claim
-from bedrockish.core.state.commit_window import SEGMENT
+from bedrockish.core.state import certifier
+from bedrockish.core.state.certifier import SEGMENT, CommitWindow, Pending, claim
 from bedrockish_journal.model.footprint import Footprint, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
@@ -32,7 +31,7 @@ histories = st.lists(st.tuples(st.sampled_from(NODES), footprints), max_size=20)
 def segment(request: pytest.FixtureRequest) -> Iterator[int]:
     """How many commits are packed together: also three, so that short histories fill several segments."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commit_window, "SEGMENT", request.param)
+        patch.setattr(certifier, "SEGMENT", request.param)
         yield request.param
 
 
@@ -162,7 +161,7 @@ def test_what_is_packed_costs_nothing_where_it_is_seen(segment: int, monkeypatch
     last = made[-1].txid.clock
     with monkeypatch.context() as patch:
         for asked in ("is_in", "add_place", "conflicts"):
-            patch.delattr(commit_window.Segment, asked)
+            patch.delattr(certifier.Segment, asked)
         recent.add(("A", last), made[-1])
         assert not list(recent.conflicts(made[0].footprint, {"A": last}))
     assert [found.other for found in recent.conflicts(made[0].footprint, {"A": 0})] == [made[0].txid]

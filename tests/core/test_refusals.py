@@ -68,7 +68,7 @@ def test_a_node_knows_when_it_may_lag() -> None:
 
     def may_lag(key: str = "x") -> bool:
         footprint = Footprint(frozenset({b"t:rows\0" + key.encode()}))
-        return core.reading.may_lag(Prepared(dict(core.state.applied), 0, True, ROWS, footprint, b"", b""))
+        return core.reading.may_lag(Prepared(dict(core.state.timelines.applied), 0, True, ROWS, footprint, b"", b""))
 
     assert not may_lag()
     net.kept = {type(None)}

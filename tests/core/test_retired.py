@@ -9,8 +9,7 @@ from bedrockish.api.requests import ADDRESS, MemberChange
 from bedrockish.core.protocol.effects import Send
 from bedrockish.core.protocol.messages import Approve, Begin, Check, Checked, Gossip
 from bedrockish.core.protocol.records import Recovered, decode_membership, encode_membership
-from bedrockish.core.state.certifier import CommitWindow
-from bedrockish.core.state.commit_window import SEGMENT
+from bedrockish.core.state.certifier import SEGMENT, CommitWindow
 from bedrockish.core.state.membership import Facts, change_members
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.entry import Entry
@@ -33,7 +32,7 @@ def gone() -> One:
     one = One(membership(0, "ABCD"))
     one.hear("D", commit(transaction("D", 1)))
     one.hear("C", commit(transaction("C", 2, change=membership(1, "ABC"), base={"D": 1})))
-    assert one.node.state.applied == {"C": 1, "D": 1}
+    assert one.node.state.timelines.applied == {"C": 1, "D": 1}
     return one
 
 
@@ -41,7 +40,7 @@ def retired() -> One:
     one = gone()
     change = transaction("A", 3, config=1, change=LATER, base={"C": 1, "D": 1})
     one.hear("A", commit(change))
-    assert one.node.state.membership == LATER
+    assert one.node.state.roster.membership == LATER
     return one
 
 
@@ -49,13 +48,13 @@ def test_what_every_member_has_whole_can_be_retired() -> None:
     """Each must have told that it counts without the leader, or it may still hear from it; and to have the same."""
     one = gone()
     state = one.node.state
-    assert state.whole_timelines() == set()
+    assert state.timelines.whole() == set()
     for peer in "AC":
         one.hear(peer, report({"C": 1, "D": 1}, 1, peer))
-    assert state.whole_timelines() == {"D"}
+    assert state.timelines.whole() == {"D"}
     for behind in (report({"C": 1, "D": 1}, 0), report({"C": 1}, 1), report({"C": 1, "D": 2}, 1)):
         one.hear("C", behind)
-        assert state.whole_timelines() == set()
+        assert state.timelines.whole() == set()
 
 
 def test_a_change_retires_what_is_whole_and_nobodys() -> None:
@@ -82,9 +81,9 @@ def test_the_encoded_form_has_them_only_if_there_are_any() -> None:
 
 def test_what_is_led_after_it_names_them_no_more() -> None:
     state = retired().node.state
-    assert state.applied == {"A": 1, "C": 1, "D": 1}, "what is applied is still known"
-    assert state.in_short(state.applied) == {"A": 1, "C": 1}
-    assert state.in_short({"C": 1, "D": 1}) == {"C": 1, "D": 1}, "this has not seen the retirement"
+    assert state.timelines.applied == {"A": 1, "C": 1, "D": 1}, "what is applied is still known"
+    assert state.timelines.in_short(state.timelines.applied) == {"A": 1, "C": 1}
+    assert state.timelines.in_short({"C": 1, "D": 1}) == {"C": 1, "D": 1}, "this has not seen the retirement"
 
 
 def test_who_has_the_retirement_is_told_in_short() -> None:
@@ -93,10 +92,10 @@ def test_who_has_the_retirement_is_told_in_short() -> None:
     one.hear("A", report({"A": 1, "C": 1}, 2, "A"))
     one.hear("C", report({"C": 1}, 1))
     one.node.safe_time.gossip()
-    told = {each.peer: each.message.applied for each in one.node.state.effects if isinstance(each, Send)}  # type: ignore[union-attr]
+    told = {each.peer: each.message.applied for each in one.node.state.outbox.effects if isinstance(each, Send)}  # type: ignore[union-attr]
     assert told == {"A": {"A": 1, "C": 1}, "C": {"A": 1, "C": 1, "D": 1}}
-    assert one.node.state.peers["A"].applied == {"A": 1, "C": 1, "D": 1}
-    assert one.node.state.peers["C"].applied == {"C": 1}
+    assert one.node.state.roster.peers["A"].applied == {"A": 1, "C": 1, "D": 1}
+    assert one.node.state.roster.peers["C"].applied == {"C": 1}
 
 
 def test_a_retired_timeline_takes_nothing_more() -> None:
@@ -104,9 +103,9 @@ def test_a_retired_timeline_takes_nothing_more() -> None:
     one.hear("C", report({"A": 1, "C": 1, "D": 2}, 2))
     assert not one.node.apply_queue.gaps
     late = transaction("D", 9)
-    entry = Entry("D", 2, {"D": 2}, late, None, one.node.state.heads["D"])
+    entry = Entry("D", 2, {"D": 2}, late, None, one.node.state.timelines.heads["D"])
     one.hear("C", replace(commit(late), label=entry.label, hash=entry.hash))
-    assert one.node.state.taken["D"] == 1
+    assert one.node.state.timelines.taken["D"] == 1
     assert "D" not in one.node.apply_queue.early
 
 
@@ -149,11 +148,11 @@ def test_the_window_forgets_whom_it_waited_for(number: int) -> None:
 def test_a_node_that_starts_again_knows_them() -> None:
     """The window of its file has commits of timelines that are retired, and names none of them."""
     state = retired().node.state
-    assert state.retirement == {"A": 1}
-    recovered = Recovered("B", "store of B", state.membership, applied=dict(state.applied))
-    again = State(recovered, state.settings, state.draw, state.now)
-    assert again.retirement == {"A": 1, "C": 1}
-    assert covers(again.applied, again.retirement)
+    assert state.timelines.retirement == {"A": 1}
+    recovered = Recovered("B", "store of B", state.roster.membership, applied=dict(state.timelines.applied))
+    again = State(recovered, state.settings, state.draw, state.clock.now)
+    assert again.timelines.retirement == {"A": 1, "C": 1}
+    assert covers(again.timelines.applied, again.timelines.retirement)
     assert "D" not in again.commit_window.floor
 
 
@@ -164,8 +163,8 @@ def test_a_newcomer_that_replays_takes_the_retired_timeline_first() -> None:
     one.hear("A", commit(change))
     after = transaction("C", 4, config=2, base={"A": 1, "C": 1})
     one.hear("C", commit(transaction("C", 2, change=membership(1, "ABC"), base={"D": 1})))
-    entry = Entry("C", 2, {"C": 2}, after, None, one.node.state.heads["C"])
+    entry = Entry("C", 2, {"C": 2}, after, None, one.node.state.timelines.heads["C"])
     one.hear("C", replace(commit(after), label=entry.label, hash=entry.hash))
-    assert one.node.state.applied == {}
+    assert one.node.state.timelines.applied == {}
     one.hear("D", commit(transaction("D", 1)))
-    assert one.node.state.applied == {"A": 1, "C": 2, "D": 1}
+    assert one.node.state.timelines.applied == {"A": 1, "C": 2, "D": 1}

@@ -76,24 +76,24 @@ def test_what_will_have_to_wait_is_not_executed_again() -> None:
     node.step(Executed(1, Prepared({}, 0, False, ROWS, footprint, b"", b"")), Now(1.0, 0))
     waiting = node.coordinator.replies.tickets[1]
     assert waiting.footprint is not None
-    node.state.scheduled = transaction(SCHEMA)
+    node.state.schema.scheduled = transaction(SCHEMA)
     effects = []
     waiting.move(Stage.PAUSED)  # its attempt was given up
     node.coordinator._execute(waiting)
     assert waiting.stage is Stage.SCHEMA
-    assert not [effect for effect in node.state.effects if isinstance(effect, Execute)]
+    assert not [effect for effect in node.state.outbox.effects if isinstance(effect, Execute)]
 
 
 def test_strict_reads_do_not_wait_for_each_other() -> None:
     """They have waited for a schema change that was rolled back: each asks a majority at once."""
     net = Net("ABC")
     state = net.places["A"].core.state
-    clock = state.tick()
+    clock = state.clock.tick()
     touched = claim(Footprint(), ("change",), SCHEMA, clock, clock + 1)
     change = Transaction(
         Txid(clock, "B"),
-        dict(state.applied),
-        state.safe,
+        dict(state.timelines.applied),
+        state.clock.safe,
         0,
         0,
         "change",

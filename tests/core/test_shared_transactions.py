@@ -153,8 +153,8 @@ def test_what_safe_time_has_ended_in_this_step_is_not_given_up_again() -> None:
     net.ask("A", add("slow", "x"))
     core = net.places["A"].core
     (txid,) = core.coordinator.attempts
-    core.state.end(txid, commit=False)
-    del core.state.votes[txid]
+    core.state.votes.end(txid, commit=False)
+    del core.state.votes.by_txid[txid]
     core.coordinator.past_deadline(next(iter(core.coordinator.replies.tickets)))
     net.run(1.0)
     assert net.told("A") == {"slow": "did not happen"}

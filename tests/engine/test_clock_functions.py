@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bedrockish.api.requests import decode_results
-from bedrockish.common.hlc import pack
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, SqlError, UnsupportedError
+from bedrockish_journal.model.clock import pack
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode, request
 

@@ -22,7 +22,8 @@ class Clock:
 
 
 def make(node: str = "A") -> TraceBuffer:
-    state = SimpleNamespace(me=node, applied={"A": 3}, membership=SimpleNamespace(nodes=("A", "B")))
+    timelines, membership = SimpleNamespace(applied={"A": 3}), SimpleNamespace(nodes=("A", "B"))
+    state = SimpleNamespace(me=node, timelines=timelines, roster=SimpleNamespace(membership=membership))
     return TraceBuffer(cast(Any, state))
 
 

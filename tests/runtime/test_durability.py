@@ -19,6 +19,7 @@ from bedrockish.engine.engine import Engine, Founding
 from bedrockish.errors import BedrockishError, DamagedError, EntryMismatchError
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling.fsync_thread import FsyncThread
+from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_net import mesh as net
 from bedrockish_net.inflow import Inflow
@@ -157,8 +158,9 @@ async def test_messages_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         nursery.start_soon(runtime.run)
         await settled()
         state = runtime.core.state
-        state.hear_wall(state.peers["B"], int(1000 * time.time()))  # as if the others had gossiped
-        state.safe = state.clock.read(int(1000 * time.time()))
+        state.hear_wall(state.roster.peers["B"], int(1000 * time.time()))  # as if the others had gossiped
+        state.clock.adjust(pack(int(1000 * time.time())))
+        state.clock.safe = state.clock.value
         disk.gate.clear()
         runtime.begin(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"), lambda _: None)
         await settled()

@@ -207,7 +207,7 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mon
             big = await ask(runs[0], "INSERT INTO t VALUES (1, zeroblob(100000))", "big")
             assert isinstance(big, UnavailableError), "what a statement needs and cannot have is its own trouble"
             monkeypatch.setattr(runs[0].engine, "set_meta", no_room)
-            runs[0].core.state.emit(Keep("clock_ceiling", 1))
+            runs[0].core.state.outbox.emit(Keep("clock_ceiling", 1))
             await ask(runs[0], "SELECT 1", "read")
             await until(lambda: len(runs) > 1 and runs[1].mesh is not None)
             assert isinstance(await ask(runs[1], "INSERT INTO t VALUES (1, 1)", "big"), Answer)

@@ -193,7 +193,7 @@ async def test_an_accusation_of_a_stranger_or_of_what_cannot_be_bars_nobody(tmp_
         runtime.on_net(TurnedAway("B", code, "your file is another one", info))
         for _ in range(20):
             await trio.sleep(0.002)
-        return state.barred
+        return state.roster.barred
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
@@ -209,8 +209,8 @@ async def test_an_accusation_of_a_stranger_or_of_what_cannot_be_bars_nobody(tmp_
         runtime.on_net(PeerUp("B"))
         for _ in range(20):
             await trio.sleep(0.002)
-        assert state.barred == ""
+        assert state.roster.barred == ""
         assert await accuse(OLDER_FILE, {"cluster_id": "ours", **seen, "start": b"?"}) == "your file is another one"
-        assert state.lost
+        assert state.roster.lost
         nursery.cancel_scope.cancel()
     engine.close()

@@ -21,12 +21,9 @@ class StillCore:
     class state:  # noqa: N801
         me = "A"
 
-        class now:  # noqa: N801
-            wall_ms = 0
-
         class clock:  # noqa: N801
             @staticmethod
-            def read(wall_ms: int) -> int:
+            def read() -> int:
                 return 7
 
 

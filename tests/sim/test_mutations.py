@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bedrockish.core.state import state
-from bedrockish.core.state.state import State
+from bedrockish.core.state import roster
 from tests.traces.grammar import play
 from tools.mutations import Hunter, main
 from tools.sim.editing import fault, in_force
@@ -120,7 +119,7 @@ def test_who_caught_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_fault_that_survives_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Here one that changes nothing."""
-    nothing = fault("nothing", (state, "approvals_needed", "majority(voters)", " majority(voters)"), load_s=0.2)
+    nothing = fault("nothing", (roster, "approvals_needed", "majority(voters)", " majority(voters)"), load_s=0.2)
     monkeypatch.setitem(FAULTS, "nothing", nothing)
     assert main(["nothing", "--seeds", "2"]) == 1
     assert "| nothing | simulator | 2 worlds |" in capsys.readouterr().out
@@ -140,7 +139,7 @@ def test_what_breaks_without_the_fault_is_no_evidence(
 
 def test_a_scope_that_breaks_without_the_fault_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a quorum that is too small in both."""
-    monkeypatch.setattr(State, "quorum", 1)
+    monkeypatch.setattr(roster.Roster, "quorum", 1)
     catch = Hunter(seconds=60, worlds=1).in_scope("no test 4", "meet-3")
     assert not catch.law
     assert catch.unsound.startswith("meet-3: no concurrent conflicting commits")

@@ -175,7 +175,7 @@ class Reader:
             if place.node is None:
                 printed.append(f"{name} is down")
             else:
-                pending = sorted(self.at.names[txid] for txid in place.node.state.pending.transactions)
+                pending = sorted(self.at.names[txid] for txid in place.node.state.votes.pending.transactions)
                 printed.append(f"{name} holds {', '.join(pending) or 'nothing'}")
         return printed
 

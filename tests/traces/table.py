@@ -30,8 +30,8 @@ from bedrockish.core.protocol.effects import (
 from bedrockish.core.protocol.events import Dropped, Event, Executed, Now, PeerDown, PeerUp, Received, Submitted, Woken
 from bedrockish.core.protocol.messages import Entries, Gossip, Message, Outcome, decode, encode
 from bedrockish.core.protocol.records import Member, Membership, Prepared, encode_membership
+from bedrockish.core.state.roster import Roster
 from bedrockish.core.state.settings import Settings
-from bedrockish.core.state.state import State
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.order import draws
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Txid
@@ -94,7 +94,7 @@ class Script:
     after: str = ""  # whose session goes on: the request carries the token of that answer
 
 
-class PlainState(State):
+class PlainRoster(Roster):
     """A node that follows the gist to the letter: over half of the voters are always enough."""
 
     @property
@@ -159,7 +159,7 @@ class Table:
         recovered = place.disk.durable.recover(name, self.membership)
         place.node = Node(recovered, Settings(), draws(ord(name)), self.now)
         if self.plain:
-            place.node.state.__class__ = PlainState
+            place.node.state.roster.__class__ = PlainRoster
         self.perform(name, place.node.start(self.now))
 
     def _step(self, name: str, event: Event) -> None:
@@ -238,7 +238,7 @@ class Table:
         )
 
     def _prepare_members(self, place: Place, names: tuple[str, ...]) -> Prepared:
-        version = self.core(place.name).state.membership.version + 1
+        version = self.core(place.name).state.roster.membership.version + 1
         changes = encode_membership(Membership(version, {name: Member(name, "") for name in names}))
         return Prepared(place.disk.live.applied, 0, False, MEMBERS, Footprint(), changes, b"")
 
@@ -283,7 +283,7 @@ class Table:
 
     def transaction(self, name: str, called: str) -> Txid:
         """Return the transaction of a name that a node knows."""
-        for txid in self.core(name).state.votes:
+        for txid in self.core(name).state.votes.by_txid:
             if self.names[txid] == called:
                 return txid
         raise SlipError(f"{name} has no vote on {called}")
@@ -299,7 +299,7 @@ class Table:
         """Let a voter suspect the leader of a transaction."""
         node = self.core(name)
         node.state.set_now(self.now)
-        transaction = node.state.votes[self.transaction(name, called)].transaction
+        transaction = node.state.votes.by_txid[self.transaction(name, called)].transaction
         assert transaction is not None
         node.recovery.rounds.pop(transaction.txid, None)
         node.recovery.start(transaction)

@@ -52,7 +52,7 @@ class Ending:
                     self._play(place, ("submit",))
                 self._play(place, ("sync",))
                 for other in self.living:
-                    if other is not place and not place.core.state.peers[other.name].up:
+                    if other is not place and not place.core.state.roster.peers[other.name].up:
                         self._play(place, ("meet", other.name))
             self._rest("everything ends while some are gone" if dead else "everything ends")
             for place in dead:
@@ -69,9 +69,9 @@ class Ending:
         state = place.core.state
         state.set_now(place.now)
         state.draw = draws(ord(place.name))
-        state.timer(0, "heartbeat")
+        state.timers.set(0, "heartbeat")
         for name, subject in sorted(place.timers, key=repr):
-            state.timer(1, name, subject)
+            state.timers.set(1, name, subject)
         place.timers.clear()
 
     def _start(self, place: Place) -> None:
@@ -112,9 +112,9 @@ class Ending:
                     self._play(place, ("wake",))
 
     def _at_rest(self) -> bool:
-        applied = [place.core.state.applied for place in self.living]
+        applied = [place.core.state.timelines.applied for place in self.living]
         return all(one == applied[0] for one in applied) and not any(
-            len(place.core.state.pending) or place.core.coordinator.replies.tickets or place.core.recovery.rounds
+            len(place.core.state.votes.pending) or place.core.coordinator.replies.tickets or place.core.recovery.rounds
             for place in self.living
         )
 
@@ -122,8 +122,8 @@ class Ending:
         told = []
         for place in self.living:
             state = place.core.state
-            pending = [f"{one.command} ({one.txid})" for one in state.pending.transactions.values()]
-            told.append(f"{place.name} has {dict(state.applied)} and holds {', '.join(pending) or 'nothing'}")
+            pending = [f"{one.command} ({one.txid})" for one in state.votes.pending.transactions.values()]
+            told.append(f"{place.name} has {dict(state.timelines.applied)} and holds {', '.join(pending) or 'nothing'}")
         return "; ".join(told)
 
     def _judge(self) -> None:

@@ -167,7 +167,9 @@ class Nodes:
             if limit and not self.scope.allows(limit, place.name):
                 continue
             if limit in ("suspicions", "rollbacks") and self.scope.which:
-                transaction = place.core.state.votes[event[1]].transaction if isinstance(event[1], Txid) else None
+                transaction = (
+                    place.core.state.votes.by_txid[event[1]].transaction if isinstance(event[1], Txid) else None
+                )
                 if transaction is None or set(transaction.commands).isdisjoint(self.scope.which):
                     continue
             found.append(Choice(self.event(event), first + LIMITS.index(limit) if limit else 0))

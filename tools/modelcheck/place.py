@@ -183,7 +183,7 @@ class Place:
         core.state.set_now(self.now)
         match name, txid:
             case "suspect", Txid() as txid:
-                core.recovery.start(core.state.pending.transactions[txid])
+                core.recovery.start(core.state.votes.pending.transactions[txid])
             case "again", Txid() as txid:
                 core.recovery._again(txid, core.recovery.rounds[txid])
             case "give up", Txid() as txid:
@@ -209,10 +209,10 @@ class Place:
             found.append(("assemble",))
         found += [("timer", name, subject) for name, subject in sorted(self.timers, key=repr)]
         rounds = core.recovery.rounds
-        found += [("suspect", txid) for txid in sorted(core.state.pending.transactions) if txid not in rounds]
+        found += [("suspect", txid) for txid in sorted(core.state.votes.pending.transactions) if txid not in rounds]
         found += [("again", txid) for txid in sorted(rounds)]
         found += [("give up", txid) for txid, one in sorted(core.coordinator.attempts.items()) if one.counting]
-        taken = core.state.taken
+        taken = core.state.timelines.taken
         if any(taken.get(leader, 0) < gap.upto and not gap.asked for leader, gap in core.apply_queue.gaps.items()):
             found.append(("fetch",))
         found.append(("heartbeat",))
@@ -243,7 +243,7 @@ class Place:
                 break
             effects = self.core.step(following.popleft(), self.now)
         self.core.check()
-        timers = self.core.state._timers
+        timers = self.core.state.timers._timers
         if not self.timed:
             kept = {(name, subject) for _, _, name, subject in timers}
             self.timers |= {one for one in kept if one[0] in ("ticket_again", "recover_again", "fetch")}
@@ -276,7 +276,7 @@ class Place:
                 ]
                 packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries)
                 state = self.core.state
-                self._send(peer, state.to_send(peer, Entries(packed, state.clock.value)))
+                self._send(peer, state.outbox.to_send(peer, Entries(packed, state.clock.value)))
             case do.SendOutcome(peer, txid):
                 entry = disk.seen.txids.get(txid)
                 leader, tick = entry.place if entry is not None else ("", 0)

@@ -104,7 +104,7 @@ def _choice(explorer: Explorer, state: State, node: int, what: str, command: str
         if what == "timer" and event[1] == "ticket_again":
             return explorer.nodes.event(event)
         if isinstance(event[1], Txid):
-            transaction = place.core.state.votes[event[1]].transaction
+            transaction = place.core.state.votes.by_txid[event[1]].transaction
             if transaction is not None and command in transaction.commands:
                 return explorer.nodes.event(event)
     raise ScriptError(f"{explorer.scope.names[node]} cannot {what} {command}")

@@ -11,7 +11,6 @@ from typing import Any
 
 import cbor2
 
-from bedrockish.common.hlc import moved
 from bedrockish.core.protocol.effects import Activate, Apply, DropPieces, Forget, Keep, Persist, SavePiece
 from bedrockish.core.protocol.health import DAMAGED_TABLES, decode_alarm
 from bedrockish.core.protocol.pieces import Part
@@ -26,6 +25,7 @@ from bedrockish.core.protocol.records import (
 )
 from bedrockish.node.cluster.incarnations import PREFIX
 from bedrockish.node.cluster.starts import STARTS, Start, add_start, read_starts
+from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector

@@ -109,7 +109,7 @@ class Faults:
         machine = self._machine()
         if machine.name in self.backups:
             self._forget(self.backups[machine.name])
-        elif machine.node is not None and machine.node.state.joining is None:
+        elif machine.node is not None and machine.node.state.roster.joining is None:
             self.backups[machine.name] = machine.disk.durable.copy()
 
     def _forget(self, backup: Image | None) -> None:
@@ -206,17 +206,17 @@ class Faults:
 def suspect(machine: "Machine", luck: Random) -> bool:
     """Begin to finish some pending transaction, or give up one of our own: suspicion may be wrong at any time."""
     node = machine.node
-    if node is None or machine.paused_until > machine.world.now or not node.state.is_voter(machine.name):
+    if node is None or machine.paused_until > machine.world.now or not node.state.roster.is_voter(machine.name):
         return False
     node.state.set_now(machine.now())
     attempts = [attempt for attempt in node.coordinator.attempts.values() if attempt.counting]
-    pending = [txid for txid in node.state.pending.transactions if txid not in node.recovery.rounds]
+    pending = [txid for txid in node.state.votes.pending.transactions if txid not in node.recovery.rounds]
     if attempts and luck.random() < 0.3:
         attempt = luck.choice(attempts)
         machine.world.suspected(machine.name, attempt.transaction.txid, give_up=True)
         machine.guarded(lambda node: node.coordinator._give_up(attempt))
     elif pending:
-        transaction = node.state.pending.transactions[luck.choice(pending)]
+        transaction = node.state.votes.pending.transactions[luck.choice(pending)]
         machine.world.suspected(machine.name, transaction.txid, give_up=False)
         machine.guarded(lambda node: node.recovery.start(transaction))
     machine.post(Woken())

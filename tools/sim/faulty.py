@@ -11,7 +11,7 @@ from bedrockish.core.coordinator import abort as rollback
 from bedrockish.core.coordinator import coordinator
 from bedrockish.core.replica import apply_queue, safe_time, times
 from bedrockish.core.replica import voter as voting
-from bedrockish.core.state import certifier, state
+from bedrockish.core.state import certifier, roster, state, votes
 from tools.sim import disk, machine
 from tools.sim.editing import Fault, fault
 from tools.sim.faulty_damage import DAMAGES
@@ -51,11 +51,12 @@ _LATE = {
 
 _AGREEMENT: dict[str, Fault] = {
     "quorum less one": fault(
-        "a commit needs q approvals", (_Coordinator, "_count", ">= self.state.quorum", ">= self.state.quorum - 1")
+        "a commit needs q approvals",
+        (_Coordinator, "_count", ">= self.state.roster.quorum", ">= self.state.roster.quorum - 1"),
     ),
     "plain majority at 7": fault(
         "q(7) is 5",
-        (state, "approvals_needed", "max(majority(voters), (voters + failures) // 2)", "majority(voters)"),
+        (roster, "approvals_needed", "max(majority(voters), (voters + failures) // 2)", "majority(voters)"),
         voters=7,
         dead=3,
     ),
@@ -106,11 +107,11 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "base not covered": fault(
         "a voter covers the base before it judges",
-        (_Voting, "_consider", "if not covers(state.applied, transaction.base):", "if False:"),
+        (_Voting, "_consider", "if not covers(state.timelines.applied, transaction.base):", "if False:"),
     ),
     "too late is not": fault(
         "nothing is approved at or below closed",
-        (_Voting, "_untimely", "clock <= state.closed or clock <= state.floor", "False"),
+        (_Voting, "_untimely", "clock <= state.clock.closed or clock <= state.clock.floor", "False"),
         **_OVERTAKEN_BY_TIME,
     ),
     "old snapshots are welcome": fault(
@@ -124,7 +125,7 @@ _AGREEMENT: dict[str, Fault] = {
         (
             _Coordinator,
             "_lead",
-            "if state.clock.read(state.now.wall_ms) > moved(state.safe, state.settings.conflict_window_ms):",
+            "if state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms):",
             "if False:",
         ),
         **{"voters": 3, "execute_ms": 100.0, "hot": 0.9, "talks": 0.0, "heartbeat_ms": 20, "closing_lag_ms": 20},
@@ -142,7 +143,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "after ignored": fault(
         "a commit is applied after its causes",
-        (_ApplyQueue, "settle", "covers(self.state.applied, queue[0].after)", "True"),
+        (_ApplyQueue, "settle", "covers(self.state.timelines.applied, queue[0].after)", "True"),
     ),
     "COMMIT ahead of a gap counts": fault(
         "a COMMIT ahead of a gap is as if it had not come",
@@ -150,12 +151,17 @@ _AGREEMENT: dict[str, Fault] = {
             _ApplyQueue,
             "on_commit",
             "self.want({leader: tick})\n",
-            "self.want({leader: tick})\n        self.state.end(label.txid, commit=True)\n",
+            "self.want({leader: tick})\n        self.state.votes.end(label.txid, commit=True)\n",
         ),
     ),
     "repeat rewrites rows": fault(
         "a second label changes no data",
-        (_ApplyQueue, "_apply", "repeat = txid in state.done or txid.clock <= state.safe", "repeat = False"),
+        (
+            _ApplyQueue,
+            "_apply",
+            "repeat = txid in state.votes.done or txid.clock <= state.clock.safe",
+            "repeat = False",
+        ),
     ),
     "no command key": fault(
         "two executions of one command conflict",
@@ -170,7 +176,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "give up frees at once": fault(
         "a transaction given up is pending until a majority accepted that",
-        (_Rollbacks, "give_up", "1, (1, False)\n", "1, (1, False)\n    state.pending.remove(txid)\n"),
+        (_Rollbacks, "give_up", "1, (1, False)\n", "1, (1, False)\n    state.votes.pending.remove(txid)\n"),
     ),
     "a leader counts what it gave up": fault(
         "a leader that gives up counts no more",
@@ -178,21 +184,22 @@ _AGREEMENT: dict[str, Fault] = {
         **DUELS,
     ),
     "rolled back told early": fault(
-        "rolled back is told when a majority has accepted it", (_Rollbacks, "_count", ">= self.state.majority", ">= 1")
+        "rolled back is told when a majority has accepted it",
+        (_Rollbacks, "_count", ">= self.state.roster.majority", ">= 1"),
     ),
     "no tombstone": fault(
         "a rollback of what was never seen is remembered",
         (
-            _State,
+            votes.Votes,
             "accept_rollback",
-            "    vote = self.vote(txid)\n",
-            "    if txid not in self.votes: return True\n    vote = self.vote(txid)\n",
+            "    vote = self.of(txid)\n",
+            "    if txid not in self.by_txid: return True\n    vote = self.of(txid)\n",
         ),
         **_LATE,
     ),
     "ballot 1 over a higher one": fault(
         "a rollback is refused when a recovery has the promise",
-        (_State, "accept_rollback", "if vote.promised > 1:", "if False:"),
+        (votes.Votes, "accept_rollback", "if vote.promised > 1:", "if False:"),
         **DUELS,
     ),
     "leader counts after its promise": fault(
@@ -210,9 +217,9 @@ _AGREEMENT: dict[str, Fault] = {
         (
             _Recovery,
             "on_accept",
-            "    self.state.persist(vote)\n",
+            "    self.state.votes.persist(vote)\n",
             "    if not message.commit:\n            vote.held = False\n"
-            "            self.state.pending.remove(vote.txid)\n        self.state.persist(vote)\n",
+            "            self.state.votes.pending.remove(vote.txid)\n        self.state.votes.persist(vote)\n",
         ),
         **{**DUELS, "voters": 5},
     ),
@@ -222,12 +229,17 @@ _AGREEMENT: dict[str, Fault] = {
             _Recovery,
             "_stand",
             "never = next(",
-            "state.hold(transaction)\n    return Standing.HELD, []\n    never = next(",
+            "state.votes.hold(transaction)\n    return Standing.HELD, []\n    never = next(",
         ),
     ),
     "holds what meets a commit": fault(
         "who is asked to hold says never if it meets a commit that it had not seen",
-        (_Recovery, "_stand", "if never is not None or state.cut >= txid.clock:", "if state.cut >= txid.clock:"),
+        (
+            _Recovery,
+            "_stand",
+            "if never is not None or state.clock.cut >= txid.clock:",
+            "if state.clock.cut >= txid.clock:",
+        ),
         **DUELS,
     ),
     "promises below its promise": fault(
@@ -241,7 +253,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "holds below its cut": fault(
         "a node whose cut has passed a transaction says never",
-        (_Recovery, "_stand", "or state.cut >= txid.clock", ""),
+        (_Recovery, "_stand", "or state.clock.cut >= txid.clock", ""),
         **_ONE_WAY,
     ),
     "known outcome still accepts": fault(
@@ -249,9 +261,11 @@ _AGREEMENT: dict[str, Fault] = {
         (_Recovery, "_tell", "return self.voting.tell_outcome(peer, txid)", "return False"),
     ),
     "decided by one": fault(
-        "a decision needs a majority", (_Recovery, "on_accepted", ">= self.state.majority", ">= 1"), **DUELS
+        "a decision needs a majority", (_Recovery, "on_accepted", ">= self.state.roster.majority", ">= 1"), **DUELS
     ),
-    "judged by one": fault("R is a majority at least", (_Recovery, "on_promise", ">= self.state.majority", ">= 1")),
+    "judged by one": fault(
+        "R is a majority at least", (_Recovery, "on_promise", ">= self.state.roster.majority", ">= 1")
+    ),
     "accepted values ignored": fault(
         "a recovery takes up what was accepted", (judge, "judge", "if accepted:", "if False:")
     ),
@@ -289,7 +303,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "reports believed at once": fault(
         "what a peer has closed counts once we applied what it had",
-        (_SafeTime, "_cover", "covers(self.state.applied, known.report[0])", "True"),
+        (_SafeTime, "_cover", "covers(self.state.timelines.applied, known.report[0])", "True"),
     ),
     "no floor after a restart": fault(
         "the clock's ceiling is durable",
@@ -298,7 +312,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "waiting goes on after a rollback": fault(
         "who waits goes on when a rollback is accepted",
-        (_State, "accept_rollback", "self.released.append(txid)", "pass"),
+        (votes.Votes, "accept_rollback", "self.released.append(txid)", "pass"),
     ),
 }
 FAULTS: dict[str, Fault] = {**_AGREEMENT, **USES, **DAMAGES}

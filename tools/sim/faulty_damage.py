@@ -3,7 +3,7 @@
 from bedrockish.core import node, recovery
 from bedrockish.core.coordinator import coordinator
 from bedrockish.core.replica import voter
-from bedrockish.core.state import state
+from bedrockish.core.state import roster
 from tools.sim import database, operator
 from tools.sim.editing import Fault, fault
 
@@ -34,13 +34,13 @@ DAMAGES: dict[str, Fault] = {
     ),
     "a damaged node votes": fault(
         "a node with damaged tables is as if it were down",
-        (state.State, "is_voter", "(self.barred or not self.health.writes)", "self.barred"),
+        (roster.Roster, "is_voter", "(self.barred or not self.health.writes)", "self.barred"),
         (node.Node, "_receive", "state.health.applies or isinstance(message, HEARD_WHEN_DAMAGED)", "True"),
         **_FLIPS,
     ),
     "a damaged node answers": fault(
         "a node with damaged tables answers nobody from them",
-        (coordinator.Coordinator, "submit", "if state.trouble:", "if state.barred:"),
+        (coordinator.Coordinator, "submit", "if state.trouble:", "if state.roster.barred:"),
         **_FLIPS,
     ),
     "a copy is not proven": fault(

@@ -6,7 +6,7 @@ Each has a test, or a conversation of ``tests/traces``, that was written for it:
 from bedrockish.core import judge, recovery
 from bedrockish.core.coordinator import abort, commit_clock, coordinator, reads, replies, request, wait_queue
 from bedrockish.core.replica import apply_queue, safe_time, times, voter
-from bedrockish.core.state import certifier, commit_window, state
+from bedrockish.core.state import certifier, clock, state, timelines, votes
 from tools.sim.editing import Moment, fault
 from tools.sim.faulty_single import SINGLE
 
@@ -39,7 +39,12 @@ MOMENTS: dict[str, Moment] = {
     "ends by an accepted abort are not told": Moment(
         fault(
             "who has accepted a rival's abort says so",
-            (_Recovery, "_ended_against", "state.aborting.conflicts(transaction.footprint, transaction.txid)", "()"),
+            (
+                _Recovery,
+                "_ended_against",
+                "state.votes.aborting.conflicts(transaction.footprint, transaction.txid)",
+                "()",
+            ),
         ),
         "trace own_run_is_no_rival",
     ),
@@ -49,29 +54,32 @@ MOMENTS: dict[str, Moment] = {
             (
                 _Recovery,
                 "_ended_against",
-                "list(state.commit_window.any_conflicts(transaction.footprint, above=state.safe))",
+                "list(state.commit_window.any_conflicts(transaction.footprint, above=state.clock.safe))",
                 "[]",
             ),
         ),
         "trace leader_dies_and_conflicts",
     ),
     "a decided abort is not told": Moment(
-        fault("who has decided an abort tells everybody", (_Recovery, "_decided", "state.send_all(Outcome(", "str((")),
+        fault(
+            "who has decided an abort tells everybody",
+            (_Recovery, "_decided", "state.outbox.send_all(Outcome(", "str(("),
+        ),
         "trace each_waits_for_the_other",
     ),
     # -- ballots -----------------------------------------------------------------------------------------------------
     "acceptances are volatile": Moment(
-        fault("an acceptance is durable", (_Recovery, "on_accept", "self.state.persist(vote)", "pass")),
+        fault("an acceptance is durable", (_Recovery, "on_accept", "self.state.votes.persist(vote)", "pass")),
         f"{_BALLOTS}:test_an_acceptance_survives_a_restart",
     ),
     "accepted rollbacks are volatile": Moment(
-        fault("an accepted rollback is durable", (_State, "accept_rollback", "self.persist(vote)", "pass")),
+        fault("an accepted rollback is durable", (votes.Votes, "accept_rollback", "self.persist(vote)", "pass")),
         f"{_BALLOTS}:test_an_accepted_rollback_survives_a_restart",
     ),
     "decided rollbacks are forgotten": Moment(
         fault(
             "a decided rollback is known after a restart",
-            (_State, "_recover", "if vote.accepted is not None and vote.accepted == (ENDED, False):", "if False:"),
+            (votes.Votes, "restore", "if vote.accepted is not None and vote.accepted == (ENDED, False):", "if False:"),
         ),
         f"{_BALLOTS}:test_a_decided_rollback_is_known_after_a_restart",
     ),
@@ -100,7 +108,7 @@ MOMENTS: dict[str, Moment] = {
     "an older membership's is recovered": Moment(
         fault(
             "what was begun before a change of the members and is not in its base never commits",
-            (_Recovery, "_promise", "if transaction.config < state.membership.version:", "if False:"),
+            (_Recovery, "_promise", "if transaction.config < state.roster.membership.version:", "if False:"),
         ),
         f"{_BALLOTS}:test_what_was_begun_under_an_older_membership_is_not_recovered",
     ),
@@ -127,15 +135,18 @@ MOMENTS: dict[str, Moment] = {
     ),
     # -- clocks ------------------------------------------------------------------------------------------------------
     "what is equal to closed is approved": Moment(
-        fault("nothing is approved at closed", (_Voting, "_untimely", "clock <= state.closed", "clock < state.closed")),
+        fault(
+            "nothing is approved at closed",
+            (_Voting, "_untimely", "clock <= state.clock.closed", "clock < state.clock.closed"),
+        ),
         f"{_BALLOTS}:test_nothing_is_approved_at_what_is_closed",
     ),
     "no floor in TOO LATE": Moment(
-        fault("nothing is approved below a restart", (_Voting, "_untimely", " or clock <= state.floor", "")),
+        fault("nothing is approved below a restart", (_Voting, "_untimely", " or clock <= state.clock.floor", "")),
         "trace crash_before_durable",
     ),
     "a new clock may be closed": Moment(
-        fault("a new clock is above what is closed", (_State, "tick", "self.clock.adjust(self.closed)", "pass")),
+        fault("a new clock is above what is closed", (clock.Clock, "tick", "self.adjust(self.closed)", "pass")),
         f"{_BALLOTS}:test_a_new_clock_is_above_what_is_closed",
     ),
     "the ceiling is kept too late": Moment(
@@ -144,8 +155,8 @@ MOMENTS: dict[str, Moment] = {
             (
                 _State,
                 "keep_ceiling",
-                'insert(0, Keep("clock_ceiling", self.ceiling))',
-                'append(Keep("clock_ceiling", self.ceiling))',
+                "self.outbox.emit_first(",
+                "self.outbox.emit(",
             ),
         ),
         f"{_BALLOTS}:test_the_ceiling_is_kept_before_anything_is_said",
@@ -153,7 +164,7 @@ MOMENTS: dict[str, Moment] = {
     "an end is as old as its transaction": Moment(
         fault(
             "test 5 counts from when an end was learned",
-            (_State, "end", "self.clock.read(self.now.wall_ms))", "max(txid.clock, self.own_ends.latest))"),
+            (votes.Votes, "end", "self.clock.read())", "max(txid.clock, self.own_ends.latest))"),
         ),
         f"{_BALLOTS}:test_an_end_counts_from_when_it_was_learned",
     ),
@@ -174,7 +185,7 @@ MOMENTS: dict[str, Moment] = {
     "a stamp may be below own ends": Moment(
         fault(
             "a clock that was told is above own ends",
-            (commit_clock.ClockQuorum, "fits", ", state.own_ends.latest", ""),
+            (commit_clock.ClockQuorum, "fits", ", state.votes.own_ends.latest", ""),
         ),
         f"{_BALLOTS}:test_a_clock_that_was_told_is_later_than_own_ends",
     ),
@@ -203,8 +214,8 @@ MOMENTS: dict[str, Moment] = {
             (
                 safe_time.SafeTime,
                 "_report",
-                "(state.closed, state.cut) if state.claims_time else (0, 0)",
-                "(state.closed, state.cut)",
+                "(state.clock.closed, state.clock.cut) if state.roster.claims_time else (0, 0)",
+                "(state.clock.closed, state.clock.cut)",
             ),
         ),
         "tests.core.test_member_changes:test_safe_time_does_not_rest_on_what_a_forgetful_voter_has_closed",
@@ -213,14 +224,14 @@ MOMENTS: dict[str, Moment] = {
     "who still hears it has it whole": Moment(
         fault(
             "a timeline is retired when every member counts without its leader",
-            (_State, "whole_timelines", "peer is None or peer.config != self.membership.version", "peer is None"),
+            (timelines.Timelines, "whole", "peer is None or peer.config != membership.version", "peer is None"),
         ),
         f"{_RETIRED}:test_what_every_member_has_whole_can_be_retired",
     ),
     "what some member lacks is whole": Moment(
         fault(
             "a timeline is retired when every member has told to have the same of it",
-            (_State, "whole_timelines", "peer.applied.get(leader, 0) == tick", "True"),
+            (timelines.Timelines, "whole", "peer.applied.get(leader, 0) == tick", "True"),
         ),
         f"{_RETIRED}:test_what_every_member_has_whole_can_be_retired",
     ),
@@ -234,21 +245,21 @@ MOMENTS: dict[str, Moment] = {
     "a vector is said in short too soon": Moment(
         fault(
             "a vector leaves a timeline out only if it has its retirement",
-            (_State, "in_short", " and covers(vector, self.retirement)", ""),
+            (timelines.Timelines, "in_short", " and covers(vector, self.retirement)", ""),
         ),
         f"{_RETIRED}:test_what_is_led_after_it_names_them_no_more",
     ),
     "who lacks the retirement is told in short": Moment(
         fault(
             "who has not applied a retirement is told where the timeline ends",
-            (safe_time.SafeTime, "_knows_retired", "self.state.peers[peer].config >= max", "0 <= max"),
+            (safe_time.SafeTime, "_knows_retired", "self.state.roster.peers[peer].config >= max", "0 <= max"),
         ),
         f"{_RETIRED}:test_who_has_the_retirement_is_told_in_short",
     ),
     "what is retired grows": Moment(
         fault(
             "a retired timeline takes nothing more",
-            (apply_queue.ApplyQueue, "on_commit", " or leader in self.state.membership.retired", ""),
+            (apply_queue.ApplyQueue, "on_commit", " or leader in self.state.roster.membership.retired", ""),
         ),
         f"{_RETIRED}:test_a_retired_timeline_takes_nothing_more",
     ),
@@ -263,7 +274,12 @@ MOMENTS: dict[str, Moment] = {
     "a repeat below safe is none": Moment(
         fault(
             "what is safe is applied already",
-            (apply_queue.ApplyQueue, "_apply", "state.done or txid.clock <= state.safe", "state.done"),
+            (
+                apply_queue.ApplyQueue,
+                "_apply",
+                "state.votes.done or txid.clock <= state.clock.safe",
+                "state.votes.done",
+            ),
         ),
         "trace commit_ahead_of_a_gap",
     ),
@@ -277,7 +293,7 @@ MOMENTS: dict[str, Moment] = {
     "what is dropped leaves no floor": Moment(
         fault(
             "who has dropped commits knows how far",
-            (commit_window.CommitWindow, "_drop", "self.floor[leader] = max(tick, self.floor.get(leader, 0))", "pass"),
+            (certifier.CommitWindow, "_drop", "self.floor[leader] = max(tick, self.floor.get(leader, 0))", "pass"),
         ),
         f"{_BALLOTS}:test_what_is_dropped_leaves_a_floor",
     ),
@@ -285,7 +301,7 @@ MOMENTS: dict[str, Moment] = {
     "strict reads ignore what is pending": Moment(
         fault(
             "a strict read waits for what is pending",
-            (reads.Reading, "_in_the_way", ", *state.pending.conflicts(reads_only))", ",)"),
+            (reads.Reading, "_in_the_way", ", *state.votes.pending.conflicts(reads_only))", ",)"),
         ),
         "trace read_levels",
     ),
@@ -306,7 +322,7 @@ MOMENTS: dict[str, Moment] = {
     "a session is content with the cut": Moment(
         fault(
             "safe time stands in for a token",
-            (_State, "has_seen", "self.safe >= token.clock", "self.cut >= token.clock"),
+            (_State, "has_seen", "self.clock.safe >= token.clock", "self.clock.cut >= token.clock"),
         ),
         f"{_BALLOTS}:test_a_session_waits_until_its_time_is_safe",
     ),

@@ -13,8 +13,8 @@ from bedrockish.core.coordinator import (
     revalidation,
     schema_barrier,
 )
-from bedrockish.core.replica import apply_queue, safe_time, voter
-from bedrockish.core.state import commit_window, membership, state
+from bedrockish.core.replica import apply_queue, voter
+from bedrockish.core.state import certifier, clock, membership, roster, state, votes
 from tools.sim.editing import Moment, fault
 
 _State, _Voting, _Recovery = state.State, voter.Voting, recovery.Recovery
@@ -50,12 +50,12 @@ SINGLE: dict[str, Moment] = {
     ),
     "an older membership's is judged": _here(
         "what was begun before a change of the members and is not in its base never commits",
-        *(_Voting, "_consider", "if transaction.config < state.membership.version:", "if False:"),
+        *(_Voting, "_consider", "if transaction.config < state.roster.membership.version:", "if False:"),
         "test_a_begin_of_an_older_membership_is_over",
     ),
     "everybody's approval counts": _here(
         "a voter's approval counts",
-        *(_Coordinator, "on_approve", " and self.state.is_voter(peer)", ""),
+        *(_Coordinator, "on_approve", " and self.state.roster.is_voter(peer)", ""),
         "test_an_approval_of_one_that_is_no_voter_does_not_count",
     ),
     "own transactions do not meet": _here(
@@ -104,17 +104,17 @@ SINGLE: dict[str, Moment] = {
     ),
     "prev of a fetched entry is not looked at": _here(
         "a fetched entry continues the timeline that is here",
-        *(_ApplyQueue, "on_entries", "if prev != self.state.heads.get(leader, GENESIS):", "if False:"),
+        *(_ApplyQueue, "on_entries", "if prev != self.state.timelines.heads.get(leader, GENESIS):", "if False:"),
         "test_a_fetched_entry_that_does_not_continue_is_not_taken",
     ),
     "a commit of what was rolled back is taken": _here(
         "who is told two outcomes says so, and stops",
-        *(_ApplyQueue, "_take", "if state.outcomes.get(txid) is False:", "if False:"),
+        *(_ApplyQueue, "_take", "if state.votes.outcomes.get(txid) is False:", "if False:"),
         "test_a_commit_of_what_was_rolled_back_stops_the_node_with_a_word",
     ),
     "a COMMIT does not move the clock": _here(
         "what is begun after a commit was taken is younger",
-        *(_ApplyQueue, "_take", "state.clock.adjust(txid.clock)", "pass"),
+        *(_State, "take", "self.clock.adjust(entry.txid.clock)", "pass"),
         "test_taking_a_commit_moves_the_clock",
     ),
     "early COMMITs are dropped": _here(
@@ -124,23 +124,23 @@ SINGLE: dict[str, Moment] = {
     ),
     "outcomes of what waits are forgotten": _here(
         "an outcome is known until it is in the journal",
-        *(safe_time.SafeTime, "_forget", " and txid not in waiting", ""),
+        *(votes.Votes, "forget", " and txid not in waiting", ""),
         "test_the_outcome_of_what_waits_is_not_forgotten",
     ),
     "a node that joins is at home at once": _here(
         "a new node answers when it has caught up",
-        *(_State, "check_joined", "if covers(self.applied, told.vector):", "if True:"),
+        *(roster.Roster, "has_joined", "if covers(applied, told.vector):", "if True:"),
         "test_a_node_that_joins_is_at_home_when_it_has_caught_up",
     ),
     "a restart knows no floor": _here(
         "a node knows how far its window reaches",
-        *(commit_window.CommitWindow, "reaches_back_to", "self.floor[leader] = ", "_ = "),
+        *(certifier.CommitWindow, "reaches_back_to", "self.floor[leader] = ", "_ = "),
         "test_a_restart_knows_how_far_its_window_reaches",
     ),
     "a second place does not count": Moment(
         fault(
             "a commit is in a base under any of its places",
-            (commit_window.Known, "is_in", "in self.places)", "in self.places[:1])"),
+            (certifier.Known, "is_in", "in self.places)", "in self.places[:1])"),
         ),
         "trace race_rolled_back_counted_out",
     ),
@@ -158,7 +158,7 @@ SINGLE: dict[str, Moment] = {
     ),
     "an open transaction outlives its schema": _here(
         "an open transaction ends with the schema that it ran on",
-        *(revalidation, "lost", "if prepared.schema != state.schema:", "if False:"),
+        *(revalidation, "lost", "if prepared.schema != state.schema.version:", "if False:"),
         "test_an_open_transaction_ends_with_its_schema",
     ),
     "an open transaction outlives the window": _here(
@@ -192,7 +192,7 @@ SINGLE: dict[str, Moment] = {
     ),
     "any wall clock is believed": _here(
         "a wall clock is followed as far as most others are near",
-        *(_State, "set_now", "now = Now(now.seconds, max(0, min(now.wall_ms, most)))", "pass"),
+        *(clock.Clock, "set_now", "now = Now(now.seconds, max(0, min(now.wall_ms, most)))", "pass"),
         "test_a_wall_clock_is_followed_as_far_as_others_are_near",
     ),
     # -- members -----------------------------------------------------------------------------------------------------

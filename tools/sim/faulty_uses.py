@@ -8,12 +8,14 @@ from bedrockish.core.coordinator import replies as answering
 from bedrockish.core.coordinator import revalidation as once
 from bedrockish.core.replica import apply_queue, safe_time
 from bedrockish.core.replica import voter as voting
-from bedrockish.core.state import membership, state
+from bedrockish.core.state import membership, roster, state
 from bedrockish.node.cluster import incarnations
 from tools.sim import machine
 from tools.sim.editing import Fault, fault
 
 _State, _Coordinator, _Voting = state.State, coordinator.Coordinator, voting.Voting
+_VETO = "found or state.votes.own_ends.vetoes(transaction)"
+_NEW_VOTERS = "self.voters = membership.voters"
 DUELS = {"suspect_every_s": 0.004, "suspicion_ms": 200, "delay_ms": 5.0, "sync_ms": 0.5, "hot": 0.5, "load_s": 1.5}
 _ALTERS = {"alter": 0.2, "delay_ms": 5.0, "schema_delay_ms": 2, "load_s": 2.0, "voters": 3}
 _CHANGES = {"changes_every_s": 0.1, "load_s": 3.0, "voters": 3, "heartbeat_ms": 50, "delay_ms": 5.0, "dead": 0}
@@ -43,11 +45,12 @@ USES: dict[str, Fault] = {
     ),
     "a read's token has the safe time": fault(
         "a token's clock is above its vector",
-        (answering.Replies, "answer_read", ".clock, clock)", ".clock, self.state.safe)"),
+        (answering.Replies, "answer_read", ".clock, clock)", ".clock, self.state.clock.safe)"),
         **_HOPS,
     ),
     "strict reads ask nobody": fault(
-        "a strict read asks a majority", (reading.Reading, "begin", "if len(read.clear) >= state.majority:", "if True:")
+        "a strict read asks a majority",
+        (reading.Reading, "begin", "if len(read.clear) >= state.roster.majority:", "if True:"),
     ),
     "strict refusals ask nobody": fault(
         "a strict refusal is true of some moment between question and answer",
@@ -76,12 +79,17 @@ USES: dict[str, Fault] = {
     ),
     "the old voters go on counting": fault(
         "a node counts by the membership that it has applied",
-        (_State, "set_peers", "self.voters = self", "self.voters = self.voters or self"),
+        (
+            roster.Roster,
+            "set_membership",
+            "self.voters = membership.voters",
+            "self.voters = self.voters or membership.voters",
+        ),
         **_CHANGES,
     ),
     "who was not let in has closed time": fault(
         "a node claims nothing closed before a majority has let it in since it started",
-        (safe_time.SafeTime, "_report", "if state.claims_time else", "if not state.barred else"),
+        (safe_time.SafeTime, "_report", "if state.roster.claims_time else", "if not state.roster.barred else"),
         **{"faults": ("crash", "kill"), "fault_every_s": 0.1, "voters": 5, "heartbeat_ms": 20, "load_s": 2.0},
     ),
     "who forgot is let in": fault(
@@ -96,7 +104,7 @@ USES: dict[str, Fault] = {
     ),
     "learners vote": fault(
         "only voters lead and approve",
-        (_State, "is_voter", "member is not None and member.voter", "member is not None"),
+        (roster.Roster, "is_voter", "member is not None and member.voter", "member is not None"),
         **{**DUELS, "learners": 2, "voters": 3, "wander": 1.0},
     ),
     "an id is looked up once": fault(
@@ -121,8 +129,8 @@ USES: dict[str, Fault] = {
         (
             _Voting,
             "_consider",
-            "found = found or state.own_ends.vetoes(transaction)",
-            "found = None if transaction.isolation == 'snapshot' else found or state.own_ends.vetoes(transaction)",
+            f"found = {_VETO}",
+            f"found = None if transaction.isolation == 'snapshot' else {_VETO}",
         ),
         (
             _Coordinator,
@@ -145,12 +153,17 @@ USES: dict[str, Fault] = {
     ),
     "a schema change comes too soon": fault(
         "a schema change is activated when nothing can appear before it any more",
-        (safe_time.SafeTime, "advance", "state.awaits_schema(state.safe)", "state.awaits_schema(state.closed)"),
+        (
+            safe_time.SafeTime,
+            "advance",
+            "state.schema.is_behind(clock.safe)",
+            "state.schema.is_behind(state.clock.closed)",
+        ),
         **_ALTERS,
     ),
     "what ran on an older schema is led": fault(
         "what was executed on an older schema is executed again",
-        (_Coordinator, "executed", "if prepared.schema != state.schema and (", "if False and ("),
+        (_Coordinator, "executed", "if prepared.schema != state.schema.version and (", "if False and ("),
         **{**_ALTERS, "execute_ms": 5.0},
     ),
     "a follower does not reach the schema": fault(
@@ -158,20 +171,20 @@ USES: dict[str, Fault] = {
         (
             apply_queue.ApplyQueue,
             "_reach_schema",
-            "if schema == state.schema + 1 and state.scheduled is not None:",
+            "if needed == state.schema.version + 1 and state.schema.scheduled is not None:",
             "if False:",
         ),
         **_ALTERS,
     ),
     "a session does not wait for a schema": fault(
         "a session sees the schema changes that it was told of",
-        (_State, "has_seen", "self.awaits_schema(token.clock)", "False"),
+        (_State, "has_seen", "self.schema.is_behind(token.clock)", "False"),
         **{**_ALTERS, "wander": 1.0, "clients": 10, "think_ms": 5.0, "faults": ("one_way", "slow_link", "slow_disk")},
         **{"fault_every_s": 0.1, "lose": 0.1, "heartbeat_ms": 50, "talks": 0.0, "dead": 0},
     ),
     "transaction clocks ask nobody": fault(
         "a transaction clock is later than a majority's clocks",
-        (commit_clock.ClockQuorum, "ask", "if len(found.heard) >= state.majority:", "if True:"),
+        (commit_clock.ClockQuorum, "ask", "if len(found.heard) >= state.roster.majority:", "if True:"),
         **_STAMPS,
     ),
     "a clock that was read is nobody's": fault(
@@ -186,7 +199,7 @@ USES: dict[str, Fault] = {
     ),
     "stamps are not the clock of the commit": fault(
         "a transaction commits at the clock that its program was told",
-        (_Coordinator, "_lead", "clock = prepared.clock or state.tick()", "clock = state.tick()"),
+        (_Coordinator, "_lead", "clock = prepared.clock or state.clock.tick()", "clock = state.clock.tick()"),
         **_STAMPS,
     ),
 }

@@ -39,7 +39,7 @@ class FeedReader:
         """Ask one node for what comes after the last one, up to its safe time."""
         assert machine.node is not None
         after = self.seen[-1] if self.seen else Txid(0, "")
-        safe = machine.node.state.safe
+        safe = machine.node.state.clock.safe
         found = sorted(txid for txid in machine.disk.seen.txids if txid > after and txid.clock <= safe)[:PAGE]
         machine.disk.then(lambda: self._take(after, found))
 

@@ -8,7 +8,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from bedrockish.api.requests import STRICT, Answer, Request
-from bedrockish.common.hlc import milliseconds
 from bedrockish.core.protocol.effects import Apply
 from bedrockish.core.protocol.messages import (
     Accepted,
@@ -24,6 +23,7 @@ from bedrockish.core.protocol.messages import (
 from bedrockish.core.protocol.messages import Outcome as Told
 from bedrockish.core.protocol.records import decode_membership
 from bedrockish.core.state.settings import approvals_needed, majority
+from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.entry import Entry, decode_label
 from bedrockish_journal.model.transaction import MEMBERS, Txid, decode_transaction
 from tools.sim.clients import Call
@@ -130,7 +130,7 @@ class Laws:
             case Gossip():
                 # One that was just started cannot know it yet, and says what its file says, until a peer tells it.
                 node = self.world.machines[source].node
-                if (message.closed or message.cut) and node is not None and node.state.barred:
+                if (message.closed or message.cut) and node is not None and node.state.roster.barred:
                     self.broken("who forgot does not vote", f"{source} says that it has closed {message.closed}")
                 if (message.closed or message.cut) and node is not None:
                     # Of the membership by which it was composed: until it leaves, another one may be in force.
@@ -210,7 +210,7 @@ class Laws:
     def stepped(self, machine: "Machine") -> None:
         """A core took a step: note a new safe time, which is public once the step is durable."""
         assert machine.node is not None
-        safe = machine.node.state.safe
+        safe = machine.node.state.clock.safe
         if safe > self.safe.get(machine.name, 0):
             self.safe[machine.name] = safe
             machine.disk.then(lambda: self._publish(machine.name, safe))
@@ -247,7 +247,7 @@ class Laws:
                 "attempts": node.coordinator.attempts,
                 "waits": node.coordinator.replies.wait_queue.waits,
                 "rollbacks": node.coordinator.rollbacks.rolling,
-                "pending": state.pending.transactions,
+                "pending": state.votes.pending.transactions,
                 "rounds": node.recovery.rounds,
                 "parked": node.voting.parked,
                 "recoveries parked": node.recovery.parked,
@@ -255,20 +255,22 @@ class Laws:
                 "strict reads": node.reading.reads,
                 "waiting entries": [entry for queue in node.apply_queue.waiting.values() for entry in queue],
                 "gaps": node.apply_queue.gaps if len(machines) == len(members) else (),
-                "schema changes": [state.scheduled] if state.scheduled else [],
+                "schema changes": [state.schema.scheduled] if state.schema.scheduled else [],
                 "tickets that wait for one": [
                     *node.coordinator.replies.schema_barrier.waiting,
                     *node.coordinator.replies.schema_barrier.decided,
                 ],
-                "votes": state.votes,
-                "outcomes": state.outcomes,
-                "applied set": state.done,
+                "votes": state.votes.by_txid,
+                "outcomes": state.votes.outcomes,
+                "applied set": state.votes.done,
                 "votes on disk": machine.disk.seen.votes,
             }
-            if state.applied != machines[0].node.state.applied:  # type: ignore[union-attr]  # they run
-                return f"{name} has applied {state.applied}, {machines[0].name} {machines[0].node.state.applied}"  # type: ignore[union-attr]
-            if state.safe < self.last_clock:
-                behind_ms = milliseconds(self.last_clock) - milliseconds(state.safe)
+            applied = state.timelines.applied
+            first = machines[0].node.state.timelines.applied  # type: ignore[union-attr]  # they run
+            if applied != first:
+                return f"{name} has applied {applied}, {machines[0].name} {first}"
+            if state.clock.safe < self.last_clock:
+                behind_ms = milliseconds(self.last_clock) - milliseconds(state.clock.safe)
                 return f"{name}'s safe time is {behind_ms} ms below the last commit"
             for what, things in state_of.items():
                 if things:

@@ -167,18 +167,21 @@ class Machine:
         assert self.node is not None
         file = other.disk.durable
         told = {"store": other.store, "batches": file.batches, STARTS: file.starts}
-        return self.known.judge(other.name, told, self.node.state.membership)
+        return self.known.judge(other.name, told, self.node.state.roster.membership)
 
     def accused(self, peer: str, refusal: Refusal) -> None:
         """A peer has turned us away."""
-        if self.node is not None and self.node.state.joining is None:
+        if self.node is not None and self.node.state.roster.joining is None:
             self.post(on.Accused(peer, refusal.reason, for_good=refusal.code == OLDER_FILE))
 
     def lend(self, done: Callable[[Image, Joining], None]) -> bool:
         """Give a copy of the file and what a new node is to be told, once that is durable here."""
         if self.node is None or self.node.state.trouble:
             return False
-        image, told = self.disk.seen.copy(), Joining(self.node.state.membership, dict(self.node.state.applied))
+        image, told = (
+            self.disk.seen.copy(),
+            Joining(self.node.state.roster.membership, dict(self.node.state.timelines.applied)),
+        )
         self.disk.then(lambda: done(image, told))
         self._turn_soon(0.0)
         return True
@@ -238,7 +241,7 @@ class Machine:
         if boot != self.boot or self.node is None:
             return
         self.turning = False
-        self.node.state.batches = self.disk.seen.batches
+        self.node.state.count_batches(self.disk.seen.batches)
         if self.paused_until > self.world.now:
             self._turn_soon(0.0)
             return
@@ -338,7 +341,7 @@ class Machine:
                 leader, tick = entry.place if entry is not None else ("", 0)
                 self._send(peer, Outcome(txid, entry is not None, leader, tick, node.state.clock.value))
             case do.SetMembers():
-                self.known.forget(node.state.links())
+                self.known.forget(node.state.roster.links())
                 self.world.network.members_changed(self.name)
             case do.Malformed(peer, reason):
                 self.world.broken("nodes send each other what is sound", f"{peer} to {self.name}: {reason}")
@@ -388,7 +391,7 @@ class Machine:
         if boot == self.boot:
             # A clock that it is told is of this moment, so that it is later than what the snapshot has.
             self.guarded(
-                lambda node: self._execute(ticket, node.state.tick() if clock else 0, following, (), waited=True)
+                lambda node: self._execute(ticket, node.state.clock.tick() if clock else 0, following, (), waited=True)
             )
         for event in following:
             self.post(event, boot)
@@ -416,7 +419,7 @@ class Machine:
         if request.change is None:
             return self.execute(request, clock, others)
         known = facts(node, self.known.stores, self.now(), "simulated")
-        changes = encode_membership(change_members(node.state.membership, request.change, known))
+        changes = encode_membership(change_members(node.state.roster.membership, request.change, known))
         return Prepared(dict(image.applied), image.schema, False, MEMBERS, Footprint(), changes, NOTHING)
 
     def execute(self, request: Request, clock: int, others: Sequence[Request] = ()) -> Prepared:
@@ -457,7 +460,7 @@ class Machine:
         assert self.node is not None
         packed = tuple((entry.prev, entry.label, entry.transaction.body) for entry in entries)
         state = self.node.state
-        self._send(peer, state.to_send(peer, Entries(packed, state.clock.value)))
+        self._send(peer, state.outbox.to_send(peer, Entries(packed, state.clock.value)))
 
     # -- durability ------------------------------------------------------------------------------------------------
 

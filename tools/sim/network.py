@@ -91,7 +91,7 @@ class Network:
         nodes = self.machines[one].node, self.machines[two].node
         if nodes[0] is None or nodes[1] is None:
             return False
-        return two in nodes[0].state.peers and one in nodes[1].state.peers
+        return two in nodes[0].state.roster.peers and one in nodes[1].state.roster.peers
 
     def _let_in(self, one: str, two: str) -> bool:
         """Whether neither turns the other away for its file; who is turned away is told."""
@@ -114,7 +114,7 @@ class Network:
         if node is None:
             return
         for other in sorted(self.machines):
-            if other not in node.state.peers and frozenset((name, other)) in self.links:
+            if other not in node.state.roster.peers and frozenset((name, other)) in self.links:
                 self.break_link(name, other, again=False)
 
     def connect_all(self, name: str | None = None) -> None:

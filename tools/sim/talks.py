@@ -51,7 +51,7 @@ class Talks:
         try:
             assert machine.node is not None
             machine.world.laws.talked.add(request.command)
-            clock = machine.node.state.tick()  # what it would be told, if it asks
+            clock = machine.node.state.clock.tick()  # what it would be told, if it asks
             prepared = machine.execute(request, clock)
         except BedrockishError as error:
             error.rests_on = None  # what it is told while it is open is of its snapshot; no majority was asked
@@ -72,7 +72,7 @@ class Talks:
             return True
         if prepared.readonly and request.read != STRICT:
             state = machine.node.state
-            token = Token(prepared.base, state.clock.read(state.now.wall_ms))
+            token = Token(prepared.base, state.clock.read())
             machine.answer_when_durable(answer, Answer(prepared.result, token))
             return True
         return machine.submit(replace(request, statements=()), answer, lambda: prepared, once=True)

@@ -22,40 +22,40 @@ class Rollbacks:
 
     def restart(self) -> None:
         """Give up everything that was in flight when this node stopped and is not in its journal."""
-        for txid, vote in list(self.state.votes.items()):
-            if txid.leader == self.state.me and txid not in self.state.outcomes and vote.promised < 2:
+        for txid, vote in list(self.state.votes.by_txid.items()):
+            if txid.leader == self.state.me and txid not in self.state.votes.outcomes and vote.promised < 2:
                 self.give_up(txid)
 
     def give_up(self, txid: Txid) -> None:
         """Give a transaction up; whoever counts its approvals must have stopped for good."""
         state = self.state
-        vote = state.votes[txid]
+        vote = state.votes.by_txid[txid]
         assert vote.promised < 2, "who has promised to a recovery counts no more: nothing is left to give up"
         # Still held, so pending, until a majority has accepted. Not kept: after a restart it is given up again.
         vote.promised, vote.accepted = 1, (1, False)
-        self.rolling[txid] = {state.me} if state.is_voter(state.me) else set()
-        self._said[txid] = state.now.seconds
-        state.send_voters(Rollback(txid, state.clock.read(state.now.wall_ms)))
+        self.rolling[txid] = {state.me} if state.roster.is_voter(state.me) else set()
+        self._said[txid] = state.clock.now.seconds
+        state.outbox.send_voters(Rollback(txid, state.clock.read()))
         self._count(txid)
 
     def on_accepted(self, peer: str, message: Accepted) -> None:
         """Count who has accepted."""
         accepted = self.rolling.get(message.txid)
-        if accepted is not None and message.ballot == 1 and self.state.is_voter(peer):
+        if accepted is not None and message.ballot == 1 and self.state.roster.is_voter(peer):
             accepted.add(peer)
             self._count(message.txid)
 
     def _count(self, txid: Txid) -> None:
-        if len(self.rolling[txid]) >= self.state.majority:
-            self.state.end(txid, commit=False)
+        if len(self.rolling[txid]) >= self.state.roster.majority:
+            self.state.votes.end(txid, commit=False)
 
     def on_refused(self, message: Refused) -> None:
         """Somebody recovers it: leave it to them, and to our own suspicion if they fall silent."""
-        pending = self.state.pending
+        pending = self.state.votes.pending
         if message.promised > 1 and message.txid in self.rolling:
             self.forget(message.txid)
             if message.txid in pending:
-                pending.renew(message.txid, self.state.now.seconds)
+                pending.renew(message.txid, self.state.clock.now.seconds)
 
     def forget(self, txid: Txid) -> None:
         """It is no longer ours to roll back."""
@@ -66,16 +66,16 @@ class Rollbacks:
         """Tell those again who have not accepted for so long: who was no voter yet in its own eyes has not heard it."""
         state = self.state
         for txid, accepted in self.rolling.items():
-            if state.now.seconds - self._said[txid] >= after_s:
-                self._said[txid] = state.now.seconds
-                message = Rollback(txid, state.clock.read(state.now.wall_ms))
-                for peer in state.voters_up():
+            if state.clock.now.seconds - self._said[txid] >= after_s:
+                self._said[txid] = state.clock.now.seconds
+                message = Rollback(txid, state.clock.read())
+                for peer in state.roster.voters_up():
                     if peer not in accepted:
-                        state.send(peer, message)
+                        state.outbox.send(peer, message)
 
     def resend(self, peer: str) -> None:
         """Say again to a peer what it may have missed."""
-        clock = self.state.clock.read(self.state.now.wall_ms)
+        clock = self.state.clock.read()
         for txid, accepted in self.rolling.items():
             if peer not in accepted:
-                self.state.send(peer, Rollback(txid, clock))
+                self.state.outbox.send(peer, Rollback(txid, clock))

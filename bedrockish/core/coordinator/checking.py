@@ -34,8 +34,8 @@ class Checking:
         if ticket.footprint is None and ticket.read is None:
             return False  # it may be a read that need not wait
         state = self.state
-        change = state.pending.schema_change()
-        if change is not None and change.activates <= state.clock.read(state.now.wall_ms):
+        change = state.votes.pending.schema_change()
+        if change is not None and change.activates <= state.clock.read():
             self.replies.wait_queue.wait(ticket, change.txid)
             return True
         if self.replies.schema_barrier.will_hold_up(ticket):
@@ -72,7 +72,7 @@ class Checking:
             self.replies.end(ticket, read or error)
         elif ticket.request.read != STRICT:
             self.replies.end(ticket, lagging(error) if self.reading.may_lag(read) else error)
-        elif read.schema != self.state.schema:
+        elif read.schema != self.state.schema.version:
             self._execute(ticket)  # a schema change has come into force meanwhile
         else:
             ticket.refused = error
@@ -85,7 +85,7 @@ class Checking:
             return
         if valid and self.replies.schema_barrier.holds_up(ticket, ticket.read, self.state.clock.value):
             self.replies.wait_queue.leave(ticket)
-        elif valid and ticket.read.schema == self.state.schema:
+        elif valid and ticket.read.schema == self.state.schema.version:
             if ticket.refused is None:
                 self.replies.answer_read(ticket, ticket.read)
             else:
@@ -94,7 +94,7 @@ class Checking:
             self._read_again(ticket)
 
     def _read_again(self, ticket: Ticket) -> None:
-        change = self.state.pending.schema_change()
+        change = self.state.votes.pending.schema_change()
         if change is None:
             self.replies.pause(ticket, ticketing.READ_AGAIN_MS * (1 + self.state.draw()))
         else:

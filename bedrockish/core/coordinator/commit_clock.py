@@ -46,29 +46,29 @@ class ClockQuorum:
         """
         state = self.state
         self._count += 1
-        heard = {state.me} if state.certifies_reads else set()
-        found = Round(ticket, clock or state.tick(), heard)
-        if len(found.heard) >= state.majority:
+        heard = {state.me} if state.roster.certifies_reads else set()
+        found = Round(ticket, clock or state.clock.tick(), heard)
+        if len(found.heard) >= state.roster.majority:
             return True
         self.rounds[self._count] = found
-        state.send_voters(AskClock(self._count, found.clock))
+        state.outbox.send_voters(AskClock(self._count, found.clock))
         return False
 
     def on_ask(self, peer: str, message: AskClock) -> None:
         """Move up to somebody's clock, unless that is too far ahead, and tell ours if that counts."""
         state = self.state
-        if state.hear_clock(peer, message.clock) and state.certifies_reads:
-            state.closing_lag.expect()
-            state.send(peer, ToldClock(message.number, state.clock.value))
+        if state.hear_clock(peer, message.clock) and state.roster.certifies_reads:
+            state.clock.lag.expect()
+            state.outbox.send(peer, ToldClock(message.number, state.clock.value))
 
     def on_told(self, peer: str, message: ToldClock) -> int | None:
         """Move up to a voter's clock; the ticket for which a majority has told now, or None."""
         state = self.state
         found = self.rounds.get(message.number)
-        if not state.hear_clock(peer, message.clock) or found is None or not state.is_voter(peer):
+        if not state.hear_clock(peer, message.clock) or found is None or not state.roster.is_voter(peer):
             return None
         found.heard.add(peer)
-        if len(found.heard) < state.majority:
+        if len(found.heard) < state.roster.majority:
             return None
         del self.rounds[message.number]
         return found.ticket
@@ -81,9 +81,9 @@ class ClockQuorum:
         """
         self.rounds = {number: found for number, found in self.rounds.items() if found.ticket in tickets}
         for number, found in self.rounds.items():
-            for node in self.state.voters:
+            for node in self.state.roster.voters:
                 if node not in found.heard and node != self.state.me:
-                    self.state.send(node, AskClock(number, found.clock))
+                    self.state.outbox.send(node, AskClock(number, found.clock))
 
     def fits(self, clock: int, begun: int) -> bool:
         """Whether a clock of ours that was told to a client can be that of its transaction.
@@ -97,4 +97,6 @@ class ClockQuorum:
             begun: the last clock with which this ticket has begun a transaction.
         """
         state = self.state
-        return clock > max(state.closed, state.cut, state.safe, state.floor, begun, state.own_ends.latest)
+        return clock > max(
+            state.clock.closed, state.clock.cut, state.clock.safe, state.clock.floor, begun, state.votes.own_ends.latest
+        )

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from bedrockish.api.requests import STRICT, Request
-from bedrockish.common.hlc import moved
 from bedrockish.core.coordinator import request as ticketing
 from bedrockish.core.coordinator.abort import Rollbacks
 from bedrockish.core.coordinator.checking import Checking
@@ -27,11 +26,11 @@ from bedrockish.core.protocol.records import FORGOTTEN, Prepared
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.staging import Staging
 from bedrockish.core.replica.voter import Voting
-from bedrockish.core.state.certifier import Conflict, claim, command_key
-from bedrockish.core.state.commit_window import Known
-from bedrockish.core.state.conflict_counts import note_conflict
+from bedrockish.core.state.certifier import Conflict, Known, claim, command_key
+from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ReadOnlyError, UnavailableError, forgotten, told_too_early
+from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.footprint import is_clock
 from bedrockish_journal.model.transaction import ROWS, Txid
 
@@ -62,12 +61,12 @@ class Coordinator:
         """Take a request; ``once`` if it cannot be executed again. ``others`` came with it, and may share with it."""
         state, ready = self.state, []
         for each, asked in ((number, request), *others):
-            ticket = Ticket(each, asked, state.now.seconds + asked.timeout_s, once=once)
+            ticket = Ticket(each, asked, state.clock.now.seconds + asked.timeout_s, once=once)
             self.replies.tickets[each] = ticket
             if state.trouble:
                 self.replies.finish(ticket, UnavailableError(state.trouble))
                 continue
-            state.timer(asked.timeout_s * 1000, "ticket_deadline", each)
+            state.timers.set(asked.timeout_s * 1000, "ticket_deadline", each)
             if state.has_seen(asked.token):
                 ready.append(ticket)
             else:
@@ -100,9 +99,9 @@ class Coordinator:
     def _execute_at(self, ticket: Ticket) -> None:
         ticket.move(Stage.EXECUTING)
         ticket.refused = None
-        clock = self.state.tick() if ticket.wants_clock else 0
+        clock = self.state.clock.tick() if ticket.wants_clock else 0
         self.together.goes_first(ticket)
-        self.state.emit(Execute(ticket.number, clock, self.replies.wait_queue.group(ticket)))
+        self.state.outbox.emit(Execute(ticket.number, clock, self.replies.wait_queue.group(ticket)))
 
     def clock_wanted(self, number: int) -> None:
         """What is executed calls ``transaction_clock()``: get one first."""
@@ -138,7 +137,7 @@ class Coordinator:
                 self.replies.end(ticket, moved)
                 return
             prepared = moved
-        if prepared.schema != state.schema and (ticket.request.read == STRICT or not prepared.readonly):
+        if prepared.schema != state.schema.version and (ticket.request.read == STRICT or not prepared.readonly):
             self._execute(ticket)  # a schema change has come into force meanwhile
             return
         if prepared.readonly:
@@ -147,7 +146,7 @@ class Coordinator:
             if not prepared.clock or self.clock_quorum.ask(number, prepared.clock):
                 self.checking.read(ticket, prepared)
             return
-        if not state.is_voter(state.me):
+        if not state.roster.is_voter(state.me):
             self._refuse_write(ticket)
             return
         if self.offers.has_to_wait(number, prepared):
@@ -165,7 +164,7 @@ class Coordinator:
         prepared, ticket.ahead = ticket.ahead, None
         assert prepared is not None
         ticket.move(Stage.EXECUTING)
-        if not self.state.is_voter(self.state.me):
+        if not self.state.roster.is_voter(self.state.me):
             self.replies.end(ticket, ticketing.write_elsewhere(self.state))
             return
         moved = move(self.state, ticket, prepared)
@@ -179,7 +178,7 @@ class Coordinator:
     def _lead(self, ticket: Ticket, prepared: Prepared) -> None:
         """Test a transaction on ourselves, and begin it."""
         state = self.state
-        clock = prepared.clock or state.tick()  # what its client was told, or a new one
+        clock = prepared.clock or state.clock.tick()  # what its client was told, or a new one
         activates = activation_clock(state, ticket, prepared, clock)
         commands = (ticket.request.command, *(command for command, _ in prepared.joined))
         ticket.writes = True
@@ -192,7 +191,7 @@ class Coordinator:
         if self.replies.schema_barrier.holds_up(ticket, prepared, clock):
             self.replies.wait_queue.leave(ticket)
             return
-        if state.clock.read(state.now.wall_ms) > moved(state.safe, state.settings.conflict_window_ms):
+        if state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms):
             ticket.refusal = ticketing.no_safe_time(state)
             self.replies.pause(ticket, 20)  # (a node that just started): a BEGIN now would be TOO OLD
             return
@@ -244,7 +243,7 @@ class Coordinator:
             after_ms = max(1, state.settings.schema_delay_ms * is_clock(found.key))
             return partial(self.replies.pause, ticket, after_ms)
         queue = self.replies.wait_queue
-        for found in state.pending.conflicts(footprint):
+        for found in state.votes.pending.conflicts(footprint):
             if found.other not in self.rollbacks:  # else our own, given up: our BEGIN carries its rollback
                 return partial(self._wait, ticket, found.other)
         head = queue.head(ticket, footprint)
@@ -268,7 +267,7 @@ class Coordinator:
                 self.replies.pause(ticket, 1)
             return
         # What it conflicts with has to be rolled back first where it is approved; the others are none of its business.
-        met = state.pending.conflicts(ticket.footprint) if self.rollbacks.rolling else ()
+        met = state.votes.pending.conflicts(ticket.footprint) if self.rollbacks.rolling else ()
         rolling = tuple(sorted(found.other for found in met if found.other in self.rollbacks))
         transaction = ticketing.make_transaction(state, ticket, prepared, clock, activates, rolling)
         if self.voting.held_back(transaction):
@@ -279,9 +278,9 @@ class Coordinator:
             self._execute(ticket)  # one of them is over: its time, or it was answered
             return
         txid = transaction.txid
-        state.hold(transaction)
-        approvals = {state.me: state.applied.get(state.me, 0)}
-        now = state.now.seconds
+        state.votes.hold(transaction)
+        approvals = {state.me: state.timelines.applied.get(state.me, 0)}
+        now = state.clock.now.seconds
         attempt = Attempt(transaction, (ticket.number, *(one.number for one in joined)), now, approvals, said=now)
         attempt.is_group = any(one.is_free for one in joined)
         self.attempts[txid] = attempt
@@ -293,7 +292,7 @@ class Coordinator:
             one.attempts += 1
         state.counts["grouped"] += sum(one.is_free for one in joined)
         state.counts["joined"] += sum(not one.is_free for one in joined)
-        state.send_voters(Begin(transaction.body))
+        state.outbox.send_voters(Begin(transaction.body))
         self.replies.wait_queue.begun(ticket, transaction)
         self._count(attempt)
 
@@ -302,30 +301,32 @@ class Coordinator:
     def on_approve(self, peer: str, message: Approve) -> None:
         """Count an approval."""
         attempt = self.attempts.get(message.txid)
-        if attempt is not None and attempt.counting and self.state.is_voter(peer):  # L1: each voter once
+        if attempt is not None and attempt.counting and self.state.roster.is_voter(peer):  # L1: each voter once
             attempt.approvals[peer] = message.tick
             attempt.rejects.pop(peer, None)
             self._count(attempt)
 
     def _count(self, attempt: Attempt) -> None:
-        if attempt.counting and len(attempt.approvals) >= self.state.quorum:  # L2: our own durable one among them
+        if (
+            attempt.counting and len(attempt.approvals) >= self.state.roster.quorum
+        ):  # L2: our own durable one among them
             self._commit(attempt)
 
     def _commit(self, attempt: Attempt) -> None:
         state, transaction = self.state, attempt.transaction
         attempt.counting = False
-        self.replies.turns.took(state.now.seconds - attempt.since)
-        peers = list(state.peers)  # also one that this may remove
+        self.replies.turns.took(state.clock.now.seconds - attempt.since)
+        peers = list(state.roster.peers)  # also one that this may remove
         entry = self.apply_queue.lead(transaction, attempt.approvals)
-        clock = state.clock.read(state.now.wall_ms)
+        clock = state.clock.read()
         for node in peers:
             body = None if node in attempt.approvals else transaction.body
-            state.send(node, Commit(entry.label, body, entry.hash, clock))
+            state.outbox.send(node, Commit(entry.label, body, entry.hash, clock))
 
     def on_reject(self, peer: str, message: Reject) -> None:
         """Count a reject; when too many have rejected, give up."""
         attempt = self.attempts.get(message.txid)
-        if attempt is None or not attempt.counting or not self.state.is_voter(peer):
+        if attempt is None or not attempt.counting or not self.state.roster.is_voter(peer):
             return
         if message.reason == Reason.PROMISED:
             return  # a recovery runs; its outcome will come
@@ -353,7 +354,7 @@ class Coordinator:
         """Look for attempts that cannot succeed any more, and for reads that nobody answers."""
         patience = self.state.settings.suspicion_ms / 1000
         for attempt in [attempt for attempt in self.attempts.values() if attempt.counting]:
-            self._count_rejects(attempt, patient=self.state.now.seconds - attempt.since < patience)
+            self._count_rejects(attempt, patient=self.state.clock.now.seconds - attempt.since < patience)
         self._repeat(patience)
         self.rollbacks.repeat(patience)
         self.offers.check(set(self.replies.tickets))
@@ -367,14 +368,14 @@ class Coordinator:
         """
         state = self.state
         for attempt in self.attempts.values():
-            if attempt.counting and state.now.seconds - attempt.said >= after_s:
-                attempt.said = state.now.seconds
-                for peer in state.voters_up():
+            if attempt.counting and state.clock.now.seconds - attempt.said >= after_s:
+                attempt.said = state.clock.now.seconds
+                for peer in state.roster.voters_up():
                     if peer not in attempt.approvals and peer not in attempt.rejects:
-                        state.send(peer, Begin(attempt.transaction.body))
+                        state.outbox.send(peer, Begin(attempt.transaction.body))
 
     def _give_up(self, attempt: Attempt) -> None:
-        if attempt.transaction.txid in self.state.outcomes:
+        if attempt.transaction.txid in self.state.votes.outcomes:
             return  # safe time ended it in this very step
         attempt.counting = False  # L3: for good, before ballot 1 begins
         self.state.counts["given_up"] += 1
@@ -420,7 +421,7 @@ class Coordinator:
 
     def doom(self, committed: Known) -> None:
         """Give up what conflicts with a commit that arrived and is not in its base."""
-        for found in list(self.state.pending.conflicts(committed.footprint, committed.txid)):
+        for found in list(self.state.votes.pending.conflicts(committed.footprint, committed.txid)):
             attempt = self.attempts.get(found.other)
             # L4: what has lost is given up at once; those who hold it keep others waiting for nothing.
             if attempt is not None and attempt.counting and not committed.is_in(attempt.transaction.base):
@@ -440,12 +441,12 @@ class Coordinator:
 
     def resend(self, peer: str) -> None:
         """Say again to a peer what it may have missed."""
-        if not self.state.is_voter(peer):
+        if not self.state.roster.is_voter(peer):
             return
         self.offers.resend(peer)
         for attempt in self.attempts.values():
             if attempt.counting and peer not in attempt.approvals and peer not in attempt.rejects:
-                self.state.send(peer, Begin(attempt.transaction.body))
+                self.state.outbox.send(peer, Begin(attempt.transaction.body))
         self.rollbacks.resend(peer)
 
     # -- ends ------------------------------------------------------------------------------------------------------
@@ -460,7 +461,7 @@ class Coordinator:
             self.replies.turns.reserve(txid, known.footprint)
         for ticket in self._tickets_of(attempt) if attempt is not None else ():
             assert attempt is not None
-            self.replies.ended(ticket, attempt.transaction, commit=self.state.outcomes[txid])
+            self.replies.ended(ticket, attempt.transaction, commit=self.state.votes.outcomes[txid])
         if attempt is not None and known is not None and not contested:
             self.together.grow()
         queue.released(txid, known.kind if known is not None else ROWS)
@@ -487,6 +488,6 @@ class Coordinator:
                     self._give_up(attempt)
         if number in self.replies.tickets:
             if ticket.open:
-                self.state.timer(ticketing.ENDING_MS, "ticket_deadline", number)
+                self.state.timers.set(ticketing.ENDING_MS, "ticket_deadline", number)
             else:
                 self.replies.finish(ticket, ticketing.did_not_happen(ticket, self.state))

@@ -53,10 +53,10 @@ class Offers:
         One that was told its clock is begun at once: that clock does not wait.
         """
         state = self.state
-        if not is_large(prepared, state.settings.inline_bytes) or prepared.clock or not state.takes_pieces:
+        if not is_large(prepared, state.settings.inline_bytes) or prepared.clock or not state.outbox.takes_pieces:
             return False
         cut = state.pieces.cutter.cut_prepared(prepared)
-        if not cut.pieces or state.quorum == 1:
+        if not cut.pieces or state.roster.quorum == 1:
             return False
         before = self.ahead.get(request)
         if before is not None and cut.pieces.keys() <= before.cut.pieces.keys():
@@ -71,12 +71,12 @@ class Offers:
         return True
 
     def _is_there(self, one: Ahead) -> bool:
-        voters = self.state.voters
-        return 1 + sum(node in one.stored for node in voters) >= self.state.quorum
+        voters = self.state.roster.voters
+        return 1 + sum(node in one.stored for node in voters) >= self.state.roster.quorum
 
     def _tell(self) -> None:
         """Offer what fits in beside what is on its way."""
-        state, now = self.state, self.state.now.seconds
+        state, now = self.state, self.state.clock.now.seconds
         on_the_way = 0
         for one in self.ahead.values():
             if self._is_there(one):
@@ -84,19 +84,19 @@ class Offers:
             on_the_way += one.size
             if on_the_way > AHEAD_BYTES_MAX and on_the_way > one.size:
                 return
-            for node in state.voters:
-                if node != state.me and state.peers[node].up and node not in one.told:
+            for node in state.roster.voters:
+                if node != state.me and state.roster.peers[node].up and node not in one.told:
                     one.told[node] = now
-                    state.send(node, self._message(one))
+                    state.outbox.send(node, self._message(one))
 
     def _message(self, one: Ahead) -> Offer:
-        return Offer(one.number, tuple(dict.fromkeys(one.cut.names)), self.state.clock.read(self.state.now.wall_ms))
+        return Offer(one.number, tuple(dict.fromkeys(one.cut.names)), self.state.clock.read())
 
     def _withdraw(self, one: Ahead) -> None:
         state = self.state
         for node in one.told:
-            if node in state.peers:
-                state.send(node, Offer(one.number, (), state.clock.read(state.now.wall_ms)))
+            if node in state.roster.peers:
+                state.outbox.send(node, Offer(one.number, (), state.clock.read()))
         state.pieces.offered = {
             digest: piece for other in self.ahead.values() for digest, piece in other.cut.pieces.items()
         }
@@ -124,21 +124,21 @@ class Offers:
             data = self.state.pieces.take(peer, digest)
             if data is not None and digest in self.state.pieces.offered:
                 self.staging.save(digest, data)  # a few at a time, as they leave
-            self.state.send(peer, Piece(digest, data))
+            self.state.outbox.send(peer, Piece(digest, data))
 
     def check(self, requests: set[int]) -> None:
         """Tell again who has not answered, and forget the offers of requests that are over."""
-        state, now = self.state, self.state.now.seconds
+        state, now = self.state, self.state.clock.now.seconds
         for request in [request for request in self.ahead if request not in requests]:
             self._withdraw(self.ahead.pop(request))
         for one in self.ahead.values():
             for node, told in list(one.told.items()):
-                peer = state.peers.get(node)
-                if peer is None or not peer.up or not state.is_voter(node):
+                peer = state.roster.peers.get(node)
+                if peer is None or not peer.up or not state.roster.is_voter(node):
                     continue
                 if now - told > (RENEW_S if node in one.stored else TELL_AGAIN_S):
                     one.told[node] = now
-                    state.send(node, self._message(one))
+                    state.outbox.send(node, self._message(one))
         self._tell()
 
     def resend(self, peer: str) -> None:

@@ -48,36 +48,38 @@ class Reading:
             return False
         self._count += 1
         patience = state.settings.suspicion_ms / 1000 * 2 ** min(ticket.attempts - 1, 6)
-        overdue = min(state.now.seconds + patience, ticket.deadline)
-        clear = {state.me} if state.certifies_reads else set()
+        overdue = min(state.clock.now.seconds + patience, ticket.deadline)
+        clear = {state.me} if state.roster.certifies_reads else set()
         read = self.reads[self._count] = Read(ticket.number, overdue, clear)
-        if len(read.clear) >= state.majority:
+        if len(read.clear) >= state.roster.majority:
             del self.reads[self._count]
             return True
-        clock = state.clock.read(state.now.wall_ms)
-        state.send_voters(Check(self._count, state.in_short(base), cbor2.dumps(footprint.pack()), clock))
+        clock = state.clock.read()
+        state.outbox.send_voters(
+            Check(self._count, state.timelines.in_short(base), cbor2.dumps(footprint.pack()), clock)
+        )
         return None
 
     def may_lag(self, prepared: Prepared) -> bool:
         """Whether a node that asks nobody should doubt what was read: it misses something, as far as it knows."""
         state, base = self.state, prepared.base
-        heard = {state.me} if state.certifies_reads else set()
+        heard = {state.me} if state.roster.certifies_reads else set()
         suspicion_s = state.settings.suspicion_ms / 1000
-        for node, peer in state.peers.items():
+        for node, peer in state.roster.peers.items():
             if not covers(base, peer.applied):
                 return True
-            if state.is_voter(node) and peer.up and state.now.seconds - peer.heard <= suspicion_s:
+            if state.roster.is_voter(node) and peer.up and state.clock.now.seconds - peer.heard <= suspicion_s:
                 heard.add(node)
         return (
-            len(heard) < state.majority
-            or not covers(base, state.taken)
+            len(heard) < state.roster.majority
+            or not covers(base, state.timelines.taken)
             or bool(self._in_the_way(base, prepared.footprint))
         )
 
     def _in_the_way(self, base: Vector, footprint: Footprint) -> list[Txid]:
         state = self.state
         reads_only = Footprint(footprint.read_points, footprint.read_ranges)
-        found = (*state.commit_window.conflicts(reads_only, base), *state.pending.conflicts(reads_only))
+        found = (*state.commit_window.conflicts(reads_only, base), *state.votes.pending.conflicts(reads_only))
         return [each.other for each in found]
 
     def on_check(self, peer: str, message: Check) -> None:
@@ -91,12 +93,12 @@ class Reading:
         except (cbor2.CBORError, ValueError, TypeError) as error:
             raise EntryMalformedError(f"these {len(message.footprint)} bytes are no access set: {error}") from error
         state = self.state
-        if not state.certifies_reads:
+        if not state.roster.certifies_reads:
             return
         if not self._reaches_back(message.vector):
             return  # too old to tell: silence makes it run again on a newer snapshot
         others = self._in_the_way(message.vector, footprint)
-        state.send(peer, Checked(message.read, tuple(others[:16]), state.clock.read(state.now.wall_ms)))
+        state.outbox.send(peer, Checked(message.read, tuple(others[:16]), state.clock.read()))
 
     def _reaches_back(self, base: Vector) -> bool:
         return all(base.get(leader, 0) >= tick for leader, tick in self.state.commit_window.floor.items())
@@ -104,18 +106,18 @@ class Reading:
     def on_checked(self, peer: str, message: Checked) -> tuple[int, bool] | None:
         """Count an answer; (ticket, whether its read is valid) when that is settled."""
         read = self.reads.get(message.read)
-        if read is None or not self.state.is_voter(peer):
+        if read is None or not self.state.roster.is_voter(peer):
             return None
         if message.others:
             del self.reads[message.read]
             return read.ticket, False
         read.clear.add(peer)
-        if len(read.clear) >= self.state.majority:
+        if len(read.clear) >= self.state.roster.majority:
             del self.reads[message.read]
             return read.ticket, True
         return None
 
     def overdue(self) -> list[int]:
         """Take the reads that got no answer for a while."""
-        late = [number for number, read in self.reads.items() if self.state.now.seconds > read.overdue]
+        late = [number for number, read in self.reads.items() if self.state.clock.now.seconds > read.overdue]
         return [self.reads.pop(number).ticket for number in late]

@@ -36,18 +36,18 @@ class Replies:
         ticket.move(Stage.PAUSED)
         ticket.turn = None
         self.wait_queue.pause(ticket)
-        self.state.timer(after_ms, "ticket_again", ticket.number)
+        self.state.timers.set(after_ms, "ticket_again", ticket.number)
 
     def wait_for_turn(self, ticket: Ticket, after_ms: float) -> None:
         """Execute a ticket when it is its turn; others have theirs before."""
         self.pause(ticket, after_ms)
-        ticket.turn = self.state.now.seconds
+        ticket.turn = self.state.clock.now.seconds
 
     def answer_read(self, ticket: Ticket, prepared: Prepared) -> None:
         """Answer what a ticket has read, with a token of what that rests on."""
         # The clock of a token is above that of everything in its vector: safe time may stand in for the vector.
-        seen, clock = ticket.request.token, self.state.clock.read(self.state.now.wall_ms)
-        vector = self.state.in_short(merge(prepared.base, seen.vector))
+        seen, clock = ticket.request.token, self.state.clock.read()
+        vector = self.state.timelines.in_short(merge(prepared.base, seen.vector))
         self.finish(ticket, Answer(prepared.result, Token(vector, max(seen.clock, clock)), None, ticket.attempts))
 
     def decided(self, number: int, txid: Txid, answer: Answer) -> None:
@@ -72,7 +72,7 @@ class Replies:
     def finish(self, ticket: Ticket, answer: Answer | BedrockishError) -> None:
         """Answer a ticket, for good, and let those behind it go on."""
         self.tickets.pop(ticket.number, None)
-        self.state.emit(Reply(ticket.number, answer))
+        self.state.outbox.emit(Reply(ticket.number, answer))
         self.wait_queue.leave(ticket)
 
     def ended(self, ticket: Ticket, transaction: Transaction, *, commit: bool) -> None:
@@ -97,5 +97,5 @@ class Replies:
             return
         ticket.move(Stage.ENDING)
         ticket.error = error
-        self.state.timer(ticketing.ENDING_MS, "ticket_deadline", ticket.number)
+        self.state.timers.set(ticketing.ENDING_MS, "ticket_deadline", ticket.number)
         self.wait_queue.leave(ticket)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bedrockish.api.requests import Answer, Request, Token
-from bedrockish.common.hlc import milliseconds
 from bedrockish.core.protocol.messages import Reason, Reject
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.settings import Settings
@@ -21,6 +20,7 @@ from bedrockish.errors import (
     UnavailableError,
 )
 from bedrockish_journal.model.changes import OVERTAKEN
+from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.footprint import Footprint, is_clock, object_of
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import merge
@@ -147,7 +147,7 @@ class Ticket:
             return False
         self.is_long = True
         self.deadline += more_s
-        state.timer(1000 * more_s, "ticket_deadline", self.number)
+        state.timers.set(1000 * more_s, "ticket_deadline", self.number)
         return True
 
 
@@ -179,7 +179,7 @@ def committed(state: State, ticket: Ticket, transaction: Transaction, place: tup
     vector = merge(transaction.base, {place[0]: place[1]}, seen.vector)
     clock = max(transaction.txid.clock, transaction.activates, seen.clock)
     result = transaction.result_of(ticket.request.command)
-    return Answer(result, Token(state.in_short(vector), clock), place, ticket.attempts)
+    return Answer(result, Token(state.timelines.in_short(vector), clock), place, ticket.attempts)
 
 
 def make_transaction(
@@ -189,10 +189,10 @@ def make_transaction(
     assert ticket.footprint is not None
     return Transaction(
         Txid(clock, state.me),
-        dict(sorted(state.in_short(prepared.base).items())),
-        state.safe,
+        dict(sorted(state.timelines.in_short(prepared.base).items())),
+        state.clock.safe,
         prepared.schema,
-        state.membership.version,
+        state.roster.membership.version,
         ticket.request.command,
         ticket.request.isolation,
         prepared.kind,
@@ -224,8 +224,8 @@ def schema_failed(failure: str) -> BedrockishError:
 def no_safe_time(state: State) -> str:
     """Return what to say of a transaction that was not begun because safe time is too far behind our clock."""
     behind = (
-        f"is {milliseconds(state.clock.value) - milliseconds(state.safe)} ms behind"
-        if state.safe
+        f"is {milliseconds(state.clock.value) - milliseconds(state.clock.safe)} ms behind"
+        if state.clock.safe
         else "is not there yet"
     )
     return (
@@ -249,8 +249,10 @@ def clock_refused(me: str, peer: str) -> str:
 
 def write_elsewhere(state: State) -> LearnerError:
     """Return what a learner answers to a write: where the voters are."""
-    members = state.membership.members
-    reachable = sorted(state.voters, key=lambda node: not (node in state.peers and state.peers[node].up))
+    members = state.roster.membership.members
+    reachable = sorted(
+        state.roster.voters, key=lambda node: not (node in state.roster.peers and state.roster.peers[node].up)
+    )
     where = ", ".join(f"{node} at {members[node].address}" for node in reachable)
     return LearnerError(
         f"node {state.me} is a learner, which only reads; write at a voter: {where}",
@@ -301,10 +303,10 @@ def is_lost(attempt: Attempt, state: State, *, patient: bool) -> bool:
     if not attempt.rejects:
         return False
     lost = len(attempt.rejects)
-    for node in state.voters:
+    for node in state.roster.voters:
         if node != state.me and node not in attempt.approvals and node not in attempt.rejects:
-            lost += not patient or not state.peers[node].up
-    return lost > len(state.voters) - state.quorum
+            lost += not patient or not state.roster.peers[node].up
+    return lost > len(state.roster.voters) - state.roster.quorum
 
 
 def lagging(error: BedrockishError) -> BedrockishError:
@@ -326,13 +328,13 @@ def did_not_happen(ticket: Ticket, state: State) -> BedrockishError:
     if ticket.ahead is not None:
         size = len(ticket.ahead.changes) + len(ticket.ahead.result)
         return DeadlineError(
-            f"the {size} bytes of command {request.command} were not at a quorum of {state.quorum} nodes in "
+            f"the {size} bytes of command {request.command} were not at a quorum of {state.roster.quorum} nodes in "
             f"{request.timeout_s:g} s; it did not happen: give it more time, or split it into several"
         )
     if reject is None or reject.other is None:
         return DeadlineError(
-            f"no quorum of {state.quorum} approvals in {request.timeout_s:g} s; command {request.command} did not "
-            f"happen{came_too_late(ticket.late) if ticket.late else ''}"
+            f"no quorum of {state.roster.quorum} approvals in {request.timeout_s:g} s; command {request.command} "
+            f"did not happen{came_too_late(ticket.late) if ticket.late else ''}"
         )
     name = readable(object_of(reject.key))
     return ConflictError(

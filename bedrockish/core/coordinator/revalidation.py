@@ -10,7 +10,7 @@ from dataclasses import replace
 from bedrockish.core.coordinator.request import Ticket, readable
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import Conflict, claim
-from bedrockish.core.state.conflict_counts import note_conflict
+from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ConflictError
 from bedrockish_journal.model.footprint import LAST_CLOCK, Footprint
@@ -54,13 +54,13 @@ def lost_to(found: Conflict) -> ConflictError:
 
 def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None:
     """Return why what was executed a while ago would do something else now; None if it would not."""
-    if prepared.schema != state.schema:
+    if prepared.schema != state.schema.version:
         return ConflictError(
             "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
         )
     footprint = prepared.footprint
     if not prepared.readonly:
-        now = state.clock.read(state.now.wall_ms)
+        now = state.clock.read()
         footprint = claim(footprint, (command,), prepared.kind, now, LAST_CLOCK)
     return overtaken(state, footprint, prepared.base)
 
@@ -71,4 +71,4 @@ def move(state: State, ticket: Ticket, prepared: Prepared) -> Prepared | Bedrock
     if error is not None:
         return error
     # One that was told its clock stays younger than all that it has seen; others move up.
-    return prepared if prepared.clock else replace(prepared, base=dict(state.applied))
+    return prepared if prepared.clock else replace(prepared, base=dict(state.timelines.applied))

@@ -7,10 +7,10 @@ cluster; and nobody is turned down for it, unless D's delay was shorter than tha
 """
 
 from bedrockish.api.requests import Answer
-from bedrockish.common.hlc import moved
 from bedrockish.core.coordinator.request import Stage, Ticket
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.state import State
+from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import SCHEMA, Txid
 
 DOUBLINGS_MAX = 6
@@ -24,7 +24,7 @@ def activation_clock(state: State, ticket: Ticket, prepared: Prepared, clock: in
     """
     if prepared.kind != SCHEMA:
         return 0
-    if len(state.voters) == 1:
+    if len(state.roster.voters) == 1:
         return clock + 1
     delay_ms = state.settings.schema_delay_ms << min(ticket.rejections, DOUBLINGS_MAX)
     return moved(clock, min(delay_ms, state.settings.clock_offset_ms)) + 1
@@ -40,7 +40,7 @@ class SchemaBarrier:
 
     def holds_up(self, ticket: Ticket, prepared: Prepared, clock: int) -> bool:
         """Whether a ticket has to wait before it is led: there is one change at a time, and it comes first."""
-        scheduled = self.state.scheduled
+        scheduled = self.state.schema.scheduled
         if scheduled is None or (prepared.kind != SCHEMA and clock < scheduled.activates):
             return False
         self._wait(ticket)
@@ -48,7 +48,7 @@ class SchemaBarrier:
 
     def will_hold_up(self, ticket: Ticket) -> bool:
         """Whether a ticket that would be led now has to wait, whatever it does."""
-        if not self.state.awaits_schema(self.state.clock.read(self.state.now.wall_ms)):
+        if not self.state.schema.is_behind(self.state.clock.read()):
             return False
         self._wait(ticket)
         return True
@@ -60,7 +60,7 @@ class SchemaBarrier:
 
     def released(self) -> list[Ticket]:
         """Take those that need not wait any longer."""
-        if not self.waiting or self.state.scheduled is not None:
+        if not self.waiting or self.state.schema.scheduled is not None:
             return []
         waiting, self.waiting = self.waiting, []
         return [ticket for ticket in waiting if ticket.stage is Stage.SCHEMA]

@@ -32,7 +32,7 @@ class Turns:
     def met(self, leader: str) -> None:
         """One of ours waits for, or was rejected for, a transaction of this leader."""
         if leader != self._state.me:
-            self._met[leader] = self._state.now.seconds
+            self._met[leader] = self._state.clock.now.seconds
 
     def passed(self, since: float) -> None:
         """Those whose turn it was have not come: do not count on whom was not met after ``since``, in seconds."""
@@ -47,7 +47,7 @@ class Turns:
         pause_ms = self.pause_ms(txid.leader)
         if pause_ms and txid not in self._until:
             self._reserved.add(txid, footprint)
-            self._until[txid] = self._state.now.seconds + pause_ms / 1000
+            self._until[txid] = self._state.clock.now.seconds + pause_ms / 1000
 
     def begins(self, footprint: Footprint) -> None:
         """Somebody has taken the turn on these keys."""
@@ -59,7 +59,7 @@ class Turns:
         """Return for how long it is the turn of others on keys of a footprint, in milliseconds; 0 if it is not."""
         if not self._until:
             return 0.0
-        now, left_s = self._state.now.seconds, 0.0
+        now, left_s = self._state.clock.now.seconds, 0.0
         for txid in [txid for txid, until in self._until.items() if until <= now]:
             self._forget(txid)
         for found in self._reserved.conflicts(footprint):
@@ -69,7 +69,7 @@ class Turns:
     def pause_ms(self, leader: str) -> float:
         """Return how long what waited for a transaction of this leader is to wait for its turn, in milliseconds."""
         state = self._state
-        since = state.now.seconds - MEMORY * self._commit_s
+        since = state.clock.now.seconds - MEMORY * self._commit_s
         rivals = [rival for rival, met in self._met.items() if met >= since and self._is_there(rival)]
         if not rivals:
             return 0.0
@@ -83,5 +83,5 @@ class Turns:
         del self._until[txid]
 
     def _is_there(self, rival: str) -> bool:
-        peer = self._state.peers.get(rival)
+        peer = self._state.roster.peers.get(rival)
         return peer is not None and peer.up

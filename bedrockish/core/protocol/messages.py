@@ -7,9 +7,9 @@ Nodes of two releases speak with each other while a cluster is upgraded. How to 
 
 * A field: append it at the end, with a default. An older program ignores it, and its messages, which lack it, are read
   with the default. Never change, move or remove a field that an older level reads. What may only be done when everybody
-  reads the field asks ``state.level >= N`` first, where N is the level of the release that adds it.
+  reads the field asks ``state.roster.level >= N`` first, where N is the level of the release that adds it.
 * A kind: take the next number in ``WIRE`` and enter the level in ``SINCE``. It must not be sent below that level:
-  ``State.send`` asserts it. Until then the node does what the older release did.
+  ``Outbox.send`` asserts it. Until then the node does what the older release did.
 * ``levels.LEVEL`` is one higher in a release than in the one before it; ``tests/core/test_levels.py`` holds what the
   earlier levels read.
 """

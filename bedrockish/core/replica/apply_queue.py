@@ -13,8 +13,8 @@ from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.effects import Apply, Halt, SendEntries, SetMembers
 from bedrockish.core.protocol.messages import Ask, Commit, Entries, Fetch, Outcome, Removed
 from bedrockish.core.protocol.records import Membership, decode_membership
-from bedrockish.core.state.commit_window import Place
-from bedrockish.core.state.peer import Peer
+from bedrockish.core.state.certifier import Place
+from bedrockish.core.state.roster import Peer
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.entry import GENESIS, Entry, Label, decode_entry, decode_label, label_entry
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -49,15 +49,15 @@ class ApplyQueue:
     def lead(self, transaction: Transaction, quorum: Vector, adopted_from: str | None = None) -> Entry:
         """Commit a transaction at the next tick of our own timeline, and apply it at once."""
         state, me = self.state, self.state.me
-        assert covers(state.applied, transaction.base), "a leader commits only what it can apply"
-        tick = state.applied.get(me, 0) + 1
-        assert tick == state.taken.get(me, 0) + 1
+        assert covers(state.timelines.applied, transaction.base), "a leader commits only what it can apply"
+        tick = state.timelines.applied.get(me, 0) + 1
+        assert tick == state.timelines.taken.get(me, 0) + 1
         approvals = dict(quorum) | ({me: tick} if me in quorum else {})
-        prev = state.heads.get(me, GENESIS)
+        prev = state.timelines.heads.get(me, GENESIS)
         entry = Entry(me, tick, approvals, transaction, adopted_from, prev)
         self._take(entry)
         self.settle()
-        assert state.applied[me] == tick
+        assert state.timelines.applied[me] == tick
         return entry
 
     def on_commit(self, message: Commit) -> None:
@@ -68,8 +68,8 @@ class ApplyQueue:
         """
         label = decode_label(message.label)
         leader, tick = label.leader, label.tick
-        taken = self.state.taken.get(leader, 0)
-        if tick <= taken or leader in self.state.membership.retired:
+        taken = self.state.timelines.taken.get(leader, 0)
+        if tick <= taken or leader in self.state.roster.membership.retired:
             return
         early = self.early.setdefault(leader, {})
         if tick > taken + 1:
@@ -83,13 +83,13 @@ class ApplyQueue:
     def _take_early(self, leader: str) -> None:
         """Take the COMMITs that waited for the one before them."""
         early = self.early.get(leader, {})
-        while (following := early.pop(self.state.taken.get(leader, 0) + 1, None)) is not None:
+        while (following := early.pop(self.state.timelines.taken.get(leader, 0) + 1, None)) is not None:
             if not self._take_commit(following, decode_label(following.label)):
                 return
 
     def _take_commit(self, message: Commit, label: Label) -> bool:
         leader, tick = label.leader, label.tick
-        vote = self.state.votes.get(label.txid)
+        vote = self.state.votes.by_txid.get(label.txid)
         voted = vote.transaction if vote is not None else None
         if voted is not None and message.body in (None, voted.body):
             transaction = voted
@@ -98,7 +98,7 @@ class ApplyQueue:
         else:
             self.want({leader: tick})
             return False
-        entry = label_entry(self.state.heads.get(leader, GENESIS), label, transaction)
+        entry = label_entry(self.state.timelines.heads.get(leader, GENESIS), label, transaction)
         if entry.hash != message.hash:
             # One peer's word that this timeline goes on in another way is no reason to stop: nothing of it is taken.
             raise EntryMalformedError(f"the hash is not that of {leader}{tick} after what is here of timeline {leader}")
@@ -113,10 +113,10 @@ class ApplyQueue:
         """
         for prev, label, body in message.entries:
             leader, tick = decode_label(label)[:2]
-            if tick != self.state.taken.get(leader, 0) + 1 or leader in self.state.membership.retired:
+            if tick != self.state.timelines.taken.get(leader, 0) + 1 or leader in self.state.roster.membership.retired:
                 continue
             entry = decode_entry(prev, label, body)
-            if prev != self.state.heads.get(leader, GENESIS):
+            if prev != self.state.timelines.heads.get(leader, GENESIS):
                 raise EntryMalformedError(f"{leader}{tick} does not continue what is here of timeline {leader}")
             self._take(entry)
         for gap in self.gaps.values():
@@ -129,22 +129,18 @@ class ApplyQueue:
 
     def on_outcome(self, peer: str, message: Outcome) -> None:
         """Take a hint that a transaction is committed at a place: fetch that entry. (Only taking it is knowing it.)"""
-        if message.commit and message.tick > self.state.taken.get(message.leader, 0):
-            known = self.state.peers[peer]
+        if message.commit and message.tick > self.state.timelines.taken.get(message.leader, 0):
+            known = self.state.roster.peers[peer]
             if known.applied.get(message.leader, 0) < message.tick:  # it has it, though its last report is older
                 known.applied = {**known.applied, message.leader: message.tick}
             self.want({message.leader: message.tick})
 
     def _take(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid
-        if state.outcomes.get(txid) is False:
-            state.emit(Halt(f"{entry.leader}{entry.tick} commits {txid}, which was rolled back"))
+        if state.votes.outcomes.get(txid) is False:
+            state.outbox.emit(Halt(f"{entry.leader}{entry.tick} commits {txid}, which was rolled back"))
             return
-        state.taken[entry.leader] = entry.tick
-        state.heads[entry.leader] = entry.hash
-        state.clock.adjust(txid.clock)
-        state.end(txid, commit=True)
-        state.commit_window.add(entry.place, entry.transaction)
+        state.take(entry)
         self.waiting.setdefault(entry.leader, deque()).append(entry)
         self._unapplied += 1
         self.early.get(entry.leader, {}).pop(entry.tick, None)
@@ -157,30 +153,31 @@ class ApplyQueue:
         while moved:
             moved = False
             for queue in self.waiting.values():
-                while queue and covers(self.state.applied, queue[0].after) and queue[0].txid not in self.state.blocked:
+                while (
+                    queue
+                    and covers(self.state.timelines.applied, queue[0].after)
+                    and queue[0].txid not in self.state.blocked
+                ):
                     self._unapplied -= 1
                     self._apply(queue.popleft())
                     moved = self._unapplied > 0
-        if self.state.joining is not None:
+        if self.state.roster.joining is not None:
             self.state.check_joined()
 
     def _apply(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid
-        assert entry.tick == state.applied.get(entry.leader, 0) + 1
-        repeat = txid in state.done or txid.clock <= state.safe
+        assert entry.tick == state.timelines.applied.get(entry.leader, 0) + 1
+        repeat = txid in state.votes.done or txid.clock <= state.clock.safe
         if not repeat and not self._reach_schema(entry):
             return
-        state.applied[entry.leader] = entry.tick
-        state.done.add(txid)
-        state.late = state.late or txid.clock <= state.safe
-        state.progress = True
-        state.emit(Apply(entry, repeat))
+        state.apply(entry)
+        state.outbox.emit(Apply(entry, repeat))
         if entry.transaction.kind == SCHEMA and not repeat:
             if entry.transaction.activates:
                 state.schedule(entry.transaction)
             else:
-                state.schema += 1
-        state.drop_vote(txid)
+                state.schema.advance()
+        state.votes.drop(txid)
         if entry.transaction.kind == MEMBERS and not repeat:
             self._change_members(entry.place, decode_membership(entry.transaction.changes))
 
@@ -190,14 +187,14 @@ class ApplyQueue:
         Its leader had the scheduled change in force before it ran, so all with a smaller clock than that change's
         activation is in its base, and applied here.
         """
-        state, schema = self.state, entry.transaction.schema
-        if schema == state.schema + 1 and state.scheduled is not None:
+        state, needed = self.state, entry.transaction.schema
+        if needed == state.schema.version + 1 and state.schema.scheduled is not None:
             state.activate()
-        if schema != state.schema:
-            state.emit(
-                Halt(f"{entry.leader}{entry.tick} ran on version {schema} of the schema, and comes upon {state.schema}")
-            )
-        return schema == state.schema
+        here = state.schema.version
+        if needed != here:
+            what = f"{entry.leader}{entry.tick} ran on version {needed} of the schema, and comes upon {here}"
+            state.outbox.emit(Halt(what))
+        return needed == here
 
     def _change_members(self, place: Place, membership: Membership) -> None:
         """Count by the new membership. What was begun under the old one and is not applied here never commits: the
@@ -205,22 +202,21 @@ class ApplyQueue:
         """
         state = self.state
         if membership.level > LEVEL:
-            state.emit(
+            state.outbox.emit(
                 Halt(
                     f"the cluster is at release level {membership.level}, and this program reads up to {LEVEL}; "
                     "install the release of the other members here"
                 )
             )
             return
-        retired = membership.retired.keys() - state.membership.retired.keys()
-        state.membership = membership
-        state.set_peers()
+        retired = membership.retired.keys() - state.roster.membership.retired.keys()
+        state.set_membership(membership)
         if retired:
             self._retire(place, retired)
-        state.emit(SetMembers(state.membership))
-        for txid, transaction in list(state.pending.transactions.items()):
+        state.outbox.emit(SetMembers(state.roster.membership))
+        for txid, transaction in list(state.votes.pending.transactions.items()):
             if transaction.config < membership.version:
-                state.end(txid, commit=False)
+                state.votes.end(txid, commit=False)
 
     def _retire(self, place: Place, leaders: AbstractSet[str]) -> None:
         """Name these timelines no more. All of them is applied here, as the base of the change is.
@@ -229,7 +225,7 @@ class ApplyQueue:
         committed any more that counts by an older membership, and is not in that base.
         """
         state = self.state
-        state.retirement = dict([place])
+        state.timelines.retire([place])
         state.commit_window.retire(leaders)
         for leader in leaders:
             self.early.pop(leader, None)
@@ -242,15 +238,15 @@ class ApplyQueue:
 
     def applied_or_ended(self, txid: Txid) -> bool:
         """Whether nothing more can come of a transaction here."""
-        return txid in self.state.done or self.state.outcomes.get(txid) is False
+        return txid in self.state.votes.done or self.state.votes.outcomes.get(txid) is False
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def want(self, vector: Vector) -> None:
         """Note that these ticks exist and are wanted."""
         for leader, tick in vector.items():
-            if tick > self.state.taken.get(leader, 0) and leader not in self.state.membership.retired:
-                gap = self.gaps.setdefault(leader, Gap(tick, self.state.now.seconds))
+            if tick > self.state.timelines.taken.get(leader, 0) and leader not in self.state.roster.membership.retired:
+                gap = self.gaps.setdefault(leader, Gap(tick, self.state.clock.now.seconds))
                 gap.upto = max(gap.upto, tick)
 
     def ask_about(self, txid: Txid, peer: str) -> None:
@@ -259,24 +255,29 @@ class ApplyQueue:
         Its COMMIT will not come to us then, and what we run meanwhile would be turned down again for the same reason.
         """
         state = self.state
-        leader = state.peers.get(txid.leader)
+        leader = state.roster.peers.get(txid.leader)
         unheard = txid.leader != state.me and (leader is None or not leader.up)
-        if unheard and txid not in state.outcomes and txid not in state.pending and txid.clock > state.safe:
-            state.send(peer, Ask(txid, state.clock.read(state.now.wall_ms)))
+        if (
+            unheard
+            and txid not in state.votes.outcomes
+            and txid not in state.votes.pending
+            and txid.clock > state.clock.safe
+        ):
+            state.outbox.send(peer, Ask(txid, state.clock.read()))
 
     def fetch_missing(self, *, at_once: bool = False) -> None:
         """Ask for what has been missing for a while: COMMITs under way usually arrive before that.
 
         Different gaps are asked of different peers where that is possible, so that several share the work.
         """
-        state, now = self.state, self.state.now.seconds
+        state, now = self.state, self.state.clock.now.seconds
         if not state.health.applies:
             return  # it would not be applied; what this node has, it gives
         arriving = {one.peer for one in state.pieces.assembling}  # it may be what is missing, and as large as anything
         patience = 0.0 if at_once else state.settings.fetch_after_ms / 1000
         asks: dict[str, dict[str, int]] = {}
         for leader, gap in list(self.gaps.items()):
-            taken = state.taken.get(leader, 0)
+            taken = state.timelines.taken.get(leader, 0)
             if taken >= gap.upto:
                 del self.gaps[leader]
                 continue
@@ -294,12 +295,12 @@ class ApplyQueue:
             else:  # a session has seen it at a node that has left, and it left with that one; who has it will tell
                 del self.gaps[leader]
         for peer, wants in asks.items():
-            state.send(peer, Fetch(wants, state.settings.fetch_bytes))
+            state.outbox.send(peer, Fetch(wants, state.settings.fetch_bytes))
 
     def _whom(self, leader: str, tick: int, not_again: str, busy: dict[str, dict[str, int]]) -> str | None:
         able = [
             node
-            for node, peer in self.state.peers.items()
+            for node, peer in self.state.roster.peers.items()
             if peer.up
             and (peer.applied.get(leader, 0) >= tick or node == leader)
             and peer.removed.get(leader, 0) < tick
@@ -310,18 +311,18 @@ class ApplyQueue:
     def on_fetch(self, peer: str, message: Fetch) -> None:
         """Give a peer what it wants of what we have, and say of the rest if we have removed it."""
         state = self.state
-        removed = {leader: state.removed.get(leader, 0) for leader in message.wants}
+        removed = {leader: state.timelines.removed.get(leader, 0) for leader in message.wants}
         removed = {leader: tick for leader, tick in removed.items() if tick >= message.wants[leader]}
         if removed:
-            state.send(peer, Removed(removed, state.clock.read(state.now.wall_ms)))
+            state.outbox.send(peer, Removed(removed, state.clock.read()))
         wants = {leader: tick for leader, tick in message.wants.items() if leader not in removed}
-        have = {leader: tick for leader, tick in wants.items() if tick <= state.applied.get(leader, 0)}
+        have = {leader: tick for leader, tick in wants.items() if tick <= state.timelines.applied.get(leader, 0)}
         if have:
-            state.emit(SendEntries(peer, have, min(message.limit, 16_000_000)))
+            state.outbox.emit(SendEntries(peer, have, min(message.limit, 16_000_000)))
 
     def on_removed(self, peer: str, message: Removed) -> None:
         """Ask somebody else for what a peer has removed from its journal."""
-        known = self.state.peers.get(peer)
+        known = self.state.roster.peers.get(peer)
         if known is not None:
             known.removed = merge(known.removed, message.upto)
             for leader in message.upto:
@@ -331,14 +332,14 @@ class ApplyQueue:
 
     def _who_had(self, leader: str, tick: int) -> list[Peer]:
         """Return the members who have, or have had, an entry, as far as they said."""
-        peers = self.state.peers.items()
+        peers = self.state.roster.peers.items()
         return [peer for node, peer in peers if node == leader or peer.applied.get(leader, 0) >= tick]
 
     def _is_it_removed(self, leader: str, tick: int, had: list[Peer]) -> None:
         """Say so, for good, if everybody who has had an entry has removed it: this node can never catch up."""
         state = self.state
         if all(peer.removed.get(leader, 0) >= tick for peer in had):
-            state.stuck = (
+            state.give_up_fetching(
                 f"node {state.me} lacks {leader}{tick}, which all others have removed from their journals; stop it, "
                 f"run 'bedrockish member replace URL {state.me} NEW', and then 'bedrockish join URL --voter', without "
                 "--replay, for the node NEW on an empty file"

@@ -100,7 +100,7 @@ class Staging:
         self.pulls: dict[str, Pull] = {}
         if state.pieces.saved:
             found = frozenset(state.pieces.saved)
-            self.offers["", 0] = Offered(found, 0, set(), state.now.seconds - KEPT_S + FOUND_S)
+            self.offers["", 0] = Offered(found, 0, set(), state.clock.now.seconds - KEPT_S + FOUND_S)
 
     # -- what is offered -------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Staging:
         if not message.pieces:
             self.offers.pop(key, None)
             return
-        if not state.is_voter(state.me) or not state.is_voter(peer):
+        if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer):
             return
         names = dict(message.pieces)
         size = sum(names.values())
@@ -123,14 +123,14 @@ class Staging:
             self._tell_stored(peer, message.number, stored=False)
             return
         missing = {digest for digest in names if digest not in state.pieces.saved}
-        self.offers[key] = Offered(frozenset(names), size, missing, state.now.seconds)
+        self.offers[key] = Offered(frozenset(names), size, missing, state.clock.now.seconds)
         if missing:
             self._pull(peer, [name for name in names.items() if name[0] in missing])
         else:
             self._tell_stored(peer, message.number, stored=True)
 
     def _tell_stored(self, peer: str, number: int, *, stored: bool) -> None:
-        self.state.send(peer, Stored(number, stored, self.state.clock.read(self.state.now.wall_ms)))
+        self.state.outbox.send(peer, Stored(number, stored, self.state.clock.read()))
 
     # -- messages in pieces ----------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Staging:
             state.counts["messages_too_many"] += 1
             return
         missing = {digest for digest in names if digest not in state.pieces.saved and digest not in self.fetched}
-        one = Incomplete(peer, message.parts, missing, state.now.seconds)
+        one = Incomplete(peer, message.parts, missing, state.clock.now.seconds)
         if missing:
             self.incomplete.append(one)
             self._pull(peer, [name for name in names.items() if name[0] in missing])
@@ -159,10 +159,10 @@ class Staging:
             fetched[part[0]] if type(part) is tuple and part[0] in fetched and part[0] not in saved else part
             for part in one.parts
         )
-        state, now = self.state, self.state.now.seconds
-        closable = max(state.closed, state.closing_lag.closable(now))
+        state, now = self.state, self.state.clock.now.seconds
+        closable = max(state.clock.closed, state.clock.lag.closable(now))
         state.pieces.assembling.append(Assembling(one.peer, parts, closable, now + READING_S))
-        state.emit(Assemble(one.peer, parts))
+        state.outbox.emit(Assemble(one.peer, parts))
 
     def on_assembled(self, peer: str, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
         """Return a message that was put together of parts; None if it is none."""
@@ -185,7 +185,7 @@ class Staging:
         """Take a piece that was asked for, if it is the one; or learn that it is not there any more."""
         state, digest, data = self.state, message.digest, message.data
         pull = self.pulls.get(peer)
-        size = None if pull is None else pull.came(digest, state.now.seconds)
+        size = None if pull is None else pull.came(digest, state.clock.now.seconds)
         if size is None:
             return  # twice, or never asked for
         if data is None or len(data) != size or sha256(data).digest() != digest:
@@ -210,12 +210,12 @@ class Staging:
             self.fetched[digest] = data
         for (peer, number), offer in offers:
             offer.missing.discard(digest)
-            offer.touched = state.now.seconds
+            offer.touched = state.clock.now.seconds
             if not offer.missing:
                 self._tell_stored(peer, number, stored=True)
         for one in messages:
             one.missing.discard(digest)
-            one.since = state.now.seconds
+            one.since = state.clock.now.seconds
             if not one.missing:
                 self.incomplete.remove(one)
                 self._assemble(one)
@@ -225,7 +225,7 @@ class Staging:
         saved = self.state.pieces.saved
         if digest not in saved:
             saved[digest] = len(data)
-            self.state.emit(SavePiece(digest, data))
+            self.state.outbox.emit(SavePiece(digest, data))
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Staging:
 
     def _ask(self, peer: str) -> None:
         """Ask a peer for more, as far as the window goes."""
-        pull, now, wanted = self.pulls[peer], self.state.now.seconds, []
+        pull, now, wanted = self.pulls[peer], self.state.clock.now.seconds, []
         if not pull.asked:
             pull.least = 0.0  # an idle link may be another one by now
         while pull.queue and len(pull.asked) < int(pull.window):
@@ -246,7 +246,7 @@ class Staging:
                 pull.asked[digest] = now, size
                 wanted.append(digest)
         if wanted:
-            self.state.send(peer, Want(tuple(wanted)))
+            self.state.outbox.send(peer, Want(tuple(wanted)))
 
     def _is_missing(self, digest: bytes) -> bool:
         return any(digest in offer.missing for offer in self.offers.values()) or any(
@@ -264,7 +264,7 @@ class Staging:
 
     def check(self) -> None:
         """Ask again for what does not come, and drop what nobody needs any more."""
-        state, now = self.state, self.state.now.seconds
+        state, now = self.state, self.state.clock.now.seconds
         state.pieces.expire(now)
         for peer, pull in list(self.pulls.items()):
             if any(now - since > ASK_AGAIN_S for since, _ in pull.asked.values()):
@@ -282,7 +282,7 @@ class Staging:
     def _drop_unnamed(self) -> None:
         """Drop the saved pieces that no vote, no offer and no message names."""
         state, pieces = self.state, self.state.pieces
-        pieces.forget_votes(state.votes)
+        pieces.forget_votes(state.votes.by_txid)
         named = set(pieces.offered)
         for offer in self.offers.values():
             named |= offer.names
@@ -295,4 +295,4 @@ class Staging:
         if gone:
             for digest in gone:
                 del pieces.saved[digest]
-            state.emit(DropPieces(gone))
+            state.outbox.emit(DropPieces(gone))

@@ -6,13 +6,13 @@ before it leaves, because the driver lets nothing leave before.
 
 from dataclasses import dataclass
 
-from bedrockish.common.hlc import moved
 from bedrockish.core.protocol.effects import SendOutcome
 from bedrockish.core.protocol.messages import Accepted, Approve, Ask, Begin, Outcome, Reason, Refused, Reject, Rollback
 from bedrockish.core.protocol.records import FORGOTTEN
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.state.certifier import Conflict, prepare_commit
 from bedrockish.core.state.state import State
+from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.footprint import conflict
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 from bedrockish_journal.model.vector import covers
@@ -54,8 +54,8 @@ class Voting:
     def settle(self) -> None:
         """Take up the BEGINs whose base has become covered."""
         for txid, transaction in list(self.parked.items()):
-            ended = txid in self.state.outcomes or txid.clock <= self.state.safe
-            if ended or covers(self.state.applied, transaction.base):
+            ended = txid in self.state.votes.outcomes or txid.clock <= self.state.clock.safe
+            if ended or covers(self.state.timelines.applied, transaction.base):
                 del self.parked[txid]
                 self._consider(transaction)
 
@@ -67,15 +67,15 @@ class Voting:
 
     def _consider(self, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        until = state.comparing.pop(txid, None)
+        until = state.votes.comparing.pop(txid, None)
         if self.tell_outcome(txid.leader, txid):  # V1: it is over, or below safe time
             return
         # V2: both are voters of the membership that it was begun under. If that is newer than ours, it waits (V7).
-        begun_here = transaction.config <= state.membership.version
-        if begun_here and not (state.is_voter(state.me) and state.is_voter(txid.leader)):
+        begun_here = transaction.config <= state.roster.membership.version
+        if begun_here and not (state.roster.is_voter(state.me) and state.roster.is_voter(txid.leader)):
             self._reject(txid, Reason.MEMBERS)
             return
-        vote = state.votes.get(txid)
+        vote = state.votes.by_txid.get(txid)
         if vote is not None and vote.promised > 0:  # V3: a recovery, or its leader's rollback, has our promise
             self._reject(txid, Reason.PROMISED)
             return
@@ -83,36 +83,36 @@ class Voting:
             self._approve(txid)  # V4: it is approved already, and the answer was lost
             return
         reason = self._untimely(transaction)
-        state.closing_lag.late(state.now.seconds, txid.clock)
+        state.clock.lag.late(state.clock.now.seconds, txid.clock)
         if reason is not None:
             self._reject(txid, reason)
             return
         state.clock.adjust(txid.clock)
         for given_up in transaction.rollbacks:  # V5: its leader gave these up before it began this
             if given_up.leader == txid.leader:
-                state.accept_rollback(given_up)
-        if transaction.config < state.membership.version:
+                state.votes.accept_rollback(given_up)
+        if transaction.config < state.roster.membership.version:
             # V6: no older transaction outside the change's base can commit any more.
-            state.end(txid, commit=False)
+            state.votes.end(txid, commit=False)
             self.tell_outcome(txid.leader, txid)
             return
-        if not covers(state.applied, transaction.base):  # V7: what it has seen is needed to test it
+        if not covers(state.timelines.applied, transaction.base):  # V7: what it has seen is needed to test it
             if len(self.parked) < PARKED_MAX:
                 self.parked[txid] = transaction
                 self.apply_queue.want(transaction.base)
-                state.timer(state.settings.fetch_after_ms, "fetch")
+                state.timers.set(state.settings.fetch_after_ms, "fetch")
             return
         found = state.happened(transaction.commands, txid)  # V8: none of its commands has happened, base or not
         if found is not None and found.other == FORGOTTEN:
-            reason = Reason.FORGOTTEN if state.level >= 2 else Reason.TOO_OLD
-            state.send(txid.leader, Reject(txid, reason, None, found.key, state.clock.read(state.now.wall_ms)))
+            reason = Reason.FORGOTTEN if state.roster.level >= 2 else Reason.TOO_OLD
+            state.outbox.send(txid.leader, Reject(txid, reason, None, found.key, state.clock.read()))
             return
         # V9: it conflicts with no commit outside its base, and with nothing pending.
         found = found or prepare_commit(
-            transaction.footprint, transaction.base, state.commit_window, state.pending, txid
+            transaction.footprint, transaction.base, state.commit_window, state.votes.pending, txid
         )
         # V10: nor with what this node rolled back itself later than its clock, which others may still hold.
-        found = found or state.own_ends.vetoes(transaction)
+        found = found or state.votes.own_ends.vetoes(transaction)
         if found is not None:
             self._hold_others_back(transaction, found)
             self._reject(txid, Reason.FOR, found)
@@ -122,7 +122,7 @@ class Voting:
             return
         if not self._is_made_of_our_rows(transaction, until):  # V12: nor made of other rows
             return
-        state.hold(transaction)  # V13: durable before the approval leaves
+        state.votes.hold(transaction)  # V13: durable before the approval leaves
         self.approved.append(transaction)
         self._approve(txid)
 
@@ -135,19 +135,19 @@ class Voting:
         """
         txid, why = transaction.txid, self.state.misfit(transaction)
         if why is None:
-            waiting = self.parked if self.state.is_applying else self.compared
+            waiting = self.parked if self.state.outbox.is_applying else self.compared
             waiting[txid] = transaction
-            self.state.comparing[txid] = until or self.state.now.seconds + COMPARING_S
+            self.state.votes.comparing[txid] = until or self.state.clock.now.seconds + COMPARING_S
         elif why:
-            self._reject(txid, Reason.DIFFERS if self.state.level >= 2 else Reason.TOO_OLD)
+            self._reject(txid, Reason.DIFFERS if self.state.roster.level >= 2 else Reason.TOO_OLD)
         return why == ""
 
     def _untimely(self, transaction: Transaction) -> Reason | None:
         state, clock = self.state, transaction.txid.clock
         # V14: what is closed here, or may have been before a restart, was told to be past.
-        if clock <= state.closed or clock <= state.floor:
+        if clock <= state.clock.closed or clock <= state.clock.floor:
             return Reason.TOO_LATE
-        ahead, leader = state.ahead_ms(clock), state.peers.get(transaction.txid.leader)
+        ahead, leader = state.clock.ahead_ms(clock), state.roster.peers.get(transaction.txid.leader)
         if leader is not None:
             leader.ahead_ms = ahead
         if ahead:  # V15: following it would take everybody's clock there, for good
@@ -155,19 +155,19 @@ class Voting:
         # V16: commits that its snapshot may have missed must still be in the window that V9 compares.
         if clock > moved(transaction.safe, state.settings.conflict_window_ms):
             return Reason.TOO_OLD
-        if state.counted and not covers(transaction.base, state.commit_window.floor):
+        if state.clock.counted and not covers(transaction.base, state.commit_window.floor):
             return Reason.TOO_OLD  # a clock that only counts says nothing of age, so what was dropped is compared
         return None
 
     def _approve(self, txid: Txid) -> None:
         state = self.state
-        own = state.applied.get(state.me, 0)
-        state.send(txid.leader, Approve(txid, own, state.clock.read(state.now.wall_ms)))
+        own = state.timelines.applied.get(state.me, 0)
+        state.outbox.send(txid.leader, Approve(txid, own, state.clock.read()))
 
     def _reject(self, txid: Txid, reason: Reason, found: Conflict | None = None) -> None:
         state = self.state
         other, key = found if found is not None else (None, NO_KEY)
-        state.send(txid.leader, Reject(txid, reason, other, key, state.clock.read(state.now.wall_ms)))
+        state.outbox.send(txid.leader, Reject(txid, reason, other, key, state.clock.read()))
 
     # -- barriers --------------------------------------------------------------------------------------------------
 
@@ -176,9 +176,9 @@ class Voting:
 
         A rejected schema change needs no such thing: its next attempt leaves more time until it comes into force.
         """
-        if transaction.kind != MEMBERS or found.other not in self.state.pending:
+        if transaction.kind != MEMBERS or found.other not in self.state.votes.pending:
             return
-        now = self.state.now.seconds
+        now = self.state.clock.now.seconds
         if self.barrier is None or self.barrier.until < now:
             self.barrier = Barrier(transaction, now + self.state.settings.barrier_ms / 1000)
 
@@ -186,7 +186,7 @@ class Voting:
         barrier = self.barrier
         if barrier is None or transaction.command == barrier.transaction.command:
             return False
-        if self.state.now.seconds > barrier.until:
+        if self.state.clock.now.seconds > barrier.until:
             self.barrier = None
             return False
         return conflict(barrier.transaction.footprint, transaction.footprint) is not None
@@ -207,13 +207,13 @@ class Voting:
     def on_rollback(self, peer: str, message: Rollback) -> None:
         """Accept a leader's rollback, unless a recovery is ahead of it, or this node's word does not count."""
         state, txid = self.state, message.txid
-        if txid.leader != peer or self.tell_outcome(peer, txid) or not state.is_voter(state.me):
+        if txid.leader != peer or self.tell_outcome(peer, txid) or not state.roster.is_voter(state.me):
             return  # V17: ballot 1 is its leader's alone, and only a voter's acceptance counts
-        clock = state.clock.read(state.now.wall_ms)
-        if state.accept_rollback(txid):
-            state.send(peer, Accepted(txid, 1, clock))
+        clock = state.clock.read()
+        if state.votes.accept_rollback(txid):
+            state.outbox.send(peer, Accepted(txid, 1, clock))
         else:
-            state.send(peer, Refused(txid, state.votes[txid].promised, clock))
+            state.outbox.send(peer, Refused(txid, state.votes.by_txid[txid].promised, clock))
 
     def on_ask(self, peer: str, message: Ask) -> None:
         """Say what became of a transaction, if it is known here."""
@@ -222,20 +222,20 @@ class Voting:
     def tell_outcome(self, peer: str, txid: Txid) -> bool:
         """Tell a peer the outcome, if it is known; whether it was."""
         state = self.state
-        outcome = state.outcomes.get(txid)
+        outcome = state.votes.outcomes.get(txid)
         if outcome is None:
-            if txid.clock <= state.safe:
-                state.emit(SendOutcome(peer, txid))
+            if txid.clock <= state.clock.safe:
+                state.outbox.emit(SendOutcome(peer, txid))
                 return True
             return False
-        clock = state.clock.read(state.now.wall_ms)
+        clock = state.clock.read()
         if not outcome:
-            state.send(peer, Outcome(txid, False, "", 0, clock))
+            state.outbox.send(peer, Outcome(txid, False, "", 0, clock))
             return True
         known = state.commit_window.known.get(txid)
         if known is None:
-            state.emit(SendOutcome(peer, txid))
+            state.outbox.emit(SendOutcome(peer, txid))
         else:
             leader, tick = known.places[0]
-            state.send(peer, Outcome(txid, True, leader, tick, clock))
+            state.outbox.send(peer, Outcome(txid, True, leader, tick, clock))
         return True

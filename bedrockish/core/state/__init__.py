@@ -1,1 +1,2 @@
-"""What one node knows: members, peers, its clock, what is prepared, and which transactions conflict."""
+"""What one node knows, each kind of fact in a part of its own: clock, roster, timelines, votes, schema, outbox; and
+which transactions conflict."""

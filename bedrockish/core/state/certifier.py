@@ -1,33 +1,49 @@
-"""Prepared transactions and the conflict tests: the two calls that the gist asks SQLite for, on logical keys.
+"""The conflict tests: the two calls that the gist asks SQLite for, on logical keys, and what they look at.
 
 ``test_conflict(a, b)`` tells whether two transactions conflict; ``prepare_commit(x)`` whether x conflicts with anything
 that this node holds pending, or knows to be committed and x has not seen. A command's id, the membership and the schema
 need no rules of their own: ``claim`` puts them into the footprint as keys.
+
+Commits that some snapshot in use may not have seen are kept in a *window*. What is above safe time is looked at at
+every BEGIN, and is kept as it came, by key. What is below it is only asked for by transactions that take long, a minute
+back and more: of that, access sets are packed, a few hundred at a time, into sorted *segments*. A commit with ten keys
+takes less than 400 bytes there; as Python's own objects it would take ten times that.
 """
 
 import heapq
+from array import array
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import takewhile
+from typing import NamedTuple
+from zlib import crc32
 
 from bedrockish.core.state.access_index import AccessIndex
-from bedrockish.core.state.commit_window import CommitWindow, Conflict
-from bedrockish_journal.model.footprint import Footprint, clock_key, clocks_from, conflict
+from bedrockish_journal.model.footprint import Footprint, clock_key, clocks_from, conflict, object_of
 from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction, Txid
-from bedrockish_journal.model.vector import Vector
-
-__all__ = [
-    "CommitWindow",
-    "Conflict",
-    "OwnEnds",
-    "Pending",
-    "claim",
-    "command_key",
-    "prepare_commit",
-    "test_conflict",
-]
+from bedrockish_journal.model.vector import Vector, covers, merge
 
 EVERYTHING = (b"", b"\xff\xff")
+SEGMENT = 256  # commits that are packed together
+FILTER_BYTES = 4_096  # of a segment: one key in ten that is not there passes it
+_READ, _WRITE = 1, 2
+
+
+Place = tuple[str, int]
+
+
+class Conflict(NamedTuple):
+    """Whom a transaction met, and on which key."""
+
+    other: Txid
+    key: bytes
+
+    @property
+    def object(self) -> str:
+        """The table or index of the key."""
+        return object_of(self.key)
 
 
 def command_key(command: str) -> bytes:
@@ -61,6 +77,14 @@ def claim(footprint: Footprint, commands: tuple[str, ...], kind: str, clock: int
 def test_conflict(left: Transaction, right: Transaction) -> bytes | None:
     """Return a key on which two transactions conflict, or None if they commute."""
     return conflict(left.footprint, right.footprint)
+
+
+def prepare_commit(
+    footprint: Footprint, base: Vector, recent: "CommitWindow", pending: "Pending", own: Txid | None = None
+) -> Conflict | None:
+    """Test a transaction against what is committed outside its base and what is pending; None if it may be approved."""
+    found = next(recent.conflicts(footprint, base, own), None)
+    return found or next(pending.conflicts(footprint, own), None)
 
 
 class Pending:
@@ -156,9 +180,295 @@ class OwnEnds:
             self._index.remove(txid)
 
 
-def prepare_commit(
-    footprint: Footprint, base: Vector, recent: CommitWindow, pending: Pending, own: Txid | None = None
-) -> Conflict | None:
-    """Test a transaction against what is committed outside its base and what is pending; None if it may be approved."""
-    found = next(recent.conflicts(footprint, base, own), None)
-    return found or next(pending.conflicts(footprint, own), None)
+class Known:
+    """A commit above safe time.
+
+    Attributes:
+        txid: what was committed.
+        kind: ``rows``, ``schema`` or ``members``.
+        command: its first command.
+        footprint: its access set.
+        places: where: more than one if it was adopted and its own label turned up.
+    """
+
+    __slots__ = ("command", "everywhere", "footprint", "kind", "places", "txid")
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.txid, self.kind, self.command = transaction.txid, transaction.kind, transaction.command
+        self.footprint = transaction.footprint
+        self.places: list[Place] = []
+        self.everywhere = False  # it stands in a timeline that is retired: every base has seen it
+
+    def is_in(self, base: Vector) -> bool:
+        """Whether a base has seen it, under any of its places."""
+        return self.everywhere or any(base.get(leader, 0) >= tick for leader, tick in self.places)
+
+
+class Segment:
+    """Access sets of a few hundred commits, packed: all keys in order, each with whose it is and what was done to it.
+
+    A filter of bits tells most keys that nobody has touched.
+    """
+
+    __slots__ = (
+        "_bits",
+        "_clocks",
+        "_ends",
+        "_keys",
+        "_last",
+        "_more",
+        "_names",
+        "_origins",
+        "_owners",
+        "_places",
+        "_ranged",
+        "newest",
+        "oldest",
+    )
+
+    def __init__(self, commits: Sequence[Known]) -> None:
+        assert len(commits) <= SEGMENT
+        names = sorted({name for one in commits for name in (one.txid.leader, *(leader for leader, _ in one.places))})
+        numbers = {name: number for number, name in enumerate(names)}
+        self._names = names
+        self._clocks = array("Q", [one.txid.clock for one in commits])
+        self._origins = array("H", [numbers[one.txid.leader] for one in commits])
+        self._places = (
+            array("H", [numbers[one.places[0][0]] for one in commits]),
+            array("Q", [one.places[0][1] for one in commits]),
+        )
+        self._more = {owner: one.places[1:] for owner, one in enumerate(commits) if len(one.places) > 1}
+        self._last: dict[str, int] = {}
+        for one in commits:
+            for leader, tick in one.places:
+                self._last[leader] = max(tick, self._last.get(leader, 0))
+        self.oldest, self.newest = min(self._clocks), max(self._clocks)
+        self._ranged = {
+            owner: Footprint(read_ranges=one.footprint.read_ranges, write_ranges=one.footprint.write_ranges)
+            for owner, one in enumerate(commits)
+            if one.footprint.has_ranges
+        }
+        self._pack(commits)
+
+    def _pack(self, commits: Sequence[Known]) -> None:
+        touched: list[tuple[bytes, int]] = []
+        for owner, one in enumerate(commits):
+            reads, writes = one.footprint.read_points, one.footprint.write_points
+            touched += [(key, owner << 2 | _WRITE | _READ * (key in reads)) for key in writes]
+            touched += [(key, owner << 2 | _READ) for key in reads - writes]
+        touched.sort()
+        self._keys = b"".join([key for key, _ in touched])
+        self._owners = array("H", [owner for _, owner in touched])
+        self._ends, end, bits = array("I"), 0, bytearray(FILTER_BYTES)
+        for key, _ in touched:
+            end += len(key)
+            self._ends.append(end)
+            bit = _bit(key)
+            bits[bit >> 3] |= 1 << (bit & 7)
+        self._bits = bytes(bits)
+
+    @property
+    def last(self) -> Vector:
+        """The last tick of each timeline that is here."""
+        return self._last
+
+    def is_in(self, base: Vector) -> bool:
+        """Whether a base has seen all of it, under whatever place."""
+        return all(base.get(leader, 0) >= tick for leader, tick in self._last.items())
+
+    def add_place(self, txid: Txid, place: Place) -> bool:
+        """Note a further place of a commit; False if it is not here."""
+        if not self.oldest <= txid.clock <= self.newest:
+            return False
+        for owner, clock in enumerate(self._clocks):
+            if clock == txid.clock and self._names[self._origins[owner]] == txid.leader:
+                self._more.setdefault(owner, []).append(place)
+                self._last[place[0]] = max(place[1], self._last.get(place[0], 0))
+                return True
+        return False
+
+    def retire(self, leaders: AbstractSet[str]) -> None:
+        """Take what stands in these timelines for seen by every base."""
+        firsts, ticks = self._places
+        for owner, first in enumerate(firsts):
+            if self._names[first] in leaders or any(leader in leaders for leader, _ in self._more.get(owner, ())):
+                ticks[owner] = 0
+        for leader in leaders:
+            self._last.pop(leader, None)
+
+    def conflicts(self, footprint: Footprint, base: Vector, own: Txid | None) -> Iterator[Conflict]:
+        """Yield the commits outside a base that conflict, once each."""
+        seen: set[int] = set()
+        for key, owner in self._touching(footprint):
+            if owner not in seen:
+                seen.add(owner)
+                if not self._owner_is_in(owner, base) and self._txid(owner) != own:
+                    yield Conflict(self._txid(owner), key)
+        for owner, ranged in self._ranged.items():
+            if owner not in seen and not self._owner_is_in(owner, base) and self._txid(owner) != own:
+                found = conflict(footprint, ranged)
+                if found is not None:
+                    yield Conflict(self._txid(owner), found)
+
+    def _touching(self, footprint: Footprint) -> Iterator[tuple[bytes, int]]:
+        """Yield the keys that were touched in a way that conflicts, each with the number of its commit."""
+        for points, wanted in ((footprint.write_points, _READ | _WRITE), (footprint.read_points, _WRITE)):
+            for key in sorted([key for key in points if self._bits[_bit(key) >> 3] & 1 << (_bit(key) & 7)]):
+                yield from self._between(key, key + b"\0", wanted)
+        for ranges, wanted in ((footprint.write_ranges, _READ | _WRITE), (footprint.read_ranges, _WRITE)):
+            for low, high in ranges:
+                yield from self._between(low, high, wanted)
+
+    def _between(self, low: bytes, high: bytes, wanted: int) -> Iterator[tuple[bytes, int]]:
+        for number in range(bisect_left(range(len(self._ends)), low, key=self._key), len(self._ends)):
+            key = self._key(number)
+            if key >= high:
+                return
+            if self._owners[number] & wanted:
+                yield key, self._owners[number] >> 2
+
+    def _key(self, number: int) -> bytes:
+        return self._keys[self._ends[number - 1] if number else 0 : self._ends[number]]
+
+    def _txid(self, owner: int) -> Txid:
+        return Txid(self._clocks[owner], self._names[self._origins[owner]])
+
+    def _owner_is_in(self, owner: int, base: Vector) -> bool:
+        leaders, ticks = self._places
+        if base.get(self._names[leaders[owner]], 0) >= ticks[owner]:
+            return True
+        return any(base.get(leader, 0) >= tick for leader, tick in self._more.get(owner, ()))
+
+
+def _bit(key: bytes) -> int:
+    return crc32(key) & (8 * FILTER_BYTES - 1)
+
+
+class CommitWindow:
+    """The commits of the conflict window.
+
+    Attributes:
+        known: those above safe time, and up to a few hundred of those below it.
+        floor: the last tick of each timeline that was dropped.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Txid, Known] = {}
+        self.floor: dict[str, int] = {}
+        self._index: AccessIndex[Txid] = AccessIndex()
+        self._by_clock: list[Txid] = []  # a heap of those that may be above safe time
+        self._below: list[Txid] = []  # those below it that are not packed yet
+        self._segments: deque[Segment] = deque()
+        self._packed: dict[str, int] = {}  # the last tick of each timeline in any segment
+        self._packed_newest = -1  # the greatest clock in any segment
+        self._retired: set[str] = set()
+
+    def retire(self, leaders: AbstractSet[str]) -> None:
+        """From now on no base names these timelines any more, for it has all of them.
+
+        What is compared with a base that is older than that meets the change of the membership, which is here as well.
+        """
+        self._retired |= leaders
+        for known in self.known.values():
+            known.everywhere = known.everywhere or any(leader in leaders for leader, _ in known.places)
+        for segment in self._segments:
+            segment.retire(leaders)
+        self._sum_up()
+        for leader in leaders:
+            self.floor.pop(leader, None)
+
+    def _sum_up(self) -> None:
+        """Note what holds for all segments, after one has changed: hardly any commit or base needs to ask each."""
+        self._packed = merge(*(segment.last for segment in self._segments))
+        self._packed_newest = max((segment.newest for segment in self._segments), default=-1)
+
+    def add(self, place: Place, transaction: Transaction) -> None:
+        """Note a commit, or a further place of one."""
+        txid = transaction.txid
+        known = self.known.get(txid)
+        if known is None:
+            if txid.clock <= self._packed_newest and self._add_packed_place(txid, place):
+                return
+            known = self.known[txid] = Known(transaction)
+            self._index.add(txid, known.footprint)
+            heapq.heappush(self._by_clock, txid)
+        known.places.append(place)
+        known.everywhere = known.everywhere or place[0] in self._retired  # read again after a restart
+
+    def _add_packed_place(self, txid: Txid, place: Place) -> bool:
+        """Note a further place of a commit that is packed; False if it is not."""
+        segment = next((one for one in self._segments if one.add_place(txid, place)), None)
+        if segment is None:
+            return False
+        if place[0] in self._retired:
+            segment.retire({place[0]})
+        self._sum_up()
+        return True
+
+    def reaches_back_to(self, applied: Vector, ticks: Iterable[Place]) -> None:
+        """After a restart: of the timelines, up to ``applied``, only these ticks were added and are known here."""
+        found: dict[str, set[int]] = {}
+        for leader, tick in ticks:
+            found.setdefault(leader, set()).add(tick)
+        for leader, last in applied.items():
+            known = found.get(leader, set())
+            if leader not in self._retired:
+                self.floor[leader] = next((tick for tick in range(last, 0, -1) if tick not in known), 0)
+
+    def conflicts(self, footprint: Footprint, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
+        """Yield the commits that ``base`` has not seen under any of their places and that conflict, without ``own``."""
+        for txid, key in self._index.conflicts(footprint, own):
+            if not self.known[txid].is_in(base):
+                yield Conflict(txid, key)
+        if covers(base, self._packed):
+            return  # nearly always: it has seen all that is packed
+        for segment in reversed(self._segments):
+            if not segment.is_in(base):
+                yield from segment.conflicts(footprint, base, own)
+
+    def any_conflicts(self, footprint: Footprint, above: int) -> Iterator[Txid]:
+        """Yield the commits with a clock above ``above``, safe time or more, that conflict, seen or not."""
+        for txid, _ in self._index.conflicts(footprint):
+            if txid.clock > above:
+                yield txid
+
+    def writers_of(self, key: bytes) -> list[Txid]:
+        """Return the commits that write a key as such, of those that are not packed yet."""
+        return self._index.writers_of(key)
+
+    def pack(self, safe: int, needed: Container[Txid]) -> None:
+        """Pack what safe time has passed, but for those whose outcome is ``needed`` still."""
+        kept: list[Txid] = []
+        while self._by_clock and self._by_clock[0].clock <= safe:
+            txid = heapq.heappop(self._by_clock)
+            (kept if txid in needed else self._below).append(txid)
+        for txid in kept:
+            heapq.heappush(self._by_clock, txid)
+        while len(self._below) >= SEGMENT:
+            packed, self._below = self._below[:SEGMENT], self._below[SEGMENT:]
+            segment = Segment([self._take(txid) for txid in packed])
+            segment.retire(self._retired)
+            self._segments.append(segment)
+            self._sum_up()
+
+    def _take(self, txid: Txid) -> Known:
+        self._index.remove(txid)
+        return self.known.pop(txid)
+
+    def forget(self, clock: int) -> None:
+        """Drop the commits up to a clock, below safe time: at once or with those that were packed with them."""
+        before = len(self._segments)
+        while self._segments and self._segments[0].newest <= clock:
+            self._drop(self._segments.popleft().last.items())
+        if len(self._segments) < before:
+            self._sum_up()
+        gone = [txid for txid in self._below if txid.clock <= clock]
+        if gone:
+            self._below = [txid for txid in self._below if txid.clock > clock]
+            for txid in gone:
+                self._drop(self._take(txid).places)
+
+    def _drop(self, places: Iterable[Place]) -> None:
+        for leader, tick in places:
+            if leader not in self._retired:
+                self.floor[leader] = max(tick, self.floor.get(leader, 0))

@@ -31,7 +31,7 @@ class Facts:
         stores: ids of the members' files, as far as they are known.
         levels: the release levels that the members have told, itself included.
         cluster_id: random; for a cluster of release 0.1.0, which has no id yet.
-        whole: timelines of nodes that left, which every member has to the same tick (``State.whole_timelines``).
+        whole: timelines of nodes that left, which every member has to the same tick (``Timelines.whole``).
     """
 
     alive: AbstractSet[str] = frozenset()

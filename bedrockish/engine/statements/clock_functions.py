@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 
 import apsw
 
-from bedrockish.common.hlc import milliseconds
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.errors import SqlError, UnsupportedError, UsageError
 from bedrockish_journal.model.changes import Value
+from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.storage.table_layout import CLOCK_FUNCTIONS, SKIP_LOCKED
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

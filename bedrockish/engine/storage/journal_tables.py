@@ -6,12 +6,12 @@ from typing import Any
 
 import apsw
 
-from bedrockish.common.hlc import moved
 from bedrockish.core.protocol.health import decode_alarm
 from bedrockish.core.protocol.records import FORGOTTEN, Recovered, decode_joining, decode_membership
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.database_file import INCREMENTAL
 from bedrockish.errors import forgotten
+from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.command_id import time_ms
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Txid

@@ -52,11 +52,11 @@ class Anchoring:
         return {"node": self._core.state.me, "signature": signature and asdict(signature)}
 
     def _members(self) -> dict[str, Any]:
-        membership = self._core.state.membership
+        membership = self._core.state.roster.membership
         return {
             "node": self._core.state.me,
             "cluster": membership.cluster_id,
-            "clock": self._core.state.safe,
+            "clock": self._core.state.clock.safe,
             "members": membership.version,
             "voters": sorted(membership.voters),
         }

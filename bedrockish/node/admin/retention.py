@@ -11,7 +11,6 @@ from typing import Any
 
 import trio
 
-from bedrockish.common.hlc import milliseconds, moved
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import ClockSet, Event, Held, Now, Shortened, Woken
@@ -20,6 +19,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.errors import UsageError
 from bedrockish.node.scheduling.system_clock import Clocks
 from bedrockish_journal.feed.change_feed import Cursor, parse_cursor
+from bedrockish_journal.model.clock import milliseconds, moved
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.transaction import Transaction
 
@@ -124,7 +124,7 @@ class Upkeep:
         return self._told(clock.value)
 
     def _told(self, value: int) -> int:
-        if value > self._core.state.ceiling:
+        if value > self._core.state.clock.ceiling:
             self._post(Woken())  # the core keeps a higher ceiling with its next step
         return value
 
@@ -134,9 +134,9 @@ class Upkeep:
         holds = {name: clock for name, (_, clock) in state.holds.items() if clock != RELEASED}
         return {
             "cluster_clock": "on" if state.clock.follows_wall else "off",
-            "clock_ahead_ms": milliseconds(state.clock.value) - state.wall_ms,
-            "closing_lag_ms": round(1000 * state.closing_lag.seconds),
-            "journal": {"removed": dict(state.removed), "holds": holds},
+            "clock_ahead_ms": milliseconds(state.clock.value) - state.clock.wall_ms,
+            "closing_lag_ms": round(1000 * state.clock.lag.seconds),
+            "journal": {"removed": dict(state.timelines.removed), "holds": holds},
             **{name: value for report in self.reports for name, value in report().items()},
         }
 
@@ -206,7 +206,7 @@ class Upkeep:
         state, why = self._core.state, list[str]()
         if not state.clock.follows_wall:
             return Bound(0, None, ["the clock only counts, so nothing tells how old an entry is"])
-        needed = moved(state.safe, -2 * state.settings.conflict_window_ms)
+        needed = moved(state.clock.safe, -2 * state.settings.conflict_window_ms)
         if needed < clock:
             clock = needed
             why.append("the last minutes before safe time may still be asked for")
@@ -217,8 +217,8 @@ class Upkeep:
                 clock = at - 1
                 why.append(f"reader {name} has read up to {at}")
         held: dict[str, int] | None = None
-        for node, peer in sorted(state.peers.items()):
-            if any(peer.applied.get(leader, 0) < tick for leader, tick in state.applied.items()):
+        for node, peer in sorted(state.roster.peers.items()):
+            if any(peer.applied.get(leader, 0) < tick for leader, tick in state.timelines.applied.items()):
                 why.append(f"node {node} has not told of all that is here")
             if held is None:
                 held = dict(peer.applied)
@@ -263,7 +263,7 @@ class Upkeep:
 
     async def _forget_commands(self) -> None:
         """Forget the ids of removed commands that nobody will send again."""
-        now_ms = min(milliseconds(self._core.state.safe), self._core.state.wall_ms)
+        now_ms = min(milliseconds(self._core.state.clock.safe), self._core.state.clock.wall_ms)
         while self._engine.journal.forget_commands(now_ms - COMMANDS_KEPT_MS, SLICE) == SLICE:
             await self._durable()
 

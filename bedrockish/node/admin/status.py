@@ -5,15 +5,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bedrockish import __version__
-from bedrockish.common.hlc import milliseconds
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
 from bedrockish.core.coordinator.request import readable
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Alarm, Mode
-from bedrockish.core.state.conflict_counts import conflict_counts, other_counts
+from bedrockish.core.state.contention import conflict_counts, other_counts
 from bedrockish.core.state.state import State
+from bedrockish_journal.model.clock import milliseconds
 
 if TYPE_CHECKING:
     from bedrockish.engine.engine import Engine
@@ -40,8 +40,8 @@ def describe_node(
     state = core.state
     up = mesh.up if mesh is not None else frozenset()
     nodes = {}
-    for name, member in state.membership.members.items():
-        peer = state.peers.get(name)
+    for name, member in state.roster.membership.members.items():
+        peer = state.roster.peers.get(name)
         away = name in refused
         nodes[name] = {
             "address": member.address,
@@ -50,7 +50,7 @@ def describe_node(
             "up": name == state.me or (name in up and not away),
             "mode": (state.health.mode if peer is None else peer.mode).label,
             "trouble": refused.get(name) or clock_trouble(state, name) or mode_trouble(state, name),
-            "applied": dict(state.applied if peer is None else peer.applied),
+            "applied": dict(state.timelines.applied if peer is None else peer.applied),
             "level": LEVEL if peer is None else peer.level or None,
             "wall_offset_ms": _wall_offset_ms(state, name),
             "report_lag_ms": _report_lag_ms(state, name, now),
@@ -59,10 +59,10 @@ def describe_node(
     return {
         "node": state.me,
         "cluster": config.cluster,
-        "cluster_id": state.membership.cluster_id or None,
+        "cluster_id": state.roster.membership.cluster_id or None,
         "version": __version__,
         "level": LEVEL,
-        "cluster_level": state.membership.level,
+        "cluster_level": state.roster.membership.level,
         "store": state.store,
         "database": config.database,
         "uptime_ms": round(now.wall_ms - 1000 * started),
@@ -70,13 +70,13 @@ def describe_node(
         "alarms": {name: describe_alarm(alarm) for name, alarm in state.health.alarms.items()},
         "blocked": [str(txid) for txid in sorted(state.blocked)],
         "trouble": state.trouble or None,
-        "membership_version": state.membership.version,
-        "quorum": state.quorum,
-        "applied": dict(state.applied),
+        "membership_version": state.roster.membership.version,
+        "quorum": state.roster.quorum,
+        "applied": dict(state.timelines.applied),
         "schema_version": engine.schema_version,
         "clock": state.clock.value,
-        "safe": state.safe,
-        "safe_lag_ms": max(0, now.wall_ms - milliseconds(state.safe)) if state.safe else None,
+        "safe": state.clock.safe,
+        "safe_lag_ms": max(0, now.wall_ms - milliseconds(state.clock.safe)) if state.clock.safe else None,
         "nodes": nodes,
         "in_flight": len(core.coordinator.attempts),
         "tickets": len(core.coordinator.replies.tickets),
@@ -84,8 +84,8 @@ def describe_node(
         "recoveries": dict(core.recovery.counts),
         "wal_frames": engine.wal_frames,
         "kept": {
-            "votes": len(state.votes),
-            "outcomes": len(state.outcomes),
+            "votes": len(state.votes.by_txid),
+            "outcomes": len(state.votes.outcomes),
             "recent": len(state.commit_window.known),
             "waiting": sum(len(queue) for queue in core.apply_queue.waiting.values()),
         },
@@ -104,10 +104,10 @@ def _conflicts(state: State) -> list[dict[str, Any]]:
 
 def _wall_offset_ms(state: State, name: str) -> int | None:
     """Return how far a peer's wall clock is ahead of ours, in milliseconds; None if it has not told."""
-    peer = state.peers.get(name)
+    peer = state.roster.peers.get(name)
     if peer is None or peer.wall_ahead_ms is None:
         return None if name != state.me else 0
-    return round(peer.wall_ahead_ms + state.now.seconds * 1000 - state.wall_ms)
+    return round(peer.wall_ahead_ms + state.clock.now.seconds * 1000 - state.clock.wall_ms)
 
 
 def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
@@ -115,8 +115,8 @@ def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
 
     What it says leaves only when all before it is durable there, so a slow disk, processor or link shows here.
     """
-    peer = state.peers.get(name)
-    if peer is None or not state.membership.members[name].voter:
+    peer = state.roster.peers.get(name)
+    if peer is None or not state.roster.membership.members[name].voter:
         return None
     closed = max(peer.closed, peer.report[1] if peer.report is not None else 0)
     return max(0, now.wall_ms - milliseconds(closed) - state.settings.closing_lag_ms) if closed else None
@@ -124,7 +124,7 @@ def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
 
 def clock_trouble(state: State, name: str) -> str | None:
     """Return what to say of a peer whose clock is further ahead than we follow; None if it is not."""
-    peer = state.peers.get(name)
+    peer = state.roster.peers.get(name)
     if peer is None or not peer.ahead_ms:
         return None
     return (
@@ -135,7 +135,7 @@ def clock_trouble(state: State, name: str) -> str | None:
 
 def mode_trouble(state: State, name: str) -> str | None:
     """Return what to say of a peer that does not do all of its work, as it says itself; None if it does."""
-    peer = state.peers.get(name)
+    peer = state.roster.peers.get(name)
     if peer is None or peer.mode is Mode.SERVING:
         return None
     return f"it is {peer.mode.label}; its own status says why: bedrockish status with the URL of {name} alone"
@@ -150,17 +150,17 @@ def in_doubt(core: Node, now: Now) -> list[dict[str, Any]]:
     """Return the transactions whose outcome this node does not know: oldest first, with who is finishing them."""
     state = core.state
     found = []
-    for txid, transaction in state.pending.transactions.items():
+    for txid, transaction in state.votes.pending.transactions.items():
         round_ = core.recovery.rounds.get(txid)
         found.append(
             {
                 "txid": str(txid),
                 "leader": txid.leader,
-                "age_ms": round(1000 * (now.seconds - state.pending.since[txid])),
+                "age_ms": round(1000 * (now.seconds - state.votes.pending.since[txid])),
                 "command": transaction.command,
                 "joined": list(transaction.commands[1:]),
                 "recovered_by": state.me if round_ is not None else None,
-                "promised": state.votes[txid].promised,
+                "promised": state.votes.by_txid[txid].promised,
             }
         )
     found.sort(key=lambda one: -int(str(one["age_ms"])))

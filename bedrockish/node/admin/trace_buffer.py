@@ -11,13 +11,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from bedrockish.common.hlc import milliseconds
 from bedrockish.core.coordinator.request import readable
 from bedrockish.core.describe import Printer, log_line
 from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol import messages as say
 from bedrockish.core.state.state import State
+from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.entry import Entry, decode_label
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.footprint import object_of
@@ -100,7 +100,7 @@ class TraceBuffer:
 
     @property
     def _printer(self) -> Printer:
-        return Printer(self._state.membership.nodes)
+        return Printer(self._state.roster.membership.nodes)
 
     def _message(self, origin: str, target: str, message: say.Message) -> None:
         if self._last[0] is not message:  # the same message to several peers is read once
@@ -116,9 +116,9 @@ class TraceBuffer:
             return
         state = self._state
         if origin == state.me:
-            line = log_line(origin, state.applied.get(origin, 0), f"{text} -> {target}")
+            line = log_line(origin, state.timelines.applied.get(origin, 0), f"{text} -> {target}")
         else:
-            line = log_line(target, state.applied.get(target, 0), f"hears {origin}: {text}")
+            line = log_line(target, state.timelines.applied.get(target, 0), f"hears {origin}: {text}")
         more = _reject(message) if isinstance(message, say.Reject) else {}
         self._add(type(message).__name__.lower(), txid, origin, target, line, more)
 

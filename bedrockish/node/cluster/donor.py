@@ -75,8 +75,8 @@ class Donor:
         self._check()
         told = {
             "bootstrap": self._engine.bootstrap,
-            "membership": encode_membership(state.membership),
-            "vector": dict(state.applied),
+            "membership": encode_membership(state.roster.membership),
+            "vector": dict(state.timelines.applied),
             "replayable": not self._engine.get_meta("began_with").get("began_with")
             and not self._engine.journal.removed
             and not self._engine.void,

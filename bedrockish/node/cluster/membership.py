@@ -52,8 +52,8 @@ def addresses(membership: Membership) -> dict[str, tuple[str, int]]:
 
 def set_members(mesh: Mesh, core: Node, known: Incarnations, nursery: trio.Nursery) -> None:
     """Keep links to the members there are now; those who left get a moment to hear that they did."""
-    now, before = addresses(core.state.links()), mesh.peers
-    known.forget(core.state.links())
+    now, before = addresses(core.state.roster.links()), mesh.peers
+    known.forget(core.state.roster.links())
     logger.info("members: %s", ", ".join(f"{node} at {host}:{port}" for node, (host, port) in sorted(now.items())))
     mesh.set_peers({**before, **now})
     if before.keys() - now.keys():
@@ -62,7 +62,7 @@ def set_members(mesh: Mesh, core: Node, known: Incarnations, nursery: trio.Nurse
 
 async def _part(mesh: Mesh, core: Node) -> None:
     await trio.sleep(FAREWELL_S)
-    mesh.set_peers(addresses(core.state.links()))
+    mesh.set_peers(addresses(core.state.roster.links()))
 
 
 def recognise(core: Node, known: Incarnations, hello: Hello) -> None:
@@ -71,7 +71,7 @@ def recognise(core: Node, known: Incarnations, hello: Hello) -> None:
     Raises:
         RefusedError: it is of another cluster, or of a release that cannot take part in this one.
     """
-    refusal = judge_identity(hello, core.state.links(), known.stores)
+    refusal = judge_identity(hello, core.state.roster.links(), known.stores)
     if refusal is not None:
         raise RefusedError(refusal.code, refusal.reason)
 
@@ -83,7 +83,7 @@ def judge(core: Node, known: Incarnations, hello: Hello) -> None:
         RefusedError: it is not to be recognised, or it is a voter that has forgotten what it promised.
     """
     recognise(core, known, hello)
-    membership = core.state.membership
+    membership = core.state.roster.membership
     refusal = known.judge(hello.node, hello.info, membership)
     if refusal is not None:
         raise RefusedError(refusal.code, refusal.reason, {ID: membership.cluster_id, **refusal.info})
@@ -110,22 +110,22 @@ def facts(core: Node, stores: Mapping[str, str], now: Now, cluster_id: str) -> F
     patience = max(SILENT_MS_MIN, 2 * state.settings.suspicion_ms) / 1000
     alive = {
         node
-        for node, peer in state.peers.items()
+        for node, peer in state.roster.peers.items()
         if peer.up and now.seconds - peer.heard < patience and peer.mode < Mode.DAMAGED
     }
     behind = {
-        node: sum(max(0, tick - peer.applied.get(leader, 0)) for leader, tick in state.applied.items())
-        for node, peer in state.peers.items()
-        if peer.applied or not state.applied
+        node: sum(max(0, tick - peer.applied.get(leader, 0)) for leader, tick in state.timelines.applied.items())
+        for node, peer in state.roster.peers.items()
+        if peer.applied or not state.timelines.applied
     }
     return Facts(
         frozenset({*alive, state.me}),
         behind,
-        frozenset(state.applied),
+        frozenset(state.timelines.applied),
         {**stores, state.me: state.store},
-        {state.me: LEVEL, **{node: peer.level for node, peer in state.peers.items()}},
+        {state.me: LEVEL, **{node: peer.level for node, peer in state.roster.peers.items()}},
         cluster_id,
-        state.whole_timelines(),
+        state.timelines.whole(),
     )
 
 
@@ -137,8 +137,8 @@ async def keep_level(core: Node, submit: Callable[[Request], Awaitable[Answer]])
     state = core.state
     while True:
         await trio.sleep(LEVEL_S)
-        up = [node for node in state.voters if node == state.me or state.peers[node].up]
-        if state.level_of_all <= state.membership.level or state.trouble or up[0] != state.me:
+        up = [node for node in state.roster.voters if node == state.me or state.roster.peers[node].up]
+        if state.roster.level_of_all <= state.roster.membership.level or state.trouble or up[0] != state.me:
             continue
         change = MemberChange(RAISE, state.me)
         try:
@@ -146,7 +146,7 @@ async def keep_level(core: Node, submit: Callable[[Request], Awaitable[Answer]])
         except BedrockishError as error:
             logger.info("the release level is not raised yet: %s", error.message)
         else:
-            logger.info("the cluster's release level is %d now", state.membership.level)
+            logger.info("the cluster's release level is %d now", state.roster.membership.level)
 
 
 def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Mapping[str, str], now: Now) -> Prepared:
@@ -162,7 +162,7 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
     Raises:
         MembershipError: it is refused.
     """
-    membership = change_members(core.state.membership, change, facts(core, stores, now, secrets.token_hex(8)))
+    membership = change_members(core.state.roster.membership, change, facts(core, stores, now, secrets.token_hex(8)))
     return Prepared(
         base=dict(engine.applied),
         schema=engine.schema_version,

@@ -107,10 +107,10 @@ class Healer:
             return VOIDED
         if self._engine.find_places(txid):
             return COMMITTED
-        vote = state.votes.get(txid)
+        vote = state.votes.by_txid.get(txid)
         # Our own, given up when we started: it can only be committed by somebody who had our promise before.
         giving_up = txid.leader == state.me and vote is not None and vote.accepted == (1, False)
-        over = state.outcomes.get(txid) is False or txid.clock <= state.safe
+        over = state.votes.outcomes.get(txid) is False or txid.clock <= state.clock.safe
         return ROLLED_BACK if over or giving_up else UNKNOWN
 
     async def repair(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,8 +121,8 @@ class Healer:
         """
         state = self._core.state
         source = asked.get("from", "")
-        if source and source != OWN_JOURNAL and source not in state.peers:
-            raise UsageError(f"there is no other member {source!r}; there is {', '.join(state.peers)}")
+        if source and source != OWN_JOURNAL and source not in state.roster.peers:
+            raise UsageError(f"there is no other member {source!r}; there is {', '.join(state.roster.peers)}")
         if DAMAGED_TABLES in state.health.alarms:
             self._ordered = str(source)
             self._wake.set()
@@ -211,7 +211,7 @@ class Healer:
 
     async def _ask(self, txid: Txid) -> tuple[dict[str, Word], list[str]]:
         """Ask all others what they say of a transaction; return that, and who does not answer."""
-        others = list(self._core.state.peers)
+        others = list(self._core.state.roster.peers)
         words: dict[str, Word] = {}
         async with peer_calls(self._core, self._config, self._entry(), others) as links:
             for node, call in links.items():
@@ -233,7 +233,7 @@ class Healer:
             words, silent = await self._ask(txid)
             own = self._outcome(txid)
         try:
-            report = await self._scrubber.compare(list(state.peers))
+            report = await self._scrubber.compare(list(state.roster.peers))
             agrees, why = self._agrees(report)
         except UnavailableError as error:
             report, agrees, why = None, None, f"there is nobody to compare with: {error.message}"
@@ -243,7 +243,7 @@ class Healer:
         return judge(what, own, words, silent, agrees, why), report
 
     def _agrees(self, report: Report) -> tuple[bool | None, str]:
-        me, members = self._core.state.me, len(self._core.state.membership.members)
+        me, members = self._core.state.me, len(self._core.state.roster.membership.members)
         mine = [one for one in report.differences if me in one.minority]
         if mine:
             return False, str(mine[0])
@@ -307,7 +307,7 @@ class Healer:
         if self._ordered:
             return [self._ordered]
         wrong = {node for one in report.differences for node in one.minority} if report is not None else set[str]()
-        serving = [node for node, peer in self._core.state.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
+        serving = [node for node, peer in self._core.state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
         return [*sorted(node for node in serving if node not in wrong), OWN_JOURNAL]
 
     async def _from(self, source: str, report: Report | None) -> Path:
@@ -318,11 +318,11 @@ class Healer:
             JournalError: it cannot be proven.
         """
         state, target = self._core.state, refill.refill_path(self._config.database)
-        address = parse_address(state.membership.members[source].address, where=f"member {source}")
+        address = parse_address(state.roster.membership.members[source].address, where=f"member {source}")
         async with calls(address, Hello(f"repair-{state.me}", self._config.cluster, "client"), self._entry()) as call:
             await download(call, target)
-        has = await trio.to_thread.run_sync(refill.check_copy, target, dict(state.applied))
-        assert covers(has, state.applied)
+        has = await trio.to_thread.run_sync(refill.check_copy, target, dict(state.timelines.applied))
+        assert covers(has, state.timelines.applied)
         if not self._ordered:
             await self._prove(source, target, report)
         return target
@@ -348,11 +348,11 @@ class Healer:
         state = self._core.state
         if report is None or report.skipped or source not in report.nodes:
             return False
-        if any(peer.mode >= Mode.DAMAGED for peer in state.peers.values()):
+        if any(peer.mode >= Mode.DAMAGED for peer in state.roster.peers.values()):
             return False
         wrong = {node for one in report.differences for node in (one.minority or one.nodes)} | {state.me}
         agreeing = [node for node in report.nodes if node not in wrong]
-        return source in agreeing and 2 * len(agreeing) > len(state.membership.members)
+        return source in agreeing and 2 * len(agreeing) > len(state.roster.membership.members)
 
     async def _from_own_journal(self) -> Path:
         target = refill.refill_path(self._config.database)

@@ -45,7 +45,7 @@ Call = Callable[[Mapping[str, Any]], Awaitable[Any]]
 @asynccontextmanager
 async def peer_calls(core: Node, config: Config, entry: Entry, nodes: list[str]) -> AsyncIterator[dict[str, Call]]:
     """Open links to other members on which they can be told to do something; to those that can be reached."""
-    members = core.state.membership.members
+    members = core.state.roster.membership.members
     async with AsyncExitStack() as stack:
         found: dict[str, Call] = {}
         for node in nodes:
@@ -178,7 +178,7 @@ class Scrubber:
         await trio.sleep(rows / self._config.repair.scrub_rows_per_second)
 
     def _serving(self) -> list[str]:
-        return [node for node, peer in self._core.state.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
+        return [node for node, peer in self._core.state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
 
     async def compare(self, nodes: list[str], **options: Any) -> Report:
         """Compare this node's tables with those of others.
@@ -192,7 +192,7 @@ class Scrubber:
             asks |= {node: ask_range(call) for node, call in links.items()}
             if len(asks) < 2:
                 raise UnavailableError("no other node can be asked")
-            members = len(state.membership.members)
+            members = len(state.roster.membership.members)
             return await NodeComparison(asks, members, limit=RANGE_ROWS, **options).run()
 
     async def _judge(self, report: Report, seconds: float) -> None:

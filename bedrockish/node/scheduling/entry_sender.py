@@ -59,7 +59,7 @@ class EntrySender:
         engine, state = self._engine, self._state
         if engine.has_short_entries(asked.wants, SHORT_ENTRIES, SHORT_BYTES):
             found = packed_entries(engine.read_entries, asked.wants, asked.limit)
-            self._send(asked.peer, state.to_send(asked.peer, Entries(found, state.clock.value)))
+            self._send(asked.peer, state.outbox.to_send(asked.peer, Entries(found, state.clock.value)))
             return
         queue = self._asked.get(asked.peer)
         if queue is None:
@@ -73,7 +73,7 @@ class EntrySender:
         try:
             while queue:
                 message, cut = await self._read(queue[0])
-                self._send(peer, self._state.to_send(peer, message, cut))
+                self._send(peer, self._state.outbox.to_send(peer, message, cut))
                 queue.popleft()
         except Exception as error:  # what was written cannot be read
             self._stop(error)
@@ -94,4 +94,4 @@ class EntrySender:
     def _in_thread(self, asked: SendEntries, clock: int) -> Read:
         with self._engine.reading_apart() as read:
             message = Entries(packed_entries(read, asked.wants, asked.limit), clock)
-        return Read(message, self._state.cut_ahead(message))
+        return Read(message, self._state.outbox.cut_ahead(message))

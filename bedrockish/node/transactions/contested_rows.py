@@ -14,7 +14,7 @@ class ContestedRows:
     def is_writing(self, key: bytes, base: Base | None) -> bool:
         """Whether a transaction that is pending here writes a key, or a commit has that is not in ``base``."""
         state = self._state
-        if state.pending.is_writing(key):
+        if state.votes.pending.is_writing(key):
             return True
         # Another thread, which has no base to give, may not look at what the loop changes meanwhile.
         return base is not None and any(state.commit_window.conflicts(Footprint(frozenset({key})), dict(base)))
@@ -22,9 +22,9 @@ class ContestedRows:
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:
         """Return our place among the nodes that have met at a table or its indexes, and how many they are."""
         state = self._state
-        nodes = sorted(state.contests.rivals(objects, state.now.seconds) | {state.me})
+        nodes = sorted(state.contests.rivals(objects, state.clock.now.seconds) | {state.me})
         return nodes.index(state.me), len(nodes)
 
     def seconds(self) -> float:
         """Return the time of the node's last step, in seconds."""
-        return self._state.now.seconds
+        return self._state.clock.now.seconds

@@ -321,7 +321,7 @@ class Transactions:
                 one.last = statement.sql[:SHOWN_MAX]
                 try:
                     room -= await self._statement(one, statement, room, results)
-                    if (one.session.wrote or one.session.draft is not None) and not state.is_voter(state.me):
+                    if (one.session.wrote or one.session.draft is not None) and not state.roster.is_voter(state.me):
                         raise write_elsewhere(state)  # a learner could not commit it
                 except UsageError as error:
                     error.details = {**error.details, "statement": place}
@@ -429,14 +429,14 @@ class Transactions:
         state = self._core.state
         on_snapshot = one.session.snapshot is not None and not one.session.wrote
         seen = base if on_snapshot else dict(self._engine.applied)
-        if seen != one.told or state.clock.value > state.ceiling:  # it may have been told a clock
+        if seen != one.told or state.clock.value > state.clock.ceiling:  # it may have been told a clock
             await self._durable()
             one.told = seen
 
     def _token(self, one: Open) -> Token:
         state = self._core.state
         base = one.session.base
-        return Token() if base is None else Token(base, state.clock.read(state.now.wall_ms))
+        return Token() if base is None else Token(base, state.clock.read())
 
     # -- ends ------------------------------------------------------------------------------------------------------
 

@@ -1,16 +1,17 @@
-"""Counts of the conflicts that cost this node's transactions a run, by table or index and by how exact the key was.
+"""Which transactions met at which table or index: how often it cost a run, and who competes for the same rows of late.
 
 A conflict at a ``key`` is one of the data. One in a ``range`` may be, and one in the ``whole`` object tells of a
 statement that reads more than it needs: ``bedrockish explain`` says which, and why.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from bedrockish_journal.model.footprint import Footprint, object_of, object_range
 
-OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together
+OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together, and meetings forgotten
+MEMORY_S = 10.0  # how long a meeting counts
 _PREFIX = "conflict "
 _OTHERS = "others"
 
@@ -58,3 +59,21 @@ def conflict_counts(counts: Mapping[str, int]) -> Iterator[ConflictCount]:
 def other_counts(counts: Mapping[str, int]) -> dict[str, int]:
     """Return the counts of everything else."""
     return {name: count for name, count in counts.items() if not name.startswith(_PREFIX)}
+
+
+class Contests:
+    """The last time, in seconds, at which another leader's transaction was in the way of one of ours, by object."""
+
+    def __init__(self) -> None:
+        self._met: dict[str, dict[str, float]] = {}
+
+    def note(self, name: str, leader: str, seconds: float) -> None:
+        """A transaction of ours has lost a run to one of another leader's."""
+        if name not in self._met and len(self._met) >= OBJECTS_MAX:
+            self._met.clear()
+        self._met.setdefault(name, {})[leader] = seconds
+
+    def rivals(self, names: Iterable[str], seconds: float) -> set[str]:
+        """Return the leaders that were met at any of these objects not long ago."""
+        met = (pair for name in names for pair in self._met.get(name, {}).items())
+        return {leader for leader, at in met if seconds - at < MEMORY_S}

@@ -1,0 +1,212 @@
+"""A node's time: the clock that it gives, how far it follows its wall clock, and up to where time is closed here.
+
+All nodes' clocks are one hybrid logical clock (``bedrockish_journal.model.clock`` says how a value is laid out): it
+follows the wall while that goes forward, counts when it does not, and is never behind anything that was heard of.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.clock import CLOCK_LIMIT, WALL_MS_MAX, milliseconds, moved, pack
+
+ABSURD_MS = 366 * 86_400_000
+FORGET_S = 5.0  # in so many seconds, half of what was seen of late transactions is forgotten
+
+
+class Clock:
+    """One node's clock.
+
+    Args:
+        settings: timings and bounds.
+        now: the driver's clocks at the start.
+        ceiling: the clock never went above this before the start; it begins there.
+        cut, safe: what they were before the start.
+        follows_wall: False is the safety valve: the clock then only counts and ignores the wall.
+
+    Attributes:
+        now: the driver's clocks, of which the wall is what most voters would believe of it.
+        wall_ms: Unix milliseconds, as our own machine has them.
+        believed_ms: what most voters' wall clocks say; 0 before that is known.
+        value: the greatest value that was given or heard of.
+        ceiling: what is durable: no value above it has left this node.
+        floor: the ceiling at the start: what is below may have been promised before.
+        counted: whether the clock has only counted, ever since the start.
+        closed, cut, safe: see ``bedrockish.core.replica.times``.
+        lag: how far behind its clock this node closes time.
+
+    Invariants:
+        ``value <= ceiling`` whenever something leaves this node.
+        ``cut <= closed``; and neither these two nor ``safe`` nor ``value`` ever goes back.
+    """
+
+    def __init__(
+        self, settings: Settings, now: Now, ceiling: int = 0, cut: int = 0, safe: int = 0, *, follows_wall: bool = True
+    ) -> None:
+        self.settings = settings
+        self.now = now
+        self.wall_ms = now.wall_ms
+        self.believed_ms = 0
+        self.value = self.ceiling = self.floor = ceiling
+        self.follows_wall = follows_wall
+        self.counted = not follows_wall
+        self.closed = self.cut = cut
+        self.safe = safe
+        self.lag = ClosingLag(settings)
+        self.reading: Now | None = None
+        self.walls: list[int] = []  # the other voters' wall clocks, less our monotonic one
+        self._wall = 0  # what the wall is as a value of the clock
+
+    # -- the wall --------------------------------------------------------------------------------------------------
+
+    def set_now(self, reading: Now, needed: int) -> None:
+        """Take a reading of the driver's clocks, and believe of the wall what most voters would believe.
+
+        The cluster's clock never goes back, so one wall clock that is hours ahead, for a moment, would put it hours
+        ahead for good. So a node follows its wall no further than ``clock_offset_ms`` ahead of the middle one of those
+        that it knows, and not at all before it has heard from a majority.
+
+        Args:
+            reading: of the driver's clocks.
+            needed: how many other voters' walls are needed to believe anything; 0: there is nobody to ask.
+        """
+        self.reading, now = reading, reading
+        self.wall_ms = self.believed_ms = now.wall_ms
+        if needed > len(self.walls):
+            self.believed_ms, now = 0, Now(now.seconds, 0)
+        elif needed:
+            seconds_ms = int(now.seconds * 1000)
+            known = sorted([*self.walls, now.wall_ms - seconds_ms])
+            self.believed_ms = max(0, known[(len(known) - 1) // 2] + seconds_ms)
+            most = self.believed_ms + self.settings.clock_offset_ms
+            now = Now(now.seconds, max(0, min(now.wall_ms, most)))
+        self.now = now
+        if now.wall_ms > WALL_MS_MAX:
+            self.follow_wall(follows=False)
+        self._wall = pack(min(now.wall_ms, WALL_MS_MAX)) if self.follows_wall else 0
+
+    def hear_walls(self, ahead: Iterable[int | None]) -> None:
+        """Take what the other voters' walls are ahead of our monotonic clock, as far as they have told."""
+        self.walls = [one for one in ahead if one is not None]
+
+    def follow_wall(self, *, follows: bool) -> None:
+        """Follow the wall from now on, or only count."""
+        self.follows_wall = follows
+        self.counted = self.counted or not follows
+        self._wall = pack(min(self.now.wall_ms, WALL_MS_MAX)) if follows else 0
+
+    def ahead_ms(self, clock: int) -> int:
+        """Return how far a clock is ahead of ours and of most voters' wall clocks, if further than allowed; else 0."""
+        if not self.follows_wall:
+            return 0
+        ahead = milliseconds(clock) - max(self.believed_ms, milliseconds(self.value))
+        return ahead if ahead > self.settings.clock_offset_ms else 0
+
+    def is_absurd(self, clock: int) -> bool:
+        """Whether a clock is so far ahead that it is an error, whatever rests on it.
+
+        No node follows a wall clock, or hearsay, that far. Believed, it would be the end of following the wall for all.
+        """
+        if not self.follows_wall or not self.believed_ms:
+            return False
+        return milliseconds(clock) - max(self.believed_ms, milliseconds(self.value)) > ABSURD_MS
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def tick(self) -> int:
+        """Return a new value, above all that this node has seen, closed or promised."""
+        self.adjust(self.closed)
+        self.value = max(self.value + 1, self._wall)
+        assert self.value < CLOCK_LIMIT
+        return self.value
+
+    def read(self) -> int:
+        """Move up to the wall, if that is ahead, and return the value."""
+        if self._wall > self.value:
+            self.value = self._wall
+        return self.value
+
+    def adjust(self, heard: int) -> None:
+        """Move up to a value that came with a message."""
+        if heard > self.value:
+            self.value = heard
+
+    def raise_ceiling(self) -> int:
+        """Return a ceiling above all values, which has to be durable before one above the old ceiling leaves."""
+        self.ceiling = moved(self.value, self.settings.clock_block_ms)
+        assert self.ceiling >= self.value
+        return self.ceiling
+
+    # -- closed, cut and safe --------------------------------------------------------------------------------------
+
+    def reopen(self, lowest: int) -> None:
+        """Take back, at the start, what a file says to be closed at or above the lowest clock of what it holds.
+
+        A file that was filled from another node's copy has the greater cut of the two, and this node's own votes. What
+        it holds it would hold for a recovery, too: it may not say that nothing there can commit any more.
+        """
+        if lowest <= self.cut:
+            self.cut = self.closed = lowest - 1
+
+    def close(self, closed: int, cut: int, safe: int) -> None:
+        """Move the three times on."""
+        assert cut <= closed, f"cut {cut} is above closed {closed}"
+        assert closed >= self.closed
+        assert cut >= self.cut
+        assert safe >= self.safe
+        self.closed, self.cut, self.safe = closed, cut, safe
+
+
+class ClosingLag:
+    """How far behind its clock a node closes time: as little as it can without refusing late transactions.
+
+    A BEGIN is late by its way to us: the leader's disk, the network, our queue. A node that closed time right behind
+    its clock would refuse every one; one that closes far behind makes readers of safe time wait. So a node watches how
+    late BEGINs are, and keeps twice that distance, within bounds. It forgets slowly, so a burst does not surprise it,
+    and a quiet cluster gets quick.
+
+    Not the clock less so many milliseconds is closed, but what it said so many milliseconds ago: a clock that only
+    counts (it is logical, or the wall went backwards) would else never close what it counted last.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._most = settings.closing_lag_ms / 1000
+        self._least = min(self._most, settings.closing_lag_ms_min / 1000)
+        self._late = self._most / 2  # seconds; nothing is known at first
+        self._readings: deque[tuple[float, int]] = deque()  # (seconds, clock) of late, oldest first
+        self._decayed = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How far behind its clock the node closes time now."""
+        return min(self._most, max(self._least, 2 * self._late))
+
+    def read(self, seconds: float, clock: int) -> None:
+        """Take a reading of the node's clock."""
+        if seconds > self._decayed:
+            self._late *= 0.5 ** ((seconds - self._decayed) / FORGET_S) if self._decayed else 1.0
+            self._decayed = seconds
+        self._readings.append((seconds, clock))
+        while len(self._readings) > 1 and self._readings[1][0] <= seconds - self._most:
+            self._readings.popleft()
+
+    def closable(self, seconds: float) -> int:
+        """Return the latest reading that is as old as the lag; 0 if there is none."""
+        found = 0
+        for when, clock in self._readings:
+            if when > seconds - self.seconds:
+                break
+            found = clock
+        return found
+
+    def late(self, seconds: float, clock: int) -> None:
+        """A BEGIN with this clock has come: note how long ago our own clock passed that."""
+        for when, reading in self._readings:
+            if reading >= clock:
+                self._late = max(self._late, seconds - when)
+                return
+
+    def expect(self) -> None:
+        """A BEGIN with a clock of about now may come some time from now: keep all the distance that there is."""
+        self._late = max(self._late, self._most / 2)

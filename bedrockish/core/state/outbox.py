@@ -1,0 +1,101 @@
+"""What a step has the driver do: effects in order, messages among them, and the timers that call the node again."""
+
+import heapq
+
+from bedrockish.core.protocol.effects import Activate, Apply, Effect, Send
+from bedrockish.core.protocol.messages import SINCE, InPieces, Message
+from bedrockish.core.protocol.pieces import Cut
+from bedrockish.core.state.clock import Clock
+from bedrockish.core.state.pieces import MAY_BE_LARGE, Pieces
+from bedrockish.core.state.roster import Roster
+
+
+class Outbox:
+    """The effects of one step, in the order in which they must happen."""
+
+    def __init__(self, roster: Roster, clock: Clock, pieces: Pieces) -> None:
+        self.roster, self.clock, self.pieces = roster, clock, pieces
+        self.effects: list[Effect] = []
+
+    def take(self) -> list[Effect]:
+        """Return all effects since the last time."""
+        effects, self.effects = self.effects, []
+        return effects
+
+    def emit(self, effect: Effect) -> None:
+        """Ask the driver for something."""
+        self.effects.append(effect)
+
+    def emit_first(self, effect: Effect) -> None:
+        """Ask the driver for something that all the rest rests on."""
+        self.effects.insert(0, effect)
+
+    @property
+    def is_applying(self) -> bool:
+        """Whether something is applied in this very step: the tables do not have it yet."""
+        return any(isinstance(effect, Apply | Activate) for effect in self.effects)
+
+    def send(self, peer: str, message: Message) -> None:
+        """Say something to one peer."""
+        kind = message.__class__
+        level = self.roster.level
+        assert kind not in SINCE or SINCE[kind] <= level, f"level {level} does not read {kind.__name__}"
+        self.effects.append(Send(peer, self.to_send(peer, message)))
+
+    def send_voters(self, message: Message) -> None:
+        """Say something to every other voter."""
+        for node in self.roster.voters:
+            if node != self.roster.me:
+                self.send(node, message)
+
+    def send_all(self, message: Message) -> None:
+        """Say something to every other member."""
+        for node in self.roster.peers:
+            self.send(node, message)
+
+    # -- what is large ---------------------------------------------------------------------------------------------
+
+    def to_send(self, peer: str, message: Message, cut: Cut | None = None) -> Message:
+        """Return what to send for a message: itself, or its parts if it is large; ``cut``: of ``cut_ahead``."""
+        if message.__class__ in MAY_BE_LARGE and self._is_cut(message):
+            return self.pieces.to_send(peer, message, self.clock.now.seconds, cut)
+        return message
+
+    def cut_ahead(self, message: Message) -> Cut | None:
+        """Return how a message is cut if it is sent in parts; may be called in another thread, before ``to_send``."""
+        return self.pieces.cut(message) if message.__class__ in MAY_BE_LARGE and self._is_cut(message) else None
+
+    def _is_cut(self, message: Message) -> bool:
+        return self.pieces.is_large(message) and self.takes_pieces
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Whether every member reads messages in pieces."""
+        return self.roster.level >= SINCE[InPieces]
+
+
+class Timers:
+    """What is to be done later, by the seconds at which it is due."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._timers: list[tuple[float, int, str, object]] = []
+        self._timer_count = 0
+
+    def set(self, after_ms: float, name: str, subject: object = None) -> None:
+        """Have ``name`` called with ``subject`` after a while."""
+        self._timer_count += 1
+        due = self.clock.now.seconds + after_ms / 1000
+        heapq.heappush(self._timers, (due, self._timer_count, name, subject))
+
+    def due(self) -> list[tuple[str, object]]:
+        """Take the timers that have come, the earliest first."""
+        due = []
+        while self._timers and self._timers[0][0] <= self.clock.now.seconds:
+            _, _, name, subject = heapq.heappop(self._timers)
+            due.append((name, subject))
+        return due
+
+    def deadline(self) -> float | None:
+        """Return the seconds at which the next timer comes."""
+        return self._timers[0][0] if self._timers else None

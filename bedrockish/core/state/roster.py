@@ -1,0 +1,198 @@
+"""Who belongs to the cluster as this node knows it, what it knows of each, and whether its own word counts."""
+
+from dataclasses import dataclass, field, replace
+
+from bedrockish.common.levels import LEVEL, UNKNOWN
+from bedrockish.core.protocol.health import Health, Mode
+from bedrockish.core.protocol.records import Membership, Recovered
+from bedrockish.core.state.settings import approvals_needed, majority
+from bedrockish_journal.model.vector import Vector, covers
+
+
+@dataclass(slots=True)
+class Peer:
+    """What this node knows of another.
+
+    Attributes:
+        up: whether messages to it can arrive.
+        heard: seconds at which it was last heard of.
+        applied: what it said to have applied.
+        report: its latest (applied, closed, cut), not yet covered by what we have applied; or None.
+        closed, cut: its latest report that we have covered.
+        wall_ahead_ms: its wall clock less our monotonic one, when it last told; None if it never did.
+        suspected: we have begun to finish its transactions without it.
+        patience: how many times ``suspicion_ms`` it may be silent; doubled when it was suspected and is alive.
+        ahead_ms: how far ahead of what most voters' clocks say its clock is, if that is further than we follow; else 0.
+        level: the release level of its program; ``UNKNOWN`` if it has told none yet.
+        removed: the last tick of each timeline that it said to have removed from its journal.
+        mode: how much it said that it still does.
+        config: the version of the membership that it said to have applied; 0 before it has told.
+    """
+
+    up: bool = False
+    heard: float = 0.0
+    applied: Vector = field(default_factory=dict)
+    report: tuple[Vector, int, int] | None = None
+    closed: int = 0
+    cut: int = 0
+    clock: int = 0
+    wall_ahead_ms: int | None = None
+    suspected: bool = False
+    patience: float = 1.0
+    ahead_ms: int = 0
+    level: int = UNKNOWN
+    removed: Vector = field(default_factory=dict)
+    mode: Mode = Mode.SERVING
+    config: int = 0
+
+
+class Roster:
+    """The members, the links to them, and what keeps this node's word from counting.
+
+    Attributes:
+        me: the name of this node.
+        membership: the one that is applied here.
+        voters: the names of its voters, in order.
+        peers: every other member, by name; and nobody else.
+        joining: what a new node was told when it was taken in; None once it has caught up.
+        heard_level: the highest release level of what was heard since the start.
+        let_in: who has spoken to this process, and so has taken its file for ours.
+        accused: peers that take our file for another one, and what they say.
+        lost: what our file lacks, for certain; it says so itself from then on. Empty if nothing.
+
+    Invariants:
+        ``me`` is not in ``peers``; every other member is.
+        ``voters`` are those of ``membership``, whose version never goes back.
+    """
+
+    def __init__(self, recovered: Recovered, health: Health, seconds: float) -> None:
+        self.me = recovered.node
+        self.health = health
+        self.joining = recovered.joining
+        self.heard_level = 0
+        self.let_in = {self.me}
+        self.accused: dict[str, str] = {}
+        self.lost = recovered.lost
+        self.peers: dict[str, Peer] = {}
+        self.membership: Membership = recovered.membership
+        self.voters: list[str] = []
+        self.set_membership(recovered.membership, seconds)
+
+    # -- members ---------------------------------------------------------------------------------------------------
+
+    def set_membership(self, membership: Membership, seconds: float) -> None:
+        """Count by a membership; keep a record of every other member, and of nobody else."""
+        assert membership.version >= self.membership.version, "a membership is followed by a later one"
+        self.membership = membership
+        others = [node for node in self.links().nodes if node != self.me]
+        self.peers = {node: self.peers.get(node, Peer(heard=seconds)) for node in others}
+        self.voters = membership.voters
+
+    def links(self) -> Membership:
+        """Return whom to keep links to: the members, and until a new node has caught up, those that took it in."""
+        if self.joining is None:
+            return self.membership
+        told = self.joining.membership
+        return replace(told, members={**self.membership.members, **told.members})
+
+    def has_joined(self, applied: Vector, seconds: float) -> bool:
+        """Become an ordinary member as soon as everything is applied that the cluster had when it took us in.
+
+        Returns whether that is now.
+        """
+        told = self.joining
+        if told is None or self.membership.version < told.membership.version:
+            return False
+        if covers(applied, told.vector):
+            self.joining = None
+            self.set_membership(self.membership, seconds)
+            return True
+        return False
+
+    def hear(self, peer: str, level: int) -> None:
+        """Note that a peer has spoken to us, and the release level of what it said."""
+        self.let_in.add(peer)
+        if level > self.heard_level:
+            self.heard_level = level
+
+    def accuse(self, peer: str, reason: str) -> None:
+        """Note that a peer takes our file for another one, and what it says."""
+        self.accused[peer] = reason
+
+    def acquit(self, peer: str) -> None:
+        """Note that a peer takes our file for ours after all."""
+        self.accused.pop(peer, None)
+
+    def lose(self, reason: str) -> bool:
+        """Note that the file lacks something of what this node has promised; whether that is new."""
+        if self.lost:
+            return False
+        self.lost = reason
+        return True
+
+    # -- whose word counts -----------------------------------------------------------------------------------------
+
+    @property
+    def level(self) -> int:
+        """The release level of the cluster: what is new since then is neither said nor done yet.
+
+        Who says something of a higher level has applied the change that raises it, so everybody reads it; that change
+        may not be here yet, and the answer is to be of that level too.
+        """
+        return max(self.membership.level, self.heard_level)
+
+    @property
+    def level_of_all(self) -> int:
+        """The level that every member has told; ``UNKNOWN`` while one has told none."""
+        return min([LEVEL, *(peer.level for peer in self.peers.values())])
+
+    @property
+    def barred(self) -> str:
+        """Why this node neither votes nor leads: it has forgotten what it promised; empty if it may."""
+        return self.lost or next(iter(self.accused.values()), "")
+
+    @property
+    def claims_time(self) -> bool:
+        """Whether what this node has closed and cut counts: not before a majority of the voters has let it in.
+
+        A voter whose file was put back does not know it before somebody tells. Whoever remembers more of the file turns
+        it away, and says nothing to it.
+        """
+        return not self.barred and len(self.let_in.intersection(self.voters)) >= self.majority
+
+    def is_voter(self, node: str) -> bool:
+        """Whether a node is a voter now, and may vote if it is this one."""
+        member = self.membership.members.get(node)
+        if node == self.me and (self.barred or not self.health.writes):
+            return False
+        return member is not None and member.voter
+
+    @property
+    def certifies_reads(self) -> bool:
+        """Whether our word counts for a strict read: as a voter's does, also while we only read ourselves.
+
+        What we have approved is among what we know, and while we approve nothing, nothing rests on us.
+        """
+        member = self.membership.members.get(self.me)
+        return member is not None and member.voter and not self.barred and self.health.reads
+
+    @property
+    def quorum(self) -> int:
+        """How many approvals a commit needs."""
+        return approvals_needed(len(self.voters))
+
+    @property
+    def majority(self) -> int:
+        """How many voters a promise, an acceptance or a closed time needs."""
+        return majority(len(self.voters))
+
+    @property
+    def walls_needed(self) -> int:
+        """How many other voters' wall clocks this node has to know before it believes its own; 0: nobody is asked."""
+        if not self.voters or self.voters == [self.me]:  # a learner asks the only voter, too
+            return 0
+        return self.majority - self.is_voter(self.me)
+
+    def voters_up(self) -> list[str]:
+        """Return the other voters that can be reached."""
+        return [node for node in self.voters if node in self.peers and self.peers[node].up]

@@ -1,0 +1,40 @@
+"""The version of the schema in force here, and the change that is to come into force."""
+
+from bedrockish_journal.model.transaction import Transaction
+
+
+class Schema:
+    """A change is applied first, and comes into force later: at its activation clock, at every node.
+
+    Attributes:
+        version: the one in force here.
+        scheduled: the change that is applied and not yet in force; None if there is none.
+
+    Invariants:
+        At most one change is scheduled: nobody decides a second one before the first is in force at its leader.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.scheduled: Transaction | None = None
+
+    def is_behind(self, clock: int) -> bool:
+        """Whether what has this clock belongs on a schema that is not in force here yet."""
+        return self.scheduled is not None and self.scheduled.activates <= clock
+
+    def schedule(self, change: Transaction) -> None:
+        """Wait for the activation of a change, which is applied."""
+        assert self.scheduled is None, f"{self.scheduled} is not in force yet"
+        self.scheduled = change
+
+    def activate(self) -> Transaction:
+        """Put the scheduled change in force, and return it."""
+        change, self.scheduled = self.scheduled, None
+        assert change is not None
+        self.advance()
+        return change
+
+    def advance(self) -> None:
+        """Count a change that is in force: the one that was scheduled, or one that is at once."""
+        assert self.scheduled is None
+        self.version += 1

@@ -1,0 +1,174 @@
+"""What this node has promised about transactions of any leader, and what has become of them."""
+
+from collections.abc import Collection
+
+from bedrockish.core.protocol.effects import Forget, Persist
+from bedrockish.core.protocol.records import ENDED, Vote
+from bedrockish.core.state.access_index import AccessIndex
+from bedrockish.core.state.certifier import EVERYTHING, OwnEnds, Pending
+from bedrockish.core.state.clock import Clock
+from bedrockish.core.state.outbox import Outbox
+from bedrockish.core.state.pieces import Pieces
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import Transaction, Txid
+
+
+class Votes:
+    """Votes, what is pending, and outcomes.
+
+    Attributes:
+        by_txid: every vote that is kept.
+        pending: what this node approved or holds, and whose outcome it does not know.
+        outcomes: whether it was committed, of what ended and is not decided by safe time already.
+        done: applied, under some place; above safe.
+        own_ends: our own that were rolled back.
+        aborting: of which a rollback was accepted, or decided, here.
+        comparing: BEGINs that came in time and whose rows are compared, and until how many seconds that holds.
+        late: something at or below safe time was noted nevertheless: it can be forgotten at once.
+        ended: whose outcome became known in this step.
+        released: no longer pending in this step, because their rollback was accepted.
+
+    Invariants:
+        A txid in ``outcomes`` is not pending, and its outcome never changes.
+        What is pending has a vote that holds it.
+    """
+
+    def __init__(self, me: str, clock: Clock, pieces: Pieces, outbox: Outbox) -> None:
+        self.me, self.clock, self.pieces, self.outbox = me, clock, pieces, outbox
+        self.by_txid: dict[Txid, Vote] = {}
+        self.pending = Pending()
+        self.outcomes: dict[Txid, bool] = {}
+        self.done: set[Txid] = set()
+        self.own_ends = OwnEnds()
+        self.aborting: AccessIndex[Txid] = AccessIndex()
+        self.comparing: dict[Txid, float] = {}
+        self.late = False
+        self.ended: list[Txid] = []
+        self.released: list[Txid] = []
+
+    def take_ended(self) -> list[Txid]:
+        """Return whose outcome became known since the last time."""
+        ended, self.ended = self.ended, []
+        return ended
+
+    def take_released(self) -> list[Txid]:
+        """Return what is no longer pending, since the last time, because its rollback was accepted."""
+        released, self.released = self.released, []
+        return released
+
+    # -- votes -----------------------------------------------------------------------------------------------------
+
+    def of(self, txid: Txid, transaction: Transaction | None = None) -> Vote:
+        """Return the vote on a transaction; a new one if there is none."""
+        vote = self.by_txid.get(txid)
+        if vote is None:
+            vote = self.by_txid[txid] = Vote(txid, transaction)
+        elif vote.transaction is None:
+            vote.transaction = transaction
+        return vote
+
+    def restore(self, vote: Vote) -> None:
+        """Take a vote that the file has kept."""
+        if self.outcomes.get(vote.txid) or vote.txid.clock <= self.clock.safe:
+            self.outbox.emit(Forget(vote.txid))
+            return
+        self.by_txid[vote.txid] = vote
+        self._note_abort(vote)
+        if vote.accepted is not None and vote.accepted == (ENDED, False):
+            self.outcomes[vote.txid] = False
+        elif vote.held and vote.transaction is not None:
+            self.pending.add(vote.transaction, self.clock.now.seconds)
+
+    def persist(self, vote: Vote) -> None:
+        """Have a vote kept, after every change of it."""
+        self.outbox.emit(Persist(vote, self.pieces.refer(vote)))
+        self._note_abort(vote)
+
+    def _note_abort(self, vote: Vote) -> None:
+        if vote.txid in self.aborting:
+            self.aborting.remove(vote.txid)
+        if vote.accepted is not None and not vote.accepted[1]:
+            # Where only its rollback was seen, it may conflict with anything.
+            everything = Footprint(write_ranges=(EVERYTHING,))
+            self.aborting.add(vote.txid, vote.transaction.footprint if vote.transaction is not None else everything)
+
+    def drop(self, txid: Txid) -> None:
+        """Forget a vote, if there is one."""
+        if self.by_txid.pop(txid, None) is not None:
+            if txid in self.aborting:
+                self.aborting.remove(txid)
+            self.outbox.emit(Forget(txid))
+
+    def hold(self, transaction: Transaction) -> Vote:
+        """Make a transaction pending here, durably."""
+        vote = self.of(transaction.txid, transaction)
+        vote.held = True
+        if transaction.txid not in self.pending:
+            self.pending.add(transaction, self.clock.now.seconds)
+        self.persist(vote)
+        return vote
+
+    def accept_rollback(self, txid: Txid) -> bool:
+        """Accept a leader's rollback (ballot 1); False if a higher ballot is promised."""
+        if txid in self.outcomes or txid.leader == self.me:
+            return True  # it is over; or, ours, carried by a later one of ours: pending until a majority has accepted
+        vote = self.of(txid)
+        if vote.promised > 1:
+            return False
+        vote.promised, vote.accepted, vote.held = 1, (1, False), False
+        if txid in self.pending:
+            self.pending.remove(txid)
+            self.released.append(txid)
+        self.persist(vote)
+        return True
+
+    def forget_comparisons(self) -> None:
+        """Wait no longer for comparisons whose time is over."""
+        seconds = self.clock.now.seconds
+        self.comparing = {txid: until for txid, until in self.comparing.items() if seconds < until}
+
+    # -- outcomes --------------------------------------------------------------------------------------------------
+
+    def end(self, txid: Txid, *, commit: bool) -> None:
+        """Learn the outcome of a transaction."""
+        known = self.outcomes.get(txid)
+        assert known is None or known == commit, f"{txid} has two outcomes"
+        if known is not None:
+            return
+        self.outcomes[txid] = commit
+        self.late = self.late or txid.clock <= self.clock.safe
+        self.pending.remove(txid)
+        self.ended.append(txid)
+        vote = self.by_txid.get(txid)
+        if vote is None:
+            return
+        if not commit:
+            if txid.leader == self.me and vote.transaction is not None:
+                self.own_ends.add(vote.transaction, self.clock.read())
+            vote.promised, vote.accepted, vote.held = ENDED, (ENDED, False), False
+            self.persist(vote)
+
+    def apply(self, txid: Txid) -> None:
+        """Note that a transaction is in the tables, under some place."""
+        assert txid not in self.pending, f"{txid} is applied and pending"
+        self.done.add(txid)
+        self.late = self.late or txid.clock <= self.clock.safe
+
+    def forget(self, waiting: Collection[Txid]) -> None:
+        """Drop what safe time decides: up to it, the journal is the whole truth.
+
+        Args:
+            waiting: what is taken and not applied.
+        """
+        safe = self.clock.safe
+        self.late = False
+        for txid in [txid for txid in self.by_txid if txid.clock <= safe]:
+            if txid in self.pending:
+                # Pending here, and yet below safe: not in the journal, so it can never be committed.
+                self.end(txid, commit=False)
+            self.drop(txid)
+        for txid in [txid for txid in self.outcomes if txid.clock <= safe and txid not in waiting]:
+            if txid not in self.ended:
+                del self.outcomes[txid]
+        self.done = {txid for txid in self.done if txid.clock > safe}
+        self.own_ends.forget(self.clock.closed)

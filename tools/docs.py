@@ -174,7 +174,7 @@ def laws() -> list[str]:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for law in LAWS:
-        walked = options.get(law.needs, ("yes" if law.walked else "no",))[0]
+        walked = options.get(law.needs, ("yes",))[0]
         asked = options.get(law.needs, ("yes",))[-1]
         cells = (f"`{law.name}`", law.says, law.needs, walked, asked, "yes" if law.simulated else "no")
         lines.append(f"| {' | '.join(cells)} |")

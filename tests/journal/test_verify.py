@@ -393,4 +393,5 @@ def test_what_follows_a_retirement_has_seen_the_timeline(tmp_path: Path) -> None
         "A1 comes after B1 and so after C3, but does not say so",
         "A1 counts by membership 1, but by what it had seen membership 0 held",  # C3, which it lacks, made the first
         "A1 retires the timeline C at C2, and it goes on to C3",
+        "A1 and C3 are both committed, neither after the other, and one of them changes the membership",
     ]

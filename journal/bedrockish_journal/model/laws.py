@@ -18,14 +18,12 @@ class Law(NamedTuple):
         name: as findings have it.
         says: what holds, as a sentence.
         needs: what must be at hand to look.
-        walked: whether ``bedrockish journal verify`` looks at it.
         simulated: whether the simulator holds every world to it, too.
     """
 
     name: str
     says: str
     needs: str = FILE
-    walked: bool = True
     simulated: bool = True
 
     @property
@@ -79,7 +77,6 @@ LAWS = (
         "Of two transactions of which neither comes after the other, neither writes what the other reads or writes, "
         "and neither changes the membership.",
         OTHERS,
-        walked=False,
     ),
     Law("tables", "The tables are what a replay of the journal makes.", TABLES, simulated=False),
     Law(

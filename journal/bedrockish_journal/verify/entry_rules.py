@@ -131,6 +131,7 @@ class Audit:
         self.applied: dict[str, int] = {}
         self.entries = self.repeats = self.adopted = 0
         self.entry: Entry | None = None  # the last one that was checked; None if it cannot be read
+        self.judged = False  # whether it was looked at before, in another file
         self._clocks: dict[str, array[int]] = {}  # for each tick the highest clock up to it
         self._before: dict[str, int] = {}  # the tick before the first of those; 0 for a whole timeline
         self._removed = dict(removed or {})
@@ -200,7 +201,8 @@ class Audit:
             clock = entry.txid.clock
             self.adopted += entry.adopted_from is not None
             yield from self._columns(row, entry, say)
-            if not self._is_judged(row):
+            self.judged = self._is_judged(row)
+            if not self.judged:
                 yield from _shares(entry, say)
                 unwritten = changed_unwritten(entry.transaction)
                 if unwritten is not None:
@@ -220,6 +222,11 @@ class Audit:
     def memberships(self) -> Mapping[int, Mapping[str, bool]]:
         """The memberships of the journal by version: for each member whether it votes."""
         return self._members
+
+    @property
+    def retired(self) -> Mapping[str, int]:
+        """The timelines that no vector names any more, each with the membership from which on."""
+        return self._retired
 
     def _note(self, entry: Entry) -> None:
         """Take note of what an entry had seen, and of who approved it."""

@@ -1,8 +1,8 @@
 """Verify one or several nodes' journals: does each say what a journal must say, and do they say the same?
 
 Every file is walked once in the order in which its node applied it (``bedrockish_journal.verify.entry_rules`` has the
-laws), then all files side by side by timeline. Nothing that a file claims is believed: hashes are computed anew from
-the stored bytes.
+laws), then all files side by side by timeline, and all transactions together (``conflicts``). Nothing that a file
+claims is believed: hashes are computed anew from the stored bytes.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from bedrockish_journal.model.ticks import Ticks
 from bedrockish_journal.storage.pruning import Mark, marks
 from bedrockish_journal.storage.row import Stored
 from bedrockish_journal.storage.store import applied, heads, open_readonly, scan_stored
+from bedrockish_journal.verify.conflicts import Conflicts
 from bedrockish_journal.verify.entry_rules import Audit, Row
 from bedrockish_journal.verify.exactly_once import Commands
 
@@ -111,15 +112,20 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
             node = _name(db, path, [name for name, _ in opened])
             opened.append((node, db))
         members: dict[int, dict[frozenset[str], list[str]]] = {}
+        conflicts, retired = Conflicts(), dict[str, int]()
+        stack.callback(conflicts.close)
         for (node, db), source in zip(opened, sources, strict=True):
             path = db.filename if isinstance(source, apsw.Connection) else os.fspath(source)
             judged = _judged(opened[0][1]) if counts else lambda _row: False
-            audit, count = _verify_one(node, path, db, findings, progress, judged)
+            audit, count = _verify_one(node, path, db, findings, progress, judged, conflicts)
             counts.append(count)
+            for leader, version in audit.retired.items():
+                retired[leader] = min(version, retired.get(leader, version))
             for version, voters in audit.memberships.items():
                 who = frozenset(name for name, votes in voters.items() if votes)
                 members.setdefault(version, {}).setdefault(who, []).append(node)
         findings += _other_members(members)
+        findings += conflicts.check(", ".join(count.node for count in counts), _horizon(opened, counts), retired)
         lacks = _compare(opened, counts, findings)
         _verify_own_tails(opened, counts, findings)
     return Verification(findings, counts, lacks, _unseen(counts))
@@ -127,8 +133,7 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
 
 def _unseen(counts: list[Counts]) -> dict[str, str]:
     """Return the laws that were not looked at, each with what would."""
-    found = {law.name: "bedrockish audit" for law in LAWS if not law.walked}
-    found["tables"], found["anchor"] = "--tables", "--anchor"
+    found = {"tables": "--tables", "anchor": "--anchor"}
     if len(counts) < 2:
         found["fork"] = "the files of other nodes"
     given = {count.node for count in counts}
@@ -207,6 +212,7 @@ def _verify_one(
     findings: list[Finding],
     progress: Progress | None,
     is_judged: Callable[[Row], bool],
+    conflicts: Conflicts,
 ) -> tuple[Audit, Counts]:
     founding = _meta(db, "bootstrap")
 
@@ -223,6 +229,8 @@ def _verify_one(
         if _well_typed(row):
             findings.extend(audit.check(row))
             commands.note(row, audit.entry)
+            if audit.entry is not None and not audit.judged:
+                conflicts.note(audit.entry)
         else:
             commands.note(row, None)
             text = f"row {row.seq} of the journal has values of types that a journal never has"
@@ -238,6 +246,17 @@ def _verify_one(
     begins = {leader: mark.tick for leader, mark in sorted(removed.items())}
     counts = Counts(node, path, audit.entries, audit.repeats, audit.adopted, applied_here, audit.nodes, begins)
     return audit, counts
+
+
+def _horizon(opened: list[tuple[str, apsw.Connection]], counts: list[Counts]) -> int:
+    """Return up to which clock something was removed from all files that have the timeline."""
+    least: dict[str, int] = {}
+    for (_, db), count in zip(opened, counts, strict=True):
+        clocks = {leader: mark.clock for leader, mark in _removed("", db, []).items()}
+        for leader in count.applied:
+            clock = clocks.get(leader, 0)
+            least[leader] = min(clock, least.get(leader, clock))
+    return max(least.values(), default=0)
 
 
 def _removed(node: str, db: apsw.Connection, findings: list[Finding]) -> dict[str, Mark]:

@@ -1,0 +1,211 @@
+"""Did two transactions of which neither comes after the other write what the other read or wrote?
+
+What all files together say is kept in a private database of SQLite, which goes to disk when it is large; besides, some
+numbers for each transaction, so that a journal of millions is walked through without holding what it touched.
+
+Single keys are looked at in order: of each key, a transaction must have seen who wrote it last, and a write also who
+has read it since. Whom that one had seen, the law ``closure`` says. Ranges, and changes of the membership, are held
+against what is concurrent, which is little: of each timeline the ticks that a transaction had not seen.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+import apsw
+
+from bedrockish_journal.model.chain import Finding
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.footprint import object_of
+from bedrockish_journal.model.key_text import key_text
+from bedrockish_journal.model.transaction import MEMBERS
+
+SHOWN_MAX = 1_000  # who altered every write set has as many conflicts as there are pairs
+_TICK_MAX = (1 << 63) - 1
+_DDL = """
+PRAGMA journal_mode = OFF;
+PRAGMA synchronous = OFF;
+PRAGMA cache_size = -16384;
+CREATE TABLE txn(n INTEGER PRIMARY KEY, clock INTEGER, origin TEXT, UNIQUE(clock, origin));
+CREATE TABLE place(leader INTEGER, wide INTEGER, tick INTEGER, n INTEGER, PRIMARY KEY (leader, wide, tick, n))
+  WITHOUT ROWID;
+CREATE TABLE touch(n INTEGER, key BLOB, clock INTEGER, writes INTEGER, PRIMARY KEY (n, key)) WITHOUT ROWID;
+CREATE TABLE reach(n INTEGER, low BLOB, high BLOB, writes INTEGER);
+CREATE INDEX reach_n ON reach(n);
+BEGIN;
+"""
+_NEW = "INSERT INTO txn(clock, origin) VALUES (?, ?) ON CONFLICT DO NOTHING"
+_KNOWN = "SELECT n FROM txn WHERE clock = ? AND origin = ?"
+_PLACED = "INSERT INTO place VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_KEYS = "SELECT key, n, writes FROM touch WHERE clock > ? ORDER BY key, clock, n"
+_ORDER = "SELECT n FROM txn WHERE clock > ? ORDER BY clock, n"
+_APART = "SELECT DISTINCT n FROM place WHERE leader = ? AND wide = ? AND tick > ? AND tick <= ?"
+_IN_POINTS = """SELECT key FROM reach AS r JOIN touch AS t ON t.n = ?2 AND t.key >= r.low AND t.key < r.high
+  WHERE r.n = ?1 AND (r.writes OR t.writes) LIMIT 1"""
+_IN_RANGES = """SELECT max(a.low, b.low) FROM reach AS a JOIN reach AS b ON b.n = ?2
+  WHERE a.n = ?1 AND a.low < b.high AND b.low < a.high AND (a.writes OR b.writes) LIMIT 1"""
+
+
+class Conflicts:
+    """What the transactions of several journals read and wrote, each taken in once."""
+
+    def __init__(self) -> None:
+        self._db = apsw.Connection("")  # a file without a name, of which SQLite keeps in memory what fits
+        self._db.execute(_DDL).fetchall()
+        self._leaders: dict[str, int] = {}
+        # For each transaction, by its number: its clock, its first label, the membership it ran under, and whether it
+        # has ranges or changes the membership. And for each leader, what it had seen of it.
+        self._clock, self._led, self._at, self._config = (array("Q", [0]) for _ in range(4))
+        self._wide, self._changes_members = bytearray(1), set[int]()
+        self._saw: list[array[int]] = []
+        self._more: dict[int, list[tuple[int, int]]] = {}  # its further labels
+        self._since: dict[int, int] = {}  # timelines that are in no vector any more, and from which membership on
+
+    def note(self, entry: Entry) -> None:
+        """Take in an entry, which may be a further label of a transaction that was."""
+        txid = entry.txid
+        numbers = (*entry.after.values(), entry.tick, txid.clock, entry.transaction.config)
+        if max(numbers) > _TICK_MAX:
+            return  # no node counts so far; other laws tell of it
+        leader = self._leader(entry.leader)
+        self._db.execute(_NEW, tuple(txid))
+        if self._db.changes():
+            number = self._db.last_insert_rowid()
+            self._take(number, leader, entry)
+        else:
+            number = self._db.execute(_KNOWN, tuple(txid)).get
+            label = leader, entry.tick
+            if label != (self._led[number], self._at[number]) and label not in self._more.get(number, ()):
+                self._more.setdefault(number, []).append(label)
+        self._db.execute(_PLACED, (leader, self._wide[number], entry.tick, number))
+
+    def _leader(self, name: str) -> int:
+        if name not in self._leaders:
+            self._leaders[name] = len(self._saw)
+            self._saw.append(array("Q"))
+        return self._leaders[name]
+
+    def _take(self, number: int, leader: int, entry: Entry) -> None:
+        transaction, footprint = entry.transaction, entry.transaction.footprint
+        assert number == len(self._led), "transactions are numbered one by one"
+        self._clock.append(entry.txid.clock)
+        self._led.append(leader)
+        self._at.append(entry.tick)
+        self._config.append(transaction.config)
+        self._wide.append(footprint.has_ranges or transaction.kind == MEMBERS)
+        if transaction.kind == MEMBERS:
+            self._changes_members.add(number)
+        for name, tick in entry.after.items():
+            saw = self._saw[self._leader(name)]
+            saw.extend([0] * (number - len(saw)))
+            saw.append(tick)
+        clock, writes = entry.txid.clock, footprint.write_points
+        touched = [(number, key, clock, False) for key in footprint.read_points - writes]
+        touched += [(number, key, clock, True) for key in writes]
+        touched.sort()
+        self._db.executemany("INSERT INTO touch VALUES (?, ?, ?, ?)", touched).fetchall()
+        if footprint.has_ranges:
+            spans = [(number, low, high, False) for low, high in footprint.read_ranges]
+            spans += [(number, low, high, True) for low, high in footprint.write_ranges]
+            self._db.executemany("INSERT INTO reach VALUES (?, ?, ?, ?)", spans).fetchall()
+
+    def check(self, files: str, horizon: int, retired: Mapping[str, int]) -> Iterator[Finding]:
+        """Yield the conflicts, at most ``SHOWN_MAX`` and one that says that there are more.
+
+        Args:
+            files: whose journals were noted, for the findings.
+            horizon: nothing is said of transactions with a clock up to this: of some that they had seen, or had not,
+                the label was removed.
+            retired: the timelines that no vector names any more, each with the membership from which on.
+        """
+        self._since = {self._leader(name): version for name, version in retired.items()}
+        told: set[tuple[int, int]] = set()
+        for later, earlier, key in chain(self._met_at_keys(horizon), self._met_widely(horizon)):
+            if (later, earlier) in told:
+                continue
+            if len(told) == SHOWN_MAX:
+                yield Finding("conflict", files, text=f"there are more conflicts than these {SHOWN_MAX}")
+                return
+            told.add((later, earlier))
+            yield self._finding(files, later, earlier, key)
+
+    def _met_at_keys(self, horizon: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield which transactions met at single keys: a write with the one before it, and with the reads between."""
+        key: bytes | None = None
+        wrote, reads = 0, array("Q")
+        rows: Iterator[tuple[bytes, int, int]] = self._db.execute(_KEYS, (horizon,))
+        for touched, number, writes in rows:
+            if touched != key:
+                key, wrote = touched, 0
+                del reads[:]
+            if wrote and not self._has_seen(number, wrote):
+                yield number, wrote, touched
+            if writes:
+                for reader in reads:
+                    if not self._has_seen(number, reader):
+                        yield number, reader, touched
+                wrote = number
+                del reads[:]
+            else:
+                reads.append(number)
+
+    def _met_widely(self, horizon: int) -> Iterator[tuple[int, int, bytes | None]]:
+        """Yield which transactions met in a range, or where one changed the membership; None is that it did."""
+        ends: list[list[int]] = [[0, 0] for _ in self._saw]  # of each timeline the last tick so far: narrow, and wide
+        for (number,) in self._db.execute(_ORDER, (horizon,)):
+            for earlier in sorted(self._concurrent(number, ends)):
+                if number in self._changes_members or earlier in self._changes_members:
+                    yield number, earlier, None
+                elif (found := self._overlap(number, earlier)) is not None:
+                    yield number, earlier, found
+            for leader, tick in self._labels(number):
+                kind = self._wide[number]
+                ends[leader][kind] = max(ends[leader][kind], tick)
+
+    def _concurrent(self, number: int, ends: list[list[int]]) -> set[int]:
+        """Return the transactions before one that it had not seen, if either has ranges or changes the membership."""
+        found: set[int] = set()
+        for leader, last in enumerate(ends):
+            had = self._seen_of(number, leader)
+            for wide in (0, 1) if self._wide[number] else (1,):
+                if last[wide] > had:
+                    apart = self._db.execute(_APART, (leader, wide, had, last[wide]))
+                    found.update(other for (other,) in apart)
+        clocks, at = self._clock, (self._clock[number], number)
+        return {other for other in found if (clocks[other], other) < at and not self._has_seen(number, other)}
+
+    def _overlap(self, one: int, other: int) -> bytes | None:
+        for left, right in ((one, other), (other, one)):
+            if self._wide[left]:
+                found: bytes | None = self._db.execute(_IN_POINTS, (left, right)).get
+                if found is not None:
+                    return found
+        return self._db.execute(_IN_RANGES, (one, other)).get if self._wide[one] and self._wide[other] else None
+
+    def _labels(self, number: int) -> tuple[tuple[int, int], ...]:
+        return ((self._led[number], self._at[number]), *self._more.get(number, ()))
+
+    def _seen_of(self, number: int, leader: int) -> int:
+        saw = self._saw[leader]
+        tick = saw[number] if number < len(saw) else 0
+        return tick or (_TICK_MAX if self._since.get(leader, _TICK_MAX) <= self._config[number] else 0)
+
+    def _has_seen(self, number: int, other: int) -> bool:
+        return any(tick <= self._seen_of(number, leader) for leader, tick in self._labels(other))
+
+    def _finding(self, files: str, later: int, earlier: int, key: bytes | None) -> Finding:
+        names = [*self._leaders]
+        ((leader, tick), *_), ((other, at), *_) = self._labels(later), self._labels(earlier)
+        origin = self._db.execute("SELECT origin FROM txn WHERE n = ?", (later,)).get
+        if key is None:
+            how, table = "and one of them changes the membership", None
+        else:
+            table = object_of(key)
+            how = f"and both touch {key_text(key) or 'all'} of {table}"
+        text = f"{names[leader]}{tick} and {names[other]}{at} are both committed, neither after the other, {how}"
+        shown = key.hex() if key is not None else None
+        return Finding("conflict", files, names[leader], tick, f"{origin}-{self._clock[later]:x}", table, shown, text)
+
+    def close(self) -> None:
+        """Let go of the private database."""
+        self._db.close()

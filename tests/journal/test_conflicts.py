@@ -1,0 +1,165 @@
+"""Two that conflict, and of which neither comes after the other, are found; and nobody else is."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from bedrockish_journal.model.chain import Finding
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.footprint import Footprint, conflict
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, Transaction, Txid
+from bedrockish_journal.model.vector import covers
+from bedrockish_journal.verify import conflicts
+from bedrockish_journal.verify.conflicts import Conflicts
+from bedrockish_journal.verify.verify import verify
+from tests.spark.worlds import honest, touching
+
+KEYS = [b"t:t\0" + bytes([number]) for number in range(9)]
+
+
+@dataclass
+class Story:
+    """Three leaders, none of whom is held up by anybody: their commits may conflict."""
+
+    luck: random.Random
+    kinds: tuple[str, ...] = (ROWS,)
+    applied: dict[str, dict[str, int]] = field(default_factory=lambda: {name: {} for name in "ABC"})
+    entries: list[Entry] = field(default_factory=list)
+
+    def commit(self) -> None:
+        leader = self.luck.choice("ABC")
+        if self.luck.random() < 0.5:  # closed: whoever has seen an entry has seen what that one had seen
+            for name, tick in self.applied[self.luck.choice("ABC")].items():
+                self.applied[leader][name] = max(tick, self.applied[leader].get(name, 0))
+        base, number = dict(self.applied[leader]), len(self.entries)
+        ends = [entry.tick for entry in self.entries if entry.leader == leader]
+        seen = max((entry.txid.clock for entry in self.entries if covers(base, {entry.leader: entry.tick})), default=0)
+        clock = (seen // 100 + self.luck.randrange(1, 5)) * 100 + number  # above what it has seen, in no other order
+        txid, kind = Txid(clock, leader), self.luck.choice(self.kinds)
+        body = Transaction(txid, base, 0, 0, 0, f"c{number}", "serializable", kind, self._footprint(), b"", b"")
+        self._label(leader, max(ends, default=0) + 1, body, None)
+        self.applied[leader][leader] = max(ends, default=0) + 1
+        if self.luck.random() < 0.1:
+            other = self.luck.choice("ABC".replace(leader, ""))
+            ends = [entry.tick for entry in self.entries if entry.leader == other]
+            if covers(self.applied[other], base):
+                self._label(other, max(ends, default=0) + 1, body, leader)
+                self.applied[other][other] = max(ends, default=0) + 1
+
+    def _label(self, leader: str, tick: int, body: Transaction, adopted: str | None) -> None:
+        self.entries.append(Entry(leader, tick, {leader: tick}, body, adopted, GENESIS))
+
+    def _footprint(self) -> Footprint:
+        def points() -> frozenset[bytes]:
+            return frozenset(self.luck.sample(KEYS, self.luck.choice((0, 1, 2))))
+
+        def ranges() -> tuple[tuple[bytes, bytes], ...]:
+            low, high = sorted(self.luck.sample(KEYS, 2))
+            return ((low, high),) if self.luck.random() < 0.15 else ()
+
+        return Footprint(points(), ranges(), points(), ranges())
+
+    def pairs(self) -> Iterator[tuple[Entry, Entry]]:
+        """Yield each pair that conflicts though neither comes after the other, by the definition."""
+        first = {entry.txid: entry for entry in reversed(self.entries)}
+        for one in first.values():
+            for other in first.values():
+                if one.txid.clock < other.txid.clock and not self._follows(other, one):
+                    members = MEMBERS in (one.transaction.kind, other.transaction.kind)
+                    if members or conflict(one.transaction.footprint, other.transaction.footprint) is not None:
+                        yield one, other
+
+    def _follows(self, later: Entry, earlier: Entry) -> bool:
+        labels = [entry.place for entry in self.entries if entry.txid == earlier.txid]
+        return any(later.after.get(leader, 0) >= tick for leader, tick in labels)
+
+
+def found(entries: list[Entry], horizon: int = 0) -> list[Finding]:
+    """Return the conflicts of entries, as a walk through files tells them."""
+    told = Conflicts()
+    for entry in entries:
+        told.note(entry)
+    answer = list(told.check("A, B, C", horizon, {}))
+    told.close()
+    return answer
+
+
+def met_widely(one: Entry, other: Entry) -> bool:
+    """Whether two conflict by a range of either, or because one changes the membership."""
+    left, right = one.transaction.footprint, other.transaction.footprint
+    ranges = [replace(each, read_points=frozenset(), write_points=frozenset()) for each in (left, right)]
+    met = conflict(ranges[0], right) is not None or conflict(left, ranges[1]) is not None
+    return met or MEMBERS in (one.transaction.kind, other.transaction.kind)
+
+
+def names(pairs: Iterator[tuple[Entry, Entry]]) -> set[tuple[str, str]]:
+    return {(str(other.txid), f"{one.leader}{one.tick}") for one, other in pairs}
+
+
+def test_it_finds_what_the_definition_says() -> None:
+    """Each that is told is one, and where there is any, some are told; those with ranges, all."""
+    some = none = 0
+    for seed in range(400):
+        story = Story(random.Random(seed), (ROWS,) * 9 + (MEMBERS,))
+        for _ in range(story.luck.choice((3, 6, 12))):
+            story.commit()
+        true = names(story.pairs())
+        noted = story.luck.sample(story.entries, len(story.entries))  # files tell it in any order, and more than once
+        told = {(str(one.txid), one.text.split()[2]) for one in found([*noted, *noted[:3]])}
+        first = {entry.txid: entry for entry in reversed(noted)}
+        places = {
+            f"{entry.leader}{entry.tick}": f"{first[entry.txid].leader}{first[entry.txid].tick}"
+            for entry in story.entries
+        }
+        assert told <= {(later, places[earlier]) for later, earlier in true}, seed
+        assert bool(told) == bool(true), seed
+        wide = {(str(b.txid), places[f"{a.leader}{a.tick}"]) for a, b in story.pairs() if met_widely(a, b)}
+        assert wide <= told, seed
+        some, none = some + bool(true), none + (not true)
+    assert min(some, none) > 20
+
+
+def test_what_lies_up_to_the_horizon_is_left_out() -> None:
+    story = Story(random.Random(3))
+    while not list(story.pairs()):
+        story.commit()
+    last = max(entry.txid.clock for entry in story.entries)
+    assert found(story.entries)
+    assert found(story.entries, last) == []
+
+
+def test_more_than_anybody_reads_are_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conflicts, "SHOWN_MAX", 2)
+    entries = [
+        Entry(
+            name,
+            1,
+            {name: 1},
+            Transaction(
+                Txid(9, name), {}, 0, 0, 0, name, "serializable", ROWS, Footprint(frozenset(), (), {KEYS[0]}), b"", b""
+            ),
+            None,
+            GENESIS,
+        )
+        for name in "ABCD"
+    ]
+    assert [one.text for one in found(entries)][2:] == ["there are more conflicts than these 2"]
+
+
+def test_two_files_of_which_each_has_one_of_them(tmp_path: Path) -> None:
+    """Each half looks right for itself; the row that both wrote is named."""
+    world = honest(60)
+    paths = world.write(tmp_path / "sound")
+    assert verify(paths).findings == []
+    world.commit("A", touching("7"))
+    first = world.commit("B", touching("8"))
+    assert first is not None
+    world.change(first.place, lambda draft: replace(draft, footprint=touching("7", "8")))
+    paths = world.write(tmp_path / "halves")
+    assert all(verify([path]).findings == [] for path in paths)
+    (told,) = verify(paths).findings
+    assert (told.check, told.node, told.leader, told.tick) == ("conflict", "A, B, C", *first.place)
+    assert told.text.endswith("neither after the other, and both touch 7 of t:accounts")

@@ -11,19 +11,20 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import cbor2
 
-from bedrockish_journal.model.transaction import ROWS
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, head
 from bedrockish_journal.model.vector import covers
 from tests.journal.world import World
 
-FOOTPRINT, CHANGES, RESULT, JOINED = 10, 11, 12, 15  # places in a body
-AFTER, COMMAND, CLOCK_IN_BODY = 3, 7, 1
+CLOCK_IN_BODY, AFTER, SCHEMA_SEEN, CONFIG, COMMAND = 1, 3, 5, 6, 7  # places in a body
+FOOTPRINT, CHANGES, RESULT = 10, 11, 12
+ACTIVATES, JOINED, SHARES, USERS = 14, 15, 16, 17
 TICK, CLOCK, QUORUM, ADOPTED = 2, 3, 5, 6  # places in a label
 MIDDLE = 8  # a tick of A's, somewhere in the middle
 
@@ -90,6 +91,17 @@ class Forger:
         version, members, *rest = cbor2.loads(said)
         change(members)
         self.run("UPDATE bedrockish_meta SET value = ? WHERE key = 'bootstrap'", cbor2.dumps([version, members, *rest]))
+
+    def of_kind(self, kind: str) -> Row:
+        return next(row for row in self.rows() if row.body[9] == kind)
+
+    def membership(self, change: Callable[[list[Any]], None]) -> None:
+        """Change what the change of the membership says."""
+        row = self.of_kind(MEMBERS)
+        said = cbor2.loads(row.body[CHANGES])
+        change(said)
+        row.body[CHANGES] = cbor2.dumps(said)
+        self.write(row)
 
     def joined(self) -> Row:
         return next(row for row in self.rows("A") if len(row.body) > JOINED and not row.repeat and row.body[JOINED])
@@ -306,6 +318,123 @@ def ranged(file: Forger) -> None:
     file.write(other)
 
 
+def of_users(file: Forger) -> Row:
+    return next(row for row in file.rows() if len(row.body) > USERS)
+
+
+def shared_otherwise(*shares: int) -> Callable[[Forger], None]:
+    def do(file: Forger) -> None:
+        row = of_users(file)
+        assert row.body[SHARES] != [*shares]
+        row.body[SHARES] = [*shares]
+        file.write(row)
+
+    return do
+
+
+def anothers(file: Forger) -> None:
+    """Ann did what Bob did."""
+    row = of_users(file)
+    row.body[USERS].reverse()
+    file.write(row)
+
+
+def of_version_2(file: Forger) -> None:
+    row = file.row("A", MIDDLE)
+    row.body[0] = 2
+    file.write(row)
+
+
+def labels_exchanged(file: Forger) -> None:
+    """Of the two labels of an adopted transaction the second counts, it says, and the first repeats it."""
+    second = next(row for row in file.rows() if row.repeat)
+    first = next(row for row in file.rows() if row.clock == second.clock and not row.repeat)
+    for row, repeat in ((first, 1), (second, 0)):
+        file.run("UPDATE bedrockish_journal SET repeat = ? WHERE seq = ?", repeat, row.seq)
+    file.db.execute("UPDATE bedrockish_joined SET seq = ? WHERE seq = ?", (second.seq, first.seq))
+
+
+def held_by_one(file: Forger) -> None:
+    row = next(row for row in file.rows() if row.label[ADOPTED] is not None)
+    row.label[QUORUM] = {row.leader: row.label[QUORUM][row.leader]}
+    file.write(row)
+
+
+def counted_by_the_older(file: Forger) -> None:
+    row = of_users(file)
+    assert row.body[CONFIG] == 1
+    row.body[CONFIG] = 0
+    file.write(row)
+
+
+def pruned_later(file: Forger) -> None:
+    """So that the law ``conflict`` would not look at what came after."""
+    pruned(file)
+    file.run("UPDATE bedrockish_pruned SET clock = ?", file.of_kind(MEMBERS).clock)
+
+
+def pruned_whole(file: Forger) -> None:
+    """A whole timeline is gone, and the mark of removal is its very last entry."""
+    last = file.rows("C")[-1]
+    file.run("DELETE FROM bedrockish_journal WHERE leader = 'C'")
+    file.db.execute("DELETE FROM bedrockish_joined WHERE seq NOT IN (SELECT seq FROM bedrockish_journal)")
+    file.run("INSERT INTO bedrockish_pruned VALUES ('C', ?, ?, ?, 'C')", last.tick, last.hash, last.clock)
+
+
+def defined_otherwise(file: Forger) -> None:
+    row = file.of_kind(SCHEMA)
+    row.body[CHANGES] = cbor2.dumps([text.replace("extra", "extra REAL") for text in cbor2.loads(row.body[CHANGES])])
+    file.write(row)
+
+
+def in_force_later(file: Forger) -> None:
+    row = file.of_kind(SCHEMA)
+    row.body[ACTIVATES:] = [row.clock + 1]
+    file.write(row)
+
+
+def approved_by_another(file: Forger) -> None:
+    """B had approved it, and had seen no more than C had; so it could as well have been C."""
+    row = led(file, seen="C")
+    assert row.label[QUORUM].keys() == {"A", "B", "C"}
+    del row.label[QUORUM]["B"]
+    file.write(row)
+
+
+def in_other_bytes(file: Forger) -> None:
+    """The same, encoded as no node encodes it: a zero in two bytes."""
+    row = file.row("A", MIDDLE)
+    packed = [cbor2.dumps(item) for item in row.body]
+    assert packed[SCHEMA_SEEN] == b"\0"
+    packed[SCHEMA_SEEN] = b"\x18\0"
+    file.put(row, body=head(4, len(packed)) + b"".join(packed))
+    file.hash_again("A")
+
+
+def one_more_field(file: Forger) -> None:
+    row = of_users(file)
+    row.body.append("of no release")
+    file.write(row)
+
+
+def made_admin(file: Forger) -> None:
+    file.membership(lambda said: said[5]["ann"].__setitem__(1, 4))
+
+
+def order_as_may_be(file: Forger) -> None:
+    """The last two are concurrent: nobody can say which one a node applied first."""
+    one, other = (max(file.rows(leader), key=lambda row: row.clock).seq for leader in "AB")
+    for old, new in ((one, -1), (other, one), (-1, other)):
+        file.run("UPDATE bedrockish_journal SET seq = ? WHERE seq = ?", new, old)
+
+
+def forgotten(file: Forger) -> None:
+    """The beginning was removed, and the ids of its commands with it."""
+    pruned(file)
+    file.db.execute("CREATE TABLE IF NOT EXISTS bedrockish_past(command, clock, origin)")
+    file.db.execute("DELETE FROM bedrockish_past")
+
+
 def flip(file: Forger) -> None:
     (body,) = file.db.execute(
         "SELECT body FROM bedrockish_journal WHERE leader = 'A' AND tick = ?", (MIDDLE,)
@@ -386,6 +515,8 @@ def stranger(file: Forger) -> None:
 
 SEEN: dict[str, tuple[str, Deed]] = {
     "an undecodable body": ("bytes", everywhere(unreadable)),
+    "an entry of a later version": ("bytes", everywhere(of_version_2)),
+    "more changes of a command than there are": ("bytes", everywhere(shared_otherwise(1, 2))),
     "changes that are none": ("writes", everywhere(not_changes)),
     "a column": ("columns", in_b(column("command = 'another'"))),
     "a joined command that is not listed": ("columns", in_b(unlisted)),
@@ -396,18 +527,28 @@ SEEN: dict[str, tuple[str, Deed]] = {
         in_b(lambda f: f.run(f"DELETE FROM bedrockish_journal WHERE leader='A' AND tick={MIDDLE}")),
     ),
     "an entry twice": ("density", in_b(doubled)),
+    "a timeline removed to its last entry": ("density", everywhere(pruned_whole)),
     "a flipped bit": ("hash", in_b(flip)),
     "an entry hashed again alone": ("link", in_b(replaced)),
     "another order of application": ("causality", in_b(order)),
     "the end of one timeline cut everywhere": ("causality", everywhere(cut("A"))),
     "a clock before what was seen": ("clock", everywhere(back_dated)),
+    "a removal dated later": ("clock", everywhere(pruned_later)),
     "a dropped dependency": ("closure", everywhere(dropped)),
     "a quorum of one": ("quorum", everywhere(alone)),
+    "an adoption of what one node held": ("quorum", everywhere(held_by_one)),
+    "approvals counted by the membership before": ("quorum", everywhere(counted_by_the_older)),
     "an approval from before what was seen": ("approval", everywhere(other_approvers)),
     "an approval dated later than possible": ("approval", everywhere(too_late)),
     "a founder demoted in one file": ("members", in_b(demote)),
+    "a membership left out": ("members", everywhere(lambda f: f.membership(lambda said: said.__setitem__(0, 2)))),
+    "a timeline retired that goes on": (
+        "members",
+        everywhere(lambda f: f.membership(lambda said: said.__setitem__(4, {"C": 1}))),
+    ),
     "a commit taken for a repeat": ("txid", in_b(column("repeat = 1"))),
     "a repeat of another content": ("txid", everywhere(repeats_otherwise)),
+    "a label and its repeat exchanged": ("txid", in_b(labels_exchanged)),
     "a command twice": ("command", everywhere(twice)),
     "money made outside the write set": ("writes", everywhere(more_money)),
     "a row without rowid outside the write set": ("writes", everywhere(another_pair)),
@@ -419,6 +560,8 @@ SEEN: dict[str, tuple[str, Deed]] = {
     "two concurrent writes of one row": ("conflict", everywhere(met)),
     "a range read, and written in at the same time": ("conflict", everywhere(ranged)),
     "payloads exchanged": ("tables", everywhere(swapped)),
+    "a schema in force later": ("tables", everywhere(in_force_later)),
+    "a table defined otherwise": ("tables", everywhere(defined_otherwise)),
     "a row edited behind the journal": ("tables", everywhere(lambda f: f.run("UPDATE note SET text = 'x'"))),
 }
 UNSEEN: dict[str, Deed] = {
@@ -429,17 +572,41 @@ UNSEEN: dict[str, Deed] = {
     "the beginning removed everywhere": everywhere(pruned),
     "a stranger among the founders, without a vote": everywhere(stranger),
     "a joined command gone everywhere": everywhere(never_joined_nor_listed),
+    "a command said to be another user's": everywhere(anothers),
+    "changes said to be another command's": everywhere(shared_otherwise(0, 2)),
+    "a user made admin": everywhere(made_admin),
+    "an approval taken out of those that were more than enough": everywhere(approved_by_another),
+    "a field that no release has": everywhere(one_more_field),
+    "the same in other bytes": everywhere(in_other_bytes),
     "when a node applied an entry": everywhere(column("applied_ms = 0")),
+    "in which order, of two that do not know of each other": in_b(order_as_may_be),
+    "ids of removed commands forgotten": everywhere(forgotten),
 }
 # Nothing of these is covered by a hash: a beginning may be removed, if what is left continues it; and each node notes
-# for itself when it applied an entry.
-UNANCHORED = {"the beginning removed everywhere", "when a node applied an entry"}
+# for itself when it applied an entry, and after what.
+UNANCHORED = {
+    "the beginning removed everywhere",
+    "when a node applied an entry",
+    "in which order, of two that do not know of each other",
+    "ids of removed commands forgotten",
+}
 
 
 def make(folder: Path) -> Path:
-    """Write sound journals of three nodes, with shared commands and adoptions; the last two are concurrent."""
+    """Write sound journals of three nodes: shared commands, adoptions, users; the last two are concurrent."""
     folder.mkdir()
     world = World(folder, 11).run(90)
+    members = {name: ["localhost:1", True, ""] for name in world.nodes}
+    said = [1, members, "cluster", 2, {}, {"ann": ["", 1, 1], "bob": ["", 2, 1]}]
+    world.commit("A", world.transaction("A", MEMBERS, cbor2.dumps(said)))
+    world.settle()
+    world.config = 1
+    both = world.nodes["C"].execute([f"INSERT INTO note(rowid, text) VALUES ({row}, 'ours')" for row in (801, 802)])
+    shared = replace(
+        world.transaction("C", ROWS, both), joined=(("bobs", b"done"),), shares=(1, 1), users=("ann", "bob"), body=b""
+    )
+    world.commit("C", shared)
+    world.settle()
     for leader, row in (("A", 901), ("B", 902)):
         changes = world.nodes[leader].execute([f"INSERT INTO note(rowid, text) VALUES ({row}, 'last')"])
         world.commit(leader, world.transaction(leader, ROWS, changes))

@@ -133,14 +133,13 @@ def test_what_lies_up_to_the_horizon_is_left_out() -> None:
 
 def test_more_than_anybody_reads_are_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conflicts, "SHOWN_MAX", 2)
+    written = Footprint(write_points=frozenset(KEYS[:1]))
     entries = [
         Entry(
             name,
             1,
             {name: 1},
-            Transaction(
-                Txid(9, name), {}, 0, 0, 0, name, "serializable", ROWS, Footprint(frozenset(), (), {KEYS[0]}), b"", b""
-            ),
+            Transaction(Txid(9, name), {}, 0, 0, 0, name, "serializable", ROWS, written, b"", b""),
             None,
             GENESIS,
         )

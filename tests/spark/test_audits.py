@@ -19,7 +19,8 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.inputs import find_inputs
-from tests.journal.tampering import SEEN, UNSEEN, make, tampered
+from tests.journal.anchoring import anchored, hold
+from tests.journal.tampering import SEEN, UNANCHORED, UNSEEN, make, tampered
 from tests.spark.worlds import START_MS, Draft, World, honest, key, retiring, touching
 
 PANDAS = "ignore:PySpark does not yet fully support pandas"  # said whatever is asked; ``quiet_session`` hides it, too
@@ -94,9 +95,13 @@ def test_spark_finds_what_duckdb_finds(spark: SparkSession, tmp_path: Path) -> N
 def test_spark_finds_each_tampering_as_duckdb_does(spark: SparkSession, tmp_path: Path, what: str) -> None:
     (tmp_path / "tampered").mkdir()
     law, deed = SEEN[what] if what in SEEN else ("", UNSEEN[what])
-    with tampered(make(tmp_path / "sound"), tmp_path / "tampered", deed) as paths:
+    sound = make(tmp_path / "sound")
+    anchors = anchored(sorted(sound.glob("*.db")))
+    with tampered(sound, tmp_path / "tampered", deed) as paths:
         found = {one.check for one in both(spark, paths)}
         assert law in found if law in QUERIES else not found
+        if what in UNSEEN:
+            assert bool(hold(paths, anchors).findings) == (what not in UNANCHORED)
 
 
 def test_an_export_is_audited_like_the_files(tmp_path: Path) -> None:

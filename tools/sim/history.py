@@ -87,7 +87,11 @@ class Histories:
         """
         bodies: dict[Txid, bytes] = {}
         founding = encode_membership(self.world.founded)
-        audit = Audit("all", founding, lambda clock, origin: bodies.get(Txid(clock, origin)), is_judged=lambda _: True)
+
+        def original(clock: int, origin: str, _seq: int) -> bytes | None:
+            return bodies.get(Txid(clock, origin))
+
+        audit = Audit("all", founding, original, is_judged=lambda _: True)
         findings = list(audit.begin())
         for seq, entry in enumerate(replay_order(self.entries.values(), draws(self.world.options.seed))):
             is_repeat = entry.txid in bodies

@@ -103,6 +103,12 @@ _DENSITY = [
         tick="CASE WHEN s.tick > s.last THEN s.last + 1 ELSE s.tick END",
         txid="CASE WHEN s.tick <= s.last THEN s.txid END",
     ),
+    _finding(
+        f"s.leader, ' is removed up to ', {_PLACE}, ', and nothing is left of it: no node removes a last entry'",
+        "FROM mark s LEFT JOIN (SELECT DISTINCT node, leader FROM held) AS h ON h.node = s.node "
+        "AND h.leader = s.leader WHERE h.node IS NULL",
+        txid=_NONE,
+    ),
 ]
 _HASH = [
     _finding(
@@ -231,7 +237,7 @@ _MEMBERS = [
     _finding(
         f"{_PLACE}, ' retires the timeline ', r.leader, ', and had not seen all of it: ', o.leader, min(o.tick)",
         "FROM stored s JOIN good e ON e.eid = s.eid JOIN left_at r ON r.eid = s.eid AND r.tick = e.makes "
-        "JOIN held o ON o.node = s.node AND o.leader = r.leader AND o.seq < s.seq "
+        "JOIN held o ON o.node = s.node AND o.leader = r.leader AND (o.seq < s.seq OR NOT o.again) "
         "LEFT JOIN dep d ON d.eid = s.eid AND d.leader = r.leader WHERE o.tick > coalesce(d.tick, 0) "
         "GROUP BY s.node, s.leader, s.tick, s.txid, r.leader, o.leader",
     ),

@@ -39,7 +39,10 @@ LAWS = (
         "label",
         "A timeline holds what its leader began; of anything else it says from whom it was adopted.",
     ),
-    Law("density", "A timeline counts 1, 2, 3, … from where the file begins, without a gap or a double."),
+    Law(
+        "density",
+        "A timeline counts 1, 2, 3, … from where the file begins to a last entry, without a gap or a double.",
+    ),
     Law("hash", "An entry is what was hashed: `hash = sha256(prev ‖ label ‖ body)`."),
     Law(
         "link",
@@ -59,7 +62,7 @@ LAWS = (
         "An approver's own tick fits what it and the entry had seen: it is not before what the entry has seen of it, "
         "and before the first that it led after it had seen the entry.",
     ),
-    Law("members", "Memberships can be read, count up one by one, and retire whole timelines only."),
+    Law("members", "Memberships can be read, count up one by one, and retire whole timelines only, which end there."),
     Law(
         "txid",
         "A transaction is applied once; a repeat has the very content of what was applied before it.",

@@ -26,6 +26,10 @@ class Row(Link, Protocol):
     """An entry as stored, with the columns that repeat what its bytes say."""
 
     @property
+    def seq(self) -> int:
+        """Its place in the order in which its node applied them."""
+
+    @property
     def clock(self) -> int:
         """Clock of its transaction."""
 
@@ -109,7 +113,7 @@ class Audit:
         self,
         node: str,
         founding: bytes | None,
-        original: Callable[[int, str], bytes | None],
+        original: Callable[[int, str, int], bytes | None],
         removed: Mapping[str, Removed] | None = None,
         *,
         is_judged: Callable[[Row], bool] = lambda _row: False,
@@ -119,7 +123,8 @@ class Audit:
         Args:
             node: whose journal it is.
             founding: the membership that the cluster was founded with, encoded; None if the file does not say.
-            original: looks up the body under which (clock, origin) was first applied, for second labels.
+            original: looks up the body under which (clock, origin) was applied before a place in the order, for
+                second labels.
             removed: where the timelines begin of which something was removed.
             is_judged: whether the very entry was looked at before, and its changes need not be decoded again.
         """
@@ -137,6 +142,7 @@ class Audit:
         self._removed = dict(removed or {})
         self._members: dict[int, dict[str, bool]] = {}
         self._retired: dict[str, int] = {}  # timelines that no vector names any more: from which membership on
+        self._ended: dict[str, int] = {}  # where they end: the last tick that the change had seen which retired them
         self._changed: list[tuple[str, int, int]] = []  # leader, tick and version of each membership change
         self._founding = founding
         self._founded = 0
@@ -181,6 +187,14 @@ class Audit:
         self._members[said.version] = said.voters
         self._retired.update(said.retired)
 
+    def end(self) -> Iterator[Finding]:
+        """Yield what is wrong after the last entry."""
+        for leader, mark in self._removed.items():
+            if self.applied[leader] == mark.tick:
+                text = f"{leader} is removed up to {leader}{mark.tick}, and nothing is left of it"
+                text += ": no node removes a last entry"
+                yield Finding("density", self.node, leader, mark.tick, text=text)
+
     def check(self, row: Row) -> Iterator[Finding]:
         """Yield what is wrong with the next entry."""
         yield from self.chains.check(row)
@@ -208,6 +222,8 @@ class Audit:
                 if unwritten is not None:
                     yield say("writes", unwritten)
             yield from self._label(entry, say)
+            if entry.tick > self._ended.get(entry.leader, entry.tick) and not row.repeat:
+                yield say("members", f"stands in a timeline that is retired, and ends at {self._ended[entry.leader]}")
             yield from self._causality(entry, say)
             yield from self._closure(entry, say)
             yield from self._approvals(entry, say)
@@ -315,13 +331,13 @@ class Audit:
         return clocks[min(place, len(clocks)) - 1] if clocks and place > 0 else 0
 
     def _once(self, row: Row, entry: Entry, say: Say) -> Iterator[Finding]:
-        first = self.original(entry.txid.clock, entry.txid.leader) if row.repeat else None
+        first = self.original(*entry.txid, row.seq) if row.repeat else None
         if (
             row.repeat
             and first is None
             and entry.txid.clock > max((m.clock for m in self._removed.values()), default=0)
         ):
-            yield say("txid", f"is said to repeat {entry.txid}, which was never applied: its changes are missing here")
+            yield say("txid", f"is said to repeat {entry.txid}, which was not applied before it")
         elif first is not None and first != entry.transaction.body:
             yield say("txid", f"repeats {entry.txid} with another content")
 
@@ -358,6 +374,7 @@ class Audit:
             yield say("members", f"makes membership {version} out of membership {config}")
         for leader in said.retired.keys() - self._retired.keys():
             # What counts by it is taken to have seen the whole timeline, so this change must have.
+            self._ended[leader] = entry.after.get(leader, 0)
             if entry.after.get(leader, 0) < self.applied.get(leader, 0):
                 seen, held = entry.after.get(leader, 0), self.applied[leader]
                 yield say(

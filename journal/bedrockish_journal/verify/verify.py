@@ -216,9 +216,9 @@ def _verify_one(
 ) -> tuple[Audit, Counts]:
     founding = _meta(db, "bootstrap")
 
-    def original(clock: int, origin: str) -> bytes | None:
-        query = "SELECT body FROM bedrockish_journal WHERE clock = ? AND origin = ? AND repeat = 0"
-        row = db.execute(query, (clock, origin)).fetchone() if clock < 1 << 63 else None
+    def original(clock: int, origin: str, before: int) -> bytes | None:
+        query = "SELECT body FROM bedrockish_journal WHERE clock = ? AND origin = ? AND repeat = 0 AND seq < ?"
+        row = db.execute(query, (clock, origin, before)).fetchone() if clock < 1 << 63 else None
         return None if row is None else row[0]
 
     removed = _removed(node, db, findings)
@@ -237,6 +237,7 @@ def _verify_one(
             findings.append(Finding("columns", node, text=text))
         if progress is not None and audit.entries % PROGRESS_EVERY == 0:
             progress(node, audit.entries)
+    findings.extend(audit.end())
     findings.extend(_twice(node, db))
     findings.extend(commands.check(db))
     commands.close()
@@ -253,7 +254,9 @@ def _horizon(opened: list[tuple[str, apsw.Connection]], counts: list[Counts]) ->
     least: dict[str, int] = {}
     for (_, db), count in zip(opened, counts, strict=True):
         clocks = {leader: mark.clock for leader, mark in _removed("", db, []).items()}
-        for leader in count.applied:
+        for leader, tick in count.applied.items():
+            if tick == count.removed.get(leader):
+                continue  # there is nothing of it; what its mark says is told by another law
             clock = clocks.get(leader, 0)
             least[leader] = min(clock, least.get(leader, clock))
     return max(least.values(), default=0)

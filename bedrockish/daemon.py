@@ -260,6 +260,8 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
     async with trio.open_nursery() as nursery:
         bound = await nursery.start(mesh.run)
         runtime.mesh, runtime.credentials = mesh, credentials
+        if mesh.read_loop is not None:
+            mesh.read_loop.before, mesh.read_loop.after = runtime.gather, runtime.act
         if config.security.encrypts and threading.current_thread() is threading.main_thread():
             nursery.start_soon(_reread_on_hangup, credentials, mesh)
         where = ", ".join(f"{host}:{port}" for host, port in bound)

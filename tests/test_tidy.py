@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "net": f"bedrockish_net cbor2 {IO}",
     "net/bedrockish_net/handshake.py": "bedrockish_net trio",
     "net/bedrockish_net/stream.py": "bedrockish_net trio",
+    "net/bedrockish_net/read_loop.py": "select trio",
     "net/bedrockish_net/socket_link.py": "bedrockish_net",
     "net/bedrockish_net/mesh.py": "bedrockish_net trio cbor2",
     "net/bedrockish_net/tls.py": "bedrockish_net trio",

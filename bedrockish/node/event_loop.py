@@ -1,9 +1,12 @@
 """The node as a program: feeds the core with what happens, performs its effects, and lets nothing leave too early.
 
 One loop. It takes what has arrived, lets the core step, does in one open SQLite transaction what the core asks, and
-keeps the messages and answers that come of it. When no sync is running, the transaction is committed and one sync
-begins, in a thread; when that returns, what was kept leaves. So all that arrives while a disk is busy shares the next
-sync.
+keeps the messages and answers that come of it. When no sync is running, the transaction is committed and synced; then
+what was kept leaves. A sync runs in a thread, so all that arrives while a disk is busy shares the next one; but where
+the disk is quick and nothing else waits, it runs in the loop, for the way to a thread and back would take longer.
+
+What links bring is acted on where they are read, without waking the loop's own task (``act``). That task does what
+takes long, what comes from elsewhere, and what the time brings.
 """
 
 import logging
@@ -13,13 +16,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar, assert_never
+from typing import Any, Protocol, assert_never
 
 import trio
 
 from bedrockish import __version__
 from bedrockish.api.requests import Answer, Request, Statement, Token
-from bedrockish.common.deadline_timer import Alarm
 from bedrockish.common.histogram import Histogram
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
@@ -77,8 +79,8 @@ from bedrockish.node.scheduling.outbox import Done, Kept, Prepare, Waiter
 from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.statement_statistics import StatementStatistics
 from bedrockish.node.scheduling.system_clock import Clocks
+from bedrockish.node.scheduling.turn_loop import Turn, TurnLoop
 from bedrockish.node.scheduling.workers import WorkerPool
-from bedrockish.node.scheduling.writer_thread import WriterThread
 from bedrockish.node.transactions.manager import Transactions
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_net import mesh as net
@@ -87,7 +89,6 @@ from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 PROMISES_NOTHING = frozenset({Want, Piece})  # these need not wait until anything is durable
 MEMORY_S = 0.25  # between two looks at what others keep
 WAITING_BYTES_MIN = 1 << 20  # a client for which less waits is not one that does not read
@@ -96,6 +97,8 @@ STUCK_S_MIN = 1.0  # and when all of it is
 HELD_BYTES_MIN = 64 << 10  # what is shorter is not counted, for it is soon over
 TURN_S = 0.03  # how long they may take together, in seconds
 TURN_MAX = 512  # events that are taken before what they caused is made durable
+LINGER_S = 0.02  # how long what nobody waits for stays in the open batch, for the next one to take along
+SYNC_INLINE_S = 0.001  # a disk that syncs within this is waited for in the loop, if nothing else waits
 
 
 class Caller(Protocol):
@@ -116,6 +119,8 @@ class Runtime:
         self.engine = engine
         self.config = config
         self.plugins = plugins or Plugins()
+        self._loop = TurnLoop(engine, self._cycle, self._has_work, self._deadline)
+        self.gather, self.act, self.stop = self._loop.gather, self._loop.act, self._loop.stop
         self.counts: Counter[str] = Counter()
         self.faults = Faults(self.counts)
         self._clocks = Clocks(config.clock.wall_offset_ms)
@@ -155,8 +160,7 @@ class Runtime:
         self._inbox: deque[Event] = deque()
         self._asked: FairQueue[Submitted] = FairQueue()  # what clients ask, while the loop has not come to it
         self._writes: FairQueue[Submitted] = FairQueue()  # the same, of what can share a transaction
-        self._wake = trio.Event()
-        self._alarm = Alarm(self.core.deadline, time.monotonic, lambda: self._wake.set())
+        self._linger_until: float | None = None  # when the open batch is closed, though nobody waits for it
         self.waiters: dict[int, Waiter] = {}
         self._tickets = 0
         self._kept = Kept()
@@ -168,13 +172,10 @@ class Runtime:
         self.upkeep.orders |= {"activity": self.describe_activity, "end": self.transactions.end_by_order}
         self.upkeep.orders["statements"] = self.statements.order
         self._syncing = False
-        self._failure: BaseException | None = None
         self._failed = False  # in the middle of a step, or by damage
         self._executions = Executions(self)
         self._checkpointing = False
         self._nursery: trio.Nursery | None = None
-        self._writer = WriterThread(engine)
-        self._missed = False  # somebody wanted the loop to go on while it waited for a thread
         self._encoded: tuple[Message | None, bytes] = (None, b"")
 
     def clock(self) -> Now:
@@ -200,14 +201,14 @@ class Runtime:
             self.engine.memory.check()
         except MemoryFullError as error:  # answered with the next turn: a session may ask for the next at once
             self._kept.replies.append(Waiter(request, done, answer=error))
-            self._wake.set()
+            self._loop.ring()
             return
         self._tickets += 1
         self.waiters[self._tickets] = Waiter(request, done, prepare)
         asked = Submitted(self._tickets, request, once)
         queue = self._writes if self._executions.is_short_write(asked) else self._asked
         queue.put(self._tickets if owner is None else owner, asked)
-        self._wake.set()
+        self._loop.ring()
 
     async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
         """Run a command to its end; ``prepare`` executes it, if it is given, ``once`` if the same each time."""
@@ -252,7 +253,7 @@ class Runtime:
         """Return when all that this node has written so far is durable."""
         mark = trio.Event()
         self._kept.marks.append(mark)
-        self._wake.set()
+        self._loop.ring()
         await mark.wait()
 
     def status(self) -> dict[str, Any]:
@@ -307,11 +308,6 @@ class Runtime:
         if size != waiter.held:
             self.engine.memory.hold(id(waiter), size - waiter.held)
             waiter.held = size
-
-    def stop(self, error: Exception) -> None:
-        """Let ``run`` end with an error, after what is under way."""
-        self._failure = self._failure or error
-        self._wake.set()
 
     def _ran_aside(self, ticket: int, found: Prepared | BedrockishError | None) -> None:
         """Go on with what ran aside; None: it has to run again."""
@@ -384,7 +380,7 @@ class Runtime:
         """Turn a peer away that is of another cluster, or has forgotten what it promised; see ``membership.judge``."""
         judge(self.core, self.known, hello)
         self.plugins.learn(hello.node, hello.info.get("plugins"))
-        self._wake.set()  # what is remembered now has to be kept
+        self._loop.ring()  # what is remembered now has to be kept
 
     def recognise(self, hello: Hello) -> None:
         """Look at a peer that answers us at its address; see ``membership.recognise``."""
@@ -398,7 +394,7 @@ class Runtime:
         """Keep a value of the node's own; links do not wait for a thread that has the writer, the value does."""
         if self.engine.is_away:
             self._unsaved[name] = value
-            self._wake.set()
+            self._loop.ring()
         else:
             self._unsaved.pop(name, None)
             self.engine.set_meta(name, value)
@@ -414,7 +410,7 @@ class Runtime:
 
     def _post(self, event: Event) -> None:
         self._inbox.append(event)
-        self._wake.set()
+        self._loop.ring()
 
     async def run(self) -> None:
         """Step until cancelled.
@@ -434,8 +430,9 @@ class Runtime:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await trio.to_thread.run_sync(self.engine.sync)  # what a killed process wrote may not be durable yet
-            await self._perform(self.core.start(self._clocks.now()))
-            nursery.start_soon(self._alarm.run)  # a part of the loop: without it the core would not wake
+            for action in self._perform(self.core.start(self._clocks.now())):
+                await self._loop.elsewhere(action)
+            nursery.start_soon(self._loop.watch_time)  # a part of the loop: without it the core would not wake
             for what, watch in (
                 ("watching open transactions", self.transactions.watch),
                 ("watching background workers", self.workers.watch),
@@ -448,29 +445,14 @@ class Runtime:
             ):
                 nursery.start_soon(self.faults.keep_running, what, watch)
             with self._fsync:
-                while self._failure is None:
-                    await self._turn()
-                    await self._let_go()
-                    await self._next()
-            raise self._failure
+                await self._loop.run()
 
-    async def _next(self) -> None:
-        """Wait for something to do; always lets other tasks run."""
-        if self._inbox or self._asked or self._has_writes or self._missed:
-            self._missed = False
-            await trio.lowlevel.checkpoint()
-            return
-        self._wake = trio.Event()
-        self._alarm.look()
-        await self._wake.wait()
+    def _has_work(self) -> bool:
+        return bool(self._inbox or self._asked or self._has_writes or (self._kept and not self._syncing))
 
-    async def _elsewhere(self, action: Callable[[], T]) -> T:
-        """Do something with the writer that takes long; see ``WriterThread``."""
-        self._wake = trio.Event()
-        try:
-            return await self._writer.run(action)
-        finally:
-            self._missed = self._missed or self._wake.is_set()
+    def _cycle(self) -> Turn:
+        yield from self._turn()
+        yield from self._let_go()
 
     @property
     def _has_writes(self) -> bool:
@@ -490,7 +472,7 @@ class Runtime:
                 return self._executions.take(self._writes)
         return None
 
-    async def _turn(self) -> None:
+    def _turn(self) -> Turn:
         """Step the core through what has arrived."""
         now = self._clocks.now()
         self._save()
@@ -504,24 +486,24 @@ class Runtime:
                 self.watch.note(event)
             if logger.isEnabledFor(logging.DEBUG):
                 self._log(event)
-            await self._perform(self.core.step(event, now))
+            yield from self._perform(self.core.step(event, now))
             if time.monotonic() > until:
                 break  # links, HTTP and answers have waited long enough, or the reading of the clocks is old
         deadline = self.core.deadline()
         if deadline is not None and deadline <= now.seconds:
-            await self._perform(self.core.step(Woken(), now))
+            yield from self._perform(self.core.step(Woken(), now))
 
     def _save(self) -> None:
         while self._unsaved:
             self.engine.set_meta(*self._unsaved.popitem())
 
-    async def _perform(self, effects: list[do.Effect]) -> None:
+    def _perform(self, effects: list[do.Effect]) -> Turn:
         """Do what the core asks, in order; what it has to be told of that, it is told afterwards."""
         following: deque[Event] = deque()
         while True:
             for effect in effects:
                 if self._is_long(effect):
-                    await self._elsewhere(partial(self._do, effect, following))
+                    yield partial(self._do, effect, following)
                 else:
                     self._do(effect, following)
             if not following:
@@ -617,17 +599,36 @@ class Runtime:
     def _send_later(self, peer: str, message: Message) -> None:
         """Send what was made outside of a step."""
         self._send(peer, message)
-        self._wake.set()
+        self._loop.ring()
 
     # -- durability ------------------------------------------------------------------------------------------------
 
-    async def _let_go(self) -> None:
-        """Commit the open batch and begin a sync, or let what was kept leave if there is nothing to sync."""
+    def _deadline(self) -> float | None:
+        """Return when there is something to do by itself."""
+        return min(filter(None, (self.core.deadline(), self._linger_until)), default=None)
+
+    @property
+    def _may_linger(self) -> bool:
+        """Whether nobody waits for the open batch: then what comes next, such as a vote, is synced together with it.
+
+        That is so where others' commits are applied. Was it lost in a crash, they are fetched again.
+        """
+        if self._kept or not self.engine.dirty or self.transactions.wants_boundary or self.workers.wants_boundary:
+            return False
+        now = time.monotonic()
+        self._linger_until = self._linger_until or now + LINGER_S
+        return now < self._linger_until
+
+    def _let_go(self) -> Turn:
+        """Commit the open batch and sync it, or let what was kept leave if there is nothing to sync."""
         if self._syncing:
             return  # what has come since shares the next one
+        if self._may_linger:
+            return
+        self._linger_until = None
         engine = self.engine
         kept, self._kept = self._kept, Kept()  # what comes while it is written in a thread rests on the next batch
-        wrote = await self._elsewhere(engine.flush) if engine.flush_is_long else engine.flush()
+        wrote = (yield engine.flush) if engine.flush_is_long else engine.flush()
         if not engine.dirty:  # else somebody who waited for the writer has written already
             self.transactions.at_boundary()
             self.workers.at_boundary()
@@ -637,19 +638,27 @@ class Runtime:
             return
         self.counts["batches"] += 1
         self._syncing = True
+        if self._fsync.mean_s > SYNC_INLINE_S or self._inbox or self._asked or self._writes:
+            self._fsync.start(partial(self._synced_in_thread, kept, engine.batches))
+        else:
+            self._synced(kept, engine.batches, self._fsync.sync_now())
         assert self._nursery is not None
-        self._fsync.start(partial(self._synced, kept, engine.batches))
         if engine.checkpoint_due and not self._checkpointing:
             self._checkpointing = True
             self._nursery.start_soon(self._checkpoint)
 
     def _synced(self, kept: Kept, batches: int, error: BaseException | None) -> None:
-        self._failure = self._failure or error
-        if error is None:
+        self._syncing = False
+        if error is not None:
+            self.stop(error)
+        else:
             self.info["batches"] = batches
             self._release(kept)
-        self._syncing = False
-        self._wake.set()
+
+    def _synced_in_thread(self, kept: Kept, batches: int, error: BaseException | None) -> None:
+        self.gather()
+        self._synced(kept, batches, error)
+        self.act()
 
     def _release(self, kept: Kept) -> None:
         if self.mesh is not None:

@@ -21,6 +21,7 @@ from bedrockish_net.events import Hello
 from bedrockish_net.handshake import Admits, Trusts, address_text
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
+from bedrockish_net.read_loop import ReadLoop
 from bedrockish_net.stream import Link
 
 RETRY_SECONDS_MIN = 0.05
@@ -160,6 +161,7 @@ class Mesh:
         self._clients: set[Link] = set()
         self.inflow = inflow or Inflow(INFLOW_BYTES, trio.current_time)
         self._nursery: trio.Nursery | None = None
+        self.read_loop = ReadLoop(on_fault) if ReadLoop.works else None
 
     @property
     def up(self) -> frozenset[str]:
@@ -307,6 +309,8 @@ class Mesh:
         self.addresses = [listener.socket.getsockname()[:2] for listener in listeners]
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            if self.read_loop is not None:
+                nursery.start_soon(self.read_loop.run)
             nursery.start_soon(trio.serve_listeners, self._welcome, listeners)
             self._start_dialling()
             task_status.started(self.addresses)
@@ -441,6 +445,8 @@ class Mesh:
                     self._doors.answered()
         if link is None:
             return
+        if self.read_loop is not None:
+            link.read_by(self.read_loop)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)
             if link.remote.role == "peer":

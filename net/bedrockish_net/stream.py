@@ -1,8 +1,9 @@
 """Link: a connection on a trio stream.
 
-Three small tasks, all inside ``run()``: one reads, one writes, one asks for signs of life. However a link ends (a
-GOODBYE from either end, a broken stream, nonsense, silence, a full outbox, cancellation), it ends through ``_end``,
-with one code and one reason, and the first one counts.
+Three small tasks, all inside ``run()``: one reads, one writes, one asks for signs of life. A node's links on plain
+sockets are read by its ``ReadLoop`` instead of a task. However a link ends (a GOODBYE from either end, a broken stream,
+nonsense, silence, a full outbox, cancellation), it ends through ``_end``, with one code and one reason, and the first
+one counts.
 """
 
 import os
@@ -20,6 +21,7 @@ from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pon
 from bedrockish_net.handshake import BROKEN, READ_BYTES, READ_FIRST_BYTES, error_text, hang_up
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
+from bedrockish_net.read_loop import ReadLoop
 
 MESSAGE_OVERHEAD_BYTES = 64  # an empty message takes room too
 SLICE_BYTES = 256 << 10  # of a long message, after each of which it is known that the other end reads
@@ -46,6 +48,9 @@ class Link:
         self._is_torn = False  # the kernel took only a part of what was written at once
         self._on_messages: Callable[[list[bytes]], None] | None = None
         self._inflow: Inflow | None = None
+        self._read_loop: ReadLoop | None = None
+        self._is_watched = False  # by it, now
+        self._most = READ_FIRST_BYTES  # that the next read takes
         self._is_paused = False
         self._connection = connection
         self._limits = limits
@@ -157,7 +162,11 @@ class Link:
                 self._scope = nursery.cancel_scope
                 if self._over is not None:
                     return
-                nursery.start_soon(self._read)
+                if self._read_loop is None:
+                    nursery.start_soon(self._read)
+                else:
+                    self._take_read()  # what came with the HELLO
+                    self._read_on()
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._keep_alive)
         finally:
@@ -226,13 +235,19 @@ class Link:
         self._on_messages = on_messages
         self._deliver()
 
+    def read_by(self, loop: ReadLoop) -> None:
+        """Let a loop read, if that can be, instead of a task of the link's; before it runs."""
+        assert self._scope is None
+        if self._fd >= 0:
+            self._read_loop = loop
+
     def count_by(self, inflow: Inflow) -> None:
         """Let somebody count what is kept of messages that are not whole, and say when others go first."""
         self._inflow = inflow
 
     def read_on(self) -> None:
         """Others may have come to an end of theirs."""
-        self._reader.unpark_all()
+        self._read_on()
 
     def pause(self) -> None:
         """Read nothing more until ``resume``: the other end will have to wait."""
@@ -241,7 +256,7 @@ class Link:
     def resume(self) -> None:
         """Read on."""
         self._is_paused = False
-        self._reader.unpark_all()
+        self._read_on()
 
     async def wait_closed(self) -> LinkClosedError:
         """Return why the link is over, as soon as it is."""
@@ -266,7 +281,7 @@ class Link:
         batch = list(self._inbox)
         self._inbox.clear()
         self._inbox_bytes = 0
-        self._reader.unpark_all()
+        self._read_on()
         return batch
 
     async def receive(self) -> bytes:
@@ -274,7 +289,7 @@ class Link:
         await self._wait_for_message()
         payload = self._inbox.popleft()
         self._inbox_bytes -= len(payload) + MESSAGE_OVERHEAD_BYTES
-        self._reader.unpark_all()
+        self._read_on()
         return payload
 
     def __aiter__(self) -> "Link":
@@ -360,6 +375,7 @@ class Link:
         if farewell is None and self._connection.is_open and code != Code.LOST:
             farewell = self._connection.send(Goodbye(code, reason))
         self._farewell = farewell or b""
+        self._unwatch()
         for lot in (self._consumers, self._senders):
             lot.unpark_all()
         if self._scope is not None:
@@ -426,22 +442,64 @@ class Link:
                 return os.read(self._fd, most)
 
     async def _read(self) -> None:
-        most = READ_FIRST_BYTES
         while self._over is None:
-            self._take_events()
-            if self._inflow is not None:
-                self._inflow.note(self, self._connection.half_bytes)
+            self._take_read()
             while self._is_held_up():
                 await self._reader.park()
                 self._heard = trio.current_time()  # it was us who did not read
             try:
-                data = await self._receive(most)
+                data = await self._receive(self._most)
             except BROKEN as error:
-                self._end(Code.LOST, f"the stream from {self.remote.node} broke: {error_text(error)}")
+                self._broke(error)
                 return
-            self._heard = trio.current_time()
-            most = READ_FIRST_BYTES if len(data) < most else READ_BYTES
-            self._connection.receive_data(data)
+            self._note_read(data)
+
+    def _read_on(self) -> None:
+        """Read again, if nothing speaks against it any more."""
+        if self._read_loop is None:
+            self._reader.unpark_all()
+        elif self._scope is not None and not (self._is_watched or self._over or self._is_held_up()):
+            self._heard = trio.current_time()  # it was us who did not read
+            self._is_watched = True
+            self._read_loop.add(self._fd, self._read_now)
+
+    def _unwatch(self) -> None:
+        if self._is_watched:
+            assert self._read_loop is not None
+            self._is_watched = False
+            self._read_loop.remove(self._fd)
+
+    def _read_now(self) -> None:
+        """Read what there is, for the loop."""
+        try:
+            data = os.read(self._fd, self._most)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._broke(error)
+            return
+        try:
+            self._note_read(data)
+            self._take_read()
+        except Exception:
+            self._end(Code.SHUTDOWN, f"{self.local.node} could not take what {self.remote.node} sent")
+            raise
+
+    def _note_read(self, data: bytes) -> None:
+        self._heard = trio.current_time()
+        self._most = READ_FIRST_BYTES if len(data) < self._most else READ_BYTES
+        self._connection.receive_data(data)
+
+    def _take_read(self) -> None:
+        """Act on what was read."""
+        self._take_events()
+        if self._inflow is not None:
+            self._inflow.note(self, self._connection.half_bytes)
+        if self._is_watched and self._is_held_up():
+            self._unwatch()
+
+    def _broke(self, error: BaseException) -> None:
+        self._end(Code.LOST, f"the stream from {self.remote.node} broke: {error_text(error)}")
 
     def _is_held_up(self) -> bool:
         """Whether it is us who read nothing now."""

@@ -17,6 +17,7 @@ from bedrockish.core.protocol.messages import Approve, Begin, Gossip, decode, en
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.errors import BedrockishError, DamagedError, EntryMismatchError
+from bedrockish.node import event_loop
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling.fsync_thread import FsyncThread
 from bedrockish_journal.model.clock import pack
@@ -75,6 +76,7 @@ def open_runtime(tmp_path: Path, nodes: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(engine, "sync", disk.sync)
     peers = {name: Address("127.0.0.1", 7000 + place) for place, name in enumerate(nodes)}
     config = Config(node="A", database=str(tmp_path / "a.db"), listen=peers["A"], peers=peers)
+    monkeypatch.setattr(event_loop, "SYNC_INLINE_S", 0.0)  # the gate is for a thread
     return Runtime(engine, config), disk, engine
 
 

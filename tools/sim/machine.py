@@ -32,6 +32,7 @@ from tools.sim.disk import Disk, Image, Note
 from tools.sim.talks import NOTHING, Talks
 from tools.sim.waiting import Answerer, Waiter, again
 
+LINGER_S = 0.02  # how long what nobody waits for stays in the open batch
 ASSEMBLE_S = 2e-3  # how long it takes to put a message together of pieces, on average
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Machine:
         self.seconds_offset = 0.0
         self.paused_until = self.slow_until = 0.0
         self.syncing = False
+        self.linger_until: float | None = None
         self.turning = False
         self.wake_at: float | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
@@ -138,6 +140,7 @@ class Machine:
         self.waiters.clear()
         self.talks = Talks(self)
         self.syncing = self.turning = False
+        self.linger_until = None
         self.paused_until = 0.0
         self.wake_at = None
         self.disk.close_batch()
@@ -467,7 +470,12 @@ class Machine:
     def _let_go(self) -> None:
         """Close the open batch; sync what is closed, or let go at once what waits for nothing."""
         disk = self.disk
-        if disk.open.writes or (disk.open.after and not self.syncing):
+        if disk.open.after:
+            is_due = bool(disk.open.writes) or not self.syncing
+        else:
+            is_due = bool(disk.open.writes) and not self._lingers()
+        if is_due:
+            self.linger_until = None
             disk.close_batch()
         if self.syncing:
             return
@@ -483,6 +491,14 @@ class Machine:
             factor = 100.0 if self.slow_until > self.world.now else 1.0
             took = (0.3 * mean + self.luck.expovariate(1 / (0.7 * mean))) * factor
             self.world.after(took, lambda: self._synced(boot, count))
+
+    def _lingers(self) -> bool:
+        """Whether what nobody waits for stays in the open batch, for the next one to take along; see the event loop."""
+        if self.linger_until is None:
+            self.linger_until, boot = self.world.now + LINGER_S, self.boot
+            self.world.after(LINGER_S, lambda: self._turn_soon(0.0) if boot == self.boot else None)
+            return True
+        return self.world.now < self.linger_until
 
     def _synced(self, boot: int, count: int) -> None:
         if boot != self.boot:

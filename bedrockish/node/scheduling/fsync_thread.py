@@ -4,6 +4,7 @@ One thread for the life of the node, handed one job at a time: a general thread 
 call, and this call is in the way of every transaction.
 """
 
+import math
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -15,6 +16,7 @@ import trio
 from bedrockish.common.histogram import Histogram
 
 Done = Callable[[BaseException | None], None]
+WEIGHT = 0.1  # of the last one in the mean of all
 
 
 class FsyncThread:
@@ -22,12 +24,14 @@ class FsyncThread:
 
     Attributes:
         took: how long each took.
+        mean_s: how long one takes lately, in seconds; infinite before the first.
     """
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self._sync = sync
         self._jobs: SimpleQueue[Done | None] = SimpleQueue()
         self.took = Histogram()
+        self.mean_s = math.inf
         self._token: trio.lowlevel.TrioToken | None = None
         self._thread = Thread(target=self._run, name="sync", daemon=True)
 
@@ -49,14 +53,20 @@ class FsyncThread:
     def _run(self) -> None:
         assert self._token is not None
         while (done := self._jobs.get()) is not None:
-            error: BaseException | None = None
-            began = time.monotonic()
             try:
-                self._sync()
-            except BaseException as caught:
-                error = caught
-            self.took.observe(time.monotonic() - began)
-            try:
-                self._token.run_sync_soon(done, error)
+                self._token.run_sync_soon(done, self.sync_now())
             except trio.RunFinishedError:
                 return
+
+    def sync_now(self) -> BaseException | None:
+        """Sync, and return the error that there was; while no job is under way, also in the loop."""
+        error: BaseException | None = None
+        began = time.monotonic()
+        try:
+            self._sync()
+        except BaseException as caught:
+            error = caught
+        took_s = time.monotonic() - began
+        self.took.observe(took_s)
+        self.mean_s = took_s if self.mean_s == math.inf else (1 - WEIGHT) * self.mean_s + WEIGHT * took_s
+        return error

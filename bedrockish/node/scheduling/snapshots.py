@@ -24,6 +24,11 @@ class Snapshots:
         self._engine, self._readers, self._durable = engine, readers, durable
         self._wanted: list[Callable[[], None]] = []
 
+    @property
+    def wants_boundary(self) -> bool:
+        """Whether something waits for the end of a batch."""
+        return bool(self._wanted)
+
     def at_boundary(self) -> None:
         """Take those that are wanted: everything that was applied has just been committed to the file."""
         wanted, self._wanted = self._wanted, []

@@ -210,6 +210,11 @@ class WorkerPool:
         if not self._engine.dirty:
             self._fill()
 
+    @property
+    def wants_boundary(self) -> bool:
+        """Whether something waits for the end of a batch."""
+        return bool(self._queue) or self._damage is not None
+
     def at_boundary(self) -> None:
         """Begin what waits: everything that was applied has just been committed to the file.
 

@@ -29,6 +29,11 @@ class SchemaTransactions:
         self._open: set[Session] = set()
         self._waiting: list[tuple[Session, Draft, trio.Event]] = []
 
+    @property
+    def wants_boundary(self) -> bool:
+        """Whether something waits for the end of a batch."""
+        return bool(self._waiting)
+
     def at_boundary(self) -> None:
         """Take the snapshots that are wanted: everything that was applied has just been committed to the file."""
         waiting, self._waiting = self._waiting, []

@@ -107,6 +107,12 @@ class Transactions:
 
     # -- what the runtime does -------------------------------------------------------------------------------------
 
+    @property
+    def wants_boundary(self) -> bool:
+        """Whether something waits for the end of a batch."""
+        schema, snapshots = self._schema_transactions.wants_boundary, self.snapshots.wants_boundary
+        return bool(self._waiting) or schema or snapshots or self._damage is not None
+
     def at_boundary(self) -> None:
         """Take the snapshots that are wanted: everything that was applied has just been committed to the file.
 

@@ -1,0 +1,138 @@
+"""When a node takes its turns, and where: at once where links are read, or in the loop's own task.
+
+A turn is a generator, so that it can be begun in one place and gone on with in another: it gives what takes long, and
+is given what came of it. Waking a task of trio's for each message would cost more than most messages do.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import trio
+
+from bedrockish.common.deadline_timer import Alarm
+from bedrockish.engine.engine import Engine
+from bedrockish.node.scheduling.writer_thread import WriterThread
+
+T = TypeVar("T")
+Action = Callable[[], object]  # something with the writer that takes long
+Turn = Generator[Action, Any, None]
+TURNS_MAX = 4  # that are taken where links are read, before others have theirs
+
+
+class TurnLoop:
+    """Takes turns while there is something to do.
+
+    Args:
+        engine: whose writer does what takes long.
+        turn: begins one.
+        has_work: whether there is something to do.
+        deadline: when there is something to do by itself, by ``time.monotonic``; None: not by itself.
+
+    Attributes:
+        failure: why the node ends.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        turn: Callable[[], Turn],
+        has_work: Callable[[], bool],
+        deadline: Callable[[], float | None],
+    ) -> None:
+        self._turn, self._has_work = turn, has_work
+        self._wake = trio.Event()
+        self._is_waiting = False  # the task, for something to do
+        self._gathering = False  # links are being read, and acted on afterwards
+        self._unfinished: tuple[Turn, Action] | None = None  # what was begun where links are read, and takes long
+        self._missed = False  # somebody wanted the loop to go on while it waited for a thread
+        self._writer = WriterThread(engine)
+        self._alarm = Alarm(deadline, time.monotonic, lambda: self._wake.set())
+        self.failure: BaseException | None = None
+
+    def ring(self) -> None:
+        """There is something to do; while links are read, it is done right after that."""
+        if not self._gathering:
+            self._wake.set()
+
+    def stop(self, error: BaseException) -> None:
+        """Let ``run`` end with an error, after what is under way."""
+        self.failure = self.failure or error
+        self._wake.set()
+
+    def gather(self) -> None:
+        """Something has come on links, and is going to be read: what it brings is acted on together."""
+        self._gathering = True
+
+    def act(self) -> None:
+        """Act on what links have brought, at once if the task only waits for something to do.
+
+        What takes long is left to the task, and so is all that comes until it is done.
+        """
+        self._gathering = False
+        if not self._is_waiting or self._wake.is_set():
+            self._wake.set()
+            return
+        try:
+            for _ in range(TURNS_MAX):
+                if not self._has_work():
+                    break
+                turn = self._turn()
+                action = next(turn, None)
+                if action is not None:
+                    self._unfinished = turn, action
+                    self._wake.set()
+                    return
+        except BaseException as error:  # the node ends: in its own task, which all wait for
+            self.stop(error)
+            return
+        if self._has_work():
+            self._wake.set()
+        else:
+            self._alarm.look()
+
+    async def watch_time(self) -> None:
+        """Go on when it is time to; until cancelled."""
+        await self._alarm.run()
+
+    async def run(self) -> None:
+        """Take turns until ``stop``; raise its error."""
+        while self.failure is None:
+            await self._take_turn()
+            if self.failure is None:
+                await self._next()
+        raise self.failure
+
+    async def _take_turn(self) -> None:
+        """Take a turn, or go on with one that was begun where links are read."""
+        if self._unfinished is None:
+            turn = self._turn()
+            action = next(turn, None)
+        else:
+            (turn, action), self._unfinished = self._unfinished, None
+        with suppress(StopIteration):
+            while action is not None:
+                action = turn.send(await self.elsewhere(action))
+
+    async def _next(self) -> None:
+        """Wait for something to do; always lets other tasks run."""
+        if self._missed or self._has_work():
+            self._missed = False
+            await trio.lowlevel.checkpoint()
+            return
+        self._wake = trio.Event()
+        self._alarm.look()
+        self._is_waiting = True
+        try:
+            await self._wake.wait()
+        finally:
+            self._is_waiting = False
+
+    async def elsewhere(self, action: Callable[[], T]) -> T:
+        """Do something with the writer that takes long; see ``WriterThread``."""
+        self._wake = trio.Event()
+        try:
+            return await self._writer.run(action)
+        finally:
+            self._missed = self._missed or self._wake.is_set()

@@ -1,0 +1,87 @@
+"""One task that reads all plain sockets of a node: what has come on any of them is read before anybody acts on it.
+
+A task for each link is woken, armed and put to sleep by trio for every read, which costs more than the read. Here one
+``epoll`` knows all sockets, trio waits for that alone, and whoever drives the node is told when all that was there has
+been read: so it can act at once, in the same task, on what came together.
+"""
+
+import select
+from collections.abc import Callable
+
+import trio
+
+READY_MAX = 256  # sockets that are read before others of the node's tasks get their turn
+
+
+def _nothing() -> None:
+    pass
+
+
+class ReadLoop:
+    """Calls whoever reads a socket when there is something on it.
+
+    Args:
+        on_fault: takes what was being done and an exception that no reader was expected to raise; the socket is not
+            read any more.
+        before: called when something has come, before it is read.
+        after: called when all of it has been read. Neither must block or raise.
+
+    Attributes:
+        works: whether this system has what it needs; if not, each link reads in a task of its own.
+    """
+
+    works = hasattr(select, "epoll")
+
+    def __init__(
+        self,
+        on_fault: Callable[[str, Exception], object],
+        before: Callable[[], None] = _nothing,
+        after: Callable[[], None] = _nothing,
+    ) -> None:
+        self._on_fault = on_fault
+        self.before, self.after = before, after
+        self._readers: dict[int, Callable[[], None]] = {}
+        self._epoll = select.epoll()
+
+    def add(self, file: int, reader: Callable[[], None]) -> None:
+        """Call ``reader`` whenever there is something to read on a socket, or it is broken, until it is removed.
+
+        Args:
+            file: the number of the socket, which must stay open until it is removed.
+            reader: reads some of it; must not block.
+        """
+        assert file not in self._readers
+        if self._epoll.closed:
+            return  # the node is leaving
+        self._epoll.register(file, select.EPOLLIN)
+        self._readers[file] = reader
+
+    def remove(self, file: int) -> None:
+        """Read a socket no more; before it is closed, since its number may be another one's then."""
+        if self._readers.pop(file, None) is not None:
+            self._epoll.unregister(file)
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        poll, number = self._epoll.poll, self._epoll.fileno()
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(number)
+                self.before()
+                try:
+                    for file, _ in poll(0, READY_MAX):
+                        reader = self._readers.get(file)  # None: it was removed by a reader before it
+                        if reader is not None:
+                            self._read(file, reader)
+                finally:
+                    self.after()
+        finally:
+            self._readers.clear()
+            self._epoll.close()
+
+    def _read(self, file: int, reader: Callable[[], None]) -> None:
+        try:
+            reader()
+        except Exception as error:
+            self.remove(file)
+            self._on_fault("reading a link", error)

@@ -1,0 +1,145 @@
+"""What links bring is acted on where they are read; what takes long is left to the loop's own task."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from bedrockish.api.requests import Answer
+from bedrockish.core.protocol.events import Woken
+from bedrockish.errors import BedrockishError, DamagedError
+from bedrockish.node import event_loop
+from tests.runtime.test_durability import open_runtime, request, settled
+
+
+async def test_a_command_is_done_where_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a disk that is quick, answered before anybody else has had a turn."""
+    runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
+    monkeypatch.setattr(event_loop, "SYNC_INLINE_S", 10.0)
+    answers: list[Answer | BedrockishError] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
+        await settled()
+        syncs = disk.count
+        runtime.gather()
+        runtime.begin(request("INSERT INTO t VALUES (1)", "insert"), answers.append)
+        runtime.act()
+        assert [type(answer) for answer in answers] == [Answer]
+        assert disk.count > syncs
+        runtime.gather()
+        runtime.begin(request("SELECT 1", "look"), answers.append)
+        runtime.act()
+        assert len(answers) == 2
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+async def test_a_slow_disk_is_waited_for_in_its_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
+    answers: list[Answer | BedrockishError] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
+        await settled()
+        disk.gate.clear()
+        runtime.gather()
+        runtime.begin(request("INSERT INTO t VALUES (1)", "insert"), answers.append)
+        runtime.act()
+        runtime.gather()
+        runtime.begin(request("SELECT 1", "look"), answers.append)  # the loop goes on meanwhile
+        runtime.act()
+        await settled()
+        assert not answers
+        disk.gate.set()
+        with trio.fail_after(5):
+            while len(answers) < 2:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+async def test_what_takes_long_is_finished_by_the_task_and_nothing_comes_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    answers: list[str] = []
+    monkeypatch.setattr(engine, "is_long", lambda _entry: True)  # each commit is applied in a thread
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
+        await settled()
+        for number in range(3):
+            runtime.gather()
+            insert = request(f"INSERT INTO t VALUES ({number})", f"c{number}")
+            runtime.begin(insert, lambda _: answers.append("done"))
+            runtime.act()
+            runtime.act()  # others read meanwhile
+        assert not answers
+        with trio.fail_after(5):
+            while len(answers) < 3:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        found = await runtime.submit(request("SELECT count(*) FROM t", "count"))
+        assert b"\x03" in found.results
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+async def test_damage_that_is_found_there_ends_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+
+    def failing(*_arguments: Any, **_options: Any) -> None:
+        raise DamagedError("the file failed")
+
+    async def live() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
+            await settled()
+            monkeypatch.setattr(engine, "apply", failing)
+            runtime.gather()
+            runtime.begin(request("INSERT INTO t VALUES (1)", "insert"), lambda _: None)
+            runtime.act()
+
+    with trio.fail_after(5), pytest.RaisesGroup(DamagedError, flatten_subgroups=True):
+        await live()
+    batches = engine.batches
+    runtime.leave()
+    assert engine.batches == batches  # nothing of what the core believes to be done is written
+    engine.close()
+
+
+async def test_what_nobody_waits_for_is_synced_with_what_comes_next_or_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
+    monkeypatch.setattr(event_loop, "LINGER_S", 30.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
+        await runtime.durable()
+        engine.set_meta("test", 1)  # as if others' commit had been applied
+        batches = engine.batches
+        runtime.gather()
+        runtime._inbox.append(Woken())
+        runtime.act()
+        await settled()
+        assert engine.dirty
+        assert engine.batches == batches
+        await runtime.durable()  # somebody waits
+        assert engine.batches == batches + 1
+        monkeypatch.setattr(event_loop, "LINGER_S", 0.1)
+        engine.set_meta("test", 2)
+        runtime.gather()
+        runtime._inbox.append(Woken())
+        runtime.act()
+        assert engine.dirty
+        syncs = disk.count
+        with trio.fail_after(5):
+            while engine.dirty:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        await settled()
+        assert disk.count > syncs
+        nursery.cancel_scope.cancel()
+    engine.close()

@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 import trio
 
@@ -57,6 +57,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, UnavailableError
 from bedrockish.node.admin.activity import Activity, sizes
+from bedrockish.node.admin.memory_watch import Caller, watch_memory
 from bedrockish.node.admin.retention import Upkeep, start_core
 from bedrockish.node.admin.status import describe_node
 from bedrockish.node.admin.trace_buffer import TraceBuffer
@@ -90,26 +91,11 @@ from bedrockish_net.events import Hello
 logger = logging.getLogger(__name__)
 
 PROMISES_NOTHING = frozenset({Want, Piece})  # these need not wait until anything is durable
-MEMORY_S = 0.25  # between two looks at what others keep
-WAITING_BYTES_MIN = 1 << 20  # a client for which less waits is not one that does not read
-STUCK_S = 5.0  # a client that has read nothing for so long loses its link when half of the memory is taken
-STUCK_S_MIN = 1.0  # and when all of it is
 HELD_BYTES_MIN = 64 << 10  # what is shorter is not counted, for it is soon over
 TURN_S = 0.03  # how long they may take together, in seconds
 TURN_MAX = 512  # events that are taken before what they caused is made durable
 LINGER_S = 0.02  # how long what nobody waits for stays in the open batch, for the next one to take along
 SYNC_INLINE_S = 0.001  # a disk that syncs within this is waited for in the loop, if nothing else waits
-
-
-class Caller(Protocol):
-    """A connection on which somebody asks by HTTP."""
-
-    @property
-    def stuck_seconds(self) -> float:
-        """For how long it has not read what it is sent."""
-
-    def cut(self) -> None:
-        """End it at once."""
 
 
 class Runtime:
@@ -438,7 +424,7 @@ class Runtime:
                 ("watching background workers", self.workers.watch),
                 ("shortening the journal", self.upkeep.watch),
                 ("keeping the last hour", self.activity.watch),
-                ("watching memory", self._watch_memory),
+                ("watching memory", partial(watch_memory, self)),
                 ("watching the disk", partial(watch_disk, self.config.database, self.core.state.health)),
                 ("looking for troubles", partial(tell_troubles, self.status)),
                 ("raising the cluster's level", partial(keep_level, self.core, self.submit)),
@@ -678,31 +664,6 @@ class Runtime:
         except Exception as error:  # its client learns nothing and asks again; others are answered
             self.faults.caught(f"answering command {waiter.request.command}", error)
         self._hold(waiter, 0)
-
-    async def _watch_memory(self) -> None:
-        """Add up what others keep, and end the links of clients that do not read, or do not end what they have begun to
-        send: the sooner, the more is taken.
-
-        When all is taken, one that has read nothing for a second goes before one that only reads slowly.
-        """
-        memory, patience_s = self.engine.memory, self.config.limits.idle_stream_ms / 1000
-        while True:
-            mesh = self.mesh
-            kept = mesh.waiting_bytes() + mesh.inflow.total if mesh is not None else 0
-            memory.elsewhere = self.transactions.size + kept
-            if mesh is not None:
-                stuck_s = STUCK_S if memory.taken > memory.max_bytes // 2 else patience_s
-                while mesh.drop_slowest(memory.held, WAITING_BYTES_MIN, stuck_s):
-                    pass
-                mesh.drop_half_sent(WAITING_BYTES_MIN, stuck_s)
-                callers_s = STUCK_S_MIN if memory.is_full else stuck_s
-                stuck = [one for one in self.callers if one.stuck_seconds >= callers_s]
-                for one in stuck:
-                    logger.warning("a caller of HTTP did not read for %.0f s, and was cut off", one.stuck_seconds)
-                    one.cut()
-                if memory.is_full and not (stuck or mesh.drop_slowest(memory.held, WAITING_BYTES_MIN, STUCK_S_MIN)):
-                    mesh.drop_slowest(memory.held, WAITING_BYTES_MIN)
-            await trio.sleep(MEMORY_S)
 
     async def _checkpoint(self) -> None:
         try:

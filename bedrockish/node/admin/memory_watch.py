@@ -1,0 +1,75 @@
+"""Ends the links of clients that have a node keep more than there is room for."""
+
+import logging
+from typing import Protocol
+
+import trio
+
+from bedrockish.config.config import Config
+from bedrockish.engine.engine import Engine
+from bedrockish_net.mesh import Mesh
+
+logger = logging.getLogger(__name__)
+
+MEMORY_S = 0.25  # between two looks at what others keep
+WAITING_BYTES_MIN = 1 << 20  # a client for which less waits is not one that does not read
+STUCK_S = 5.0  # a client that has read nothing for so long loses its link when half of the memory is taken
+STUCK_S_MIN = 1.0  # and when all of it is
+
+
+class Caller(Protocol):
+    """A connection on which somebody asks by HTTP."""
+
+    @property
+    def stuck_seconds(self) -> float:
+        """For how long it has not read what it is sent."""
+
+    def cut(self) -> None:
+        """End it at once."""
+
+
+class Sized(Protocol):
+    """What knows how much it keeps."""
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+
+
+class Keeping(Protocol):
+    """What keeps things for clients: a node."""
+
+    engine: Engine
+    config: Config
+    mesh: Mesh | None
+    callers: set[Caller]
+
+    @property
+    def transactions(self) -> Sized:
+        """Those that are open."""
+
+
+async def watch_memory(node: Keeping) -> None:
+    """Add up what others keep, and end the links of clients that do not read, or do not end what they have begun to
+    send: the sooner, the more is taken.
+
+    When all is taken, one that has read nothing for a second goes before one that only reads slowly.
+    """
+    memory, patience_s = node.engine.memory, node.config.limits.idle_stream_ms / 1000
+    while True:
+        mesh = node.mesh
+        kept = mesh.waiting_bytes() + mesh.inflow.total if mesh is not None else 0
+        memory.elsewhere = node.transactions.size + kept
+        if mesh is not None:
+            stuck_s = STUCK_S if memory.taken > memory.max_bytes // 2 else patience_s
+            while mesh.drop_slowest(memory.held, WAITING_BYTES_MIN, stuck_s):
+                pass
+            mesh.drop_half_sent(WAITING_BYTES_MIN, stuck_s)
+            callers_s = STUCK_S_MIN if memory.is_full else stuck_s
+            stuck = [one for one in node.callers if one.stuck_seconds >= callers_s]
+            for one in stuck:
+                logger.warning("a caller of HTTP did not read for %.0f s, and was cut off", one.stuck_seconds)
+                one.cut()
+            if memory.is_full and not (stuck or mesh.drop_slowest(memory.held, WAITING_BYTES_MIN, STUCK_S_MIN)):
+                mesh.drop_slowest(memory.held, WAITING_BYTES_MIN)
+        await trio.sleep(MEMORY_S)

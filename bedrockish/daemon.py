@@ -262,6 +262,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
         runtime.mesh, runtime.credentials = mesh, credentials
         if mesh.read_loop is not None:
             mesh.read_loop.before, mesh.read_loop.after = runtime.gather, runtime.act
+            runtime.read_links(mesh.read_loop.read_now)
         if config.security.encrypts and threading.current_thread() is threading.main_thread():
             nursery.start_soon(_reread_on_hangup, credentials, mesh)
         where = ", ".join(f"{host}:{port}" for host, port in bound)

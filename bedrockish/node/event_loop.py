@@ -105,7 +105,7 @@ class Runtime:
         self.engine = engine
         self.config = config
         self.plugins = plugins or Plugins()
-        self._loop = TurnLoop(engine, self._cycle, self._has_work, self._deadline)
+        self._loop = TurnLoop(engine, self._cycle, self._has_work, self._expects_company, self._deadline)
         self.gather, self.act, self.stop = self._loop.gather, self._loop.act, self._loop.stop
         self.counts: Counter[str] = Counter()
         self.faults = Faults(self.counts)
@@ -158,6 +158,7 @@ class Runtime:
         self.upkeep.orders |= {"activity": self.describe_activity, "end": self.transactions.end_by_order}
         self.upkeep.orders["statements"] = self.statements.order
         self._syncing = False
+        self._together = 0  # how many were answered at once, lately
         self._failed = False  # in the middle of a step, or by damage
         self._executions = Executions(self)
         self._checkpointing = False
@@ -169,6 +170,10 @@ class Runtime:
         return self._clocks.now()
 
     # -- what sessions need ----------------------------------------------------------------------------------------
+
+    def read_links(self, read: Callable[[], None]) -> None:
+        """Have links read before each turn."""
+        self._loop.read = read
 
     def begin(
         self,
@@ -436,6 +441,10 @@ class Runtime:
     def _has_work(self) -> bool:
         return bool(self._inbox or self._asked or self._has_writes or (self._kept and not self._syncing))
 
+    def _expects_company(self) -> bool:
+        """Whether a write is going to be executed, and others are likely to come that can share its transaction."""
+        return bool(self._writes) and (self._together > 1 or len(self.waiters) > 1)
+
     def _cycle(self) -> Turn:
         yield from self._turn()
         yield from self._let_go()
@@ -624,7 +633,7 @@ class Runtime:
             return
         self.counts["batches"] += 1
         self._syncing = True
-        if self._fsync.mean_s > SYNC_INLINE_S or self._inbox or self._asked or self._writes:
+        if self._fsync.mean_s > SYNC_INLINE_S or len(self.waiters) > 1 or self._inbox or self._asked or self._writes:
             self._fsync.start(partial(self._synced_in_thread, kept, engine.batches))
         else:
             self._synced(kept, engine.batches, self._fsync.sync_now())
@@ -642,14 +651,14 @@ class Runtime:
             self._release(kept)
 
     def _synced_in_thread(self, kept: Kept, batches: int, error: BaseException | None) -> None:
-        self.gather()
         self._synced(kept, batches, error)
-        self.act()
+        self._loop.ring()  # not at once: who has been answered just now may ask for something that can share a batch
 
     def _release(self, kept: Kept) -> None:
         if self.mesh is not None:
             for peer, payloads in kept.messages.items():
                 self.mesh.send_many(peer, payloads)
+        self._together = len(kept.replies) or self._together
         for waiter in kept.replies:
             took_s = time.monotonic() - waiter.began
             self.latency.observe(took_s)

@@ -63,21 +63,27 @@ class ReadLoop:
 
     async def run(self) -> None:
         """Read until cancelled."""
-        poll, number = self._epoll.poll, self._epoll.fileno()
+        number = self._epoll.fileno()
         try:
             while True:
                 await trio.lowlevel.wait_readable(number)
                 self.before()
                 try:
-                    for file, _ in poll(0, READY_MAX):
-                        reader = self._readers.get(file)  # None: it was removed by a reader before it
-                        if reader is not None:
-                            self._read(file, reader)
+                    self.read_now()
                 finally:
                     self.after()
         finally:
             self._readers.clear()
             self._epoll.close()
+
+    def read_now(self) -> None:
+        """Read what has come, if anything has; whoever calls this acts on it."""
+        if self._epoll.closed:
+            return  # the node is leaving
+        for file, _ in self._epoll.poll(0, READY_MAX):
+            reader = self._readers.get(file)  # None: it was removed by a reader before it
+            if reader is not None:
+                self._read(file, reader)
 
     def _read(self, file: int, reader: Callable[[], None]) -> None:
         try:

@@ -143,3 +143,33 @@ async def test_what_nobody_waits_for_is_synced_with_what_comes_next_or_soon(
         assert disk.count > syncs
         nursery.cancel_scope.cancel()
     engine.close()
+
+
+async def test_writers_that_come_together_share_a_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After several were answered at once, the first of the next ones waits for what comes on links with it."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    answers: list[Answer | BedrockishError] = []
+    later = [request("INSERT INTO t VALUES (3)", "c3"), request("INSERT INTO t VALUES (4)", "c4")]
+
+    def read() -> None:
+        while later:
+            runtime.begin(later.pop(), answers.append)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
+        await runtime.submit(request("INSERT INTO t VALUES (0)", "c0"))
+        await settled()
+        executions, commits = runtime.counts["executions"], runtime.counts["commits_led"]
+        runtime.gather()
+        for number in (1, 2):
+            runtime.begin(request(f"INSERT INTO t VALUES ({number})", f"c{number}"), answers.append)
+        runtime.act()
+        assert runtime.counts["executions"] == executions
+        runtime.read_links(read)
+        with trio.fail_after(5):
+            while len(answers) < 4:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        assert runtime.counts["commits_led"] == commits + 1
+        nursery.cancel_scope.cancel()
+    engine.close()

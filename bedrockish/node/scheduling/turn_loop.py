@@ -28,20 +28,26 @@ class TurnLoop:
         engine: whose writer does what takes long.
         turn: begins one.
         has_work: whether there is something to do.
+        waits: whether it is better to let others come before that.
         deadline: when there is something to do by itself, by ``time.monotonic``; None: not by itself.
 
     Attributes:
         failure: why the node ends.
+        read: reads what has come on links; called before each turn of the task's, so that what comes together is acted
+            on together.
     """
+
+    read: Callable[[], None]
 
     def __init__(
         self,
         engine: Engine,
         turn: Callable[[], Turn],
         has_work: Callable[[], bool],
+        waits: Callable[[], bool],
         deadline: Callable[[], float | None],
     ) -> None:
-        self._turn, self._has_work = turn, has_work
+        self._turn, self._has_work, self._waits = turn, has_work, waits
         self._wake = trio.Event()
         self._is_waiting = False  # the task, for something to do
         self._gathering = False  # links are being read, and acted on afterwards
@@ -50,6 +56,7 @@ class TurnLoop:
         self._writer = WriterThread(engine)
         self._alarm = Alarm(deadline, time.monotonic, lambda: self._wake.set())
         self.failure: BaseException | None = None
+        self.read = lambda: None
 
     def ring(self) -> None:
         """There is something to do; while links are read, it is done right after that."""
@@ -71,7 +78,7 @@ class TurnLoop:
         What takes long is left to the task, and so is all that comes until it is done.
         """
         self._gathering = False
-        if not self._is_waiting or self._wake.is_set():
+        if not self._is_waiting or self._wake.is_set() or self._waits():
             self._wake.set()
             return
         try:
@@ -107,6 +114,7 @@ class TurnLoop:
     async def _take_turn(self) -> None:
         """Take a turn, or go on with one that was begun where links are read."""
         if self._unfinished is None:
+            self.read()
             turn = self._turn()
             action = next(turn, None)
         else:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import trio
 
-from bedrockish.api.requests import Answer
+from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.core.protocol.events import Woken
 from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish.node import event_loop
@@ -145,11 +145,15 @@ async def test_what_nobody_waits_for_is_synced_with_what_comes_next_or_soon(
     engine.close()
 
 
+def insert(number: int) -> Request:
+    return Request(f"c{number}", (Statement("INSERT INTO t VALUES (?)", (number,)),), timeout_s=5)
+
+
 async def test_writers_that_come_together_share_a_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After several were answered at once, the first of the next ones waits for what comes on links with it."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     answers: list[Answer | BedrockishError] = []
-    later = [request("INSERT INTO t VALUES (3)", "c3"), request("INSERT INTO t VALUES (4)", "c4")]
+    later = [insert(3), insert(4)]
 
     def read() -> None:
         while later:
@@ -158,12 +162,12 @@ async def test_writers_that_come_together_share_a_transaction(tmp_path: Path, mo
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
-        await runtime.submit(request("INSERT INTO t VALUES (0)", "c0"))
+        await runtime.submit(insert(0))  # from now on it is known to be short
         await settled()
         executions, commits = runtime.counts["executions"], runtime.counts["commits_led"]
         runtime.gather()
         for number in (1, 2):
-            runtime.begin(request(f"INSERT INTO t VALUES ({number})", f"c{number}"), answers.append)
+            runtime.begin(insert(number), answers.append)
         runtime.act()
         assert runtime.counts["executions"] == executions
         runtime.read_links(read)

@@ -19,7 +19,7 @@ from bedrockish.config.config import Config
 from bedrockish.config.exposure import warnings
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding, Limits
-from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.database_file import is_node_file, others_may_read
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, NoRoomError

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl
 
-from bedrockish.api.parameters import check_params, check_timeout
-from bedrockish.api.plain import check_args
 from bedrockish.api.requests import (
     ISOLATIONS,
     READ_LEVELS,
@@ -23,6 +21,9 @@ from bedrockish.api.requests import (
     Result,
     Statement,
     Token,
+    check_args,
+    check_params,
+    check_timeout,
     decode_results,
     decode_token,
 )

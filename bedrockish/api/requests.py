@@ -2,6 +2,7 @@
 journal (where results are kept, so that a retried command gets its first answer).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
@@ -220,3 +221,115 @@ class Answer:
     place: tuple[str, int] | None = None
     attempts: int = 1
     more: bool = False
+
+
+DEPTH_MAX = 50  # lists and maps in each other
+
+
+def check_args(args: object) -> list[Any] | dict[str, Any]:
+    """Return the arguments of a command: plain values that any node and any client can read, by position or by name.
+
+    Raises:
+        UsageError: something else is among them.
+    """
+    if args is None:
+        return []
+    if isinstance(args, str | bytes | bytearray | memoryview) or not isinstance(args, Mapping | Sequence):
+        raise UsageError(f"arguments should be a list, a tuple or a map, not {type(args).__name__}; write [value]")
+    checked = plain("the arguments", args)
+    assert isinstance(checked, list | dict)
+    return checked
+
+
+def plain(where: str, value: object, depth: int = DEPTH_MAX) -> Any:
+    """Return a value made of None, truth values, integers of 64 bits, floats, texts, bytes, lists and maps of these.
+
+    Args:
+        where: what it is, for the error.
+        value: the value; tuples become lists.
+        depth: how many lists and maps may be in each other.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{where}: a text has a lone surrogate, which is no character") from error
+        return str(value)
+    if isinstance(value, Mapping | list | tuple):
+        if not depth:
+            raise UsageError(f"{where}: lists and maps are nested more than {DEPTH_MAX} deep")
+        if not isinstance(value, Mapping):
+            return [plain(f"{where}[{place}]", one, depth - 1) for place, one in enumerate(value)]
+        for name in value:
+            if not isinstance(name, str):
+                raise UsageError(f"{where}: a map's key should be a text, not {name!r}")
+        return {plain(where, name): plain(f"{where}[{name!r}]", one, depth - 1) for name, one in value.items()}
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise UsageError(f"{where}: {value} has more than 64 bits; pass it as text")
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise UsageError(
+        f"{where}: a {type(value).__name__} cannot be sent; pass None, bool, int, float, str, bytes, lists and maps"
+    )
+
+
+def check_timeout(value: object) -> float:
+    """Return a number of seconds that somebody is willing to wait.
+
+    Raises:
+        UsageError: it is not a positive number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise UsageError(f"a timeout should be a positive number of seconds, not {value!r}")
+    return float(value)
+
+
+def check_params(params: object) -> Params:
+    """Return parameters of which SQLite can store each one: None, int of 64 bits, float, str, bytes.
+
+    Truth values become 0 and 1, other byte buffers become bytes.
+
+    Raises:
+        UsageError: something else is among them.
+    """
+    if params is None:
+        return None
+    if isinstance(params, Mapping):
+        for name in params:
+            if not isinstance(name, str):
+                raise UsageError(f"a parameter's name should be a text, not {name!r}")
+        return {name: _value(f":{name}", value) for name, value in params.items()}
+    if type(params) is list or (
+        isinstance(params, Sequence) and not isinstance(params, str | bytes | bytearray | memoryview)
+    ):
+        return [_value(str(place), value) for place, value in enumerate(params, 1)]
+    raise UsageError(f"parameters should be a list, a tuple or a map, not {type(params).__name__}; write (value,)")
+
+
+def _value(name: str, value: object) -> int | float | str | bytes | None:
+    kind = type(value)
+    if kind is str or value is None or kind is float or kind is bytes:
+        return value  # type: ignore[return-value]
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise UsageError(f"parameter {name} is {value}, but SQLite's integers have 64 bits; pass it as text")
+        return int(value)
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    raise UsageError(
+        f"parameter {name} is a {type(value).__name__}, which SQLite cannot store; "
+        "pass None, int, float, str or bytes (a date as text, in ISO form)"
+    )

@@ -24,8 +24,6 @@ from typing import Any, assert_never
 
 import cbor2
 
-from bedrockish.api.parameters import check_params, check_timeout
-from bedrockish.api.plain import check_args
 from bedrockish.api.requests import (
     ISOLATIONS,
     READ_LEVELS,
@@ -36,6 +34,9 @@ from bedrockish.api.requests import (
     Request,
     Statement,
     Token,
+    check_args,
+    check_params,
+    check_timeout,
     decode_token,
 )
 from bedrockish.api.url import parse_address

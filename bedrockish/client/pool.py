@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import trio
 
-from bedrockish.api.parameters import check_timeout
+from bedrockish.api.requests import check_timeout
 from bedrockish.api.url import Target
 from bedrockish.client.blocking import Connection, SocketClient, open_socket_client
 from bedrockish.client.credentials import Entry, entry_of

@@ -2,8 +2,7 @@
 
 from typing import Any, Protocol
 
-from bedrockish.api.parameters import check_params
-from bedrockish.api.requests import Params, Statement
+from bedrockish.api.requests import Params, Statement, check_params
 from bedrockish.api.wire import EVENTS, EXPLAIN, NODES, STATUS, Answered, Ask, Told
 from bedrockish.client.request_builder import columns_of, map_of
 

@@ -1,17 +1,29 @@
-"""What a caller asks, made into checked requests, and what comes back, into rows."""
+"""What a caller asks, made into checked requests with an id each, and what comes back, into rows."""
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bedrockish.api.parameters import check_params
-from bedrockish.api.plain import check_args
-from bedrockish.api.requests import ISOLATIONS, NOTHING, READ_LEVELS, Answer, Named, Params, Request, Statement, Token
+from bedrockish.api.requests import (
+    ISOLATIONS,
+    NOTHING,
+    READ_LEVELS,
+    Answer,
+    Named,
+    Params,
+    Request,
+    Statement,
+    Token,
+    check_args,
+    check_params,
+)
 from bedrockish.api.rows import Rows, rows_of
 from bedrockish.api.url import Target, parse_url
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, Answered, Told
 from bedrockish.errors import ConfigError, ProtocolMismatchError, UsageError
 from bedrockish.sqltext.single_statement import check_statement
+from bedrockish_journal.model.command_id import make_id
 
 URL_VARIABLE = "BEDROCKISH_URL"
 Statements = Sequence[str | tuple[str, Params]]
@@ -116,3 +128,8 @@ def columns_of(reply: Answered | Told) -> list[tuple[str, str | None]]:
         return [(name, declared) for name, declared in reply.value[0]["columns"]]
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         raise ProtocolMismatchError("the node answered with something else than columns") from error
+
+
+def new_command() -> str:
+    """Return an id that nobody else has, and that tells when it was made."""
+    return make_id(time.time_ns() // 1_000_000, os.urandom(10))

@@ -4,16 +4,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from bedrockish.api.parameters import check_timeout
-from bedrockish.api.requests import SERIALIZABLE, MemberChange, Params, Request, decode_token
+from bedrockish.api.requests import SERIALIZABLE, MemberChange, Params, Request, check_timeout, decode_token
 from bedrockish.api.rows import Rows, rows_of
 from bedrockish.api.url import Target
 from bedrockish.api.wire import PING, SETTLE, Answered, Ask, AskOutcome, Step, Told
 from bedrockish.client.admin_calls import ClockCalls
-from bedrockish.client.command_ids import new_command
 from bedrockish.client.cursor import RowStream, streaming
 from bedrockish.client.questions import QuestionCalls
-from bedrockish.client.request_builder import Statements, check_modes, command_rows, make_call, make_request
+from bedrockish.client.request_builder import (
+    Statements,
+    check_modes,
+    command_rows,
+    make_call,
+    make_request,
+    new_command,
+)
 from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.client.schemas import SchemaCalls

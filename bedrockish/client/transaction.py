@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 
 import trio
 
-from bedrockish.api.parameters import check_params, check_timeout
-from bedrockish.api.requests import Params, Request, Statement
+from bedrockish.api.requests import Params, Request, Statement, check_params, check_timeout
 from bedrockish.api.rows import Rows, rows_of
 from bedrockish.api.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS, Answered, Step, Told
-from bedrockish.client.command_ids import new_command
+from bedrockish.client.request_builder import new_command
 from bedrockish.client.sansio.retry import Backoff
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError

@@ -208,7 +208,7 @@ class Node:
     def _answer(self) -> list[Effect]:
         self.coordinator.together.settle()
         self._settle()
-        if self.safe_time.hurry():
+        if self.state.schema.scheduled is not None and self.safe_time.hurry():
             self._settle()
         self.state.keep_ceiling()
         effects = self.state.outbox.take()
@@ -216,30 +216,37 @@ class Node:
         return effects
 
     def _settle(self) -> None:
-        """Let what became known or applied in this step have its consequences, until nothing more follows."""
-        state = self.state
+        """Let what became known or applied in this step have its consequences, until nothing more follows.
+
+        It is done at every step, so who has nothing to do is not asked.
+        """
+        state, voting, recovery = self.state, self.voting, self.recovery
         self.apply_queue.settle()
-        while state.votes.ended or state.votes.released or state.progress or self.voting.approved:
-            approved, self.voting.approved = self.voting.approved, []
+        while state.votes.ended or state.votes.released or state.progress or voting.approved:
+            approved, voting.approved = voting.approved, []
             for transaction in approved:
-                if (
-                    transaction.txid in state.votes.pending
-                ):  # else it has ended in this very step, and nobody waits for it
+                # Else it has ended in this very step, and nobody waits for it.
+                if transaction.txid in state.votes.pending:
                     self.coordinator.replies.wait_queue.met(transaction.txid, transaction.footprint)
             if state.take_progress():
-                self.voting.settle()
-                self.recovery.settle()
+                if voting.parked:
+                    voting.settle()
+                if recovery.parked or recovery.adoptable:
+                    recovery.settle()
                 self.coordinator.settle()
             for txid in state.votes.take_ended():
                 known = state.commit_window.known.get(txid)
                 if state.votes.outcomes[txid] and known is not None:
                     self.coordinator.doom(known)
-                    self.voting.lift_barrier(known.command)
+                    if voting.barrier is not None:
+                        voting.lift_barrier(known.command)
                 self.coordinator.ended(txid)
-                self.recovery.ended(txid)
+                if recovery.rounds or recovery.parked:
+                    recovery.ended(txid)
             for txid in state.votes.take_released():
                 self.coordinator.released(txid)
-                self.recovery.released(txid)
+                if recovery.rounds:
+                    recovery.released(txid)
             self.apply_queue.settle()
 
     def _receive(self, peer: str, message: Message) -> None:

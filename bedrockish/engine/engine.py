@@ -30,8 +30,7 @@ from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.sqlite.call_costs import bound
 from bedrockish.engine.sqlite.catalog import Prepare
 from bedrockish.engine.sqlite.errors import broken
-from bedrockish.engine.sqlite.limits import Limits
-from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.sqlite.limits import Limits, Memory
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import Guard

@@ -29,8 +29,8 @@ from bedrockish.api.json_forms import (
 from bedrockish.api.requests import NOTHING, Answer, Named, Statement, decode_results, decode_token
 from bedrockish.api.requests import Request as Command
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX
-from bedrockish.client.command_ids import new_command
 from bedrockish.client.credentials import Entry
+from bedrockish.client.request_builder import new_command
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
 from bedrockish.http.changes import changes
 from bedrockish.http.cluster import end_transaction, whole_activity, whole_cluster

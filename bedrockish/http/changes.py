@@ -15,7 +15,7 @@ from bedrockish.api.json_forms import read_pairs, write_json
 from bedrockish.api.requests import STALE, Statement, decode_results
 from bedrockish.api.requests import Request as Command
 from bedrockish.api.url import suggest
-from bedrockish.client.command_ids import new_command
+from bedrockish.client.request_builder import new_command
 from bedrockish.errors import BedrockishError, DamagedError, PrunedError, TooLargeError, UsageError, pack_error
 from bedrockish.http.guard import user_of
 from bedrockish.http.openapi import WAIT_S_MAX

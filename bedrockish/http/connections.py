@@ -28,7 +28,7 @@ from hypercorn.utils import wrap_app
 from wsproto.events import Message
 from wsproto.extensions import PerMessageDeflate
 
-from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import MemoryFullError
 
 logger = logging.getLogger(__name__)

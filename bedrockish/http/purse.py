@@ -6,7 +6,7 @@ run, because each statement is a transaction of its own, is bounded before the n
 
 from starlette.requests import HTTPConnection
 
-from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import TooLargeError
 
 WRITTEN = 2  # an answer is kept as it was given, or as text, which is longer

@@ -36,7 +36,7 @@ from bedrockish.api.wire import (
     decode_call,
     encode_reply,
 )
-from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.statements.rights import Access
 from bedrockish.errors import (
     BedrockishError,

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from bedrockish import commands
-from bedrockish.api.plain import plain
-from bedrockish.api.requests import SERIALIZABLE, Answer, Request, Result, Statement, encode_results
+from bedrockish.api.requests import SERIALIZABLE, Answer, Request, Result, Statement, encode_results, plain
 from bedrockish.api.rows import Rows
 from bedrockish.commands import Command, Transaction
 from bedrockish.config.config import Config
@@ -27,7 +26,7 @@ from bedrockish.core.protocol.events import (
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.workspace import Work, Workspace
-from bedrockish.engine.readwrite.range_merge import check_size
+from bedrockish.engine.readwrite.access_sets import check_size
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError

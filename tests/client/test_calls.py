@@ -1,13 +1,13 @@
 """Commands that are called by name, on the wire and in the client; and the time of what takes long."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import cbor2
 import pytest
 
-from bedrockish.api.plain import DEPTH_MAX, check_args, plain
-from bedrockish.api.requests import SERIALIZABLE, SESSION, Named, Request, Statement
+from bedrockish.api.requests import DEPTH_MAX, SERIALIZABLE, SESSION, Named, Request, Statement, check_args, plain
 from bedrockish.api.wire import Execute, MalformedCallError, decode_call, encode_call
 from bedrockish.client.request_builder import make_call
 from bedrockish.client.sansio.retry import only_reads
@@ -60,23 +60,24 @@ def test_a_call_may_write() -> None:
 
 
 class Timers:
-    """Stands for the core's state: notes the timers that are set."""
+    """Notes the timers that are set."""
 
     def __init__(self) -> None:
-        self.settings, self.set = Settings(), list[tuple[float, str, object]]()
+        self.noted = list[tuple[float, str, object]]()
 
-    def timer(self, after_ms: float, name: str, subject: object = None) -> None:
-        self.set.append((after_ms, name, subject))
+    def set(self, after_ms: float, name: str, subject: object = None) -> None:
+        self.noted.append((after_ms, name, subject))
 
 
 def test_what_is_at_work_gets_its_whole_time_once() -> None:
     """A client gives the first of several nodes a part of its time; one that executes then is not given up for it."""
     request = Request("c1", (Statement("SELECT 1"),), timeout_s=2.5, longest_s=30.0)
-    state: Any = Timers()
+    timers = Timers()
+    state: Any = SimpleNamespace(settings=Settings(), timers=timers)
     ticket = Ticket(4, request, 12.5, stage=Stage.EXECUTING)
     assert ticket.extend(state)
     assert ticket.deadline == 40.0
-    assert state.set == [(27_500.0, "ticket_deadline", 4)]
+    assert timers.noted == [(27_500.0, "ticket_deadline", 4)]
     assert not ticket.extend(state)
     for stage, other in ((Stage.IN_FLIGHT, request), (Stage.EXECUTING, replace(request, longest_s=0.0))):
         assert not Ticket(5, other, 12.5, stage=stage).extend(state)

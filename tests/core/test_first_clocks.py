@@ -2,10 +2,17 @@
 
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Approve, Gossip
-from bedrockish_journal.model.clock import milliseconds
+from bedrockish.core.protocol.records import Recovered
+from bedrockish.core.state.settings import Settings
+from bedrockish.core.state.state import State
+from bedrockish_journal.model.clock import milliseconds, pack
+from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.transaction import SCHEMA, Transaction, Txid
 from tests.core.net import Net, add
+from tests.core.test_member_changes import membership
 
 TODAY_MS = 1_700_000_000_000
+MORNING = pack(TODAY_MS - 3_600_000)
 
 
 class Walls(Net):
@@ -56,3 +63,15 @@ def test_one_voter_has_nobody_to_ask() -> None:
     net.ask("A", add("one", "k"))
     net.run(1.0)
     assert "one" in net.told("A")
+
+
+def test_a_restart_before_a_schema_change_follows_no_wall_of_its_own() -> None:
+    """Its machine may say anything: the clock begins at its ceiling, also when a change is to come into force soon."""
+    txid, nothing = Txid(MORNING - 5, "A"), Footprint()
+    change = Transaction(
+        *(txid, {}, 0, 0, 0, "alter", "serializable", SCHEMA, nothing, b"", b""), activates=MORNING - 1
+    )
+    recovered = Recovered("A", "file of A", membership(0, "ABC"), ceiling=MORNING, scheduled=change)
+    state = State(recovered, Settings(), lambda: 0.5, Now(0.0, TODAY_MS + 3_600_000))
+    assert state.schema.scheduled is change
+    assert state.clock.read() == MORNING

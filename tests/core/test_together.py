@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from bedrockish.api.requests import SNAPSHOT, Request, Statement, Token
-from bedrockish.core.coordinator.together import SIZE_MAX
+from bedrockish.core.coordinator.wait_queue import SIZE_MAX
 from bedrockish.core.protocol.events import Aside, Event
 from bedrockish.core.protocol.messages import Begin
 from bedrockish.core.protocol.records import FORGOTTEN

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from bedrockish.core.coordinator import turns
+from bedrockish.core.coordinator import wait_queue as turns
 from bedrockish.core.protocol.messages import Reject
 from tests.core.net import Net, add
 from tests.core.test_shared_transactions import journal

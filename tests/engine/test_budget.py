@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bedrockish.engine.engine import Limits
-from bedrockish.engine.sqlite.limits import WALL_FACTOR, Budget, TakesLongError
-from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.sqlite.limits import WALL_FACTOR, Budget, Memory, TakesLongError
 from bedrockish.errors import MemoryFullError, TooLargeError
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import request

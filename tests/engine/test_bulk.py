@@ -2,8 +2,8 @@
 
 import pytest
 
-from bedrockish.engine.readwrite import range_merge as bulk
-from bedrockish.engine.readwrite.range_merge import BYTES_MAX, GROUP_MAX, POINTS_MAX, check_size, footprint
+from bedrockish.engine.readwrite import access_sets as bulk
+from bedrockish.engine.readwrite.access_sets import BYTES_MAX, GROUP_MAX, POINTS_MAX, check_size, footprint
 from bedrockish.errors import TooLargeError
 from bedrockish_journal.model.footprint import Footprint, clock_key, conflict
 from tests.engine.nodes import TestNode

@@ -12,7 +12,7 @@ from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.snapshot import Snapshot
 from bedrockish.engine.execution.workspace import Work, Workspace
-from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.errors import ConstraintError, DeadlineError, TooLargeError, UnsupportedError
 from tests.engine.conftest import MakeNode

@@ -6,7 +6,7 @@ import apsw
 import pytest
 
 from bedrockish.engine.engine import Limits
-from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import MemoryFullError, TooLargeError
 from tests.engine.conftest import MakeNode
 

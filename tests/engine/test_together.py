@@ -8,7 +8,7 @@ import pytest
 
 from bedrockish.api.requests import SNAPSHOT, Request, Result, decode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.readwrite import range_merge as bulk
+from bedrockish.engine.readwrite import access_sets as bulk
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import ConstraintError
 from bedrockish_journal.model.changes import decode_changes

@@ -15,7 +15,7 @@ from hypercorn.protocol import ws_stream
 from wsproto import ConnectionType, WSConnection
 from wsproto.extensions import PerMessageDeflate
 
-from bedrockish.engine.sqlite.memory import Memory
+from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.http.connections import COAT, FIRST_BYTES, READ, Coat, CountedBuffer, Unpacked
 from tests.http.conftest import Asker
 from tools.cluster import LocalCluster

@@ -2,7 +2,7 @@
 schema changes. See ``faulty``.
 """
 
-from bedrockish.core.coordinator import checking, commit_clock, coordinator, schema_barrier
+from bedrockish.core.coordinator import commit_clock, coordinator, schema_barrier
 from bedrockish.core.coordinator import reads as reading
 from bedrockish.core.coordinator import replies as answering
 from bedrockish.core.coordinator import revalidation as once
@@ -54,7 +54,7 @@ USES: dict[str, Fault] = {
     ),
     "strict refusals ask nobody": fault(
         "a strict refusal is true of some moment between question and answer",
-        (checking.Checking, "failed", "ticket.request.read != STRICT", "True"),
+        (reading.Checking, "failed", "ticket.request.read != STRICT", "True"),
         **{"voters": 3, "hot": 0.9, "keys": 4, "delay_ms": 20.0, "alter": 0.0, "talks": 0.0, "load_s": 3.0},
     ),
     "two voters at once": fault(

@@ -3,8 +3,7 @@
 import sqlite3
 from contextlib import closing
 
-from bedrockish.api.parameters import check_params
-from bedrockish.api.requests import Params
+from bedrockish.api.requests import Params, check_params
 from bedrockish.cli.output import literal
 from bedrockish.errors import UsageError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens

@@ -11,15 +11,14 @@ from functools import partial
 from bedrockish.api.requests import STRICT, Request
 from bedrockish.core.coordinator import request as ticketing
 from bedrockish.core.coordinator.abort import Rollbacks
-from bedrockish.core.coordinator.checking import Checking
 from bedrockish.core.coordinator.commit_clock import ClockQuorum
 from bedrockish.core.coordinator.offers import Offers
-from bedrockish.core.coordinator.reads import Reading
+from bedrockish.core.coordinator.reads import Checking, Reading
 from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import Attempt, Stage, Ticket
 from bedrockish.core.coordinator.revalidation import move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
-from bedrockish.core.coordinator.together import Together
+from bedrockish.core.coordinator.wait_queue import Together
 from bedrockish.core.protocol.effects import Execute
 from bedrockish.core.protocol.messages import Approve, Begin, Commit, Reason, Reject, ToldClock
 from bedrockish.core.protocol.records import FORGOTTEN, Prepared
@@ -307,9 +306,8 @@ class Coordinator:
             self._count(attempt)
 
     def _count(self, attempt: Attempt) -> None:
-        if (
-            attempt.counting and len(attempt.approvals) >= self.state.roster.quorum
-        ):  # L2: our own durable one among them
+        # L2: our own durable one among them
+        if attempt.counting and len(attempt.approvals) >= self.state.roster.quorum:
             self._commit(attempt)
 
     def _commit(self, attempt: Attempt) -> None:

@@ -6,8 +6,7 @@ from bedrockish.api.requests import Answer, Token
 from bedrockish.core.coordinator import request as ticketing
 from bedrockish.core.coordinator.request import Stage, Ticket
 from bedrockish.core.coordinator.schema_barrier import SchemaBarrier
-from bedrockish.core.coordinator.turns import Turns
-from bedrockish.core.coordinator.wait_queue import WaitQueue
+from bedrockish.core.coordinator.wait_queue import Turns, WaitQueue
 from bedrockish.core.protocol.effects import Reply
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.state import State

@@ -1,19 +1,101 @@
-"""Tickets that wait for the end of a transaction that they conflict with.
+"""Which requests wait for which transactions, who goes next, and which of them share a transaction.
 
-Only the first of a queue is executed when that transaction ends; the others stay behind it, for they would only meet
-it. As many of them as can be are executed on top of it and share its transaction: else a key that everybody wants would
-go on by one command in each round trip. When it is in flight, those that conflict with it wait for it in turn, and the
-rest are executed.
+Only the first of a queue is executed when the transaction ends for which it waits; the others stay behind it, for they
+would only conflict with it. As many of them as can be are executed on top of it and share its transaction: else a key
+that everybody wants would go on by one command in each round trip. When it is in flight, those that conflict with it
+wait for it in turn, and the rest are executed.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from bedrockish.core.coordinator.request import Stage, Ticket
-from bedrockish.core.coordinator.turns import Turns
 from bedrockish.core.state.access_index import AccessIndex
+from bedrockish.core.state.state import State
 from bedrockish_journal.model.footprint import Footprint, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+
+COMMITS = 4  # as many times as long as a commit takes may a leader's BEGIN take when it is its turn
+COMMIT_S = 0.005  # from BEGIN to the quorum, until it is known
+COMMIT_S_MAX = 0.1
+MEMORY = 200  # a rival that was not met for as long as so many commits take does not count any more
+WEIGHT = 0.2  # of the newest commit in the average
+
+
+class Turns:
+    """Who goes next on keys that several leaders want: the rivals of one node, and where it is their turn.
+
+    When a transaction ends that everybody waits for, all would begin at once, each would approve its own and reject the
+    others', and nobody would get through. So they go round: of those that have met each other lately, the one whose
+    name follows that of the last leader begins at once, and each other one some commits' time later than the one before
+    it, so that it finds the BEGIN of that one and waits for it. It is a matter of timing and nothing else: whoever
+    begins out of turn is judged as ever.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._met: dict[str, float] = {}  # leader -> seconds when one of ours met one of its last
+        self._commit_s = COMMIT_S
+        self._reserved: AccessIndex[Txid] = AccessIndex()  # what ended, and until when it is the turn of others there
+        self._until: dict[Txid, float] = {}
+
+    def met(self, leader: str) -> None:
+        """One of ours waits for, or was rejected for, a transaction of this leader."""
+        if leader != self._state.me:
+            self._met[leader] = self._state.clock.now.seconds
+
+    def passed(self, since: float) -> None:
+        """Those whose turn it was have not come: do not count on whom was not met after ``since``, in seconds."""
+        self._met = {rival: met for rival, met in self._met.items() if met > since}
+
+    def took(self, seconds: float) -> None:
+        """One of ours had its quorum so long after its BEGIN."""
+        self._commit_s += WEIGHT * (min(seconds, COMMIT_S_MAX) - self._commit_s)
+
+    def reserve(self, txid: Txid, footprint: Footprint) -> None:
+        """A transaction has ended for which others wait as well: what comes anew waits for its turn, too."""
+        pause_ms = self.pause_ms(txid.leader)
+        if pause_ms and txid not in self._until:
+            self._reserved.add(txid, footprint)
+            self._until[txid] = self._state.clock.now.seconds + pause_ms / 1000
+
+    def begins(self, footprint: Footprint) -> None:
+        """Somebody has taken the turn on these keys."""
+        if self._until:
+            for found in list(self._reserved.conflicts(footprint)):
+                self._forget(found[0])
+
+    def left_ms(self, footprint: Footprint) -> float:
+        """Return for how long it is the turn of others on keys of a footprint, in milliseconds; 0 if it is not."""
+        if not self._until:
+            return 0.0
+        now, left_s = self._state.clock.now.seconds, 0.0
+        for txid in [txid for txid, until in self._until.items() if until <= now]:
+            self._forget(txid)
+        for found in self._reserved.conflicts(footprint):
+            left_s = max(left_s, self._until[found[0]] - now)
+        return 1000 * left_s
+
+    def pause_ms(self, leader: str) -> float:
+        """Return how long what waited for a transaction of this leader is to wait for its turn, in milliseconds."""
+        state = self._state
+        since = state.clock.now.seconds - MEMORY * self._commit_s
+        rivals = [rival for rival, met in self._met.items() if met >= since and self._is_there(rival)]
+        if not rivals:
+            return 0.0
+        ring = sorted({state.me, leader, *rivals})
+        place = ring.index(leader) + 1
+        before = (ring[place:] + ring[:place]).index(state.me)
+        return 1000 * COMMITS * self._commit_s * before
+
+    def _forget(self, txid: Txid) -> None:
+        self._reserved.remove(txid)
+        del self._until[txid]
+
+    def _is_there(self, rival: str) -> bool:
+        peer = self._state.roster.peers.get(rival)
+        return peer is not None and peer.up
+
 
 GROUP_MAX = 100  # commands that share one transaction
 
@@ -175,3 +257,79 @@ def _queue(ticket: Ticket, queue: deque[int]) -> None:
     queue.append(ticket.number)
     queue.extend(ticket.behind)
     ticket.behind.clear()
+
+
+SIZE_MAX = 64  # commands in one group
+
+
+class Together:
+    """Commands that come at the same moment share a transaction, like a group commit, where that harms nobody.
+
+    A round of votes costs every node the same whether it decides one command or ten. So what clients have sent while
+    the node was busy is executed one on top of the other, and led as one transaction: the busier a node is, the larger
+    its groups are, and at a quiet one each command has its own. They have nothing to do with each other, so none is to
+    wait, or to be rejected, for another one's sake: when something is in the way of a group, each goes on alone. The
+    size of groups adapts as TCP's window does: it halves when one is rejected, and grows by one with each commit that
+    met nobody.
+
+    Args:
+        tickets: all that are under way.
+        execute: executes a ticket, and those behind it with it.
+
+    Attributes:
+        size: of the next group, at most.
+    """
+
+    def __init__(self, tickets: Mapping[int, Ticket], execute: Callable[[Ticket], None]) -> None:
+        self._tickets, self._execute = tickets, execute
+        self._leading: dict[int, Ticket] = {}  # those that others came together with and are behind
+        self.size = SIZE_MAX
+
+    def start(self, tickets: list[Ticket]) -> None:
+        """Execute tickets that came together, in groups."""
+        while tickets:
+            group, tickets = tickets[: self.size], tickets[self.size :]
+            first, *others = group
+            first.writes = bool(others)
+            for other in others:
+                other.writes, other.is_free = True, True
+                other.move(Stage.WAITING)
+            first.behind.extend(other.number for other in others)
+            self._execute(first)
+
+    def goes_first(self, ticket: Ticket) -> None:
+        """A ticket is executed with those behind it; whoever came with it is not to wait longer than that takes."""
+        if any(other.is_free for other in self._behind(ticket)):
+            self._leading[ticket.number] = ticket
+
+    def part(self, ticket: Ticket, *, again: bool = False) -> bool:
+        """Let each that came together with a ticket go on alone; False if nobody did.
+
+        ``again``: execute the ticket, too, and before them.
+        """
+        if self._leading.pop(ticket.number, None) is None:
+            return False
+        free = [other for other in self._behind(ticket) if other.is_free]
+        ticket.behind = deque(other.number for other in self._behind(ticket) if not other.is_free)
+        for one in (ticket, *free) if again and free else free:
+            one.is_free = False
+            self._execute(one)
+        return bool(free)
+
+    def settle(self) -> None:
+        """Part those whose first has something to wait for."""
+        for number, ticket in list(self._leading.items()):
+            if ticket.stage is not Stage.EXECUTING or number not in self._tickets:
+                self.part(ticket)
+
+    def grow(self) -> None:
+        """A group was committed, or a command alone that met nobody: else groups of one would stay so for ever."""
+        self.size = min(SIZE_MAX, self.size + 1)
+
+    def shrink(self) -> None:
+        """A group was rejected, here or by others."""
+        self.size = max(1, self.size // 2)
+
+    def _behind(self, ticket: Ticket) -> list[Ticket]:
+        found = (self._tickets.get(number) for number in ticket.behind)
+        return [other for other in found if other is not None and other.stage is Stage.WAITING]

@@ -14,11 +14,10 @@ import apsw
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.snapshot import WAY_OUT
-from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, Analysis
+from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, Analysis, footprint
 from bedrockish.engine.readwrite.change_capture import Capture, row_bytes
 from bedrockish.engine.readwrite.dependent_reads import connection_query
 from bedrockish.engine.readwrite.key_values import Params
-from bedrockish.engine.readwrite.range_merge import footprint
 from bedrockish.engine.readwrite.readset import EVERYTHING, schema_lengths
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.call_costs import OF_SCHEMA, Lengths, is_too_long, restore, shorten, too_long

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from bedrockish.api.requests import SERIALIZABLE, Request, encode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.readwrite.access_sets import AccessSetBuilder
-from bedrockish.engine.readwrite.range_merge import check_size
+from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, check_size
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.classify import READ, SCHEMA
 from bedrockish.engine.statements.clock_functions import Scope

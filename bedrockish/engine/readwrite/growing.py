@@ -6,9 +6,8 @@ have told something all the same: that their unique values were free and their p
 
 from collections.abc import Iterable, Sequence
 
-from bedrockish.engine.readwrite.access_sets import Analysis
+from bedrockish.engine.readwrite.access_sets import Analysis, footprint, tables_in_bulk
 from bedrockish.engine.readwrite.dependent_reads import Query
-from bedrockish.engine.readwrite.range_merge import footprint, tables_in_bulk
 from bedrockish.engine.readwrite.readset import ResolvedReads
 from bedrockish.engine.statements.classify import Piece
 from bedrockish_journal.model.changes import Change

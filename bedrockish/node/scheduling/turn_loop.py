@@ -18,7 +18,6 @@ from bedrockish.node.scheduling.writer_thread import WriterThread
 T = TypeVar("T")
 Action = Callable[[], object]  # something with the writer that takes long
 Turn = Generator[Action, Any, None]
-TURNS_MAX = 4  # that are taken where links are read, before others have theirs
 
 
 class TurnLoop:
@@ -82,19 +81,15 @@ class TurnLoop:
             self._wake.set()
             return
         try:
-            for _ in range(TURNS_MAX):
-                if not self._has_work():
-                    break
+            if self._has_work():
                 turn = self._turn()
                 action = next(turn, None)
                 if action is not None:
                     self._unfinished = turn, action
-                    self._wake.set()
-                    return
         except BaseException as error:  # the node ends: in its own task, which all wait for
             self.stop(error)
             return
-        if self._has_work():
+        if self._unfinished is not None or self._has_work():
             self._wake.set()
         else:
             self._alarm.look()

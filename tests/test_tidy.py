@@ -75,6 +75,8 @@ MAY_IMPORT = {
     "bedrockish/transfer/publish_kafka.py": (
         "bedrockish.errors bedrockish.transfer bedrockish_journal.model confluent_kafka"
     ),
+    "bedrockish/transfer/leftovers.py": "bedrockish.errors bedrockish_journal apsw",
+    "bedrockish/transfer/parquet_rows.py": "pyarrow",
     "bedrockish/transfer/lake.py": "bedrockish.errors bedrockish.transfer bedrockish_journal apsw trio",
     "bedrockish/transfer/lake_rows.py": "bedrockish.transfer bedrockish_journal apsw",
     "bedrockish/transfer/lake_sinks.py": (

@@ -50,6 +50,8 @@ COMMANDS = {
     "lake": ("bedrockish.cli.lake", "lake"),
     "audit": ("bedrockish.cli.audit", "audit"),
     "anchor": ("bedrockish.cli.anchor", "anchor"),
+    "compact": ("bedrockish.cli.compact", "compact_file"),
+    "leftovers": ("bedrockish.cli.leftovers", "leftovers_of"),
 }
 
 

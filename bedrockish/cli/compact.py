@@ -1,0 +1,21 @@
+"""``bedrockish compact``: write a stopped node's file anew, without the bytes of what was deleted."""
+
+from pathlib import Path
+
+import click
+
+from bedrockish.cli.journal import load_plugins
+from bedrockish.engine.storage.compact import compact
+
+
+@click.command("compact")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
+def compact_file(file: Path, plugins: tuple[str, ...]) -> None:
+    """Write the FILE of a stopped node anew, without free pages and without the bytes of what was deleted.
+
+    It has the same rows, the same journal and the same name. Nodes can be compacted one after the other, as for an
+    upgrade. 'bedrockish leftovers' shows whether anything of somebody is left.
+    """
+    done = compact(file, load_plugins(plugins))
+    click.echo(f"{file}: {done.before} bytes before, {done.after} now")

@@ -1,0 +1,105 @@
+"""Writes the file of a stopped node anew, with nothing in it but what is there: no bytes of what was deleted.
+
+SQLite marks what is deleted as free and leaves the bytes where they are, in free pages and in free parts of others.
+A file that is written anew has neither.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.database_file import INCREMENTAL, RECOVERY_MS, FileLock
+from bedrockish.engine.storage.rename_copy import put_in_place
+from bedrockish.errors import ConfigError
+from bedrockish_journal.storage.store import heads
+from bedrockish_journal.verify.replay import digest
+
+Prepare = Callable[[apsw.Connection], None]
+Heads = dict[str, tuple[int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What came of it: the bytes of the file before and after."""
+
+    before: int
+    after: int
+
+
+def compact(path: Path, prepare: Prepare) -> Compacted:
+    """Write a node's file anew, in its place. The old one stays until the new one is whole and durable.
+
+    Args:
+        path: the file; no node may run on it.
+        prepare: gives a connection the functions and collations of plugins.
+
+    Raises:
+        ConfigError: the file is in use, is no node's, or cannot be written; it is as it was then.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; give the path of a node's database file")
+    lock = FileLock(path)
+    path = path.resolve()  # of a link, what it points to
+    fresh = path.with_name(path.name + ".compact")
+    try:
+        before = path.stat()
+        fresh.unlink(missing_ok=True)  # of one that was killed
+        if _write(path, fresh, prepare) != _read(fresh, prepare):
+            raise ConfigError(
+                f"{path} would not have the same rows when it is written anew, so it stays as it is; run 'bedrockish "
+                "journal verify --tables' on it"
+            )
+        _keep_owner(fresh, before)
+        put_in_place(fresh, path)
+        return Compacted(before.st_size, path.stat().st_size)
+    except (apsw.Error, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"{path} cannot be written anew: {why}; it needs as much room beside it as it has, and nobody may have it "
+            "open"
+        ) from error
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        lock.close()
+
+
+def _read(path: Path, prepare: Prepare) -> tuple[str, Heads]:
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+        prepare(db)
+        return _holds(db)
+
+
+def _holds(db: apsw.Connection) -> tuple[str, Heads]:
+    """Return what a file must have afterwards: its rows, with rowids, and where its journal ends."""
+    return digest(db), heads(db)
+
+
+def _write(path: Path, fresh: Path, prepare: Prepare) -> tuple[str, Heads]:
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+        db.set_busy_timeout(RECOVERY_MS)
+        prepare(db)
+        if not system.exists(db):
+            raise ConfigError(f"{path} is a database, and not that of a node; SQLite's VACUUM does this for others")
+        # The log goes with its frames, which are what rows were; the node begins another one. Who reads keeps it.
+        if db.pragma("journal_mode", "delete") != "delete":
+            raise ConfigError(f"{path} is open elsewhere; close it there and try again")
+        db.pragma("auto_vacuum", INCREMENTAL)  # of the new one
+        db.execute("VACUUM INTO ?", (str(fresh),))
+        held = _holds(db)
+    with open(fresh, "rb") as written:
+        os.fsync(written.fileno())
+    return held
+
+
+def _keep_owner(fresh: Path, before: os.stat_result) -> None:
+    """Let the new file be of whom the old one is: whoever runs this may be another user than the node's."""
+    now = fresh.stat()
+    if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
+        os.chown(fresh, before.st_uid, before.st_gid)
+    os.chmod(fresh, before.st_mode & 0o777)

@@ -1,0 +1,35 @@
+"""The rows of a file of Parquet, such as exports and lakes are made of."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+def parquet_rows(path: Path) -> Iterator[Iterable[Any]]:
+    """Yield each value of each column, with all that is in it, as a row.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            for part in file.iter_batches(batch_size=4_096):
+                for column in part.columns:
+                    for value in column.to_pylist():
+                        yield _leaves(value)
+    except pa.ArrowException as error:
+        raise OSError(str(error)) from error
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what a value of lists, maps and structs is made of."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _leaves(one)
+    elif value is not None:
+        yield value

@@ -1,0 +1,118 @@
+"""Somebody asks to be forgotten: nothing of them is left in any byte of any node, and everything still verifies."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bedrockish import open_client
+from bedrockish_journal.verify.replay import digest
+from tests.cluster.story import PATIENT, all_safe, judge_files, level, ready, until
+from tests.cluster.test_pruning import cluster as forgetful
+from tests.cluster.test_pruning import removable
+from tools.cluster import LocalCluster, LocalNode, clean_environment
+
+pytestmark = pytest.mark.cluster
+short = forgetful  # a cluster that keeps little for the protocol's own sake
+SOMEBODY = "ann.of.the.hills@example.org"
+
+
+def command(*arguments: str | Path, status: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "bedrockish.cli.main", *map(str, arguments)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def bytes_with(folder: Path) -> list[str]:
+    """Return the files that have somebody in their bytes."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path.name for path in files if SOMEBODY.encode() in path.read_bytes()]
+
+
+def end(node: LocalNode) -> None:
+    assert node.process is not None
+    os.kill(node.process.pid, signal.SIGTERM)
+    node.process.wait(30)
+
+
+@pytest.mark.slow  # some thirty commands, each a process
+async def test_nothing_of_somebody_is_left(short: LocalCluster, tmp_path: Path) -> None:
+    await ready(short)
+    nodes, before, after = short.directory, tmp_path / "before", tmp_path / "after"
+    async with open_client(short.url(options=PATIENT)) as client:
+        await client.execute("CREATE TABLE person(id INTEGER PRIMARY KEY, mail TEXT COLLATE NOCASE UNIQUE, note)")
+        await client.execute("CREATE TABLE log(text TEXT)")
+        for number in range(30):
+            await client.execute("INSERT INTO person VALUES (?, ?, 'x')", [number, f"p{number}@example.org"])
+        await client.execute("INSERT INTO person VALUES (77, ?, ?) RETURNING mail", [SOMEBODY, f"of {SOMEBODY}"])
+        await client.execute(f"UPDATE person SET note = 'wrote to {SOMEBODY}' WHERE mail = '{SOMEBODY.upper()}'")
+        await client.execute("INSERT INTO log VALUES (?)", [SOMEBODY])
+        await client.execute("UPDATE person SET note = NULL WHERE mail = ?", [SOMEBODY])
+        await all_safe(short)
+        command("backup", "follow", short.url(), before / "kept", "--once")
+        command("export-journal", short.nodes[0].database, "--to", before / "lake")
+        # The program that knows who it is deletes the rows.
+        await client.execute("DELETE FROM person WHERE mail = ?", [SOMEBODY])
+        await client.execute("DELETE FROM log WHERE text = ?", [SOMEBODY])
+        told = command("leftovers", nodes, before, "--of", SOMEBODY, status=1)
+        for path in (*(node.database for node in short.nodes), before / "kept" / "snapshot-000001.db"):
+            assert f"{path}: 6 entries of the journal" in told or f"{path}: 4 entries of the journal" in told
+        assert f"{before}/kept/snapshot-000001.db: 1 row of person" in told
+        assert f"{before}/lake/changes" in told
+        await level(short)
+        for index in range(3):  # the last entry of a timeline stays; now it is another one
+            async with open_client(short.url(index, only=True)) as near:
+                await near.execute("INSERT INTO log VALUES (?)", [f"somebody asked to be forgotten {index}"])
+        await level(short)
+        await removable(client)
+
+        async def is_removed() -> bool:
+            return "0" in command("journal", "prune", short.url(), "--older-than", "0s") and not any(
+                "of the journal" in line
+                for line in command("leftovers", nodes, "--of", SOMEBODY, status=1).splitlines()
+            )
+
+        await until("no journal has it", is_removed)
+        assert "'bedrockish compact'" in command("leftovers", nodes, "--of", SOMEBODY, status=1)
+        assert bytes_with(nodes) != []
+        for index, node in enumerate(short.nodes):
+            assert "in use by another node" in command("compact", node.database, status=2)
+            end(node)
+            command("compact", node.database)
+            node.start()
+            await short.wait_ready(index)
+        await ready(short)
+        assert bytes_with(nodes) == []
+        assert command("leftovers", nodes, "--of", SOMEBODY, "--of", "of.the.hills") == "nothing is left\n"
+        # All goes on, and what is made from now on has nothing of them either.
+        await client.execute("INSERT INTO person VALUES (78, 'bob@example.org', 'new')")
+        await all_safe(short)
+        command("backup", "follow", short.url(), after / "kept", "--once")
+        command("export-journal", short.nodes[1].database, "--to", after / "lake", "--oldest")
+        assert command("leftovers", after, "--of", SOMEBODY) == "nothing is left\n"
+        assert bytes_with(after) == []
+    await level(short)
+    short.stop()
+    files = [node.database for node in short.nodes]
+    told = command("journal", "verify", *files)
+    assert "has removed up to" in told
+    assert "the journals hold" in command("audit", *files)
+    judge_files(short)
+    restored = tmp_path / "restored.db"
+    command("restore", "--from", after / "kept", "--to", restored)
+    assert digest(restored) == digest(files[0])
+    assert "whole journal" in command("journal", "replay", *files, "--to", tmp_path / "again.db", status=1)
+    # The old backup still has them, and says so: it is to be thrown away.
+    assert "snapshot-000001.db" in command("leftovers", before / "kept", "--of", SOMEBODY, status=1)
+    shutil.rmtree(before)

@@ -130,7 +130,28 @@ def _schema(source: Source) -> list[str]:
     ddl += ["create index uz on u(z)"] if source.chance(50) else []
     ddl += [_index(source, number, bool(generated)) for number in range(4 - source.below(4))]
     ddl += [_trigger(source, number) for number in range(2 + source.below(3) if source.chance(40) else 0)]
-    return ddl
+    return [*ddl, *_VIEWS, *(source.choice(_INSTEAD[event]).format(event) for event in _INSTEAD)]
+
+
+_VIEWS = (
+    "create view v as select t.id as a, t.c0 as b, u.z as z, u.id as uid from t left join u on u.t_id = t.id",
+    "create view vv as select v.a, v.b, log.n from v join log on log.k = v.z",
+)
+_INSTEAD = {
+    "insert": (
+        "create trigger vi instead of {} on v begin "
+        "insert or ignore into log(k, n) select z, 1 from u where t_id = new.b; end",
+        "create trigger vi instead of {} on v begin update u set z = new.a where id = new.b; end",
+    ),
+    "update": (
+        "create trigger vu instead of {} on v begin update u set z = new.z where id = old.uid; end",
+        "create trigger vu instead of {} on v begin update log set n = 7 where k = old.b; end",
+    ),
+    "delete": (
+        "create trigger vd instead of {} on v begin delete from u where id = old.uid; end",
+        "create trigger vd instead of {} on v begin delete from log where k in (select n from vv where a = old.a); end",
+    ),
+}
 
 
 def _index(source: Source, number: int, generated: bool) -> str:
@@ -322,6 +343,37 @@ _READS = (
     "select u.id, t.id from u join t on t.g = u.t_id where X",
     "select id from t where lower(c1) = V",
     "select id from t where c0 || 'x' in (V, V)",
+    "select * from v where a = V",
+    "select * from v where b = V or uid = V order by uid",
+    "select * from vv where a = V",
+    "select * from v where z in (select k from log where n = V) order by a, uid limit N",
+    "select id from t where W except select t_id from u where z = 'a'",
+    "select t_id from u where id = V union all select c0 from t where id = V",
+    "select t.id, u.id, u.z from t right join u on u.t_id = t.id where u.z = 'a'",
+    "select t.id, u.id, u.z from t full join u on u.t_id = t.c0",
+    "select id from t where c0 = V or c1 = V",
+    "select id, c2 from t where c0 = V or c2 > V or id = V",
+    "select id from t where (c0 = V or c1 = V) and c2 is not null limit N",
+    "select t.id, u.id from u join t on (t.c0 = u.t_id or t.c1 = u.id) where u.z = 'a'",
+    "select * from t where exists (select 1 from u where (u.t_id = t.id or u.z = t.c0)) and id = V",
+    "select * from t where id = (select max(t_id) from u where z = 'a')",
+    "select * from t where c0 in (select min(t_id) from u group by z)",
+    "select n from log where k = (select min(c0) from t where W)",
+    "select n from log where k = (select max(c1) from t where c0 = V)",
+    "select (select n from log where k = (select max(z) from u where t_id = t.id)) from t where W",
+    "select t.id, u.z from t join u on u.id = t.c0 where u.z = 'a' order by t.id limit N",
+    "select t.id, u.z from t join u on u.id = t.c0 where u.z <> 'b' and t.c1 = V order by t.id desc limit N",
+    "select t.id, u.z from t join u on u.id = t.c0 where u.t_id > V and t.c2 is not V order by t.id limit N offset N",
+    "select t.id, u.z from t join u on u.id = t.c0 where u.t_id is V order by t.id limit N",
+    "select t.id, u.z from t left join u on u.id = t.c0 where u.t_id is null order by t.id limit N",
+    "select a.id, c.id from u a join u b on b.id = a.t_id join u c on c.id = b.t_id where c.z = 'a' and b.z <> 'c' "
+    "order by a.id limit N",
+    "select a.id, c.id from u a join u b on b.id = a.t_id left join u c on c.id = b.t_id where b.z = 'a' "
+    "order by a.id desc limit N",
+    "select id, lag(c0) over w, (select z from u where u.id = t.c0) from t where W window w as (order by c1, id)",
+    "select min(c0) from t where c1 = V",
+    "select min(c1), id from t",
+    "select u.id, (select min(c0) from t where t.c1 = u.t_id) from u where z = 'a'",
 )
 _WRITES = (
     "update t set S where W",
@@ -362,6 +414,19 @@ _WRITES = (
     "insert into log(k, n) select c0, 1 from t where id in (select t_id from u where z = 'a') "
     "on conflict do update set n = n + (select count(*) from u where t_id = log.k)",
     "insert or replace into log(k, n) select u.z, t.c0 from t join u on u.t_id = t.id where X",
+    "insert into log(k, n) values (V, 1) returning (select count(*) from u where t_id = log.k)",
+    "update u set z = 'b' where id = V returning (select c0 from t where t.id = u.t_id)",
+    "update v set z = 'c' where a = V",
+    "update v set z = b where uid in (select id from u where t_id = V)",
+    "delete from v where b = V",
+    "insert into v(a, b) values (V, V)",
+    "insert into v(a, b) select id, t_id from u where z = 'a'",
+    "update t set c0 = V where id = (select min(id) from t where c1 = V) returning id",
+    "update t set c2 = V where id = (select max(t_id) from u where z = 'b')",
+    "update u set z = (select max(c0) from t where t.id = u.t_id) where id in (select min(id) from u group by z)",
+    "delete from log where k = (select max(z) from u where t_id = V)",
+    "update u set z = 'c' where t_id = V or z = 'a'",
+    "delete from t where c0 = V or c1 = V",
 )
 _SETS = ("c0 = 1", "c1 = c0", "c0 = c2", "id = 3", "c2 = coalesce(c2, 0)")
 _CONFLICTS = ("", "or ignore ", "or replace ")

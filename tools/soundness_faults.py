@@ -14,6 +14,7 @@ from bedrockish.engine.readwrite import computed_columns, dependent_reads, key_v
 from bedrockish.engine.readwrite import cursor_ranges as seeks
 from bedrockish.engine.readwrite import register_values as registers
 from bedrockish.engine.sqlite import key_encoding as keys
+from bedrockish.engine.sqlite.opcodes import Op
 
 Patch = tuple[Any, str, Any]
 Fault = Callable[[], list[Patch]]
@@ -54,6 +55,45 @@ def given_ids_are_nothing() -> list[Patch]:
         return False if self._plan.is_given(self._plan.sources[place]) else add(self, place, *args)
 
     return [(dependent_reads.Resolution, "_add_images", less)]
+
+
+def cursors_stay_where_they_were() -> list[Patch]:
+    """A cursor that is opened on one index after another is taken to be on the first."""
+
+    def stay(program: list[Op]) -> list[Op]:
+        first: dict[int, Op] = {}
+        return [
+            op._replace(p2=first.setdefault(op.p1, op).p2) if op.name in ("OpenRead", "ReopenIdx") else op
+            for op in program
+        ]
+
+    return [(seeks, "lives_apart", stay)]
+
+
+def max_is_null() -> list[Patch]:
+    """What max() and min() choose is not followed."""
+    step = registers.Registers._step
+
+    def less(self: Any, op: Op, program: list[Op]) -> None:
+        step(self, op._replace(p2=op.p3) if op.name == "AggStep" and op.p4 in registers._CHOOSE else op, program)
+
+    return [(registers.Registers, "_step", less)]
+
+
+def partners_need_only_be_there() -> list[Patch]:
+    """What a join asks of the row that it looks up does not count for its LIMIT."""
+    told = loop_stops._Row.told_partners
+    return [(loop_stops._Row, "told_partners", lambda self: tuple(replace(one, filters=()) for one in told(self)))]
+
+
+def records_are_nothing() -> list[Patch]:
+    """The rows of a view that are about to be changed have no values."""
+    fill = registers.PrivateRecords._fill
+
+    def less(self: Any, *args: Any) -> Any:
+        return fill(self, *args)._replace(made=())
+
+    return [(registers.PrivateRecords, "_fill", less)]
 
 
 def ends_are_converted() -> list[Patch]:
@@ -309,7 +349,7 @@ FAULTS: dict[str, Fault] = {
         missed_rows_are_nothing, values_of_the_caller_are_forgotten, ends_are_the_same, every_row_counts_for_limit,
         offset_is_nothing, loops_go_forward, loops_end_a_row_early, own_writes_come_later, loops_end_in_triggers,
         nothing_is_looked_for_by_null, computed_by_row, given_ids_are_nothing, partners_are_always_there,
-        ends_are_converted,
+        ends_are_converted, cursors_stay_where_they_were, max_is_null, partners_need_only_be_there, records_are_nothing,
     )
 }  # fmt: skip
 

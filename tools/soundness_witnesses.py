@@ -147,4 +147,39 @@ WITNESSES: dict[str, Case] = {
         "select u.id from t join u on u.t_id = t.c1 where t.c0 = 1 order by 1",
         "insert into u values (1, 7, 0)",
     ),
+    "a cursor is opened on the index of each term of an OR": _case(
+        (_T, "create index t0 on t(c0)", "create index t1 on t(c1)"),
+        _t((1, 1, 0), (2, 0, 2)),
+        "select id from t where c0 = 1 or c1 = 2",
+        "insert into t values (3, 7, 2)",
+    ),
+    "the highest of some values leads to another row": _case(
+        (_T, "create index t0 on t(c0)", *_LOG),
+        _t((1, 1, 6), (2, 1, 7)),
+        "select n from log where k = (select max(c1) from t where c0 = 1)",
+        "insert into log values (7, 0)",
+    ),
+    "a partner of another kind does not count": _case(
+        (_T, _U),
+        [*_t((1, 1, 0), (3, 2, 0), (5, 2, 0)), *_u((1, 0, "a"), (2, 0, "b"))],
+        "select t.id, u.z from t join u on u.id = t.c0 where u.z = 'b' order by t.id limit 1",
+        "delete from t where id = 3",
+    ),
+    "a partner's partner of another kind does not count": _case(
+        (_T, _U),
+        [*_t((1, 1, 0), (3, 3, 0), (5, 3, 0)), *_u((1, 2, "a"), (2, 0, "a"), (3, 4, "a"), (4, 0, "b"))],
+        "select t.id, v.z from t join u on u.id = t.c0 join u v on v.id = u.t_id where v.z = 'b' order by t.id limit 1",
+        "delete from t where id = 3",
+    ),
+    "a trigger on a view takes its values from rows": _case(
+        (
+            _T,
+            *_LOG,
+            "create view w as select id, c0 from t",
+            "create trigger r0 instead of update on w begin update log set n = 1 where k = old.c0; end",
+        ),
+        _t((1, 5, 0)),
+        "update w set c0 = 3 where id = 1",
+        "insert into log values (5, 0)",
+    ),
 }

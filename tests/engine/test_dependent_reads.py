@@ -1,11 +1,14 @@
 """Reads that depend on rows read before: just the keys that these rows name, or the whole object, and never less."""
 
+from itertools import islice
+
 import apsw
 import pytest
 
 from bedrockish.engine.readwrite import dependent_reads
 from bedrockish.engine.readwrite.dependent_reads import TOO_MANY, connection_query
-from bedrockish.engine.readwrite.readset import analyse
+from bedrockish.engine.readwrite.loop_stops import _written
+from bedrockish.engine.readwrite.readset import analyse, program_of
 from bedrockish.engine.sqlite.catalog import read_schema
 from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, prefix_range, table_key
 from bedrockish_journal.model.changes import INSERT, UPDATE, Change
@@ -295,9 +298,93 @@ def test_a_join_reads_up_to_the_row_with_which_it_ends(
 
 def test_a_join_that_drops_rows_by_what_it_joins_reads_its_whole_range(db: apsw.Connection) -> None:
     db.execute(ORDERS)
-    for more in ("AND c.name <> 'x'", "AND length(o.id) > 1"):
+    for more in ("AND c.name || '' <> 'x'", "AND length(o.id) > 1", "AND c.name <> o.id"):
         sql = f"SELECT o.id FROM orders o JOIN customers c ON c.id = o.customer WHERE o.total = 5 {more} LIMIT 1"
         assert prefix_range(index_prefix("by_total", [5], (Spec(),))) in reads(db, sql)[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "last"),
+    [
+        ("c.name = 'bob'", 43),
+        ("c.name <> 'bob' AND o.id > 1", 41),
+        ("c.name IS NOT NULL", 41),
+        ("c.name > 'ann' AND c.id >= 2", 43),
+    ],
+)
+def test_a_join_that_asks_something_of_what_it_joins_reads_up_to_there(
+    db: apsw.Connection, more: str, last: int
+) -> None:
+    db.execute(ORDERS)
+    sql = f"SELECT o.id FROM orders o JOIN customers c ON c.id = o.customer WHERE o.total = 5 AND {more} ORDER BY o.id"
+    specs = Spec(), Spec(), Spec()
+    end = index_prefix("by_total", [5, last, last], specs) + HIGH
+    assert {high for _, high in reads(db, sql + " LIMIT 1")[1]} == {end}
+
+
+def test_what_a_join_asks_of_the_second_row_that_it_looks_up_counts_too(db: apsw.Connection) -> None:
+    """A table with the name that the auxiliary query gives to another one changes nothing."""
+    db.execute("ALTER TABLE customers RENAME TO rp0")
+    db.execute("ALTER TABLE orders RENAME TO r")
+    sql = (
+        "SELECT i.id FROM items i JOIN r ON r.id = i.order_id JOIN rp0 c ON c.id = r.customer "
+        "WHERE c.name = 'bob' ORDER BY i.id LIMIT 1"
+    )
+    db.execute("INSERT INTO items VALUES (300, 20, 's', 1)")
+    points, ranges = reads(db, sql)
+    assert {high for _, high in ranges} == {table_key("items", 200) + HIGH}
+    assert points == {table_key("r", 10), table_key("r", 20), table_key("rp0", 1), table_key("rp0", 2)}
+
+
+def test_each_term_of_an_or_is_read_in_its_own_index(db: apsw.Connection) -> None:
+    db.execute("CREATE INDEX by_qty ON items(qty)")
+    _, ranges = reads(db, "SELECT * FROM items WHERE order_id = ? OR qty = ? OR order_id = 11", 20, 9)
+    assert ranges == entries("by_order", 20, 11) | entries("by_qty", 9)
+    sql = "SELECT i.id FROM orders o JOIN items i ON (i.order_id = o.id OR i.qty = o.total) WHERE o.customer = ?"
+    _, ranges = reads(db, sql, 1)
+    assert ranges == entries("by_customer", 1) | entries("by_order", 10, 11) | entries("by_qty", 0, 3)
+
+
+def test_many_terms_of_an_or_are_looked_at_one_after_the_other(db: apsw.Connection) -> None:
+    db.execute("CREATE INDEX by_qty ON items(qty)")
+    terms = " OR ".join(f"(order_id = {n} AND product = 'p')" if n % 2 else f"qty = {n}" for n in range(400))
+    plan = analyse(db, read_schema(db), f"SELECT * FROM items WHERE {terms}", 0)
+    assert len(plan.bind(())[1]) == 400
+    assert plan.fallbacks == ()
+
+
+def test_the_highest_of_a_columns_values_is_one_of_them(db: apsw.Connection) -> None:
+    sql = "SELECT * FROM items WHERE order_id = (SELECT max(id) FROM orders WHERE customer = ?)"
+    _, ranges = reads(db, sql, 1)
+    assert ranges >= entries("by_order", 11)
+    assert not ranges & {object_range("i:by_order"), object_range("t:items")}
+    db.execute("CREATE INDEX by_qty ON items(qty, id)")
+    points, _ = reads(db, "UPDATE items SET qty = 9 WHERE id = (SELECT min(id) FROM items WHERE qty = ?)", 2)
+    assert points <= {b"t:items\0" + encode(None), table_key("items", 101)}
+
+
+def test_a_trigger_on_a_view_looks_up_what_the_rows_of_the_view_say(db: apsw.Connection) -> None:
+    db.execute("CREATE VIEW bills AS SELECT o.id, c.name, total FROM orders o JOIN customers c ON c.id = o.customer")
+    change = "UPDATE orders SET total = new.total WHERE id = old.id"
+    db.execute(f"CREATE TRIGGER billed INSTEAD OF UPDATE ON bills BEGIN {change}; END")
+    points, ranges = reads(db, "UPDATE bills SET total = 5 WHERE id = ?", 20)
+    assert points == {table_key("orders", 20), table_key("customers", 2)}
+    assert ranges == set()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT id, 1.5 FROM orders LIMIT 1",
+        "SELECT id, 12345678901234 FROM orders WHERE customer = 1 LIMIT 1",
+        "SELECT total FROM orders WHERE total < 1e300 ORDER BY id LIMIT 2",
+    ],
+)
+def test_a_constant_of_64_bits_is_not_taken_for_many_registers(db: apsw.Connection, sql: str) -> None:
+    """One half of it stands where other instructions have the number of a register."""
+    for op in program_of(db, sql, 0):
+        assert len(list(islice(_written(op), 100))) < 100
+    assert object_range("t:orders") not in reads(db, sql)[1]
 
 
 def test_a_trigger_looks_things_up_by_the_id_that_its_row_was_given(db: apsw.Connection) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from bedrockish.engine.readwrite.computed_columns import told_columns
 from bedrockish.engine.readwrite.constraint_probes import constraint_probes
+from bedrockish.engine.readwrite.cursor_lives import lives_apart
 from bedrockish.engine.readwrite.loop_stops import LoopReader, Stop
 from bedrockish.engine.readwrite.register_values import Atom, Cell, Program, Registers
 from bedrockish.engine.sqlite.catalog import ROWID, Index, Schema, Table
@@ -173,6 +174,7 @@ def statement_reads(programs: list[list[Op]], schema: Schema, *, with_stops: boo
 
 class _Reader:
     def __init__(self, ops: list[Op], schema: Schema, number: int, *, with_stops: bool) -> None:
+        ops = lives_apart(ops)
         self._program, self._schema, self._number = ops, schema, number
         self._with_stops = with_stops and number == 0  # a trigger may run any number of times, between changes
         self._out = ProgramReads()
@@ -184,6 +186,13 @@ class _Reader:
         self.program = Program(ops, self._cursors, self._private)
         self._constraints = constraint_probes(ops, main=number == 0)
         self._targets = jump_targets(ops)
+        self._steps: dict[int, list[Op]] = {}  # by cursor
+        self._positions: dict[int, list[Op]] = {}
+        for op in ops:
+            if op.name in STEPS:
+                self._steps.setdefault(op.p1, []).append(op)
+            elif op.name in POSITIONS:
+                self._positions.setdefault(op.p1, []).append(op)
         self._registers: Registers
 
     def _survey(self) -> None:
@@ -418,7 +427,8 @@ class _Reader:
             lambda cursor: cursor in self._private and cursor not in self._cursors,
             self._rowid_table,
         )
-        return loops.stop(op, found, op.address if guard is None else guard[2])
+        steps = self._steps.get(op.p1, ())
+        return loops.stop(op, found, op.address if guard is None else guard[2], steps)
 
     def _rowid_table(self, cursor: int) -> Table | None:
         found = self._out.on.get((self._number, cursor))
@@ -457,7 +467,7 @@ class _Reader:
 
     def _equal(self, op: Op, registers: list[int], stop: list[int]) -> int:
         """Return how many first columns are held to the values that they had at the seek, until the loop ends."""
-        last = max((one.address for one in self._program if one.name in STEPS and one.p1 == op.p1), default=0)
+        last = max((one.address for one in self._steps.get(op.p1, ())), default=0)
         last = max(last, len(self._program) if last < op.address else last)
         count = 0
         for register, other in zip(registers, stop, strict=False):
@@ -497,11 +507,9 @@ class _Reader:
 
     def _guards(self, seek: Op, first: int, stop: int, target: int) -> bool:
         """Tell whether every row that this loop comes to passes the check before anything else."""
-        program = self._program
-        end = next(
-            (op.address for op in program[stop + 1 :] if op.name in POSITIONS and op.p1 == seek.p1), len(program)
-        )
-        steps = [op for op in program if op.name in STEPS and op.p1 == seek.p1]
+        steps = self._steps.get(seek.p1, [])
+        later = (op.address for op in self._positions[seek.p1] if op.address > stop)
+        end = next(later, len(self._program))
         if any(first < op.p2 <= end for op in steps):
             return False  # a step that goes on after the check
         return not any(stop < target <= op.address for op in steps if seek.address < op.p2 <= first)

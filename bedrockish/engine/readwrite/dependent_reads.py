@@ -41,6 +41,8 @@ Query = Callable[[str, Sequence[Params]], Iterable[tuple[Any, ...]]]
 TOO_MANY = f"more than {KEYS_MAX} keys by values from other rows"
 _OWN_TABLE = "rows that the statement itself changes, in a table with VIRTUAL columns"
 
+_OUTER = "r"  # what a query calls the table of a loop; those that are looked into for it are rp0, rp0p0 and so on
+
 _Source = tuple[int, int]
 _GIVEN = -1  # instead of the number of a program
 _Need = tuple[int, int]  # place of a source, and of one of its columns
@@ -553,26 +555,32 @@ class _StoppingJob(_Job):
         if not 0 <= offset < limit <= KEYS_MAX or not (self._stop.is_fixed or state.is_as_planned()):
             return None
         conditions, params = query
-        params += [_value(one.value, state.params) for one in self._stop.filters if one.value is not None]
+        params += [_value(atom, state.params) for atom in _asked(self._stop)]
         kind = (*conditions, limit)
         sql = self._counting.get(kind)
         if sql is None:
-            filters = [
-                f"{'+' if one.as_stored else ''}{column_name(self._table, one.column)} COLLATE {one.collation} "
-                f"{one.operator} {'NULL' if one.value is None else '?'}"
-                for one in self._stop.filters
-            ]
-            filters += [self._partner(one) for one in self._stop.partners]
+            filters = self._wanted(self._stop, self._table, _OUTER)
             sql = self._ordered(self._key_names(), [*conditions, *filters], f" LIMIT {limit}")
             if len(self._counting) < TEXTS_MAX:
                 self._counting[kind] = sql
         rows = list(state.query(sql, [tuple(params)]))
         return self._key(rows[-1]) if len(rows) == limit else None
 
-    def _partner(self, partner: Partner) -> str:
-        other = self._plan.schema.tables[partner.table]
-        column = column_name(self._table, partner.column)
-        return f"{column} IN (SELECT {rowid_name(other)} FROM main.{quoted(other.name)})"
+    def _wanted(self, of: Stop | Partner, table: Table, name: str) -> list[str]:
+        """Return the conditions that a row of a table must meet, which a query knows by a name; parameters as asked."""
+        found = [
+            f"{'+' if one.as_stored else ''}{_of(name, table, one.column)} COLLATE {one.collation} "
+            f"{one.operator} {'NULL' if one.value is None else '?'}"
+            for one in of.filters
+        ]
+        for number, partner in enumerate(of.partners):
+            other = self._plan.schema.tables[partner.table]
+            its_name = f"{name}p{number}"
+            same = f"{_of(its_name, other, ROWID)} = {_of(name, table, partner.column)}"
+            more = self._wanted(partner, other, its_name)
+            source = f"main.{quoted(other.name)} AS {its_name} NOT INDEXED"
+            found.append(f"EXISTS (SELECT 1 FROM {source} WHERE {' AND '.join([same, *more])})")
+        return found
 
     def _bounds(self, state: "Resolution") -> tuple[list[str], list[Any]] | None:
         """Return the range as conditions with their parameters; None if they would not say just the same.
@@ -614,7 +622,7 @@ class _StoppingJob(_Job):
         if self._index is not None and self._index.partial:
             conditions = [*conditions, f"({condition_of(self._index)}\n)"]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        source = f"main.{quoted(self._table.name)} {index}{where}"
+        source = f"main.{quoted(self._table.name)} AS {_OUTER} {index}{where}"
         return f"SELECT {', '.join(names)} FROM {source} ORDER BY {', '.join(order)}{limit}"
 
     def _take_rows(self, state: "Resolution", ends: Range) -> bool:
@@ -632,6 +640,17 @@ class _StoppingJob(_Job):
             state.looked_at(1)
             found = self._give(state, row[width:]) or found
         return found
+
+
+def _asked(of: Stop | Partner) -> Iterator[Atom]:
+    """Yield the values that conditions compare with, in the order of their text."""
+    yield from (one.value for one in of.filters if one.value is not None)
+    for partner in of.partners:
+        yield from _asked(partner)
+
+
+def _of(name: str, table: Table, column: int) -> str:
+    return f"{name}.{column_name(table, column)}"
 
 
 def _value(atom: Atom, params: Params) -> Any:

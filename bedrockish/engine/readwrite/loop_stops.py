@@ -9,8 +9,9 @@ That holds for the plan which SQLite runs, and no other: with another one "the f
 the plan may depend on the values of parameters, it is looked at again with them (``Stop.is_fixed``).
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import islice
 
 from bedrockish.engine.readwrite.register_values import Atom
 from bedrockish.engine.sqlite.catalog import ROWID, Index, Schema, Table, stored_column
@@ -25,6 +26,7 @@ from bedrockish.engine.sqlite.opcodes import (
     OPENS_PRIVATE,
     POSITIONS,
     STEPS,
+    WRITES,
     Op,
     may_jump,
 )
@@ -65,12 +67,16 @@ class Partner:
     """A condition that a row must meet to be counted: another table has a row with its column as rowid (a join).
 
     Attributes:
-        column: number of the column in the loop's table; ``ROWID`` for the rowid.
+        column: number of the column in the row's table; ``ROWID`` for the rowid.
         table: name of the other table.
+        filters: conditions on the row there.
+        partners: rows that must be there for that one.
     """
 
     column: int
     table: str
+    filters: tuple[Filter, ...] = ()
+    partners: tuple["Partner", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,33 +141,33 @@ class LoopReader:
         self.rowid_table = table_of
         self._changed_at, self._is_private = changed_at, is_private
 
-    def stop(self, seek: Op, on: Table | Index, guard: int) -> Stop | None:
+    def stop(self, seek: Op, on: Table | Index, guard: int, steps: Sequence[Op]) -> Stop | None:
         """Find where the loop ends that begins with a seek.
 
         Args:
             seek: the instruction.
             on: what its cursor is on.
             guard: address of the check that ends its range, or that of the seek.
+            steps: the instructions that take its cursor to another row.
         """
-        steps = [op for op in self._ops if op.name in STEPS and op.p1 == seek.p1]
         if len(steps) != 1 or not seek.address < steps[0].p2 <= guard + 1 or steps[0].address <= guard:
             return None
         last = steps[0].address
-        if any(
-            not seek.address <= op.address <= last and self._jumps_into(op, seek.address + 1, last) for op in self._ops
-        ):
-            return None
         end, misses = self._outer_joins(guard, last)
         body = _Body(self, seek, on, last, misses)
-        for op in self._ops[guard + 1 : end]:
+        for op in islice(self._ops, guard + 1, end):
             if not body.add(op):
                 return None
         if body.limit is None or not self._is_unchanged(seek.address):
             return None
+        if any(
+            not seek.address <= op.address <= last and self._jumps_into(op, seek.address + 1, last) for op in self._ops
+        ):
+            return None
         # Where LIMIT is a parameter, SQLite may choose another plan for its value.
         is_fixed = self._plan_is_fixed(on) and body.limit.kind == body.offset.kind == "const"
         backward = steps[0].name == "Prev"
-        return Stop(tuple(body.filters), body.limit, body.offset, backward, is_fixed, tuple(body.partners))
+        return Stop(tuple(body.row.filters), body.limit, body.offset, backward, is_fixed, body.row.told_partners())
 
     def _outer_joins(self, guard: int, last: int) -> tuple[int, dict[int, int]]:
         """Return where the part of a loop ends that makes rows of NULLs for outer joins, and its addresses by cursor.
@@ -259,7 +265,40 @@ def _more_targets(op: Op) -> tuple[int, ...]:
     return (op.p1, op.p3) if op.name == "Jump" else ()
 
 
+def _written(op: Op) -> Iterable[int]:
+    """Return the registers that an instruction of the harmless ones gives another value."""
+    if op.name == "Null":
+        return range(op.p2, max(op.p2, op.p3) + 1)
+    if op.name == "Copy":
+        return range(op.p2, op.p2 + op.p3 + 1)
+    if op.name == "Affinity":
+        return range(op.p1, op.p1 + op.p2)
+    if op.name in LOADS and op.name not in WRITES:  # P3 of a constant of 64 bits is half of the constant
+        return (op.p2,)
+    return [getattr(op, operand) for operand in WRITES.get(op.name, ())]
+
+
 _ZERO = Atom("const", ("int", 0))
+
+
+@dataclass
+class _Row:
+    """The row that a cursor is on: the loop's own, or one that is looked up for it.
+
+    Attributes:
+        table: where it is.
+        filters: what is asked of it.
+        partners: the columns by which others are looked up, and those.
+    """
+
+    table: Table
+    filters: list[Filter] = field(default_factory=list)
+    partners: list[tuple[int, "_Row"]] = field(default_factory=list)
+
+    def told_partners(self) -> tuple[Partner, ...]:
+        return tuple(
+            Partner(column, row.table.name, tuple(row.filters), row.told_partners()) for column, row in self.partners
+        )
 
 
 class _Body:
@@ -275,12 +314,10 @@ class _Body:
     ) -> None:
         self._reader, self._seek, self._last, self._misses = reader, seek, last, misses
         self._joined: set[int] = set()
-        self.partners: list[Partner] = []
-        self._on: dict[int, Table | Index] = {seek.p1: on}
-        self._table = reader.table(on)
-        self._columns: dict[int, int | None] = {}  # register -> the column of the row that it holds
+        self.row = _Row(reader.table(on))
+        self._on: dict[int, tuple[_Row, Table | Index]] = {seek.p1: (self.row, on)}
+        self._columns: dict[int, tuple[_Row, int] | None] = {}  # register -> the column of which row it holds
         self._has_result = False
-        self.filters: list[Filter] = []
         self.limit: Atom | None = None
         self.offset = _ZERO
 
@@ -299,7 +336,8 @@ class _Body:
             column = self._columns.get(op.p1)
             if op.p2 != self._last or self._has_result or column is None:
                 return False
-            self.filters.append(Filter(column, "IS NOT" if op.name == "IsNull" else "IS", None))
+            row, number = column
+            row.filters.append(Filter(number, "IS NOT" if op.name == "IsNull" else "IS", None))
             return True
         if op.name == "DecrJumpZero":
             self.limit = self._reader.limit(op.p1, self._seek.address, op.address) if op.p2 > self._last else None
@@ -329,39 +367,42 @@ class _Body:
         column = self._columns.get(op.p3)
         if column is None or op.p2 != self._last:
             return False
-        self.partners.append(Partner(column, table.name))
+        row, number = column
+        partner = _Row(table)
+        row.partners.append((number, partner))
+        self._on[op.p1] = (partner, table)
         return True
 
     def _loads(self, op: Op) -> None:
         self._has_result = self._has_result or op.name in _RESULTS
         if op.name == "DeferredSeek" and op.p1 == self._seek.p1:
-            self._on[op.p3] = self._table
+            self._on[op.p3] = (self.row, self.row.table)
         elif op.name == "Column":
-            on = self._on.get(op.p1)
-            self._columns[op.p3] = None if on is None else stored_column(on, op.p2)
+            row, on = self._on.get(op.p1, (None, None))
+            number = None if on is None else stored_column(on, op.p2)
+            self._columns[op.p3] = None if row is None or number is None else (row, number)
         elif op.name in ("Rowid", "IdxRowid"):
-            self._columns[op.p2] = ROWID if op.p1 in self._on else None
+            found = self._on.get(op.p1)
+            self._columns[op.p2] = None if found is None else (found[0], ROWID)
         elif op.name != "RealAffinity":
-            for register in range(op.p2, max(op.p2, op.p2 + op.p3) + 1):
+            for register in _written(op):
                 self._columns.pop(register, None)
-            if op.name == "Affinity":
-                for register in range(op.p1, op.p1 + op.p2):
-                    self._columns.pop(register, None)
 
     def _compares(self, op: Op) -> bool:
         if op.p2 != self._last or self._has_result:
             return False
         is_third = self._columns.get(op.p3) is not None
-        column = self._columns.get(op.p3 if is_third else op.p1)
+        held = self._columns.get(op.p3 if is_third else op.p1)
         other = op.p1 if is_third else op.p3
         value = None if other in self._columns else self._reader.value(other)
         collation = (op.p4 or BINARY).rpartition("-")[0] or BINARY
-        if column is None or value is None or collation not in KNOWN_COLLATIONS:
+        if held is None or value is None or collation not in KNOWN_COLLATIONS:
             return False
-        if column == ROWID or column == self._table.rowid_column:
+        row, column = held
+        if column == ROWID or column == row.table.rowid_column:
             own = AFFINITY_INTEGER
         else:
-            own = self._table.columns[column].affinity
+            own = row.table.columns[column].affinity
         applied = chr(op.p5 & _AFFINITY)
         as_stored = applied in _NO_AFFINITY
         if as_stored and value.affinities:
@@ -373,5 +414,5 @@ class _Body:
             operator = {"=": "IS", "<>": "IS NOT"}.get(operator, "")
         if not operator:
             return False
-        self.filters.append(Filter(column, operator, value, collation, as_stored and own not in _NO_AFFINITY))
+        row.filters.append(Filter(column, operator, value, collation, as_stored and own not in _NO_AFFINITY))
         return True

@@ -12,7 +12,7 @@ from struct import Struct
 from typing import Any, Literal, NamedTuple
 
 from bedrockish.engine.sqlite.catalog import ROWID, Schema, Table
-from bedrockish.engine.sqlite.opcodes import COMPARISONS, OPENS, OPENS_PRIVATE, WRITES, Op
+from bedrockish.engine.sqlite.opcodes import COMPARISONS, OPENS, OPENS_PRIVATE, WRITES, Op, jump_targets
 
 _words = Struct(">iI")
 _double = Struct(">d")
@@ -68,6 +68,9 @@ _STRIDE = 1 << 20  # more registers and cursors than one program can have
 
 Key = tuple[str, Any]
 """Kind and payload of an atom."""
+
+_CHOOSE = frozenset({"min(1)", "max(1)"})
+"""Aggregates whose value is one of those that they go through, or NULL if there are none."""
 
 NO_VALUE = Atom("const", ("NoneType", None))
 
@@ -215,6 +218,10 @@ class Registers:
                 self._set(op.p3, NO_VALUE)
             case "Param":
                 self._written(op.p2)  # its values come with those of the programs that fire this one
+            case "AggStep" | "AggStep1" if op.p4 in _CHOOSE:
+                self._copy(op.p2, op.p3)
+            case "AggFinal" if op.p4 in _CHOOSE:
+                self._set(op.p1, NO_VALUE)
             case name if name in COMPARISONS:
                 self._compare(op)
             case "CollSeq" | "OpenEphemeral":
@@ -352,6 +359,23 @@ class Registers:
         return changed
 
 
+class _Fill(NamedTuple):
+    """Where rows of a private table come from.
+
+    Attributes:
+        is_known: nothing else is put into it.
+        made: the instructions that put them together.
+        copied: cursors whose rows are copied whole.
+    """
+
+    is_known: bool
+    made: tuple[Op, ...]
+    copied: tuple[int, ...]
+
+
+_LEAVES_RECORD = frozenset({"NewRowid", "SCopy", "IntCopy", "Sequence", "Rowid", "IdxRowid", "Integer"})
+
+
 class PrivateRecords:
     """What the columns of private tables are made of, in one program.
 
@@ -359,9 +383,10 @@ class PrivateRecords:
     """
 
     def __init__(self, ops: list[Op], private: set[int]) -> None:
+        self._ops, self._targets = ops, jump_targets(ops)
         self._made: dict[int, list[Op]] = {}
         self._copied: dict[int, list[int]] = {}  # register -> cursors whose row is copied into it
-        self._filled: dict[int, set[int]] = {}  # cursor -> registers from which its rows come
+        self._filled: dict[int, list[_Fill]] = {}  # cursor -> where its rows come from
         self._ids: dict[int, set[int]] = {}  # cursor -> registers of the rowids given to its rows
         self._same: dict[int, int] = {}  # a second cursor on a private table -> the first
         self._others = _written_otherwise(ops)
@@ -370,12 +395,13 @@ class PrivateRecords:
                 self._made.setdefault(op.p3, []).append(op)
             elif op.name in ("SorterData", "RowData"):
                 self._copied.setdefault(op.p2, []).append(op.p1)
-            elif op.name in ("IdxInsert", "Insert", "SorterInsert"):
-                self._filled.setdefault(op.p1, set()).add(op.p2)
+        for op in ops:
+            if op.name in ("IdxInsert", "Insert", "SorterInsert"):
+                self._filled.setdefault(op.p1, []).append(self._fill(op.p2, op.address))
                 if op.name == "Insert":
                     self._ids.setdefault(op.p1, set()).add(op.p3)
             elif op.name == "OpenPseudo":
-                self._filled.setdefault(op.p1, set()).add(op.p2)
+                self._filled.setdefault(op.p1, []).append(self._fill(op.p2, None))
             elif op.name == "OpenDup":
                 self._same[op.p1] = op.p2
         self._known = dict.fromkeys(private, True)
@@ -387,14 +413,32 @@ class PrivateRecords:
                     self._known[cursor], changed = False, True
         self._asked: dict[tuple[int, int], None] = {}
 
+    def _fill(self, register: int, address: int | None) -> "_Fill":
+        """Return what a row is made of that is taken from a register, at an address or at any."""
+        if address is not None:
+            maker = self._maker(register, address)
+            if maker is not None:
+                return _Fill(True, (maker,), ())
+        made, copied = self._made.get(register, ()), self._copied.get(register, ())
+        return _Fill(bool(made or copied) and register not in self._others, tuple(made), tuple(copied))
+
+    def _maker(self, register: int, address: int) -> Op | None:
+        """Return the instruction that makes the record, if nothing can come between: registers are used many times."""
+        while address not in self._targets and address > 0:
+            address -= 1
+            op = self._ops[address]
+            if op.name == "MakeRecord" and op.p3 == register:
+                return op
+            if op.name not in _LEAVES_RECORD or register in _written_otherwise([op]):
+                return None
+        return None
+
     def _is_known(self, cursor: int) -> bool:
         original = self._same.get(cursor)
         if original is not None and not self._known.get(original, False):
             return False
-        for register in self._filled.get(cursor, ()):
-            if register in self._others or not (self._made.get(register) or self._copied.get(register)):
-                return False
-            if not all(self._known.get(other, False) for other in self._copied.get(register, ())):
+        for fill in self._filled.get(cursor, ()):
+            if not fill.is_known or not all(self._known.get(other, False) for other in fill.copied):
                 return False
         # A second cursor on the same table may fill it, too.
         return all(
@@ -424,9 +468,9 @@ class PrivateRecords:
             others += [other for other, first in self._same.items() if first == cursor]
             if column == ROWID:
                 found += [(into, register, "") for register in self._ids.get(cursor, ())]
-            for register in self._filled.get(cursor, ()) if column != ROWID else ():
-                others += self._copied.get(register, ())
-                for op in self._made.get(register, ()):
+            for fill in self._filled.get(cursor, ()) if column != ROWID else ():
+                others += fill.copied
+                for op in fill.made:
                     if column < op.p2:
                         found.append((into, op.p1 + column, (op.p4 or "")[column : column + 1].strip("@A")))
             for other in others:

@@ -106,6 +106,28 @@ _NO_JUMPS = _names(
 )
 
 
+CURSORS = (
+    OPENS
+    | OPENS_PRIVATE
+    | POSITIONS
+    | WHOLE
+    | STEPS
+    | INDEX_STOPS
+    | VIRTUAL
+    | _names(
+        """Column Rowid IdxRowid NewRowid NullRow IfNullRow DeferredSeek FinishSeek Close Insert Delete IdxInsert
+        IdxDelete IfNotOpen IfNoHope SeekScan SeekHit SeekEnd Sequence SequenceTest Offset RowData RowCell SorterInsert
+        SorterSort Sort SorterNext SorterData SorterCompare ResetSorter ColumnsUsed CursorHint CursorLock"""
+    )
+)
+"""Names a cursor in P1."""
+
+RESUMES = frozenset({"Return", "Yield", "EndCoroutine"})
+"""May go on where a subroutine was called, or a coroutine left off."""
+
+ENDS = frozenset({"Goto", "Halt", "Init", "EndCoroutine"})
+"""Never goes on at the next instruction."""
+
 _BRIEF = (
     EXACT
     | SEEKS

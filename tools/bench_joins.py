@@ -104,10 +104,11 @@ LOADS = {
 
 @dataclass
 class Tally:
-    """What the clients have done."""
+    """What the clients have done, and how long processors worked for it at the nodes."""
 
     done: int = 0
     retries: int = 0
+    nodes_s: float = 0.0
     waits: list[float] = field(default_factory=list)
     jobs: list[int] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -185,10 +186,12 @@ class Bench:
         """Let all clients work for some time."""
         tally, until = Tally(), time.monotonic() + seconds
         threads = [threading.Thread(target=self._work, args=(mode, number, until, tally)) for number in range(CLIENTS)]
+        used_s = self._cluster.processor_s()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        tally.nodes_s = self._cluster.processor_s() - used_s
         return tally
 
     def _work(self, mode: str, number: int, until: float, tally: Tally) -> None:
@@ -249,7 +252,7 @@ def main() -> None:
         benches = {
             name: Bench(stack.enter_context(nodes_of(Path(directory), name, releases[name]))) for name in releases
         }
-        print(f"{'':36}{'per second':>12}{'retries each':>14}{'p50 ms':>10}{'p99 ms':>10}")
+        print(f"{'':36}{'per second':>12}{'retries each':>14}{'p50 ms':>10}{'p99 ms':>10}{'processor ms':>14}")
         for _ in range(options.rounds):
             for mode in options.modes or MODES:
                 for name, bench in benches.items():
@@ -284,7 +287,8 @@ def show(title: str, tally: Tally, seconds: float) -> None:
     assert len(set(tally.jobs)) == len(tally.jobs), "a job was handed out twice"
     print(
         f"{title:36}{tally.done / seconds:12.1f}{tally.retries / max(1, tally.done):14.3f}"
-        f"{1e3 * waits[len(waits) // 2]:10.1f}{1e3 * waits[len(waits) * 99 // 100]:10.1f}",
+        f"{1e3 * waits[len(waits) // 2]:10.1f}{1e3 * waits[len(waits) * 99 // 100]:10.1f}"
+        f"{1e3 * tally.nodes_s / max(1, tally.done):14.1f}",
         flush=True,
     )
 
@@ -295,7 +299,15 @@ def compare(tallies: Mapping[tuple[str, str], list[Tally]]) -> None:
         then = tallies.get((mode.removesuffix(", skip_locked"), "then"))
         if name == "" and then is not None:
             done, before = (statistics.median(one.done for one in found) for found in (tallies[mode, ""], then))
-            print(f"{mode:36}{done / max(1, before):12.1f} times as many")
+            # On a busy machine this tells more: how many of them a processor can do in the same time.
+            cost, cost_before = (
+                sum(one.nodes_s for one in found) / max(1, sum(one.done for one in found))
+                for found in (tallies[mode, ""], then)
+            )
+            print(
+                f"{mode:36}{done / max(1, before):12.1f} times as many"
+                f"{cost_before / cost:12.1f} times as many for the same processor time of the nodes"
+            )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from tools import bench_engine, bench_plain
 
@@ -33,8 +35,23 @@ def rows() -> list[tuple[str, tuple[object, ...]]]:
     return found
 
 
+def leave_out() -> None:
+    """Take what depends on rows for whole objects, as if nobody had ever asked for them."""
+
+    def read(self: Any, piece: Any, params: Any, _query: Any = None) -> None:
+        points, ranges = self._analysis.plan(piece).bind(params)
+        self._points.update(points)
+        if ranges:
+            self._ranges.update(ranges)
+
+    mock.patch("bedrockish.engine.readwrite.access_sets.AccessSetBuilder.read", read).start()
+
+
 def run(work: str, count: int) -> None:
-    """Do some work so many times, and end."""
+    """Do some work so many times, and end; after ``without``, the same without reads that depend on rows."""
+    if work.startswith("without "):
+        leave_out()
+        work = work.removeprefix("without ")
     with tempfile.TemporaryDirectory() as directory:
         solo = bench_engine.Solo(Path(directory) / "A.sqlite")
         plain = bench_plain.open_plain(Path(directory) / "plain.sqlite", "normal")

@@ -18,9 +18,6 @@ from bedrockish.transfer.load_database import BATCH_ROWS, batches, read_plan
 from tests.test_tidy import ROOT
 from tools import peer_galera
 from tools.bench import WORKS, Draw, measure_sqlite, quantile, scenarios
-from tools.bench_beside import run as run_beside
-from tools.bench_engine import measure, profile
-from tools.bench_plain import DESIGN
 from tools.bootstrap import read_lock
 from tools.cluster import DemoError, LocalCluster
 from tools.demo_check import Check, check_file
@@ -28,6 +25,9 @@ from tools.demo_cluster import DATABASE
 from tools.demo_work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE, SCHEMA, TAKE, Tally, Transfer, draw
 from tools.java import find_java
 from tools.make_demo_data import degrees
+from tools.scenarios.beside import run as run_beside
+from tools.scenarios.engine import measure, profile
+from tools.scenarios.plain import DESIGN
 
 
 def test_lock_pins_everything_that_is_declared() -> None:

@@ -335,18 +335,18 @@ def main(
 def scenarios() -> dict[str, str]:
     """Return what else can be measured: the name for ``tools/bench NAME``, and what it measures."""
     found = {}
-    for path in sorted(Path(__file__).parent.glob("bench_*.py")):
+    for path in sorted((Path(__file__).parent / "scenarios").glob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if '__name__ == "__main__"' in text:  # others are parts of one
+        if '__name__ == "__main__"' in text and not path.stem.endswith("_work"):  # others are parts of one
             about = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
-            found[path.stem.removeprefix("bench_")] = " ".join(about.split())
+            found[path.stem] = " ".join(about.split())
     return found
 
 
 def run(name: str) -> None:
     """Run a scenario with the arguments that follow its name."""
     sys.argv = [f"tools/bench {name}", *sys.argv[2:]]
-    runpy.run_module(f"tools.bench_{name}", run_name="__main__", alter_sys=False)
+    runpy.run_module(f"tools.scenarios.{name}", run_name="__main__", alter_sys=False)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from bedrockish.api.requests import SNAPSHOT
 from bedrockish.client.transaction import Transaction
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, DeadlineError
-from tools import bench_procedures
 from tools.bench import quantile
 from tools.cluster import DemoError, LocalCluster
+from tools.scenarios import procedures
 
 ROWS = 10_000
 FILL = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS})"
@@ -175,7 +175,7 @@ async def run(seconds: float, rate: float, clients: int, open_count: int) -> Tab
         cluster = LocalCluster(Path(directory) / "nodes")
         cluster.write_files()
         for node in cluster.nodes:
-            node.config.write_text(f'plugins = ["{bench_procedures.__name__}"]\n' + node.config.read_text())
+            node.config.write_text(f'plugins = ["{procedures.__name__}"]\n' + node.config.read_text())
         try:
             for node in cluster.nodes:
                 node.start()

@@ -1,13 +1,23 @@
-"""The work that ``tools.bench_reads`` counts, run by the release whose checkout comes first on the path."""
+"""The work that ``tools.scenarios.reads`` counts, run by the release whose checkout comes first on the path."""
 
 import os
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tools import bench_engine, bench_plain
+
+def part(name: str) -> Any:
+    """Return what another scenario shares, as the release on the path has it: until 0.2.0 they had another folder."""
+    try:
+        return import_module(f"tools.scenarios.{name}")
+    except ModuleNotFoundError:
+        return import_module(f"tools.bench_{name}")
+
+
+engine, plainly = part("engine"), part("plain")
 
 RANGE = "SELECT id, amount FROM item WHERE owner = ?"
 LIST = "SELECT id, amount FROM item WHERE id IN (?, ?, ?)"
@@ -53,12 +63,12 @@ def run(work: str, count: int) -> None:
         leave_out()
         work = work.removeprefix("without ")
     with tempfile.TemporaryDirectory() as directory:
-        solo = bench_engine.Solo(Path(directory) / "A.sqlite")
-        plain = bench_plain.open_plain(Path(directory) / "plain.sqlite", "normal")
-        for sql in (*bench_plain.SCHEMA.split("; "), *ORDERS):
+        solo = engine.Solo(Path(directory) / "A.sqlite")
+        plain = plainly.open_plain(Path(directory) / "plain.sqlite", "normal")
+        for sql in (*plainly.SCHEMA.split("; "), *ORDERS):
             solo.do((sql, ()))
             plain.execute(sql)
-        made = [(bench_plain.INSERT, (1 + row, f"owner {row % 100}", row)) for row in range(1_000)]
+        made = [(plainly.INSERT, (1 + row, f"owner {row % 100}", row)) for row in range(1_000)]
         solo.do(*made, *rows())
         for sql, params in (*made, *rows()):
             plain.execute(sql, params)
@@ -66,7 +76,7 @@ def run(work: str, count: int) -> None:
 
         def once(number: int) -> None:
             if work == "plain join":
-                bench_plain.run_plainly(plain, ((JOIN, (number % CUSTOMERS,)),))
+                plainly.run_plainly(plain, ((JOIN, (number % CUSTOMERS,)),))
             elif work == "join":
                 solo.prepare(((JOIN, (number % CUSTOMERS,)),))
             elif work == "range":
@@ -74,7 +84,7 @@ def run(work: str, count: int) -> None:
             elif work == "in list":
                 solo.prepare(((LIST, (number % 1_000, 7, number)),))
             else:
-                solo.prepare(bench_plain.works(number)[work])
+                solo.prepare(plainly.works(number)[work])
 
         for number in range(count):
             once(number)

@@ -28,7 +28,7 @@ from bedrockish.engine.execution.open_transaction import Session
 from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.transaction import Transaction, Txid
-from tools.bench_plain import (
+from tools.scenarios.plain import (
     DESIGN,
     INSERT,
     JOIN,

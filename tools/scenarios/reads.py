@@ -3,8 +3,8 @@
 Statements that read nothing by way of other rows are compared with the same node without such reads: there must be no
 difference. A join that reads 50 rows is compared with running it, by the same library, on plain SQLite.
 
-    python -m tools.bench_reads
-    python -m tools.bench_reads --beside ../v0.1.0 insert join     # and with all that another release does
+    tools/bench reads
+    tools/bench reads --beside ../v0.1.0 insert join     # and with all that another release does
 
 Each figure is a difference of two runs under ``valgrind``, with few and with many repetitions.
 """
@@ -21,7 +21,7 @@ from tools.cluster import SOURCES, DemoError, clean_environment
 FEW, MANY = 40, 240
 MOST_JOIN = 1.5  # times what SQLite itself takes
 MOST_SIMPLE = 1.01  # times what it takes without reads that depend on rows
-WORK = Path(__file__).with_name("bench_reads_work.py")
+WORK = Path(__file__).with_name("reads_work.py")
 SIMPLE = ("insert", "update", "transfer", "select", "range", "in list")
 
 

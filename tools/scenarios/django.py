@@ -1,9 +1,9 @@
 """How often Django's transactions conflict although their data have nothing in common: twelve clients at three nodes.
 
 Each transaction loads a customer's orders with what belongs to them as Django does it, adds an item and changes an
-order's total, in ``transaction.atomic()``. Tables, customers and clients are those of ``tools.bench_joins``.
+order's total, in ``transaction.atomic()``. Tables, customers and clients are those of ``tools.scenarios.joins``.
 
-    python -m tools.bench_django --seconds 5
+    tools/bench django --seconds 5
 """
 
 import argparse
@@ -20,8 +20,8 @@ import django
 from django.conf import settings
 
 from bedrockish.errors import ConflictError
-from tools.bench_joins import CLIENTS, CUSTOMERS, Bench, Tally, nodes_of, show
 from tools.cluster import SOURCES
+from tools.scenarios.joins import CLIENTS, CUSTOMERS, Bench, Tally, nodes_of, show
 
 NODES = 3
 _numbers = itertools.count(2 * 10**9)

@@ -19,8 +19,8 @@ import trio
 from bedrockish import connect
 from bedrockish_journal.spark.lake import Lake
 from bedrockish_journal.spark.session import quiet_session
-from tools.bench_restore import settled
 from tools.cluster import LocalCluster, clean_environment, local_cluster
+from tools.scenarios.restore import settled
 
 TOGETHER = 500  # rows of a transaction
 COMMITS = 40  # followed one by one

@@ -189,6 +189,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tools.bench_large import main as begin  # the processes that it starts look for their work in that module
+    from tools.scenarios.large import main as begin  # the processes that it starts look for their work in that module
 
     begin()

@@ -10,13 +10,14 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bedrockish.errors import UsageError
 from bedrockish.transfer.load_database import BATCH_ROWS, batches, read_plan
 from tests.test_tidy import ROOT
-from tools import peer_galera
+from tools import bench_orders, bench_orders_work, peer_galera
 from tools.bench import WORKS, Draw, measure_sqlite, quantile, scenarios
 from tools.bootstrap import read_lock
 from tools.cluster import DemoError, LocalCluster
@@ -211,7 +212,7 @@ def test_quantiles() -> None:
 def test_every_measurement_is_a_scenario_of_one_program() -> None:
     """``tools/bench NAME`` finds each by its file, says what it measures, and hands its options on."""
     found = scenarios()
-    assert {"beside", "client", "clock", "engine", "joins", "large", "schema", "spark"} <= set(found)
+    assert {"beside", "client", "clock", "engine", "joins", "large", "orders", "schema", "spark"} <= set(found)
     assert all(len(about) > 20 for about in found.values()), found
     for arguments, expected in ((["list"], "engine: "), (["clock", "--help"], "usage: tools/bench clock")):
         ran = subprocess.run(
@@ -242,6 +243,41 @@ def test_clients_of_the_benchmark_do_not_meet_where_they_should_not() -> None:
     one, other = Draw("transfer", 0, 1)()
     assert one[1][1] != other[1][1]
     assert one[1][0] + other[1][0] == 0
+
+
+def test_the_laws_of_the_shop_hold_after_whole_transactions_and_break_after_half_of_one() -> None:
+    """Else a run that lost something would be taken for a measurement; and a transaction has as many statements as is
+    said of it.
+    """
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        for sql in bench_orders_work.SCHEMA:
+            db.execute(sql)
+        for sql, made in bench_orders_work.rows():
+            db.executemany(sql, made)
+
+        def ask(sql: str) -> int:
+            return int(db.execute(sql).fetchone()[0])
+
+        counts: dict[str, list[int]] = {}
+        for kind in bench_orders.KINDS:
+            work = bench_orders_work.Work(kind, 1)
+            for _ in range(150):
+                name, run = work.draw()
+                texts: list[str] = []
+
+                def execute(sql: str, *params: object, texts: list[str] = texts) -> list[Any]:
+                    texts.append(sql)
+                    return db.execute(sql, params).fetchall()
+
+                run(execute)
+                counts.setdefault(name, []).append(len(texts))
+        bench_orders.check("SQLite", ask)
+        assert set(counts) == {"order", "pay", "deliver", "look", "transfer"}
+        assert all(10 <= count <= 45 for name in ("order", "pay") for count in counts[name])
+        assert set(counts["transfer"]) == {4}
+        db.execute("UPDATE branch SET takings = takings + 1 WHERE id = 1")
+        with pytest.raises(DemoError, match="SQLite: takings of branches and receipts differ"):
+            bench_orders.check("SQLite", ask)
 
 
 @pytest.mark.parametrize("work", list(WORKS))

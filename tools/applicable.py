@@ -27,6 +27,7 @@ from bedrockish.core.state.certifier import CommitWindow, Pending, claim, prepar
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.readwrite.growing import Growing
 from bedrockish.engine.readwrite.writeset import _agree
 from bedrockish.engine.sqlite.catalog import read_schema
 from bedrockish.engine.sqlite.table_layout import Tables
@@ -85,7 +86,7 @@ class Node:
     def __init__(self, path: Path, name: str, world: "World") -> None:
         self.name, self.path, self.world = name, path, world
         self.engine = Engine.open(path, founding=Founding(name, MEMBERSHIP, f"store-{name}"), prepare=register)
-        self.interactive = Interactive(self.engine, world.overtaken)
+        self.interactive = Interactive(self.engine, world.invalidated)
         self.tick, self.head = 0, GENESIS
         self.prepared: list[tuple[Prepared, str]] = []
         self.sessions: list[Session] = []
@@ -136,8 +137,15 @@ class World:
         for name in NODES:
             self.nodes.append(Node(folder / f"{name}.db", name, self))
 
+    def invalidated(self, sets: Growing, base: Mapping[str, int]) -> BedrockishError | None:
+        """What ``Transactions`` asks the core."""
+        newer = self.commit_window.newer_than(base)
+        if newer is None:
+            return self.overtaken(sets.rests_on(), base)
+        return ConflictError("overtaken") if any(sets.meets(one.footprint) for one in newer) else None
+
     def overtaken(self, footprint: Footprint, base: Mapping[str, int]) -> BedrockishError | None:
-        """What ``Transactions`` asks the core, and what the voters ask before they approve."""
+        """What the voters ask before they approve."""
         found = prepare_commit(footprint, dict(base), self.commit_window, Pending())
         return None if found is None else ConflictError("overtaken")
 

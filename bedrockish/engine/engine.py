@@ -25,7 +25,7 @@ from bedrockish.engine.execution import group_execution as together
 from bedrockish.engine.execution.ddl_execution import execute
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.explain import explain
-from bedrockish.engine.execution.interfaces import Beside, Parts
+from bedrockish.engine.execution.interfaces import Beside, Flushed, Parts
 from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.sqlite.call_costs import bound
 from bedrockish.engine.sqlite.catalog import Prepare
@@ -72,6 +72,8 @@ class Engine:
         applied: the last tick applied of each timeline, in step with ``apply``.
         batches: how many batches were committed in the life of the file.
         bootstrap: the membership that the cluster was founded with, encoded.
+        flushed: what the last flush has left: what a connection sees that begins to read now.
+        durable: the last tick of each timeline that is known to be durable; whoever syncs says so.
         void: transactions that fit nowhere and that an operator had applied as nothing.
         failed: the file or the machine failed: what the open batch holds is never committed.
         scope: what the clock's functions give on the writing connection; whoever drives the engine gives it a clock.
@@ -113,6 +115,8 @@ class Engine:
         self._heads: dict[str, bytes] = {leader: digest for leader, (_, digest) in heads.items()}
         self._learn_schema()
         self._learn_members()
+        self.flushed = Flushed(dict(self.applied), self.schema_version, self.applied_clock)
+        self.durable: Mapping[str, int] = {}
         self._ids.note_votes(system.votes(db))
         self._is_changed = False
         db.execute("BEGIN IMMEDIATE")
@@ -444,6 +448,7 @@ class Engine:
             self._batch.clear()
             self._weight = 0
             self._is_changed = False
+            self.flushed = Flushed(dict(self.applied), self.schema_version, self.applied_clock)
             if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
                 self._wal.finish(db, self._limits.wal_frames_max)
             db.execute("BEGIN IMMEDIATE")

@@ -5,8 +5,9 @@ client that goes away takes nothing back: what it began ends by itself (a comman
 """
 
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, assert_never
@@ -52,7 +53,10 @@ from bedrockish_net.stream import Link
 
 logger = logging.getLogger(__name__)
 
+Done = Callable[[Answer | BedrockishError], None]
+Rest = Callable[[], Awaitable[Answer]]
 IN_FLIGHT_MAX = 128
+AT_ONCE_S = 0.02  # how long the calls of one read may run where they are read; others have their turn then
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
 LARGE_BYTES = 1 << 20  # what is longer is refused when all memory is taken
 WAITING_BYTES = 4 << 20  # with more on its way to a client, or kept for it, further calls of it are not begun
@@ -126,8 +130,12 @@ class Donates(Protocol):
 class Transacts(Protocol):
     """What a session needs in order to serve interactive transactions."""
 
-    async def handle(self, owner: object, op: str, request: Request) -> Answer:
-        """Do one step of a transaction that belongs to ``owner``."""
+    def begin(self, owner: object, op: str, request: Request) -> Answer | Rest:
+        """Do one step of a transaction that belongs to ``owner``: return the answer, or what is to be awaited for it.
+
+        Raises:
+            BedrockishError: as ``Transactions.handle``.
+        """
 
     def end_owner(self, owner: object) -> None:
         """End the transactions that belong to ``owner``."""
@@ -183,7 +191,6 @@ class Loan:
             self._lent = None
 
 
-Done = Callable[[Answer | BedrockishError], None]
 Begin = Callable[[Request, Done], None]
 Caught = Callable[[str, Exception], BedrockishError]  # takes what was not expected, and says what to answer
 
@@ -261,7 +268,8 @@ class _Session:
         self._in_flight_max, self._caught = in_flight_max, caught
         self._in_flight = self._kept = 0  # calls; bytes of answers that wait for room on the link
         self._backlog: deque[bytes] = deque()
-        self._begun: deque[tuple[Call, int]] = deque()  # calls for which a task was started that has not run yet
+        self._begun: deque[tuple[Call, int, Rest | None]] = deque()  # those whose task was started and has not run yet
+        self._until: float | None = None  # calls are being begun, and may run at once until then
 
     def begin(self, nursery: trio.Nursery) -> None:
         """Run calls in a nursery."""
@@ -283,9 +291,15 @@ class _Session:
         self._go_on()
 
     def _go_on(self) -> None:
-        while self._backlog and self._in_flight < self._in_flight_max and self._kept <= WAITING_BYTES:
-            self._in_flight += 1
-            self._start(self._backlog.popleft())
+        if self._until is not None:
+            return  # one of them is answered, and the next is begun below
+        self._until = time.monotonic() + AT_ONCE_S
+        try:
+            while self._backlog and self._in_flight < self._in_flight_max and self._kept <= WAITING_BYTES:
+                self._in_flight += 1
+                self._start(self._backlog.popleft())
+        finally:
+            self._until = None
         if self._backlog:
             self._link.pause()
         else:
@@ -309,9 +323,28 @@ class _Session:
             return
         if self._begin is not None and isinstance(call, Execute):
             self._begin(call.request, partial(self._done, call.id, size))
+        elif isinstance(call, Step) and not self._begun and self._until is not None and time.monotonic() < self._until:
+            self._step_at_once(call, size)
         else:
-            self._begun.append((call, size))
-            self._nursery.start_soon(self._run_next)
+            self._start_soon(call, size, None)
+
+    def _start_soon(self, call: Call, size: int, rest: Rest | None) -> None:
+        self._begun.append((call, size, rest))
+        self._nursery.start_soon(self._run_next)
+
+    def _step_at_once(self, call: Step, size: int) -> None:
+        """Do a step of a transaction here, where it was read; what has to wait for something goes on in a task."""
+        found: Answer | Rest | BedrockishError
+        try:
+            found = self._step(call)
+        except BedrockishError as error:
+            found = error
+        except Exception as error:
+            found = self._caught(f"{_what(call)} of client {self._link.remote.node}", error)
+        if isinstance(found, Answer | BedrockishError):
+            self._done(call.id, size, found)
+        else:
+            self._start_soon(call, size, found)
 
     def _refuse(self, number: int, error: BedrockishError, asked: int) -> None:
         self._hold_call(-asked)
@@ -350,11 +383,12 @@ class _Session:
         Trio runs the tasks of one turn in any order, and the end of a stream or transaction whose client has given it
         up may come in one read with its beginning: who would run it first would find nothing to end.
         """
-        call, asked = self._begun.popleft()
+        call, asked, rest = self._begun.popleft()
         reply: Reply
         try:
             if isinstance(call, Step):
-                reply = Answered(call.id, await self._step(call))
+                found = rest or self._step(call)
+                reply = Answered(call.id, found if isinstance(found, Answer) else await found())
             elif isinstance(call, Ask) and call.op == UPKEEP:
                 reply = Told(call.id, await self._do_upkeep(call.asked or {}))
             else:
@@ -369,10 +403,10 @@ class _Session:
         self._keep(size)
         await self._send_kept([reply], size)
 
-    async def _step(self, call: Step) -> Answer:
+    def _step(self, call: Step) -> Answer | Rest:
         if self._transactions is None:
             raise UsageError("this node keeps no interactive transactions")
-        return await self._transactions.handle(self._link, call.op, call.request)
+        return self._transactions.begin(self._link, call.op, call.request)
 
     async def _do_upkeep(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         if self._upkeep is None:

@@ -194,7 +194,7 @@ class Steps:
     def __init__(self) -> None:
         self.taken: list[str] = []
 
-    async def handle(self, owner: object, op: str, request: Request) -> Answer:
+    def begin(self, owner: object, op: str, request: Request) -> Answer:
         self.taken.append(op)
         results = [SqlResult(("sql",), [(statement.sql,)]) for statement in request.statements]
         return Answer(encode_results(results), Token())

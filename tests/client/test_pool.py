@@ -22,7 +22,7 @@ class Opens:
     def __init__(self) -> None:
         self.steps: list[str] = []
 
-    async def handle(self, owner: object, op: str, request: Request) -> Answer:
+    def begin(self, owner: object, op: str, request: Request) -> Answer:
         self.steps.append(op)
         return Answer(NOTHING, Token(), None)
 

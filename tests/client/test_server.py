@@ -3,13 +3,27 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 import trio.testing
 
 from bedrockish.api.requests import NOTHING, Answer, Request, Statement, Token
-from bedrockish.api.wire import BEGIN, CLOSE, ROLLBACK, STREAM, Ask, Execute, Failed, Step, decode_reply, encode_call
+from bedrockish.api.wire import (
+    BEGIN,
+    CLOSE,
+    COMMIT,
+    ROLLBACK,
+    STREAM,
+    Ask,
+    Execute,
+    Failed,
+    Step,
+    decode_reply,
+    encode_call,
+)
 from bedrockish.errors import OutcomeUnknownError, TooLargeError
-from bedrockish.node.client_session import Transacts, serve_client
+from bedrockish.node import client_session
+from bedrockish.node.client_session import Rest, Transacts, serve_client
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import dial_on
 from bedrockish_net.limits import Limits
@@ -119,10 +133,13 @@ class _Noting:
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
 
-    async def handle(self, _owner: object, op: str, request: Request) -> Answer:
-        self.seen.append((op, request.command))
-        await trio.lowlevel.checkpoint()
-        return Answer(NOTHING, Token())
+    def begin(self, _owner: object, op: str, request: Request) -> Rest:
+        async def rest() -> Answer:
+            self.seen.append((op, request.command))
+            await trio.lowlevel.checkpoint()
+            return Answer(NOTHING, Token())
+
+        return rest
 
     def end_owner(self, _owner: object) -> None:
         """The client has gone."""
@@ -141,3 +158,68 @@ async def test_the_end_of_a_stream_never_begins_before_its_beginning() -> None:
                 link.send_nowait(encode_call(Step(2 * turn + number + 1, Request(f"c{turn}", statements), op)))
             await trio.testing.wait_all_tasks_blocked(0.001)
     assert noting.seen == asked
+
+
+class _AtOnce:
+    """Answers each step where it is read, until it is told that one has to wait."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.go_on = trio.Event()
+
+    def begin(self, _owner: object, op: str, request: Request) -> Answer | Rest:
+        self.seen.append(request.command)
+        if op != COMMIT:
+            return Answer(NOTHING, Token())
+
+        async def rest() -> Answer:
+            await self.go_on.wait()
+            return Answer(NOTHING, Token())
+
+        return rest
+
+    def end_owner(self, _owner: object) -> None:
+        """The client has gone."""
+
+
+async def test_steps_that_wait_for_nothing_are_begun_in_order_however_many_come_at_once() -> None:
+    """What is answered where it was read lets the next begin: a thousand of them are no thousand calls deep."""
+    at_once, count = _AtOnce(), 1_500
+    async with session(ScriptedNode(), in_flight_max=2, transactions=at_once) as (link, _):
+        link.send_many_nowait(encode_call(Step(n + 1, Request(f"c{n}", ()), ROLLBACK)) for n in range(count))
+        found: list[int] = []
+        while len(found) < count:
+            found += [decode_reply(payload).id for payload in await link.receive_many()]
+    assert sorted(found) == [n + 1 for n in range(count)]
+    assert at_once.seen == [f"c{n}" for n in range(count)]
+
+
+async def test_a_step_that_waits_lets_others_be_answered() -> None:
+    at_once = _AtOnce()
+    async with session(ScriptedNode(), transactions=at_once) as (link, _):
+        link.send_nowait(encode_call(Step(1, Request("slow", ()), COMMIT)))
+        link.send_nowait(encode_call(Step(2, Request("quick", ()), ROLLBACK)))
+        assert decode_reply((await link.receive_many())[0]).id == 2
+        at_once.go_on.set()
+        assert decode_reply((await link.receive_many())[0]).id == 1
+
+
+async def test_steps_that_take_long_together_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come in one read run there for a moment only; the rest have tasks, and their turn like any."""
+    at_once = _AtOnce()
+    monkeypatch.setattr(client_session, "AT_ONCE_S", -1.0)
+    taken: list[int] = []  # when all are read, nothing is begun
+    read = client_session._Session.take
+
+    def take(self: client_session._Session, payloads: list[bytes]) -> None:
+        read(self, payloads)
+        taken.append(len(at_once.seen))
+
+    monkeypatch.setattr(client_session._Session, "take", take)
+    async with session(ScriptedNode(), transactions=at_once) as (link, _):
+        link.send_many_nowait(encode_call(Step(n + 1, Request(f"c{n}", ()), ROLLBACK)) for n in range(5))
+        found: list[int] = []
+        while len(found) < 5:
+            found += [decode_reply(payload).id for payload in await link.receive_many()]
+    assert at_once.seen == [f"c{n}" for n in range(5)]
+    assert taken[0] == 0

@@ -267,7 +267,7 @@ async def test_an_error_of_a_command_sent_again_speaks_of_all_attempts() -> None
     settled: list[Answer | BedrockishError] = []
 
     class Settles:
-        async def handle(self, owner: object, op: str, request: Request) -> Answer:
+        def begin(self, owner: object, op: str, request: Request) -> Answer:
             assert (op, request.command) == (SETTLE, "c1")
             found = settled.pop()
             if isinstance(found, BedrockishError):

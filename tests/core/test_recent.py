@@ -32,6 +32,7 @@ def segment(request: pytest.FixtureRequest) -> Iterator[int]:
     """How many commits are packed together: also three, so that short histories fill several segments."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certifier, "SEGMENT", request.param)
+        patch.setattr(certifier, "LATEST", request.param)
         yield request.param
 
 
@@ -83,6 +84,9 @@ def test_recent_finds_what_comparing_with_everything_finds(
     for each in conflicts:
         met = Footprint(write_points=frozenset({each.key}))
         assert conflict(met, footprint) is not None
+    newer = recent.newer_than(base)
+    if newer is not None:  # else a base so old is for the keys to tell
+        assert {one.txid for one in newer if conflict(footprint, one.footprint) is not None} == expected
     above = set(recent.any_conflicts(footprint, safe))
     assert above == {
         one.txid for one in done if one.txid.clock > safe and conflict(footprint, one.footprint) is not None
@@ -165,3 +169,19 @@ def test_what_is_packed_costs_nothing_where_it_is_seen(segment: int, monkeypatch
         recent.add(("A", last), made[-1])
         assert not list(recent.conflicts(made[0].footprint, {"A": last}))
     assert [found.other for found in recent.conflicts(made[0].footprint, {"A": 0})] == [made[0].txid]
+
+
+def test_what_is_newer_than_a_base_is_found_by_its_ticks_as_long_as_that_is_little() -> None:
+    recent = CommitWindow()
+    for tick in range(1, certifier.LATEST + 4):
+        recent.add(("A", tick), transaction(tick, Footprint()))
+    recent.add(("B", 1), transaction(2, Footprint()))  # known already, from A
+    last = certifier.LATEST + 3
+    assert recent.newer_than({"A": last}) == []
+    newer = recent.newer_than({"A": last - 2, "B": 0})
+    assert newer is not None
+    assert [one.txid.clock for one in newer] == [last - 1, last]
+    assert recent.newer_than({"A": 2}) is None
+    assert recent.newer_than({"A": 3}) is not None
+    recent.retire({"A"})
+    assert recent.newer_than({}) == [], "every base has seen what is retired"

@@ -10,6 +10,7 @@ import pytest
 
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.readwrite.growing import Growing
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, SqlError, TooLargeError
 from bedrockish_journal.model.footprint import Footprint, conflict
@@ -55,7 +56,13 @@ class Desk:
 
     def __init__(self, path: Path, **limits: Any) -> None:
         self.node = TestNode(path, limits=Limits(**limits))
-        self.interactive = Interactive(self.node.engine, self.overtaken)
+        self.interactive = Interactive(self.node.engine, self.invalidated)
+
+    def invalidated(self, sets: Growing, base: Mapping[str, int]) -> BedrockishError | None:
+        newer = [entry.transaction.footprint for entry in self.node.entries if entry.tick > base.get("A", 0)]
+        met = [sets.meets(footprint) is not None for footprint in newer]
+        assert met == [conflict(sets.rests_on(), footprint) is not None for footprint in newer]
+        return ConflictError("overtaken") if any(met) else None
 
     def overtaken(self, footprint: Footprint, base: Mapping[str, int]) -> BedrockishError | None:
         for entry in self.node.entries:

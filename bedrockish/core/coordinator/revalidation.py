@@ -6,6 +6,7 @@ took a minute to make is as young as any other when it is led. As soon as someth
 """
 
 from dataclasses import replace
+from typing import Protocol
 
 from bedrockish.core.coordinator.request import Ticket, readable
 from bedrockish.core.protocol.records import Prepared
@@ -37,6 +38,34 @@ def overtaken(state: State, footprint: Footprint, base: Vector) -> ConflictError
     note_conflict(state.counts, footprint, found.key)
     state.note_rival(found.key, found.other)
     return lost_to(found)
+
+
+class AccessSets(Protocol):
+    """What an open transaction has read and written so far."""
+
+    def meets(self, writer: Footprint) -> bytes | None:
+        """Return a key that another one writes and this one has read, looked up or written; None if there is none."""
+
+    def rests_on(self) -> Footprint:
+        """Return all that nobody else may have written since, as something that was read."""
+
+
+def invalidated(state: State, sets: AccessSets, base: Vector) -> ConflictError | None:
+    """Return the error for an open transaction if a commit outside its base has written what it rests on.
+
+    If none has, it would have done the same on what is committed now. That it has itself written what such a commit
+    has read does not matter: it comes after it.
+    """
+    newer = state.commit_window.newer_than(base)
+    if newer is None:
+        return overtaken(state, sets.rests_on(), base)
+    for known in newer:
+        key = sets.meets(known.footprint)
+        if key is not None:
+            note_conflict(state.counts, sets.rests_on(), key)
+            state.note_rival(key, known.txid)
+            return lost_to(Conflict(known.txid, key))
+    return None
 
 
 def lost_to(found: Conflict) -> ConflictError:

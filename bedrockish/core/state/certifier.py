@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 from zlib import crc32
 
@@ -28,6 +28,7 @@ from bedrockish_journal.model.vector import Vector, covers, merge
 EVERYTHING = (b"", b"\xff\xff")
 SEGMENT = 256  # commits that are packed together
 FILTER_BYTES = 4_096  # of a segment: one key in ten that is not there passes it
+LATEST = 128  # commits of each timeline that are found by their ticks
 _READ, _WRITE = 1, 2
 
 
@@ -344,6 +345,31 @@ def _bit(key: bytes) -> int:
     return crc32(key) & (8 * FILTER_BYTES - 1)
 
 
+class _Line:
+    """The last commits of one timeline, one after the other: the first of them has the tick ``first``."""
+
+    __slots__ = ("commits", "first")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.commits: deque[Known] = deque()
+
+    def add(self, known: Known) -> None:
+        """Add the next one."""
+        self.commits.append(known)
+        if len(self.commits) > LATEST:
+            self._drop()
+
+    def let_go(self, known: Container[Txid]) -> None:
+        """Drop the first ones that are packed: they shall not be kept as they came."""
+        while self.commits and self.commits[0].txid not in known:
+            self._drop()
+
+    def _drop(self) -> None:
+        self.commits.popleft()
+        self.first += 1
+
+
 class CommitWindow:
     """The commits of the conflict window.
 
@@ -362,6 +388,7 @@ class CommitWindow:
         self._packed: dict[str, int] = {}  # the last tick of each timeline in any segment
         self._packed_newest = -1  # the greatest clock in any segment
         self._retired: set[str] = set()
+        self._lines: dict[str, _Line] = {}
 
     def retire(self, leaders: AbstractSet[str]) -> None:
         """From now on no base names these timelines any more, for it has all of them.
@@ -376,6 +403,7 @@ class CommitWindow:
         self._sum_up()
         for leader in leaders:
             self.floor.pop(leader, None)
+            self._lines.pop(leader, None)
 
     def _sum_up(self) -> None:
         """Note what holds for all segments, after one has changed: hardly any commit or base needs to ask each."""
@@ -388,12 +416,35 @@ class CommitWindow:
         known = self.known.get(txid)
         if known is None:
             if txid.clock <= self._packed_newest and self._add_packed_place(txid, place):
+                self._lines[place[0]] = _Line(place[1] + 1)
                 return
             known = self.known[txid] = Known(transaction)
             self._index.add(txid, known.footprint)
             heapq.heappush(self._by_clock, txid)
         known.places.append(place)
         known.everywhere = known.everywhere or place[0] in self._retired  # read again after a restart
+        self._continue(place, known)
+
+    def _continue(self, place: Place, known: Known) -> None:
+        leader, tick = place
+        line = self._lines.get(leader)
+        if line is None or line.first + len(line.commits) != tick:
+            line = self._lines[leader] = _Line(tick)
+        line.add(known)
+
+    def newer_than(self, base: Vector) -> list[Known] | None:
+        """Return the commits that a base has not seen, None if that takes longer than to look for them by their keys.
+
+        Who asks often has a base that is hardly older than what is known: then these are none or few.
+        """
+        found: list[Known] = []
+        for leader, line in self._lines.items():
+            seen = base.get(leader, 0) + 1 - line.first
+            if seen < 0:
+                return None
+            if seen < len(line.commits):
+                found += [known for known in islice(line.commits, seen, None) if not known.is_in(base)]
+        return found
 
     def _add_packed_place(self, txid: Txid, place: Place) -> bool:
         """Note a further place of a commit that is packed; False if it is not."""
@@ -450,6 +501,8 @@ class CommitWindow:
             segment.retire(self._retired)
             self._segments.append(segment)
             self._sum_up()
+            for line in self._lines.values():
+                line.let_go(self.known)
 
     def _take(self, txid: Txid) -> Known:
         self._index.remove(txid)

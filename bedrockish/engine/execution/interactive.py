@@ -37,11 +37,10 @@ from bedrockish.errors import (
     told_too_early,
 )
 from bedrockish_journal.model.changes import Change, encode_changes
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS
 
-Overtaken = Callable[[Footprint, Mapping[str, int]], BedrockishError | None]
-"""Tells whether a commit outside a base meets a footprint: the error for the client, or None."""
+Overtaken = Callable[[Growing, Mapping[str, int]], BedrockishError | None]
+"""Tells whether a commit outside a base has written what somebody rests on: the error for the client, or None."""
 
 
 class Interactive:
@@ -97,19 +96,22 @@ class Interactive:
         )
 
     def needs_snapshot(self, session: Session, piece: Piece) -> bool:
-        """Whether ``take_snapshot`` is to be called before this statement: right after a flush."""
+        """Whether ``take_snapshot`` is to be called before this statement."""
         return session.base is None and (piece.kind == READ or not session.serializable)
 
     def take_snapshot(self, session: Session) -> None:
-        """Let a transaction begin with what the file has now. The batch must be empty.
+        """Let a transaction begin with what the file has now: what was applied up to the last flush.
+
+        No other thread may have the writer, and the schema must be that of the last flush.
 
         Raises:
             UnavailableError: the machine has no room for another connection.
         """
-        assert not self.engine.dirty
+        flushed = self.engine.flushed
+        assert flushed.schema == self.engine.schema_version
         if session.base is None:
             session.snapshot = self.readers.take()
-            self.start(session)
+            self._start(session, flushed.applied, flushed.clock)
 
     def run(
         self, session: Session, piece: Piece, params: tuple[Any, ...], room: int, budget_s: float = float("inf")
@@ -248,9 +250,11 @@ class Interactive:
     def start(self, session: Session) -> None:
         """Let a transaction begin with what is applied now, if it has not begun."""
         if session.base is None:
-            session.base, session.schema = dict(self.engine.applied), self.engine.schema_version
-            session.base_clock = self.engine.applied_clock
-            session.sets = Growing(self._executor.analysis, serializable=session.serializable)
+            self._start(session, self.engine.applied, self.engine.applied_clock)
+
+    def _start(self, session: Session, base: Mapping[str, int], clock: int) -> None:
+        session.base, session.base_clock, session.schema = dict(base), clock, self.engine.schema_version
+        session.sets = Growing(self._executor.analysis, serializable=session.serializable)
 
     def check_schema(self, session: Session) -> None:
         """Raise a ConflictError if the schema is no longer the one that the transaction runs on."""
@@ -271,7 +275,7 @@ class Interactive:
         assert session.base is not None
         engine = self.engine
         if session.base != engine.applied:
-            error = self._overtaken(session.sets.footprint(), session.base)
+            error = self._overtaken(session.sets, session.base)
             if error is not None:
                 raise error
             if session.serializable:

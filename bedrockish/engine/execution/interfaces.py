@@ -1,6 +1,6 @@
 """What the engine lends to the transactions that are open between its own uses of the writing connection."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,10 +36,26 @@ class Parts:
     redo: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What a batch has left in the file.
+
+    Attributes:
+        applied: the last tick applied of each timeline.
+        schema: version of the schema in force.
+        clock: one that is not before that of anything applied.
+    """
+
+    applied: Mapping[str, int]
+    schema: int
+    clock: int
+
+
 class Lends(Protocol):
     """What open transactions need of an engine."""
 
     applied: dict[str, int]
+    flushed: Flushed
     scope: Scope
 
     @property

@@ -20,7 +20,7 @@ from bedrockish.engine.execution.ddl_execution import execute
 from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, refused_on
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.interfaces import Beside, Parts
+from bedrockish.engine.execution.interfaces import Beside, Flushed, Parts
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.snapshot import read_schema_again
 from bedrockish.engine.readwrite.change_capture import Capture
@@ -302,6 +302,7 @@ class Work:
     ) -> None:
         self._writer, self.scope, self.applied_clock = writer, scope, applied_clock
         self.applied, self.schema_version = dict(base), version
+        self.flushed = Flushed(self.applied, version, applied_clock)
         self._room = writer.limits.result_bytes  # of each statement: its rows are kept by whoever asked only
         self._interactive = Interactive(self, lambda _footprint, _base: None)
         self.session = session

@@ -11,7 +11,7 @@ from bedrockish.engine.readwrite.dependent_reads import Query
 from bedrockish.engine.readwrite.readset import ResolvedReads
 from bedrockish.engine.statements.classify import Piece
 from bedrockish_journal.model.changes import Change
-from bedrockish_journal.model.footprint import Footprint, Range
+from bedrockish_journal.model.footprint import WRITES, Footprint, Range, meeting
 
 
 class Growing:
@@ -56,10 +56,11 @@ class Growing:
         """Add the keys of rows that a statement has locked."""
         self._reads.update(keys)
 
-    def alone(self, piece: Piece, params: tuple[object, ...]) -> Footprint:
+    def alone(self, piece: Piece, params: tuple[object, ...]) -> "Growing":
         """Return what one statement reads, for itself."""
-        points, ranges = self._analysis.plan(piece).bind(params)
-        return Footprint(frozenset(points), tuple(ranges))
+        one = Growing(self._analysis, serializable=True)
+        one.read(piece, params)
+        return one
 
     def changed(self, changes: Sequence[Change], blurred: Iterable[str] = ()) -> None:
         """Add changes of rows.
@@ -94,6 +95,36 @@ class Growing:
         """Return all that was read, looked up or written as something that was read."""
         points, ranges = self._reads | self._probes | self._writes, {*self._read_ranges, *self._probe_ranges}
         return footprint(points, ranges | self._write_ranges, set(), set())
+
+    def rests_on(self) -> Footprint:
+        """Return what nobody else may have written since, as something that was read: what was read counts only for a
+        serializable transaction.
+        """
+        if self._serializable:
+            return self.looked_at()
+        return footprint(self._probes | self._writes, self._probe_ranges | self._write_ranges, set(), set())
+
+    def meets(self, writer: Footprint, *, reads: bool | None = None) -> bytes | None:
+        """Return a key that another transaction writes and this one rests on, None if there is none.
+
+        Args:
+            writer: what the other one has read and written.
+            reads: whether what this one has read counts; by default as the isolation says.
+        """
+        with_reads = self._serializable if reads is None else reads
+        for points in (self._writes, self._probes, self._reads) if with_reads else (self._writes, self._probes):
+            if not writer.write_points.isdisjoint(points):
+                return min(writer.write_points & points)
+        ranges = (self._write_ranges, self._probe_ranges, self._read_ranges)
+        mine = [one for some in (ranges if with_reads else ranges[:2]) if some for one in some]
+        for low, high in mine:
+            found = writer.first(WRITES, low, high)
+            if found is not None:
+                return found
+        if not writer.write_ranges:
+            return None
+        points = self._writes | self._probes | (self._reads if with_reads else set())
+        return meeting(writer, Footprint(frozenset(points), tuple(mine)))
 
     def footprint(self, *, reads: bool | None = None) -> Footprint:
         """Return what is to be certified.

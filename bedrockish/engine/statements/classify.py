@@ -18,6 +18,7 @@ from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritt
 from bedrockish.engine.statements.rights import OPEN_JOURNAL, OPEN_META, SECRETS, opened
 from bedrockish.errors import SqlError, UnsupportedError
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER
+from bedrockish_journal.storage.table_layout import is_hidden
 
 READ, WRITE, SCHEMA, EMPTY = "read", "write", "schema", "empty"
 
@@ -111,6 +112,11 @@ class Piece:
     def can_cache(self) -> bool:
         """Whether SQLite sees by itself that it must be compiled again; EXPLAIN never looks at the schema's version."""
         return not self.whole_schema
+
+    @property
+    def looks_behind(self) -> bool:
+        """Whether it reads what no key stands for: the schema, or tables of the database itself."""
+        return self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
 
     @property
     def checks_keys(self) -> bool:

@@ -30,7 +30,7 @@ from bedrockish.api.requests import encode_results as encode
 from bedrockish.api.wire import BEGIN, ROLLBACK, SETTLE, STATEMENTS, STREAM, STREAM_STEPS
 from bedrockish.config.config import Bounds
 from bedrockish.core.coordinator.request import write_elsewhere
-from bedrockish.core.coordinator.revalidation import overtaken
+from bedrockish.core.coordinator.revalidation import invalidated
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
@@ -42,6 +42,7 @@ from bedrockish.errors import (
     ConstraintError,
     DamagedError,
     DeadlineError,
+    ForgottenError,
     SqlError,
     UnavailableError,
     UnsupportedError,
@@ -52,6 +53,7 @@ from bedrockish.node.scheduling.outbox import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
 from bedrockish.node.scheduling.statement_statistics import Ran, is_refused
 from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ddl import SchemaTransactions
@@ -61,6 +63,7 @@ from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOI
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS
+from bedrockish_journal.model.vector import Vector, covers
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +89,7 @@ class Transactions:
         self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
         self._bounds, self._faults = bounds, faults
         engine.locks.others = ContestedRows(core.state)
-        self._interactive = Interactive(engine, lambda footprint, base: overtaken(core.state, footprint, base))
+        self._interactive = Interactive(engine, lambda sets, base: invalidated(core.state, sets, base))
         self.snapshots = Snapshots(engine, self._interactive.readers, durable)
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, self._damaged)
         self._schema_transactions = SchemaTransactions(engine, self._interactive, durable)
@@ -95,6 +98,7 @@ class Transactions:
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
         self._waiting: list[tuple[Session, trio.Event]] = []  # for a snapshot
         self._damage: DamagedError | None = None
+        self._is_closed = False
         self.on_ran: Callable[[Sequence[str], Ran], None] = lambda _texts, _ran: None
 
     def __len__(self) -> int:
@@ -158,6 +162,7 @@ class Transactions:
 
     def close(self) -> None:
         """End all of them: the node leaves."""
+        self._is_closed = True
         self.streams.close()
         for one in list(self._open.values()):
             self._end(one, UnavailableError("the node is leaving; it did not happen"))
@@ -211,18 +216,31 @@ class Transactions:
             BedrockishError: what went wrong; after a usage error the transaction is still open, unless its details
                 say ``ended``.
         """
+        return await steps.run(self._handle(owner, op, request))
+
+    def begin(self, owner: object, op: str, request: Request) -> Answer | steps.Rest[Answer]:
+        """Do one operation, as ``handle`` does, as far as nothing has to be waited for.
+
+        Returns:
+            the answer; or what is to be awaited for it.
+        """
+        return steps.begin(self._handle(owner, op, request))
+
+    def _handle(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
         state = self._core.state
+        if self._is_closed:
+            raise UnavailableError("the node is leaving; it did not happen")
         if not state.health.reads:
             raise UnavailableError(state.trouble)
         if op in (BEGIN, STATEMENTS, STREAM):
             self._engine.memory.check()
         match op:
             case _ if op in STREAM_STEPS:
-                return await self.streams.handle(owner, op, request)
+                return (yield from steps.wait(partial(self.streams.handle, owner, op, request)))
             case _ if op == BEGIN:
-                return await self._begin(owner, request)
+                return (yield from self._begin(owner, request))
             case _ if op == SETTLE:
-                return await self._settle(request)
+                return (yield from steps.wait(partial(self._settle, request)))
             case _ if op == ROLLBACK:
                 one = self._open.get(request.command)
                 if one is not None and one.owner is owner:
@@ -231,14 +249,14 @@ class Transactions:
         one = self._find(owner, request.command)
         one.busy += 1
         try:
-            async with one.turn:
-                if self._engine.is_away:
-                    await self._durable()  # else its statement would hold up the whole loop until the writer is back
-                self._find(owner, request.command)
-                return await (self._statements if op == STATEMENTS else self._commit)(one, request)
+            yield from self._take_turn(one)
+            try:
+                return (yield from (self._statements if op == STATEMENTS else self._commit)(one, request))
+            finally:
+                one.turn.release()
         except DamagedError as error:
             self._damage = error
-            await self._durable()  # which never comes: the node's loop ends instead
+            yield self._durable  # which never comes: the node's loop ends instead
             raise
         except BedrockishError as error:
             if one.session.over:
@@ -256,7 +274,21 @@ class Transactions:
             one.busy -= 1
             one.touched = time.monotonic()
 
-    async def _begin(self, owner: object, request: Request) -> Answer:
+    def _take_turn(self, one: Open) -> steps.Steps[None]:
+        """Wait for the transaction's earlier steps, and until no other thread has the writer."""
+        try:
+            one.turn.acquire_nowait()
+        except trio.WouldBlock:
+            yield one.turn.acquire
+        try:
+            if self._engine.is_away:
+                yield self._durable  # else its statement would hold up the whole loop until the writer is back
+            self._find(one.owner, one.name)
+        except BaseException:
+            one.turn.release()
+            raise
+
+    def _begin(self, owner: object, request: Request) -> steps.Steps[Answer]:
         if len(self._open) >= self._bounds.open_transactions_max:
             raise UnavailableError(
                 f"node {self._core.state.me} has {len(self._open)} open transactions, which is its limit; try again"
@@ -270,21 +302,40 @@ class Transactions:
         self._ended.pop(request.command, None)
         now = time.monotonic()
         session = Session(request.isolation == SERIALIZABLE, request.command, request.user)
-        one = Open(request, owner, session, now, now, busy=1)
+        one = Open(request, owner, session, now, now)
         self._open[request.command] = one
+        if self._is_new(request):
+            return Answer(NOTHING, request.token)
+        one.busy += 1
+        one.turn.acquire_nowait()  # statements that came with it wait for it
         try:
-            answer = await self._submit(replace(request, read=SESSION, statements=()), self._nothing, once=True)
+            empty = replace(request, read=SESSION, statements=())
+            answer = yield from steps.wait(partial(self._submit, empty, self._nothing, once=True))
         except BaseException:
             self._close(one)
             raise
         finally:
-            one.busy, one.touched = 0, time.monotonic()
+            one.busy -= 1
+            one.touched = time.monotonic()
+            one.turn.release()
         self._find(owner, request.command)
         if answer.place is not None:
             error = UsageError(f"command {request.command} has happened before; give each transaction its own id")
             self._end(one, error)
             raise error
         return answer
+
+    def _is_new(self, request: Request) -> bool:
+        """Whether a transaction can begin without waiting: nothing is missing here that its session has seen, and its
+        command has not happened, as far as anybody could know.
+        """
+        state, engine = self._core.state, self._engine
+        if state.trouble or engine.is_away or not state.has_seen(request.token):
+            return False
+        try:
+            return engine.journal.command_txid(request.command) is None
+        except ForgottenError:
+            return False
 
     def _nothing(self) -> Prepared:
         return Prepared(dict(self._engine.applied), self._engine.schema_version, True, ROWS, Footprint(), b"", NOTHING)
@@ -316,78 +367,78 @@ class Transactions:
 
     # -- statements ------------------------------------------------------------------------------------------------
 
-    async def _statements(self, one: Open, request: Request) -> Answer:
+    def _statements(self, one: Open, request: Request) -> steps.Steps[Answer]:
         results: list[Result] = []
         began = time.monotonic()
         failed: BedrockishError | None = None
-        room, state = self._bounds.result_bytes_max, self._core.state
-        until = time.monotonic() + _turn_s(one.session)
+        room = self._bounds.result_bytes_max
+        until = began + _turn_s(one.session)
         try:
             for place, statement in enumerate(request.statements):
                 one.last = statement.sql[:SHOWN_MAX]
                 try:
-                    room -= await self._statement(one, statement, room, results)
-                    if (one.session.wrote or one.session.draft is not None) and not state.roster.is_voter(state.me):
-                        raise write_elsewhere(state)  # a learner could not commit it
+                    room -= yield from self._statement(one, statement, room, results)
                 except UsageError as error:
                     error.details = {**error.details, "statement": place}
                     raise
                 if time.monotonic() > until:
-                    await trio.lowlevel.checkpoint()
+                    yield trio.lowlevel.checkpoint
                     self._find(one.owner, one.name)
                     until = time.monotonic() + _turn_s(one.session)
         except BedrockishError as error:
             failed = error
-            raise
-        finally:
-            await self._rest(one)
-            if request.statements:
-                took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room
-                refused = failed is not None and is_refused(failed)
-                ran = Ran(took_s, failed is not None, refused, result_bytes=size, user=request.user)
-                self.on_ran(request.texts, ran)
+        yield from self._rest(one)
+        if request.statements:
+            took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room
+            refused = failed is not None and is_refused(failed)
+            ran = Ran(took_s, failed is not None, refused, result_bytes=size, user=request.user)
+            self.on_ran(request.texts, ran)
+        if failed is not None:
+            raise failed
         return Answer(encode(results), self._token(one))
 
-    async def _statement(self, one: Open, statement: Statement, room: int, results: list[Result]) -> int:
+    def _statement(self, one: Open, statement: Statement, room: int, results: list[Result]) -> steps.Steps[int]:
         """Run one text; add its results, and return about how many bytes they take."""
-        session, interactive = one.session, self._interactive
+        session, interactive, state = one.session, self._interactive, self._core.state
         control = parse_control(statement.sql)
+        size = 0
         if control is not None:
             if session.draft is not None:
-                await self._schema_transactions.control(session, control)
+                yield partial(self._schema_transactions.control, session, control)
             else:
                 self._control(session, control)
                 session.note(Logged(control))
             results.append(Result((), [], -1, session.lastrowid or None))
-            return 0
-        if session.draft is not None or interactive.is_schema(statement):
-            last, size = await self._schema_transactions.run(session, statement, room)
+        elif session.draft is not None or interactive.is_schema(statement):
+            run = partial(self._schema_transactions.run, session, statement, room)
+            last, size = yield from steps.wait(run)
             self._find(one.owner, one.name)
             results.append(last)
-            return size
-        try:
-            last, taken = await self._ordinary(one, statement, room)
-        except (ConstraintError, SqlError) as error:
-            session.note(Logged(statement, failure=error.message))
-            raise
-        session.note(Logged(statement, last), taken)
-        results.append(last)
-        return taken
+        else:
+            try:
+                last, size = yield from self._ordinary(one, statement, room)
+            except (ConstraintError, SqlError) as error:
+                session.note(Logged(statement, failure=error.message))
+                raise
+            session.note(Logged(statement, last), size)
+            results.append(last)
+        if (session.wrote or session.draft is not None) and not state.roster.is_voter(state.me):
+            raise write_elsewhere(state)  # a learner could not commit it
+        return size
 
-    async def _ordinary(self, one: Open, statement: Statement, room: int) -> tuple[Result, int]:
+    def _ordinary(self, one: Open, statement: Statement, room: int) -> steps.Steps[tuple[Result, int]]:
         """Run one text of a transaction that does not change the schema, or not yet."""
         session, interactive = one.session, self._interactive
         taken = 0
         last: Result | None = None
         for piece, params in interactive.pieces(session, statement):
             if interactive.needs_snapshot(session, piece):
-                await self._snapshot(one)
-            run = partial(self._runner.run, session, one.request, piece, params, room - taken)
+                yield from self._snapshot(one)
             try:
-                last, size = await run()
+                last, size = yield from self._runner.run(session, one.request, piece, params, room - taken)
             except ClockNeededError:
-                await self._take_clock(one)
-                last, size = await run()
+                yield partial(self._take_clock, one)
+                last, size = yield from self._runner.run(session, one.request, piece, params, room - taken)
             self._find(one.owner, one.name)
             taken += size
         assert last is not None
@@ -412,49 +463,67 @@ class Transactions:
             case _:
                 raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
 
-    async def _snapshot(self, one: Open) -> None:
-        """Wait for the next moment at which the file has exactly what was applied, and take a snapshot."""
-        if not self._engine.dirty:
+    def _snapshot(self, one: Open) -> steps.Steps[None]:
+        """Take a snapshot of what the last batch has left, or wait for the next if that lacks what the session saw."""
+        engine, flushed = self._engine, self._engine.flushed
+        has_seen = covers(flushed.applied, one.request.token.vector) and flushed.schema == engine.schema_version
+        if not engine.is_away and (has_seen or not engine.dirty):
             self._interactive.take_snapshot(one.session)
             return
         taken = trio.Event()
         self._waiting.append((one.session, taken))
-        await self._durable()
-        await taken.wait()
+        yield self._durable
+        yield taken.wait
         if self._open.get(one.name) is not one:
             self._interactive.end(one.session)  # it ended meanwhile, and nobody else knows of its snapshot
             self._find(one.owner, one.name)
         if one.session.snapshot is None:
             raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
 
-    async def _rest(self, one: Open) -> None:
-        """Wait until all that this client is going to be told rests on what is durable."""
-        base = one.session.base
+    def _rest(self, one: Open) -> steps.Steps[None]:
+        """Wait until all that this client is going to be told rests on what is durable.
+
+        It does so now if nothing of it would be different without what has been committed here and is not durable yet.
+        """
+        session, state, durable = one.session, self._core.state, self._engine.durable
+        base = session.base
         if base is None:
             return
-        state = self._core.state
-        on_snapshot = one.session.snapshot is not None and not one.session.wrote
-        seen = base if on_snapshot else dict(self._engine.applied)
-        if seen != one.told or state.clock.value > state.clock.ceiling:  # it may have been told a clock
-            await self._durable()
-            one.told = seen
+        on_snapshot = session.snapshot is not None and not session.wrote
+        seen = base if on_snapshot else self._engine.applied
+        if state.clock.value > state.clock.ceiling:  # it may have been told a clock
+            yield self._durable
+        elif covers(durable, seen):
+            one.told = base
+        elif self._is_the_same(session, seen, durable):
+            one.told = durable
+        else:
+            one.told = base
+            yield self._durable
+
+    def _is_the_same(self, session: Session, seen: Vector, durable: Vector) -> bool:
+        """Whether a transaction would have been told the same without the commits that are not durable."""
+        newer = self._core.state.commit_window.newer_than(durable)
+        if newer is None or session.sets is None or session.draft is not None or session.looked_behind:
+            return False
+        return all(session.sets.meets(one.footprint, reads=True) is None for one in newer if one.is_in(seen))
 
     def _token(self, one: Open) -> Token:
         state = self._core.state
-        base = one.session.base
-        return Token() if base is None else Token(base, state.clock.read())
+        return Token() if one.told is None else Token(one.told, state.clock.read())
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
-    async def _commit(self, one: Open, request: Request) -> Answer:
+    def _commit(self, one: Open, request: Request) -> steps.Steps[Answer]:
         begun, session = one.request, one.session
         last = replace(begun, statements=(), timeout_s=request.timeout_s)
         if session.draft is not None:
-            drafted = await self._schema_transactions.finish(session)
+            drafted = yield from steps.wait(partial(self._schema_transactions.finish, session))
             self._find(one.owner, one.name)
             self._close(one)
+            prepare = lambda: replace(drafted, base=dict(self._engine.applied))  # noqa: E731
             try:
-                return await self._submit(last, lambda: replace(drafted, base=dict(self._engine.applied)), once=True)
+                return (yield from steps.wait(partial(self._submit, last, prepare, once=True)))
             except UsageError as error:  # the data forbade it when it was to come into force
                 raise type(error)(error.message, **{**error.details, "ended": True}) from error
         prepared = self._interactive.finish(session)
@@ -462,7 +531,7 @@ class Transactions:
         self._close(one)
         if prepared.readonly and begun.read != STRICT and not prepared.clock:
             return Answer(prepared.result, token)
-        return await self._submit(last, lambda: prepared, once=True)
+        return (yield from steps.wait(partial(self._submit, last, lambda: prepared, once=True)))
 
     async def _settle(self, request: Request) -> Answer:
         """Make sure that a command has happened, or never will: an empty transaction takes its place."""

@@ -1,5 +1,6 @@
 """What a node keeps of a transaction that is open at it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import trio
@@ -18,9 +19,10 @@ class Open:
         session: what it has done.
         since: seconds at which it began.
         touched: seconds of its last statement's end.
-        busy: statements that run, or wait for their turn.
+        busy: steps that run, or wait for their turn.
         last: the beginning of its last statement.
-        told: what its client has been told rests on these commits, which are durable.
+        told: what its client has been told rests on these commits, which are durable; None: nothing.
+        turn: has room for the step that runs.
     """
 
     request: Request
@@ -30,8 +32,8 @@ class Open:
     touched: float
     busy: int = 0
     last: str = ""
-    told: dict[str, int] | None = None
-    turn: trio.Lock = field(default_factory=trio.Lock)
+    told: Mapping[str, int] | None = None
+    turn: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(1, max_value=1))
 
     @property
     def name(self) -> str:

@@ -1,9 +1,11 @@
 """Statements of open transactions: in the loop as long as they are short, else in threads."""
 
+from functools import partial
+
 import trio
 
 from bedrockish.api.requests import Request, Result
-from bedrockish.core.coordinator.revalidation import overtaken
+from bedrockish.core.coordinator.revalidation import invalidated, overtaken
 from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
@@ -13,6 +15,7 @@ from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.errors import ConflictError
 from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.transactions.steps import Steps, wait
 
 
 class StatementRunner:
@@ -24,15 +27,16 @@ class StatementRunner:
         self._engine, self._core, self._interactive, self._workers = engine, core, interactive, workers
         self._budget_s = budget_s
 
-    async def run(
+    def run(
         self, session: Session, request: Request, piece: Piece, params: tuple[object, ...], room: int
-    ) -> tuple[Result, int]:
+    ) -> Steps[tuple[Result, int]]:
         """Run one statement, as ``Interactive.run`` does. The transaction may have ended meanwhile.
 
         Raises:
             ConflictError: what the transaction rests on has changed.
             BedrockishError: as there.
         """
+        session.looked_behind = session.looked_behind or piece.looks_behind
         if not self._workers.expects(piece.sql):
             try:
                 found = self._interactive.run(session, piece, params, room, self._budget_s)
@@ -42,8 +46,8 @@ class StatementRunner:
                 self._workers.took_long(piece.sql)
         self._interactive.start(session)
         if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
-            return await self._on_snapshot(session, piece, params, room)
-        return await self._on_overlay(session, request, piece, params)
+            return (yield from wait(partial(self._on_snapshot, session, piece, params, room)))
+        return (yield from wait(partial(self._on_overlay, session, request, piece, params)))
 
     async def _on_snapshot(
         self, session: Session, piece: Piece, params: tuple[object, ...], room: int
@@ -113,10 +117,10 @@ class StatementRunner:
         assert session.base is not None
         state = self._core.state
         self._interactive.check_schema(session)
-        for footprint in (session.sets.footprint(), done.sets.footprint(reads=True)):
-            error = overtaken(state, footprint, session.base)
-            if error is not None:
-                raise error
+        error = invalidated(state, session.sets, session.base)
+        error = error or overtaken(state, done.sets.looked_at(), session.base)
+        if error is not None:
+            raise error
         if session.serializable:
             session.base, session.base_clock = dict(self._engine.applied), self._engine.applied_clock
             if session.snapshot is not None:

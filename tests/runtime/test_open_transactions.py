@@ -1,0 +1,167 @@
+"""What a step of an open transaction waits for: nothing, unless it tells something that is not durable."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish.api.requests import Answer, Request, Statement, decode_results
+from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
+from bedrockish.errors import BedrockishError, ConflictError, UsageError
+from bedrockish.node.event_loop import Runtime
+from bedrockish.node.transactions import steps
+from tests.runtime.test_durability import Disk, open_runtime, request, settled
+
+OWNER = object()
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Runtime, Disk]]:
+    """Yield a node with two rows, and its disk."""
+    runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        await runtime.submit(request("INSERT INTO t VALUES (1, 10), (2, 20)", "fill"))
+        await settled()
+        yield runtime, disk
+        disk.gate.set()
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+def step(runtime: Runtime, name: str, op: str, *texts: str) -> Answer | steps.Rest[Answer]:
+    return runtime.transactions.begin(OWNER, op, Request(name, tuple(map(Statement, texts)), timeout_s=5))
+
+
+def told(answer: object) -> list[list[tuple[object, ...]]]:
+    assert isinstance(answer, Answer), "it waits for something"
+    return [result.rows for result in decode_results(answer.results)]
+
+
+async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        told(step(runtime, "tx", BEGIN))
+        assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 1")) == [[(10,)]]
+        told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1"))
+        assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t")) == [[(11,), (20,)]]
+        rest = step(runtime, "tx", COMMIT)
+        assert not isinstance(rest, Answer)
+        assert (await rest()).place is not None
+        told(step(runtime, "reads", BEGIN))
+        assert told(step(runtime, "reads", STATEMENTS, "SELECT x FROM t WHERE id = 1")) == [[(11,)]]
+        told(step(runtime, "reads", COMMIT))
+
+
+async def test_a_step_waits_for_the_disk_only_if_it_tells_of_what_is_not_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that was changed a moment ago is told when that change is durable; others are told meanwhile."""
+    answers: list[Answer | BedrockishError] = []
+    async with running(tmp_path, monkeypatch) as (runtime, disk):
+        for name in ("one", "two", "ours"):
+            told(step(runtime, name, BEGIN))
+        told(step(runtime, "ours", STATEMENTS, "UPDATE t SET x = x WHERE id = 2"))
+        before = dict(runtime.engine.applied)
+        disk.gate.clear()
+        runtime.begin(request("UPDATE t SET x = 99 WHERE id = 1", "write"), answers.append)
+        await settled()
+        assert runtime.engine.applied != before
+        assert told(step(runtime, "one", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]
+        assert told(step(runtime, "ours", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]
+        reads = step(runtime, "two", STATEMENTS, "SELECT x FROM t WHERE id = 1")
+        writes = step(runtime, "ours", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1")
+        assert not isinstance(reads, Answer)
+        assert not isinstance(writes, Answer)
+        found: list[Answer] = []
+
+        async def wait(rest: steps.Rest[Answer]) -> None:
+            found.append(await rest())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, reads)
+            nursery.start_soon(wait, writes)
+            await settled()
+            assert not found
+            assert not answers
+            disk.gate.set()
+        assert len(found) == 2
+        assert told(step(runtime, "ours", STATEMENTS, "SELECT x FROM t WHERE id = 1")) == [[(100,)]]
+
+
+async def test_a_token_is_never_ahead_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another node may wait for what it says, and so it says only what cannot be lost."""
+    answers: list[Answer | BedrockishError] = []
+    async with running(tmp_path, monkeypatch) as (runtime, disk):
+        told(step(runtime, "tx", BEGIN))
+        durable = dict(runtime.engine.applied)
+        disk.gate.clear()
+        runtime.begin(request("UPDATE t SET x = 99 WHERE id = 1", "write"), answers.append)
+        await settled()
+        answer = step(runtime, "tx", STATEMENTS, "UPDATE t SET x = 21 WHERE id = 2")
+        assert isinstance(answer, Answer)
+        assert answer.token.vector == durable
+        assert runtime.engine.applied != durable
+
+
+async def test_tables_of_the_database_itself_are_told_when_they_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No access set tells what they have."""
+    answers: list[Answer | BedrockishError] = []
+    async with running(tmp_path, monkeypatch) as (runtime, disk):
+        told(step(runtime, "tx", BEGIN))
+        disk.gate.clear()
+        runtime.begin(request("UPDATE t SET x = 99 WHERE id = 1", "write"), answers.append)
+        await settled()
+        rest = step(runtime, "tx", STATEMENTS, "SELECT count(*) FROM bedrockish_journal")
+        assert not isinstance(rest, Answer)
+        disk.gate.set()
+        await rest()
+
+
+async def test_a_command_that_has_happened_opens_no_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        rest = step(runtime, "fill", BEGIN)
+        assert not isinstance(rest, Answer)
+        with pytest.raises(UsageError, match="has happened before"):
+            await rest()
+
+
+async def test_statements_that_come_with_a_begin_that_waits_come_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        begun, read = step(runtime, "fill", BEGIN), step(runtime, "fill", STATEMENTS, "SELECT 1")
+        assert not isinstance(begun, Answer)
+        assert not isinstance(read, Answer)
+        with pytest.raises(UsageError, match="has happened before"):
+            await begun()
+        with pytest.raises(UsageError, match="has happened before"):
+            await read()
+
+
+async def test_a_snapshot_that_is_a_batch_old_still_counts_what_it_has_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was committed between the batch and the read is a conflict for who goes on to write."""
+    answers: list[Answer | BedrockishError] = []
+    async with running(tmp_path, monkeypatch) as (runtime, disk):
+        told(step(runtime, "tx", BEGIN))
+        disk.gate.clear()
+        runtime.begin(request("UPDATE t SET x = 98 WHERE id = 1", "write"), answers.append)
+        await settled()
+        runtime.begin(request("UPDATE t SET x = 99 WHERE id = 1", "again"), answers.append)
+        await settled()
+        rest = step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 1")
+        disk.gate.set()
+        answer = rest if isinstance(rest, Answer) else await rest()
+        await settled()
+        assert len(answers) == 2
+        if told(answer) != [[(99,)]]:
+            with pytest.raises(ConflictError):
+                told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1"))

@@ -73,7 +73,7 @@ class Engine:
         batches: how many batches were committed in the life of the file.
         bootstrap: the membership that the cluster was founded with, encoded.
         flushed: what the last flush has left: what a connection sees that begins to read now.
-        durable: the last tick of each timeline that is known to be durable; whoever syncs says so.
+        durable: the last tick of each timeline that is known to be durable, by ``sync``.
         void: transactions that fit nowhere and that an operator had applied as nothing.
         failed: the file or the machine failed: what the open batch holds is never committed.
         scope: what the clock's functions give on the writing connection; whoever drives the engine gives it a clock.
@@ -467,7 +467,9 @@ class Engine:
         Raises:
             DamagedError: it cannot be made durable; the node must stop.
         """
+        flushed = self.flushed
         self._wal.sync()
+        self.durable = flushed.applied
 
     @property
     def wal_frames(self) -> int:

@@ -73,18 +73,21 @@ async def test_a_step_waits_for_the_disk_only_if_it_tells_of_what_is_not_durable
         assert told(step(runtime, "ours", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]
         reads = step(runtime, "two", STATEMENTS, "SELECT x FROM t WHERE id = 1")
         writes = step(runtime, "ours", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1")
-        assert not isinstance(reads, Answer)
         assert not isinstance(writes, Answer)
         found: list[Answer] = []
+        if isinstance(reads, Answer):  # a batch was being synced already: the snapshot is that of the one before
+            found.append(reads)
+            assert told(reads) == [[(10,)]]
 
         async def wait(rest: steps.Rest[Answer]) -> None:
             found.append(await rest())
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait, reads)
+            if not isinstance(reads, Answer):
+                nursery.start_soon(wait, reads)
             nursery.start_soon(wait, writes)
             await settled()
-            assert not found
+            assert len(found) == isinstance(reads, Answer)
             assert not answers
             disk.gate.set()
         assert len(found) == 2

@@ -168,3 +168,55 @@ async def test_a_snapshot_that_is_a_batch_old_still_counts_what_it_has_read(
         if told(answer) != [[(99,)]]:
             with pytest.raises(ConflictError):
                 told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1"))
+
+
+async def test_a_read_of_what_was_just_written_finds_it_and_earlier_reads_stay_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the transaction would be lost as soon as it writes, however young it is."""
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        told(step(runtime, "tx", BEGIN))
+        assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]
+        await runtime.submit(request("UPDATE t SET x = 99 WHERE id = 1", "write"))
+        answer = step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 1")
+        assert told(answer if isinstance(answer, Answer) else await answer()) == [[(99,)]]
+        told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1"))
+        rest = step(runtime, "tx", COMMIT)
+        assert not isinstance(rest, Answer)
+        await rest()
+        assert decode_results((await runtime.submit(request("SELECT x FROM t", "look"))).results)[0].rows == [
+            (100,),
+            (21,),
+        ]
+
+
+async def test_a_snapshot_stays_what_it_is_when_something_read_on_it_has_been_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer one would contradict what was told; who goes on to write is lost, who only reads is not."""
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        told(step(runtime, "tx", BEGIN))
+        assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]
+        await runtime.submit(request("UPDATE t SET x = x + 100", "write"))
+        answer = step(runtime, "tx", STATEMENTS, "SELECT x FROM t ORDER BY id")
+        assert told(answer if isinstance(answer, Answer) else await answer()) == [[(10,), (20,)]]
+        with pytest.raises(ConflictError):
+            step(runtime, "tx", STATEMENTS, "UPDATE t SET x = 0 WHERE id = 3")
+
+
+async def test_who_writes_what_another_has_only_read_comes_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        told(step(runtime, "tx", BEGIN))
+        told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = 11 WHERE id = 1"))
+        copies = "INSERT INTO t SELECT 3, x FROM t WHERE id = 1"
+        assert (await runtime.submit(request(copies, "reads"))).place is not None
+        rest = step(runtime, "tx", COMMIT)
+        assert not isinstance(rest, Answer)
+        assert (await rest()).place is not None
+        assert decode_results((await runtime.submit(request("SELECT x FROM t", "look"))).results)[0].rows == [
+            (11,),
+            (20,),
+            (10,),
+        ]

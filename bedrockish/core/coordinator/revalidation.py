@@ -15,6 +15,7 @@ from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ConflictError
 from bedrockish_journal.model.footprint import LAST_CLOCK, Footprint
+from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector
 
 
@@ -91,6 +92,10 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
     if not prepared.readonly:
         now = state.clock.read()
         footprint = claim(footprint, (command,), prepared.kind, now, LAST_CLOCK)
+    if prepared.kind == ROWS and not prepared.clock:
+        # It moves behind what was committed since. So what that has only read, this one may write.
+        reads = footprint.read_points | footprint.write_points
+        footprint = Footprint(reads, (*footprint.read_ranges, *footprint.write_ranges))
     return overtaken(state, footprint, prepared.base)
 
 

@@ -102,7 +102,8 @@ class Interactive:
     def take_snapshot(self, session: Session) -> None:
         """Let a transaction begin with what the file has now: what was applied up to the last flush.
 
-        No other thread may have the writer, and the schema must be that of the last flush.
+        One that has only read goes on there: the caller knows that it would have read the same. No other thread may
+        have the writer, and the schema must be that of the last flush.
 
         Raises:
             UnavailableError: the machine has no room for another connection.
@@ -112,6 +113,11 @@ class Interactive:
         if session.base is None:
             session.snapshot = self.readers.take()
             self._start(session, flushed.applied, flushed.clock)
+        elif session.snapshot is not None:
+            self.readers.give_back(session.snapshot)
+            session.snapshot = None
+            session.snapshot = self.readers.take()
+            session.base, session.base_clock = dict(flushed.applied), flushed.clock
 
     def run(
         self, session: Session, piece: Piece, params: tuple[Any, ...], room: int, budget_s: float = float("inf")
@@ -190,6 +196,7 @@ class Interactive:
         assert session.sets is not None
         if session.wrote:
             self._check_foreign_keys(session)
+            self._move(session)
         footprint = session.sets.footprint(reads=True if not session.wrote else None)
         changes = encode_changes(session.changes) if session.wrote else b""
         result = encode_results([Result((), [], -1, session.lastrowid or None)])
@@ -273,13 +280,7 @@ class Interactive:
             return
         assert session.sets is not None
         assert session.base is not None
-        engine = self.engine
-        if session.base != engine.applied:
-            error = self._overtaken(session.sets, session.base)
-            if error is not None:
-                raise error
-            if session.serializable:
-                session.base, session.base_clock = dict(engine.applied), engine.applied_clock
+        self._move(session)
         if session.serializable and session.snapshot is not None:
             self.readers.give_back(session.snapshot)
             session.snapshot = None
@@ -292,6 +293,23 @@ class Interactive:
             raise ConflictError(f"the transaction's rows do not fit any more: {failure}; run it again")
         self.parts.applier.loud()
         self._db.set_last_insert_rowid(session.lastrowid)
+
+    def _move(self, session: Session) -> None:
+        """Let a transaction rest on what is committed now, if that makes no difference to it.
+
+        Raises:
+            ConflictError: it does.
+        """
+        assert session.sets is not None
+        assert session.base is not None
+        engine = self.engine
+        if session.base == engine.applied:
+            return
+        error = self._overtaken(session.sets, session.base)
+        if error is not None:
+            raise error
+        if session.serializable:
+            session.base, session.base_clock = dict(engine.applied), engine.applied_clock
 
     def _read(
         self, session: Session, piece: Piece, params: tuple[Any, ...], room: int

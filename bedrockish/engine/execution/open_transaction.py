@@ -69,6 +69,7 @@ class Session:
         logged: how many bytes of results are kept there, roughly.
         draft: where it runs since its first schema statement.
         unsure: a deferred foreign key was broken when it was swapped out.
+        behind: something that it has read on its snapshot has been written since, so it will not get a newer one.
         looked_behind: it has read tables of the database itself, of which no access set tells.
         over: SQLite itself has ended it.
         lent: another thread reads on its snapshot; whoever lent it ends the session if it is ``ended`` then.
@@ -94,6 +95,7 @@ class Session:
     logged: int = 0
     draft: SchemaCopy | None = None
     unsure: bool = False
+    behind: bool = False
     looked_behind: bool = False
     over: bool = False
     lent: bool = False

@@ -17,7 +17,7 @@ import pytest
 from bedrockish.errors import UsageError
 from bedrockish.transfer.load_database import BATCH_ROWS, batches, read_plan
 from tests.test_tidy import ROOT
-from tools import bench_orders, bench_orders_work, peer_galera
+from tools import peer_galera
 from tools.bench import WORKS, Draw, measure_sqlite, quantile, scenarios
 from tools.bootstrap import read_lock
 from tools.cluster import DemoError, LocalCluster
@@ -26,6 +26,7 @@ from tools.demo_cluster import DATABASE
 from tools.demo_work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE, SCHEMA, TAKE, Tally, Transfer, draw
 from tools.java import find_java
 from tools.make_demo_data import degrees
+from tools.scenarios import orders, orders_work
 from tools.scenarios.beside import run as run_beside
 from tools.scenarios.engine import measure, profile
 from tools.scenarios.plain import DESIGN
@@ -250,17 +251,17 @@ def test_the_laws_of_the_shop_hold_after_whole_transactions_and_break_after_half
     said of it.
     """
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        for sql in bench_orders_work.SCHEMA:
+        for sql in orders_work.SCHEMA:
             db.execute(sql)
-        for sql, made in bench_orders_work.rows():
+        for sql, made in orders_work.rows():
             db.executemany(sql, made)
 
         def ask(sql: str) -> int:
             return int(db.execute(sql).fetchone()[0])
 
         counts: dict[str, list[int]] = {}
-        for kind in bench_orders.KINDS:
-            work = bench_orders_work.Work(kind, 1)
+        for kind in orders.KINDS:
+            work = orders_work.Work(kind, 1)
             for _ in range(150):
                 name, run = work.draw()
                 texts: list[str] = []
@@ -271,13 +272,13 @@ def test_the_laws_of_the_shop_hold_after_whole_transactions_and_break_after_half
 
                 run(execute)
                 counts.setdefault(name, []).append(len(texts))
-        bench_orders.check("SQLite", ask)
+        orders.check("SQLite", ask)
         assert set(counts) == {"order", "pay", "deliver", "look", "transfer"}
         assert all(10 <= count <= 45 for name in ("order", "pay") for count in counts[name])
         assert set(counts["transfer"]) == {4}
         db.execute("UPDATE branch SET takings = takings + 1 WHERE id = 1")
         with pytest.raises(DemoError, match="SQLite: takings of branches and receipts differ"):
-            bench_orders.check("SQLite", ask)
+            orders.check("SQLite", ask)
 
 
 @pytest.mark.parametrize("work", list(WORKS))

@@ -26,9 +26,9 @@ from rich.table import Table
 
 import bedrockish
 from tools.bench import quantile, read_numbers
-from tools.bench_orders_work import FILLED, LAWS, SCHEMA, Told, rows
 from tools.cluster import ROOT, DemoError, clean_environment, local_cluster
 from tools.peer_galera import driver, galera
+from tools.scenarios.orders_work import FILLED, LAWS, SCHEMA, Told, rows
 
 OURS, THEIRS = "bedrockish", "Galera"
 WARM_UP_S = 1.0
@@ -71,7 +71,7 @@ def run_terminals(kind: str, places: list[str], seconds: float, used_s: Callable
         numbers = list(range(first, len(places), count))
         asked = {"places": [places[one] for one in numbers], "numbers": numbers, "kind": kind}
         asked |= {"warm_up_s": WARM_UP_S, "seconds": seconds}
-        command = [sys.executable, "-m", "tools.bench_orders_work", json.dumps(asked)]
+        command = [sys.executable, "-m", "tools.scenarios.orders_work", json.dumps(asked)]
         made = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The transactions that ``tools.scenarios.orders`` measures, and the terminals that run them, one process for some of them.
+"""The transactions that ``tools.scenarios.orders`` measures, and the terminals that run them, some in one process.
 
 A shop with branches. Each statement is a round trip of its own, as applications do it: what the next one asks depends
 on what the last one told.

@@ -8,7 +8,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -230,6 +230,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             memory=runtime.engine.memory,
             user=gate.caller(link.stream),
             access=runtime.engine.access,
+            why_out=partial(gate.why_out, link.stream) if gate.comes_with_token(link.stream) else None,
         )
 
     mesh = net.Mesh(
@@ -265,9 +266,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             runtime.read_links(mesh.read_loop.read_now)
         if config.security.encrypts and threading.current_thread() is threading.main_thread():
             nursery.start_soon(_reread_on_hangup, credentials, mesh)
-        where = ", ".join(f"{host}:{port}" for host, port in bound)
-        members = " ".join(state.roster.membership.nodes)
-        logger.info("node %s of %s (%s) serves %s on %s", config.node, config.cluster, members, config.database, where)
+        _tell_where(config, state.roster.membership.nodes, bound)
         if config.http is not None:
             await nursery.start(load_http(), runtime, config, gate, credentials)
         up.set()
@@ -278,6 +277,12 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             await runtime.run()
         finally:
             runtime.leave()
+
+
+def _tell_where(config: Config, members: Iterable[str], bound: Iterable[tuple[str, int]]) -> None:
+    where = ", ".join(f"{host}:{port}" for host, port in bound)
+    names = " ".join(members)
+    logger.info("node %s of %s (%s) serves %s on %s", config.node, config.cluster, names, config.database, where)
 
 
 def _repairs(runtime: Runtime, config: Config, credentials: Credentials, plugins: Plugins) -> tuple[Scrubber, Healer]:

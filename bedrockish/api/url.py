@@ -19,7 +19,7 @@ URL_EXAMPLE = "bedrockish://localhost:7373/?read=session&timeout=10"
 FIRST, NEAREST, RANDOM = CHOICES = ("first", "nearest", "random")
 SYSTEM = "system"
 HOST = "host"  # one more node, as an option: what every parser of URLs takes
-OPTIONS = ("read", "timeout", "connect_timeout", "cluster", "choice", "discover", "ca", "cert", "key")
+OPTIONS = ("read", "timeout", "connect_timeout", "cluster", "choice", "discover", "ca", "cert", "key", "password_file")
 
 
 class Address(NamedTuple):
@@ -78,7 +78,8 @@ class Target:
         choice: which node is asked: ``first`` of the list that answers, the ``nearest``, or a ``random`` one.
         discover: also ask nodes that are not in the URL but are members of the cluster; by default if it names several.
         user: name of the user; None for none.
-        password: of that user.
+        password: of that user, or a token.
+        password_file: file that has it instead.
         ca: file with the certificates that sign those of the nodes, or ``system``; None for no TLS.
         cert: file with the client's own certificate.
         key: file with its private key.
@@ -96,6 +97,7 @@ class Target:
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
+    password_file: str | None = None
 
     def __str__(self) -> str:
         return f"{SCHEME}://" + ",".join(str(address) for address in self.addresses)
@@ -176,6 +178,9 @@ def _with_options(url: str, target: Target, pairs: Sequence[tuple[str, str]]) ->
     ca, cert, key = (options.get(name) for name in ("ca", "cert", "key"))
     if (cert is None) != (key is None) or (cert is not None and ca is None):
         raise ConfigError(f"{url!r}: a certificate needs ca, cert and key, three files; for a password, ca is enough")
+    password_file = options.get("password_file")
+    if password_file is not None and (target.user is None or target.password is not None):
+        raise ConfigError(f"{url!r}: password_file goes with a user who has no password in the URL: user@host")
     return replace(
         target,
         read=read,
@@ -187,6 +192,7 @@ def _with_options(url: str, target: Target, pairs: Sequence[tuple[str, str]]) ->
         ca=ca,
         cert=cert,
         key=key,
+        password_file=password_file,
     )
 
 

@@ -118,7 +118,7 @@ def remove(url: str, name: str, force: bool, mode: str | None, timeout: float | 
 @click.option("--for", "for_s", callback=duration, default="1h", show_default=True, help="How long it is good: 1h, 7d.")
 @timeout_option
 def token(url: str, name: str, for_s: float, timeout: float | None) -> None:
-    """Print a token with which NAME comes in by HTTP and libSQL's protocol. Everybody may make the own ones.
+    """Print a token with which NAME comes in, wherever a password is taken. Everybody may make the own ones.
 
     It ends with its time, when NAME gets another password or is removed.
     """

@@ -3,9 +3,11 @@
 import os
 import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bedrockish.api.url import SYSTEM, Address, Target
+from bedrockish.common.access_token import read_token
 from bedrockish.errors import ConfigError
 from bedrockish_net import handshake, socket_link
 from bedrockish_net.events import Hello
@@ -23,23 +25,39 @@ class Entry:
 
     Attributes:
         ssl_context: TLS; None for none.
-        info: what the HELLO has to say: user and password.
+        user: the user's name; None for nobody in particular.
+        password: the user's password, or a token; None: ``password_file`` has it.
+        password_file: read for each link, so that what is in it can be exchanged while a program runs.
     """
 
     ssl_context: ssl.SSLContext | None = None
-    info: dict[str, Any] = field(default_factory=dict, repr=False)
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    password_file: str | None = None
+
+    def _login(self) -> dict[str, Any]:
+        """Return what the HELLO has to say.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        if self.user is None:
+            return {}
+        password = self.password if self.password is not None else _read_password(self.password_file or "")
+        # Not as a password: a release that knows no tokens on links would count it as a wrong one.
+        return {"user": self.user, "password" if read_token(password) is None else "token": password}
 
     async def dial(self, address: Address, hello: Hello, seconds: float, limits: Limits) -> Link:
         """Open a link. Raises what ``Link.dial`` says."""
         host, port = address
-        said = Hello(hello.node, hello.cluster, hello.role, hello.to, {**hello.info, **self.info})
+        said = Hello(hello.node, hello.cluster, hello.role, hello.to, {**hello.info, **self._login()})
         shaken = await handshake.dial(host, port, said, seconds, limits, self.ssl_context)
         return Link(*shaken, limits)
 
     def dial_socket(self, address: Address, hello: Hello, seconds: float, limits: Limits) -> SocketLink:
         """Open a link on a plain socket, in the calling thread. Raises what ``socket_link.dial`` says."""
         host, port = address
-        said = Hello(hello.node, hello.cluster, hello.role, hello.to, {**hello.info, **self.info})
+        said = Hello(hello.node, hello.cluster, hello.role, hello.to, {**hello.info, **self._login()})
         return socket_link.dial(host, port, said, seconds, limits, self.ssl_context)
 
 
@@ -47,7 +65,7 @@ def entry_of(target: Target) -> Entry:
     """Return how a client with this URL comes in; a user without a password has it in BEDROCKISH_PASSWORD.
 
     Raises:
-        ConfigError: a file of certificates cannot be used, or there is no password.
+        ConfigError: a file of certificates or of a password cannot be used, or there is no password.
     """
     context = None
     if target.ca is not None:
@@ -57,7 +75,20 @@ def entry_of(target: Target) -> Entry:
             raise ConfigError(str(error)) from error
     if target.user is None:
         return Entry(context)
+    if target.password_file is not None:
+        _read_password(target.password_file)
+        return Entry(context, target.user, password_file=target.password_file)
     password = target.password if target.password is not None else os.environ.get(PASSWORD_VARIABLE)
     if password is None:
         raise ConfigError(f"the URL names the user {target.user!r} but no password; set {PASSWORD_VARIABLE}")
-    return Entry(context, info={"user": target.user, "password": password})
+    return Entry(context, target.user, password)
+
+
+def _read_password(path: str) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"password_file: {path} cannot be read: {error}") from error
+    if not text:
+        raise ConfigError(f"password_file: {path} is empty; write the user's password or a token into it")
+    return text

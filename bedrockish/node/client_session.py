@@ -45,10 +45,11 @@ from bedrockish.errors import (
     MemoryFullError,
     OutcomeUnknownError,
     TooLargeError,
+    UnavailableError,
     UsageError,
 )
-from bedrockish.node.rights import check_call
-from bedrockish_net.errors import LinkClosedError, LocalProtocolError
+from bedrockish.node.rights import check_call, check_call_by_token
+from bedrockish_net.errors import Code, LinkClosedError, LocalProtocolError
 from bedrockish_net.stream import Link
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ IN_FLIGHT_MAX = 128
 AT_ONCE_S = 0.02  # how long the calls of one read may run where they are read; others have their turn then
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
 LARGE_BYTES = 1 << 20  # what is longer is refused when all memory is taken
+STAY_S = 1.0  # between two looks at whether a client that came with a token may stay
+LEAVE_LOOKS = 100  # for the end of what it had begun
 WAITING_BYTES = 4 << 20  # with more on its way to a client, or kept for it, further calls of it are not begun
 
 
@@ -208,6 +211,7 @@ async def serve_client(
     memory: Holds | None = None,
     user: str = "",
     access: Access | None = None,
+    why_out: Callable[[], str] | None = None,
 ) -> None:
     """Answer one client until its link is over; what it began goes on. Somebody else runs the link.
 
@@ -222,16 +226,19 @@ async def serve_client(
         memory: is told how many bytes are kept for the link.
         user: who the client is; empty if nobody had to say when it came.
         access: what users may do.
+        why_out: tells why the client may not stay, empty if it may; None: it may for as long as it likes.
         caught: takes an exception that no call was expected to raise, and returns the answer to that call.
     """
     loan = Loan(donor)
     session = _Session(link, node, loan, begin, in_flight_max, transactions, upkeep, caught)
-    session.user, session.access = user, access or Access()
+    session.user, session.access, session.why_out = user, access or Access(), why_out
     session.count_by(memory or Memory())
     try:
         async with trio.open_nursery() as nursery:
             session.begin(nursery)
             link.deliver_to(session.take)
+            if why_out is not None:
+                nursery.start_soon(session.watch_stay)
             closed = await link.wait_closed()
             logger.debug("client %s is gone: %s", link.remote.node, closed.reason)
     finally:
@@ -247,10 +254,12 @@ class _Session:
     Attributes:
         user: who the client is; empty if nobody had to say when it came.
         access: what users may do.
+        why_out: tells why the client may not stay.
     """
 
     user = ""
     access: Access
+    why_out: Callable[[], str] | None = None
 
     def __init__(
         self,
@@ -284,6 +293,22 @@ class _Session:
         """Let somebody count what is kept here."""
         self._memory = memory
 
+    async def watch_stay(self) -> None:
+        """End the link when its client may not stay any more, and with it what is open there.
+
+        What had begun before is answered, so that nobody has to ask what became of it.
+        """
+        assert self.why_out is not None
+        while self._link.closed is None:
+            with trio.move_on_after(STAY_S):
+                await self._link.wait_closed()
+            if self.why_out():
+                for _ in range(LEAVE_LOOKS):
+                    if not self._in_flight:
+                        break
+                    await trio.sleep(STAY_S / 20)
+                self._link.drop(Code.AUTHENTICATION, self.why_out())
+
     def take(self, payloads: list[bytes]) -> None:
         """Take calls as they are read."""
         self._backlog.extend(payloads)
@@ -314,11 +339,15 @@ class _Session:
             self._refuse(error.id, error, size)
             return
         try:
+            if self.why_out is not None:
+                if why := self.why_out():
+                    raise UnavailableError(why, reason=Code.AUTHENTICATION)  # a client comes again, with what is good
+                check_call_by_token(call)
             if self.access.users:
                 check_call(self.access, call, self.user)
             if size > LARGE_BYTES:
                 self._memory.check_large()
-        except (ForbiddenError, MemoryFullError) as error:
+        except (ForbiddenError, MemoryFullError, UnavailableError) as error:
             self._refuse(call.id, error, size)
             return
         if self._begin is not None and isinstance(call, Execute):

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bedrockish.api.requests import RAISE, USER_PASSWORD, MemberChange
-from bedrockish.api.wire import EVENTS, JOIN, SETTLE, SNAPSHOT, UPKEEP, Ask, AskChunk, Call, Step
+from bedrockish.api.requests import RAISE, USER_ACTIONS, USER_PASSWORD, MemberChange
+from bedrockish.api.wire import EVENTS, JOIN, SETTLE, SNAPSHOT, UPKEEP, Ask, AskChunk, Call, Execute, Step
 from bedrockish.engine.statements.rights import NOBODY, Access
+from bedrockish.errors import ForbiddenError
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.membership import ADMIN, READER
 
@@ -34,6 +35,22 @@ def check_call(access: Access, call: Call, user: str) -> None:
             rights.require(0 if rights.has_any else READER, "this decides a command")
         case _:
             rights.require(0, "this")  # whoever is somebody here
+
+
+def check_call_by_token(call: Call) -> None:
+    """Make sure that who came in with a token asks for nothing that would outlive it.
+
+    Raises:
+        ForbiddenError: it does.
+    """
+    match call:
+        case Execute(_, request) if request.change is not None and request.change.action in USER_ACTIONS:
+            what = "changes no users and no passwords"
+        case Ask(_, op, asked=asked) if op == UPKEEP and (asked or {}).get("do") == "token":
+            what = "makes no other tokens"
+        case _:
+            return
+    raise ForbiddenError(f"a token {what}, for it ends and they would not; come with a password or a certificate")
 
 
 def check_seeing(access: Access, user: str) -> None:

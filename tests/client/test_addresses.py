@@ -24,6 +24,14 @@ def test_users_and_certificates() -> None:
     assert parse_url("bedrockish://ann@a").password is None
 
 
+def test_a_password_may_be_in_a_file() -> None:
+    target = parse_url("bedrockish://ann@a/?password_file=%2Frun%2Fsecrets%2Fann")
+    assert (target.user, target.password, target.password_file) == ("ann", None, "/run/secrets/ann")
+    for url in ("bedrockish://a/?password_file=x", "bedrockish://ann:secret@a/?password_file=x"):
+        with pytest.raises(ConfigError, match="goes with a user who has no password in the URL"):
+            parse_url(url)
+
+
 def test_no_mistake_prints_a_password() -> None:
     assert hide_password("bedrockish://ann:secret@a:1/?read=x") == "bedrockish://ann:***@a:1/?read=x"
     for url in ("bedrokish://ann:secret@a", "bedrockish://ann:secret@a:x", "bedrockish://ann:secret@a/?x=1"):

@@ -11,8 +11,11 @@ import trio
 from bedrockish import open_client
 from bedrockish.api.requests import REMOVE, MemberChange
 from bedrockish.client.transaction import Transaction
+from bedrockish.common.access_token import AccessToken, make_token
 from bedrockish.common.levels import LEVEL
-from bedrockish.errors import ConstraintError
+from bedrockish.common.password_hash import hash_password
+from bedrockish.errors import AuthenticationError, ConstraintError
+from bedrockish.node.cluster.authentication import TRIES_MAX
 from tests.cluster.releases import unpack_last_release
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows, status_of, until
 from tests.cluster.test_members import Work, working
@@ -198,6 +201,27 @@ async def test_a_cluster_is_upgraded_node_after_node(tmp_path: Path, last: list[
         for node in cluster.nodes:
             assert work.done <= {row for (row,) in rows(node, "SELECT row FROM work")}
         judge_files(cluster)
+    finally:
+        cluster.stop()
+
+
+async def test_a_token_is_no_wrong_password_at_the_last_release(tmp_path: Path, last: list[Path]) -> None:
+    """It takes none, and says what it takes; and whoever knows the password does not have to wait for that."""
+    users = {"users": {"ann": str(hash_password("right", bytes(16)))}}
+    token = make_token(AccessToken("ann", 1 << 50), "secret", "id")
+    cluster = LocalCluster(tmp_path / "cluster", ("A",), users)
+    cluster.write_files()
+    (node,) = cluster.nodes
+    node.sources = last
+    try:
+        node.start()
+        for password, says in [(token, "this node asks for a user and a password")] * (TRIES_MAX + 1) + [
+            ("wrong", "wrong user or password")
+        ]:
+            cluster.login = f"ann:{password}@"
+            with pytest.raises(AuthenticationError, match=says):
+                async with open_client(cluster.url(options="connect_timeout=30")) as client:
+                    await client.execute("SELECT 1")
     finally:
         cluster.stop()
 

@@ -11,6 +11,7 @@ import secrets
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -47,7 +48,7 @@ USER_CHARACTERS_MAX = 100
 WINDOW_S = 60.0  # … in so many seconds
 ADDRESSES_MAX = 10_000
 AT_ONCE = 2
-USER, PASSWORD = "user", "password"
+USER, PASSWORD, GIVEN_TOKEN = "user", "password", "token"
 
 
 class Credentials:
@@ -109,7 +110,7 @@ class Credentials:
             ConfigError: the URL names a file that cannot be used.
         """
         given = Entry() if target is None else entry_of(target)
-        return Entry(given.ssl_context or self.dial_context, given.info)
+        return replace(given, ssl_context=given.ssl_context or self.dial_context)
 
 
 def _read_revoked(files: Files) -> frozenset[int]:
@@ -150,6 +151,7 @@ class Gate:
     ) -> None:
         self._moment = moment
         self._let_in: WeakKeyDictionary[trio.abc.Stream, str] = WeakKeyDictionary()  # as which user each has come
+        self._tokens: WeakKeyDictionary[trio.abc.Stream, str] = WeakKeyDictionary()  # of those who came with one
         self._config, self._access = config.users, access
         access.bootstrap = frozenset(config.users)
         self._credentials = credentials
@@ -174,17 +176,25 @@ class Gate:
     async def admit(self, stream: trio.abc.Stream, hello: Hello) -> None:
         """Let a link in: of a peer, whom the mesh has judged, or of a client.
 
-        A client may have a certificate or a password, or only want to know which cluster this is.
+        A client may have a certificate, a password or a token, or only want to know which cluster this is.
 
         Raises:
             RefusedError: it has none of them.
         """
         if hello.role == "peer" or not self.users or has_certificate(stream) or only_asks(hello):
             return
-        user, password = hello.info.get(USER), hello.info.get(PASSWORD)
+        user, password, token = (hello.info.get(name) for name in (USER, PASSWORD, GIVEN_TOKEN))
+        if isinstance(user, str) and isinstance(token, str):
+            try:
+                self._let_in[stream] = self.admit_token(token, _address(stream), user)
+            except AuthenticationError as error:
+                raise RefusedError(Code.AUTHENTICATION, error.message) from error
+            self._tokens[stream] = token
+            return
         if not isinstance(user, str) or not isinstance(password, str):
             raise RefusedError(
-                Code.AUTHENTICATION, "this node asks for a user and a password: bedrockish://user:password@host:port"
+                Code.AUTHENTICATION,
+                "this node asks for a user, and a password or a token: bedrockish://user:password@host:port",
             )
         if why := await self.judge(user, password, _address(stream)):
             raise RefusedError(Code.AUTHENTICATION, why)
@@ -201,6 +211,21 @@ class Gate:
             name = names[0] if names[0].startswith("client:") else f"certificate:{names[0]}"
             return name[:USER_CHARACTERS_MAX]
         return self._let_in.get(stream, "")  # what a HELLO says was not looked at where nobody had to be a user
+
+    def comes_with_token(self, stream: trio.abc.Stream) -> bool:
+        """Whether a client was let in for its token, which ends some time."""
+        return stream in self._tokens
+
+    def why_out(self, stream: trio.abc.Stream) -> str:
+        """Return why a client that came with a token may not stay; empty if it may."""
+        token = self._tokens.get(stream)
+        if token is None:
+            return ""
+        try:
+            self.admit_token(token, "")
+        except AuthenticationError as error:
+            return error.message
+        return ""
 
     async def order_token(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Make a token for a user of the cluster, as an operator asks.
@@ -222,8 +247,13 @@ class Gate:
         token = AccessToken(user, now_ms + int(1000 * seconds))
         return {"token": make_token(token, said.secret, cluster_id), "user": user, "until_ms": token.until_ms}
 
-    def admit_token(self, given: str, address: str) -> str:
+    def admit_token(self, given: str, address: str, user: str | None = None) -> str:
         """Return the user who comes in with a token.
+
+        Args:
+            given: the token.
+            address: where it comes from, for the log; empty for a token that was good before.
+            user: whose it is said to be.
 
         Raises:
             AuthenticationError: it lets nobody in.
@@ -232,12 +262,15 @@ class Gate:
         said = self._access.users.get(token.user) if token is not None else None
         cluster_id, now_ms = self._moment()
         if token is None or said is None or not is_signed(given, said.secret, cluster_id):
-            logger.warning("wrong token from %s", address)
+            if address:
+                logger.warning("wrong token from %s", address)
             raise AuthenticationError("this token is not good here, or not any more: its user's password was changed")
         if now_ms >= token.until_ms:
             raise AuthenticationError(
                 f"the token of {token.user} has ended; make another one with 'bedrockish user token URL {token.user}'"
             )
+        if user not in (None, token.user):
+            raise AuthenticationError(f"this token is {token.user}'s, and not of the user {user!r:.100}")
         return token.user
 
     async def judge(self, user: str, password: str, address: str) -> str:
@@ -245,9 +278,15 @@ class Gate:
 
         Args:
             user: a name.
-            password: what was given as that user's.
+            password: what was given as that user's: a password or a token.
             address: where it comes from.
         """
+        if read_token(password) is not None:
+            try:
+                self.admit_token(password, address, user)
+            except AuthenticationError as error:
+                return error.message
+            return ""
         found = self._hash_of(user)
         kept = found or self._nobody
         text = f"{kept}:{len(user)}:{user}{password}"  # what has fitted one hash is nothing to the next one

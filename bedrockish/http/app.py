@@ -31,6 +31,7 @@ from bedrockish.api.requests import Request as Command
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX
 from bedrockish.client.credentials import Entry
 from bedrockish.client.request_builder import new_command
+from bedrockish.common.access_token import PREFIX
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
 from bedrockish.http.changes import changes
 from bedrockish.http.cluster import end_transaction, whole_activity, whole_cluster
@@ -250,12 +251,13 @@ class Handlers:
         return json_reply(await whole_cluster(self._node, after, self._entry(request)))
 
     def _entry(self, request: Request) -> Entry:
-        """Return how this node comes in at the others: without certificates, as who asks it."""
+        """Return how this node comes in at the others: without certificates, as who asks it, with what that showed."""
         entry = self._credentials.entry()
         if not self._gate.users:
             return entry
-        user, password = read_login(request.headers)
-        return replace(entry, info={"user": user, "password": password})
+        token = request.headers.get("authorization", "").partition(" ")[2].strip()
+        user, password = (user_of(request), token) if token.startswith(PREFIX) else read_login(request.headers)
+        return replace(entry, user=user, password=password)
 
     async def activity(self, request: Request) -> Response:
         """Say what all nodes did in the last hour."""

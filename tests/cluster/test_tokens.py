@@ -1,0 +1,259 @@
+"""Tokens of three real nodes' users: where they are taken, what they are good for, and how they end."""
+
+import itertools
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish import Client, connect, open_client
+from bedrockish.common.access_token import PREFIX, AccessToken, make_token
+from bedrockish.errors import AuthenticationError, ConfigError, ForbiddenError, UnavailableError
+from tests.cluster.doors import DOORS, Caller, RefusedAtTheDoorError, ask_socket
+from tests.cluster.story import ready
+from tests.cluster.test_rights import done, user
+from tests.cluster.test_security import program
+from tools.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes with an admin, and somebody who may do nothing."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("tokens") / "three")
+    cluster.add_http()
+    cluster.write_files()
+    try:
+        for node in cluster.nodes:
+            node.start()
+        trio.run(ready, cluster)
+        with connect(cluster.url()) as db:
+            db.execute("CREATE TABLE item(id INTEGER PRIMARY KEY, note TEXT)")
+        done(user(cluster.url(), "add", "adam", "--role", "admin", password="adam!"))
+        cluster.login = "adam:adam!@"
+        done(user(cluster.url(), "add", "nina", password="nina!"))
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _bearer(cluster: LocalCluster, node: int, token: str, sql: str) -> int:
+    """Send a statement with a token by HTTP; return the status."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{cluster.nodes[node].http_port}/db/execute",
+        json.dumps([sql]).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_a_token_is_its_user_for_a_while(cluster: LocalCluster) -> None:
+    """At every node, by HTTP and libSQL's protocol; who makes it for whom; and it cannot be forged."""
+    done(user(cluster.url(), "add", "tina", "--role", "writer", password="1"))
+    mine = Caller(cluster, 0, "tina", "1").url
+    token = done(user(mine, "token", "tina")).strip()
+    insert = "INSERT INTO item(note) VALUES ('token')"
+    for node in range(3):
+        assert _bearer(cluster, node, token, insert) == 200
+        assert _bearer(cluster, node, token, "CREATE TABLE no(x)") == 403
+        told = ask_socket(cluster.nodes[node].http_port or 0, token, insert)
+        assert told["type"] == "response_ok", told
+    with connect(cluster.url()) as db:
+        asked = "SELECT DISTINCT user_name FROM bedrockish_changes WHERE row_after LIKE '%\"token\"%'"
+        assert db.execute(asked, read="strict").rows == [("tina",)]
+    for url, name in ((mine, "adam"), (mine, "nobody"), (Caller(cluster, 0, "nina", "nina!").url, "tina")):
+        assert "needs the role admin" in user(url, "token", name).stderr
+    assert "has no user 'nobody'" in user(cluster.url(), "token", "nobody").stderr
+    assert "up to 366 days" in user(mine, "token", "tina", "--for", "400d").stderr
+    payload, mac = token.removeprefix(PREFIX).split(".")
+    other = make_token(AccessToken("adam", 1 << 50), "guess", "guess").removeprefix(PREFIX)
+    forged = [f"{PREFIX}{other}", f"{PREFIX}{other.split('.')[0]}.{mac}", f"{PREFIX}{payload}.{mac[::-1]}"]
+    for wrong in (*forged, PREFIX, f"{PREFIX}.", token[:-4], token + "x" * 1000, f"{PREFIX}{'A' * 40}.{mac}"):
+        assert _bearer(cluster, 1, wrong, "SELECT 1") == 401, wrong
+        assert ask_socket(cluster.nodes[1].http_port or 0, wrong, "SELECT 1")["type"] == "hello_error"
+    done(user(cluster.url(), "remove", "tina"))
+
+
+def test_a_token_ends_with_its_time_its_password_and_its_user(cluster: LocalCluster) -> None:
+    done(user(cluster.url(), "add", "tess", "--role", "writer", password="1"))
+
+    def becomes(token: str, status: int) -> None:
+        for node in range(3):
+            _until(lambda node=node: _bearer(cluster, node, token, "SELECT 1") == status)  # type: ignore[misc]
+
+    def make(*options: str) -> str:
+        return done(user(cluster.url(), "token", "tess", *options)).strip()
+
+    brief, token = make("--for", "4s"), make()
+    assert _bearer(cluster, 0, brief, "SELECT 1") == 200
+    becomes(brief, 401)
+    becomes(token, 200)
+    done(user(cluster.url(), "passwd", "tess", password="2"))
+    becomes(token, 401)
+    token = make()
+    becomes(token, 200)
+    done(user(cluster.url(), "revoke", "tess", "reader"))
+    becomes(token, 403)
+    done(user(cluster.url(), "remove", "tess"))
+    becomes(token, 401)
+    done(user(cluster.url(), "add", "tess", "--role", "writer", password="2"))
+    becomes(make(), 200)
+    assert [_bearer(cluster, node, token, "SELECT 1") for node in range(3)] == [401] * 3
+    done(user(cluster.url(), "remove", "tess"))
+
+
+def test_a_web_socket_ends_with_its_token(cluster: LocalCluster) -> None:
+    done(user(cluster.url(), "add", "sam", "--role", "reader", password="1"))
+    token = done(user(cluster.url(), "token", "sam", "--for", "4s")).strip()
+    answers = ask_socket(cluster.nodes[0].http_port or 0, token, "SELECT 1", until=lambda said: "error" in said)
+    assert answers["type"] == "response_error", answers
+    assert "has ended" in answers["error"]["message"]
+    done(user(cluster.url(), "remove", "sam"))
+
+
+@pytest.fixture(scope="module")
+def mara(cluster: LocalCluster) -> Iterator[str]:
+    """Return the password of a user of the cluster's who asks for tokens of hers: a writer."""
+    done(user(cluster.url(), "add", "mara", "--role", "writer", password="first"))
+    yield "first"
+    done(user(cluster.url(), "remove", "mara"))
+
+
+def _token_of(cluster: LocalCluster, name: str, for_s: float = 3600) -> str:
+    """Make a token, without a process in between: what is brief is not over before it is used."""
+
+    async def ask() -> str:
+        async with open_client(cluster.url()) as client:
+            return str((await client.upkeep({"do": "token", "user": name, "for_s": for_s}))["token"])
+
+    with ThreadPoolExecutor() as elsewhere:
+        return elsewhere.submit(trio.run, ask).result()
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_token_goes_where_the_password_goes_at_every_door(cluster: LocalCluster, mara: str, door: str) -> None:
+    """It gives the rights of its user, is nobody else's, and a forged one is a wrong one."""
+    come, here, token = DOORS[door], list(DOORS).index(door) % 3, _token_of(cluster, "mara")
+    forged = token[:-6] + ("AAAAAA" if token[-6:] != "AAAAAA" else "BBBBBB")
+    come(Caller(cluster, here, "mara", token), f"INSERT INTO item(note) VALUES ('token {door} ')")
+    with pytest.raises(RefusedAtTheDoorError, match="mara needs the role owner"):
+        come(Caller(cluster, here, "mara", token), "CREATE TABLE maras(x)")
+    with pytest.raises(RefusedAtTheDoorError, match=r"this token is mara's, and not of the user 'adam'|send the h"):
+        come(Caller(cluster, here, "adam", token), "SELECT 1")
+    with pytest.raises(RefusedAtTheDoorError, match=r"this token is not good here|send the h"):
+        come(Caller(cluster, here, "mara", forged), "SELECT 1")
+    with connect(cluster.url()) as db:
+        asked = "SELECT count(*) FROM bedrockish_changes WHERE user_name = 'mara' AND row_after LIKE ?"
+        assert db.execute(asked, [f"%token {door} %"], read="strict").value() == 1
+
+
+def test_nothing_that_outlives_a_token_is_done_with_one(cluster: LocalCluster, mara: str) -> None:
+    for name, mine in (("mara", "mara"), ("adam", "mara")):
+        token = _token_of(cluster, name)
+        url = Caller(cluster, 1, name, token).url
+        assert "a token makes no other tokens" in user(url, "token", mine).stderr
+        assert "changes no users and no passwords" in user(url, "passwd", mine, password="x").stderr
+        assert "changes no users and no passwords" in user(url, "add", "eve", "--role", "admin", password="x").stderr
+    with connect(Caller(cluster, 1, "mara", mara).url) as db:
+        db.execute("SELECT 1")
+
+
+def test_a_nodes_page_asks_the_others_with_the_token(cluster: LocalCluster, mara: str) -> None:
+    """By both schemes: as what a browser sends for a password, and as a bearer token."""
+    token = _token_of(cluster, "mara")
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{cluster.nodes[0].http_port}/cluster", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        found = json.loads(reply.read())
+    for told in (found, Caller(cluster, 1, "mara", token).post("/cluster", None)):
+        assert {name: facts.get("error") for name, facts in told["nodes"].items()} == dict.fromkeys("ABC")
+
+
+async def test_a_link_ends_with_its_token_and_with_it_what_is_open(cluster: LocalCluster, mara: str) -> None:
+    """A row that an open transaction of a token's has locked is free a moment after the token has ended."""
+    token = _token_of(cluster, "mara", 5)
+    url = Caller(cluster, 0, "mara", token).url
+    async with open_client(cluster.url()) as other, open_client(url) as client:
+        await other.execute("INSERT INTO item(id, note) VALUES (777, 'new')")
+        with pytest.raises(UnavailableError, match=r"the token of mara has ended.*it did not happen"):  # noqa: PT012
+            async with client.transaction() as mine:
+                await mine.execute("UPDATE item SET note = 'mara' WHERE id = 777")
+                assert (await other.status())["open_transactions"] == 1
+                for _ in range(100):
+                    if (await other.status())["open_transactions"] == 0:
+                        break
+                    await trio.sleep(0.1)
+                else:
+                    pytest.fail("the transaction stays open")
+                await mine.execute("UPDATE item SET note = 'again' WHERE id = 777")
+        with pytest.raises(AuthenticationError, match="the token of mara has ended"):
+            await client.execute("SELECT 1")
+        assert (await other.execute("SELECT note FROM item WHERE id = 777", read="strict")).value() == "new"
+
+
+async def _ask_for_ever(client: Client) -> None:
+    for number in itertools.count():
+        await client.execute("INSERT INTO item(note) VALUES (?)", [f"mona {number}"])
+        await trio.sleep(0.05)
+
+
+@pytest.mark.parametrize("how", ["password", "user"])
+async def test_a_link_ends_when_what_its_token_rests_on_does(cluster: LocalCluster, how: str) -> None:
+    await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "add", "mona", "--role", "writer", password="1")))
+    token = await trio.to_thread.run_sync(_token_of, cluster, "mona")
+    async with open_client(Caller(cluster, 2, "mona", token).url) as client:
+        await client.execute("SELECT 1")
+        if how == "password":
+            await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "passwd", "mona", password="2")))
+        else:
+            await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "remove", "mona")))
+        # What was being executed when the user went is refused for that.
+        says = "not good here, or not any more|does not know mona"
+        with trio.fail_after(20), pytest.raises((AuthenticationError, ForbiddenError), match=says):
+            await _ask_for_ever(client)
+    if how == "password":
+        await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "remove", "mona")))
+
+
+def test_a_program_goes_on_with_what_its_file_has_by_then(cluster: LocalCluster, mara: str, tmp_path: Path) -> None:
+    """A new token is brought while it runs: nothing that it asks fails."""
+    file = tmp_path / "token"
+    file.write_text(_token_of(cluster, "mara", 10) + "\n")
+    url = f"bedrockish://mara@127.0.0.1:{cluster.nodes[1].port}/?discover=no&password_file={file}"
+    ends = time.monotonic() + 13
+    with connect(url) as db:
+        number = 0
+        db.execute("INSERT INTO item(id, note) VALUES (900, '0')")
+        file.write_text(_token_of(cluster, "mara"))
+        while time.monotonic() < ends:
+            number += 1
+            db.execute("UPDATE item SET note = ? WHERE id = 900", [str(number)])
+        assert db.execute("SELECT note FROM item WHERE id = 900", read="strict").value() == str(number)
+    for text, says in (("", "is empty"), (None, "cannot be read")):
+        file.unlink() if text is None else file.write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            connect(url).execute("SELECT 1")
+    shown = program("sql", url, "SELECT 1")
+    assert (shown.returncode, "Traceback" in shown.stderr) == (2, False), shown.stderr
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so: another node has applied a change, or time has passed."""
+    for _ in range(300):
+        if is_so():
+            return
+        time.sleep(0.05)
+    pytest.fail("it does not come to be")

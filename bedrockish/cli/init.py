@@ -29,6 +29,11 @@ class Planned(NamedTuple):
         """Whether it can be reached from its own machine only."""
         return is_loopback(self.address.host)
 
+    @property
+    def machine(self) -> str:
+        """The machine that it is on, so far as its address tells: empty for this one."""
+        return "" if self.here else self.address.host
+
     def listen(self, port: int) -> Address:
         """Return where it listens: at a loopback address, or on all of its machine's."""
         if self.here:
@@ -172,11 +177,9 @@ def _http_ports(nodes: list[Planned], http: int | None) -> dict[str, int]:
     if http is None:
         return found
     for one in nodes:
-        before = [
-            found[other.name] for other in nodes if other.name in found and other.address.host == one.address.host
-        ]
-        port = found[one.name] = max(before, default=http - 1) + 1
-        taken = [other.name for other in nodes if other.address == Address(one.address.host, port)]
+        here = [other for other in nodes if other.machine == one.machine]
+        port = found[one.name] = max((found[other.name] for other in here if other.name in found), default=http - 1) + 1
+        taken = [other.name for other in here if other.address.port == port]
         if taken or port > 65535:
             raise UsageError(
                 f"--http {http}: {port} would be the port of HTTP of {one.name}, and is taken; use another"

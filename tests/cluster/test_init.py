@@ -147,6 +147,13 @@ def test_what_makes_no_cluster_makes_no_folder(tmp_path: Path, given: tuple[str,
     assert not [*tmp_path.iterdir()]
 
 
+def test_names_and_addresses_of_one_machine_have_its_ports_between_them(tmp_path: Path) -> None:
+    done = program("init", str(tmp_path / "prod"), "localhost:7401", "127.0.0.1:7402", "[::1]:7403", "--http", "8080")
+    assert done.returncode == 0, done.stderr
+    made = [build(text=(tmp_path / "prod" / name / f"{name}.toml").read_text()) for name in "ABC"]
+    assert [one.http.port for one in made if one.http] == [8080, 8081, 8082]
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     """Keys that are in use would be lost."""
     home = tmp_path / "prod"

@@ -2,18 +2,23 @@
 
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trio
 
 from bedrockish import open_client
-from bedrockish.errors import BedrockishError
-from tests.cluster.story import ready, status_of, until
+from bedrockish.client.admin_calls import clock_time
+from bedrockish.errors import BedrockishError, DeadlineError, OutcomeUnknownError, UnavailableError
+from tests.cluster.story import judge_files, level, ready, status_of, until
 from tests.cluster.test_members import newcomer
+from tools.chaos.cluster import proxied_cluster
 from tools.cluster import LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
 
 pytestmark = pytest.mark.cluster
+
+DAY_MS = 86_400_000
 
 
 def program(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -170,3 +175,69 @@ async def test_a_copy_of_a_nodes_file_is_started_elsewhere(tmp_path: Path) -> No
                 copy.kill()
             assert (await client.execute("SELECT count(*) FROM t WHERE x = 1")).value() == 20
             assert (await client.execute("SELECT count(*) FROM t")).value() == 20
+
+
+async def test_a_partition_of_a_day(tmp_path: Path) -> None:
+    """C is alone for a day, by all clocks: it says so and writes nothing, the others go on and keep what it will need;
+    afterwards it catches up by itself. In the middle, all nodes are restarted: that is how their walls get to move."""
+    async with proxied_cluster(tmp_path / "three", "ABC") as cluster:
+        await ready(cluster)
+        async with open_client(cluster.url(0)) as client:
+            await client.execute("CREATE TABLE t(x INTEGER PRIMARY KEY)")
+        await level(cluster)
+        with cluster.network.cut(cluster.network.apart("AB", "C")):
+            await until_troubled(cluster, 2, "no_quorum")
+            async with open_client(cluster.url(2, only=True)) as alone:
+                with pytest.raises((UnavailableError, DeadlineError, OutcomeUnknownError)):
+                    await alone.execute("INSERT INTO t VALUES (-1)", timeout=2, command="alone")
+                assert (await alone.execute("SELECT count(*) FROM t", read="stale")).value() == 0
+            await fill(cluster, 0, 50)
+            for node in cluster.nodes:
+                node.kill()
+                node.start("serve", "--set", f"wall_offset_ms={DAY_MS}", "--set", "journal_keep_minutes=60")
+            await fill(cluster, 50, 100)
+            status = await status_of(cluster, 0)
+            assert clock_time(status["clock"]) > datetime.now(UTC) + timedelta(hours=23)
+            done = await run("journal", "prune", cluster.url(0, only=True), "--older-than", "1h")
+            assert "node C has not told of all that is here" in done.stdout, done.stdout + done.stderr
+            await until_troubled(cluster, 2, "no_quorum")
+        await ready(cluster)
+        await level(cluster)
+        for index in range(3):
+            async with open_client(cluster.url(index, only=True)) as each:
+                happened = await each.settle("alone")  # whichever it is, it is the same at all nodes
+                count = "SELECT count(*) FILTER (WHERE x >= 0), count(*) FILTER (WHERE x < 0) FROM t"
+                assert (await each.execute(count, read="strict")).rows == [(100 + index, int(bool(happened)))]
+                await each.execute("INSERT INTO t VALUES (?)", [100 + index], timeout=20)
+        await until_well(cluster)
+        cluster.stop()
+        judge_files(cluster)
+
+
+async def fill(cluster: LocalCluster, first: int, after: int) -> None:
+    """Write rows at A, as soon as it can."""
+    for index in (0, 1):
+        await cluster.wait_ready(index)
+    async with open_client(cluster.url(0, only=True)) as client:
+        for number in range(first, after):
+            await client.execute("INSERT INTO t VALUES (?)", [number], timeout=40)
+
+
+async def until_troubled(cluster: LocalCluster, index: int, name: str) -> None:
+    await cluster.wait_ready(index)
+
+    async def told() -> bool:
+        return name in {one["code"] for one in (await status_of(cluster, index))["troubles"]}
+
+    await until(f"{cluster.nodes[index].name} has the trouble {name}", told)
+
+
+async def until_well(cluster: LocalCluster) -> None:
+    """Wait until no node has a trouble that the test made."""
+
+    async def well() -> bool:
+        found = [await status_of(cluster, index) for index in range(3)]
+        codes = {one["code"] for status in found for one in status["troubles"]}
+        return not codes & {"no_quorum", "node_away", "clock_skew"}
+
+    await until("all is well", well)

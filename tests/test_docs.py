@@ -76,3 +76,17 @@ def test_generated_pages_are_current(page: str) -> None:
     command = [sys.executable, "-c", f"from tools.docs import render; print(render({page!r}), end='')"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert (ROOT / page).read_text() == done.stdout
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("MVCC", "snapshot isolation", "optimistic concurrency control", "linearizable", "failover", "split brain"),
+        *("group commit", "retention", "closed timestamp", "resolved timestamp", "read set", "write set"),
+        *("replication slot", "point-in-time recovery", "change data capture", "idempotency key", "write skew"),
+    ],
+)
+def test_a_word_of_other_systems_finds_ours(word: str) -> None:
+    """Who comes from another database searches for its words, and the glossary says what we call it."""
+    rows = [line.partition(" | ") for line in (ROOT / "docs" / "glossary.md").read_text().splitlines()]
+    assert [said for elsewhere, _, said in rows if word.lower() in elsewhere.lower() and said]

@@ -55,6 +55,7 @@ MAY_IMPORT = {
     # Where a statement ends is SQLite's own knowledge: one pure function of sqlite3 is used.
     "bedrockish/sqltext": "bedrockish.sqltext bedrockish.errors !trio !apsw !socket !asyncio !threading !time",
     "bedrockish/node/plugins.py": "bedrockish apsw",
+    "bedrockish/node/scheduling/tracing.py": "bedrockish bedrockish_journal.model opentelemetry",
     "bedrockish/engine": (
         "bedrockish.engine bedrockish.errors bedrockish.api bedrockish.common bedrockish.sqltext "
         f"bedrockish.core.protocol {JOURNAL} apsw cbor2 sortedcontainers !socket !asyncio !random"
@@ -87,8 +88,8 @@ MAY_IMPORT = {
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 "
-        "click confluent_kafka deltalake duckdb hypercorn hypothesis libsql openapi_spec_validator pexpect "
-        "prometheus_client pyarrow pyiceberg pyspark pytest "
+        "click confluent_kafka deltalake duckdb hypercorn hypothesis libsql openapi_spec_validator opentelemetry "
+        "pexpect prometheus_client pyarrow pyiceberg pyspark pytest "
         "rich schemathesis sortedcontainers sqlalchemy trio trustme yaml wsproto"
     ),
     "tests/django_site": "bedrockish tests.django_site django",
@@ -155,6 +156,7 @@ ENTRY_POINTS = {
     "bedrockish.django.functions",
     "bedrockish.sqlalchemy.asynchronous",
     "examples.notes.app",
+    "tests.cluster.recording",
     "tests.sqlalchemy_suite.plugin",
     "tools.compliance.django_runner",
     "tools.compliance.django_settings",

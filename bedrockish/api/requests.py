@@ -4,13 +4,14 @@ journal (where results are kept, so that a retried command gets its first answer
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any
 
 import cbor2
 
 from bedrockish.common.levels import LEVEL
+from bedrockish.common.trace_context import came_with
 from bedrockish.errors import UsageError
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.value import value
@@ -132,6 +133,7 @@ class Request:
         longest_s: how long it may take in all if it is still being executed after ``timeout_s``; 0: no longer.
         call: a registered command to be called by name, instead of statements.
         user: who asks, as the node found at its door; empty if nobody has to say. No client can set it.
+        trace: the ``traceparent`` of the span of which it is a part; empty if nobody records one.
     """
 
     command: str
@@ -145,6 +147,7 @@ class Request:
     longest_s: float = 0.0
     call: Named | None = None
     user: str = ""
+    trace: str = ""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -167,6 +170,12 @@ class Result:
     rows: list[tuple[Any, ...]]
     rowcount: int = -1
     lastrowid: int | None = None
+
+
+def as_part_of_trace(request: Request) -> Request:
+    """Return a request as a part of the trace that what the current task answers came with, unless it names one."""
+    came = "" if request.trace else came_with.get()
+    return replace(request, trace=came) if came else request
 
 
 def encode_results(results: Sequence[Result]) -> bytes:

@@ -4,7 +4,7 @@ Pure. Many calls may be under way on one link; the number in ``id`` says which c
 call's: a reply with it is about the link itself. Unknown fields are ignored, unknown operations are refused.
 
     {"id": 7, "op": "execute", "command": "c0…", "statements": [["SELECT 1", null]], "read": "session",
-     "isolation": "serializable", "token": bytes | null, "timeout": 10.0, "longest": 30.0}
+     "isolation": "serializable", "token": bytes | null, "timeout": 10.0, "longest": 30.0, "traceparent": "00-…"}
     {"id": 7, "op": "call", "name": "transfer", "args": [1, 2, 30] | {"source": 1, …}, …}     like "execute"
     {"id": 7, "op": "member", "command": "c0…", "change": {"action": "add", "node": "D", "address": "host:port", …},
      "token": bytes | null, "timeout": 10.0}
@@ -40,6 +40,7 @@ from bedrockish.api.requests import (
     decode_token,
 )
 from bedrockish.api.url import parse_address
+from bedrockish.common.trace_context import read_traceparent
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UsageError, pack_error, unpack_error
 from bedrockish_journal.model.value import value
 
@@ -176,6 +177,7 @@ def encode_call(call: Call) -> bytes:
                 "token": request.token.encode(),
                 "timeout": request.timeout_s,
                 **({"longest": request.longest_s} if request.longest_s else {}),
+                **({"traceparent": request.trace} if request.trace else {}),
             }
         case AskOutcome(number, command):
             packed = {"id": number, "op": OUTCOME, "command": command}
@@ -260,6 +262,7 @@ def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1) -> Req
         longest_s=check_timeout(packed["longest"]) if packed.get("longest") is not None else 0.0,
         call=call,
         user=user,
+        trace=read_traceparent(packed["traceparent"]) if "traceparent" in packed else "",
     )
 
 

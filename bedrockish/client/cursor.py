@@ -32,6 +32,8 @@ Row = tuple[Any, ...]
 class Calls(Protocol):
     """What a stream needs of its client; see ``Driver``."""
 
+    async def _call(self, what: What, timeout_s: float) -> Answered | Told: ...
+
     def _begin(self, what: What, timeout_s: float) -> int: ...
 
     async def _wait(self, number: int) -> Answered | Told: ...
@@ -65,7 +67,7 @@ class RowStream:
             BedrockishError: no node does.
         """
         request = self._request
-        reply = await self._calls._wait(self._calls._begin(Step(0, request, STREAM), request.timeout_s))
+        reply = await self._calls._call(Step(0, request, STREAM), request.timeout_s)
         assert isinstance(reply, Answered)
         self.columns = rows_of(reply.answer, 1)[0].columns
         self._request = replace(request, statements=())

@@ -10,6 +10,7 @@ import trio
 from bedrockish.api.requests import decode_token
 from bedrockish.api.url import Target
 from bedrockish.api.wire import Answered, Ask, Told
+from bedrockish.client import tracing
 from bedrockish.client.credentials import Entry
 from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
@@ -62,6 +63,9 @@ class Driver:
         return trio.current_time()
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
+        if tracing.is_used():
+            with tracing.recorded(what, self.target) as (traced, answered):
+                return answered(await self._wait(self._begin(traced, timeout_s)))
         return await self._wait(self._begin(what, timeout_s))
 
     def _begin(self, what: What, timeout_s: float) -> int:

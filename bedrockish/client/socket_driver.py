@@ -23,6 +23,7 @@ from typing import Any, TypeVar, assert_never, cast
 from bedrockish.api.requests import decode_token
 from bedrockish.api.url import Target
 from bedrockish.api.wire import NODES, Answered, Ask, Told
+from bedrockish.client import tracing
 from bedrockish.client.credentials import Entry
 from bedrockish.client.discovery import members_of
 from bedrockish.client.driver import LIMITS, explain_end
@@ -94,6 +95,9 @@ class SocketDriver:
         return time.monotonic()
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
+        if tracing.is_used():
+            with tracing.recorded(what, self.target) as (traced, answered):
+                return answered(await self._wait(self._begin(traced, timeout_s)))
         return await self._wait(self._begin(what, timeout_s))
 
     def _begin(self, what: What, timeout_s: float) -> int:

@@ -74,11 +74,13 @@ class Log:
         level: the least important kind of line that is written: debug, info, warning or error.
         json: write each line as a JSON object.
         slow_ms: a request that takes so long, in milliseconds from its arrival to its answer, is logged; 0: none is.
+        traces: record spans of OpenTelemetry.
     """
 
     level: str = "info"
     json: bool = False
     slow_ms: int = 1_000
+    traces: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bedrockish.common.access_token import PREFIX
+from bedrockish.common.trace_context import came_with, read_traceparent
 from bedrockish.engine.statements.rights import TOKEN
 from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
 from bedrockish.http.purse import PURSE, Purse
@@ -125,6 +126,7 @@ class Guard:
             await reply(scope, receive, send_safely)  # type: ignore[arg-type]
             return
         purse = scope[PURSE] = self._purse()
+        came_with.set(read_traceparent(Headers(scope=scope).get("traceparent")))  # each request is a task of its own
         try:
             await self._app(scope, receive, send_safely)  # type: ignore[arg-type]
         except Exception as unexpected:

@@ -21,7 +21,7 @@ from typing import Any, assert_never
 import trio
 
 from bedrockish import __version__
-from bedrockish.api.requests import Answer, Request, Statement, Token
+from bedrockish.api.requests import Answer, Request, Statement, Token, as_part_of_trace
 from bedrockish.common.histogram import Histogram
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
@@ -80,6 +80,7 @@ from bedrockish.node.scheduling.outbox import Done, Kept, Prepare, Waiter
 from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.statement_statistics import StatementStatistics
 from bedrockish.node.scheduling.system_clock import Clocks
+from bedrockish.node.scheduling.tracing import Tracing
 from bedrockish.node.scheduling.turn_loop import Turn, TurnLoop
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
@@ -155,6 +156,8 @@ class Runtime:
         self.activity = Activity(self._counted, self.latency)
         self.statements = StatementStatistics(config.log.slow_ms / 1000)
         self.transactions.on_ran = self.statements.note
+        self.tracing = Tracing(config.node, config.cluster, self.faults) if config.log.traces else None
+        self.transactions.tracing = self.tracing
         self.upkeep.orders |= {"activity": self.describe_activity, "end": self.transactions.end_by_order}
         self.upkeep.orders["statements"] = self.statements.order
         self._syncing = False
@@ -191,11 +194,14 @@ class Runtime:
         try:
             self.engine.memory.check()
         except MemoryFullError as error:  # answered with the next turn: a session may ask for the next at once
-            self._kept.replies.append(Waiter(request, done, answer=error))
+            self._kept.replies.append(Waiter(0, request, done, answer=error))
             self._loop.ring()
             return
         self._tickets += 1
-        self.waiters[self._tickets] = Waiter(request, done, prepare)
+        request, span = as_part_of_trace(request), None
+        if self.tracing is not None:
+            request, span = self.tracing.begin(self._tickets, request)
+        self.waiters[self._tickets] = Waiter(self._tickets, request, done, prepare, span=span)
         asked = Submitted(self._tickets, request, once)
         queue = self._writes if self._executions.is_short_write(asked) else self._asked
         queue.put(self._tickets if owner is None else owner, asked)
@@ -481,7 +487,7 @@ class Runtime:
                 self.watch.note(event)
             if logger.isEnabledFor(logging.DEBUG):
                 self._log(event)
-            yield from self._perform(self.core.step(event, now))
+            yield from self._perform(self._step(event, now))
             if time.monotonic() > until:
                 break  # links, HTTP and answers have waited long enough, or the reading of the clocks is old
         deadline = self.core.deadline()
@@ -503,7 +509,12 @@ class Runtime:
                     self._do(effect, following)
             if not following:
                 return
-            effects = self.core.step(following.popleft(), self._clocks.lately())
+            effects = self._step(following.popleft(), self._clocks.lately())
+
+    def _step(self, event: Event, now: Now) -> list[do.Effect]:
+        if self.tracing is not None:
+            self.tracing.note(event)
+        return self.core.step(event, now)
 
     def _is_long(self, effect: do.Effect) -> bool:
         """Whether it takes so long that links, HTTP and readers should go on meanwhile."""
@@ -521,6 +532,8 @@ class Runtime:
         engine = self.engine
         if self.watch.is_on:
             self.watch.note(effect)
+        if self.tracing is not None:
+            self.tracing.note(effect)
         match effect:
             case do.Send(peer, message):
                 self._send(peer, message)
@@ -623,6 +636,8 @@ class Runtime:
         self._linger_until = None
         engine = self.engine
         kept, self._kept = self._kept, Kept()  # what comes while it is written in a thread rests on the next batch
+        if self.tracing is not None:
+            kept.spans = self.tracing.take()
         wrote = (yield engine.flush) if engine.flush_is_long else engine.flush()
         if not engine.dirty:  # else somebody who waited for the writer has written already
             self.transactions.at_boundary()
@@ -659,6 +674,8 @@ class Runtime:
             for peer, payloads in kept.messages.items():
                 self.mesh.send_many(peer, payloads)
         self._together = len(kept.replies) or self._together
+        if self.tracing is not None:
+            self.tracing.durable(kept.spans)
         for waiter in kept.replies:
             took_s = time.monotonic() - waiter.began
             self.latency.observe(took_s)
@@ -668,6 +685,8 @@ class Runtime:
             mark.set()
 
     def _tell(self, waiter: Waiter) -> None:
+        if waiter.span is not None and self.tracing is not None:
+            self.tracing.ended(waiter.ticket, waiter.span, waiter.answer)
         try:
             waiter.tell()
         except Exception as error:  # its client learns nothing and asks again; others are answered

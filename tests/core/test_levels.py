@@ -13,6 +13,7 @@ from bedrockish.core.protocol.messages import (
     SINCE,
     WIRE,
     AskClock,
+    Begin,
     Forward,
     Forwarded,
     Gossip,
@@ -58,7 +59,7 @@ LEVELS: dict[int, dict[int, str]] = {
         21: "number clock",
         22: "upto clock",
     },
-    2: {13: "applied closed cut clock store batches wall_ms holds level cluster_id mode config"},
+    2: {1: "body trace", 13: "applied closed cut clock store batches wall_ms holds level cluster_id mode config"},
 }
 
 
@@ -86,6 +87,14 @@ def test_gossip_of_an_older_release_is_read_and_of_a_newer_one_too() -> None:
     assert decode(cbor2.dumps([*packed, "something newer"])) == said
     with pytest.raises(EntryMalformedError, match="a Gossip has 7 fields, this one 6"):
         decode(cbor2.dumps(packed[:7]))
+
+
+def test_a_begin_of_an_older_release_is_read_and_one_with_nonsense_for_a_trace_too() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for given, read in ((trace, trace), ("", ""), (trace + "x", ""), (trace[:-1], ""), (7, ""), (None, "")):
+        assert decode(cbor2.dumps([1, b"body", given])) == Begin(b"body", read)
+    assert decode(cbor2.dumps([1, b"body"])) == Begin(b"body")
+    assert decode(encode(Begin(b"body", trace))) == Begin(b"body", trace)
 
 
 def test_nothing_leaves_that_the_cluster_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

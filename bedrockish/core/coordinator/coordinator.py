@@ -20,7 +20,7 @@ from bedrockish.core.coordinator.revalidation import move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
 from bedrockish.core.coordinator.wait_queue import Together
 from bedrockish.core.protocol.effects import Execute
-from bedrockish.core.protocol.messages import Approve, Begin, Commit, Reason, Reject, ToldClock
+from bedrockish.core.protocol.messages import Approve, Commit, Reason, Reject, ToldClock
 from bedrockish.core.protocol.records import FORGOTTEN, Prepared
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.staging import Staging
@@ -280,7 +280,9 @@ class Coordinator:
         state.votes.hold(transaction)
         approvals = {state.me: state.timelines.applied.get(state.me, 0)}
         now = state.clock.now.seconds
-        attempt = Attempt(transaction, (ticket.number, *(one.number for one in joined)), now, approvals, said=now)
+        trace = next((one.request.trace for one in (ticket, *joined) if one.request.trace), "")
+        numbers = (ticket.number, *(one.number for one in joined))
+        attempt = Attempt(transaction, numbers, now, approvals, said=now, trace=trace)
         attempt.is_group = any(one.is_free for one in joined)
         self.attempts[txid] = attempt
         for one in (ticket, *joined):
@@ -291,7 +293,7 @@ class Coordinator:
             one.attempts += 1
         state.counts["grouped"] += sum(one.is_free for one in joined)
         state.counts["joined"] += sum(not one.is_free for one in joined)
-        state.outbox.send_voters(Begin(transaction.body))
+        state.outbox.send_voters(attempt.begin)
         self.replies.wait_queue.begun(ticket, transaction)
         self._count(attempt)
 
@@ -370,7 +372,7 @@ class Coordinator:
                 attempt.said = state.clock.now.seconds
                 for peer in state.roster.voters_up():
                     if peer not in attempt.approvals and peer not in attempt.rejects:
-                        state.outbox.send(peer, Begin(attempt.transaction.body))
+                        state.outbox.send(peer, attempt.begin)
 
     def _give_up(self, attempt: Attempt) -> None:
         if attempt.transaction.txid in self.state.votes.outcomes:
@@ -444,7 +446,7 @@ class Coordinator:
         self.offers.resend(peer)
         for attempt in self.attempts.values():
             if attempt.counting and peer not in attempt.approvals and peer not in attempt.rejects:
-                self.state.outbox.send(peer, Begin(attempt.transaction.body))
+                self.state.outbox.send(peer, attempt.begin)
         self.rollbacks.resend(peer)
 
     # -- ends ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bedrockish.api.requests import Answer, Request, Token
-from bedrockish.core.protocol.messages import Reason, Reject
+from bedrockish.core.protocol.messages import Begin, Reason, Reject
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
@@ -156,7 +156,7 @@ class Attempt:
     """One transaction of ours in flight.
 
     ``counting`` ends when we give it up, or promise it to a recovery. ``is_group``: of commands that came together.
-    ``said``: seconds when its BEGIN was said last.
+    ``said``: seconds when its BEGIN was said last. ``trace``: of the first of its requests that is recorded.
     """
 
     transaction: Transaction
@@ -167,6 +167,12 @@ class Attempt:
     counting: bool = True
     is_group: bool = False
     said: float = 0.0
+    trace: str = ""
+
+    @property
+    def begin(self) -> Begin:
+        """What its voters are asked."""
+        return Begin(self.transaction.body, self.trace)
 
     def lost_for(self) -> Reject | None:
         """Return a reject that names another transaction, if there is one."""

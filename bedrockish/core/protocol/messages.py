@@ -22,6 +22,7 @@ from typing import Any
 import cbor2
 
 from bedrockish.common.levels import LEVEL, OLDEST
+from bedrockish.common.trace_context import read_traceparent
 from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.records import ENDED
 from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
@@ -58,9 +59,11 @@ class Standing(IntEnum):
 
 @value
 class Begin:
-    """A leader asks for approval. ``body`` is the transaction."""
+    """A leader asks for approval. ``body`` is the transaction; ``trace`` the ``traceparent`` of the request that it is
+    of, or of one of them, empty if nobody records one."""
 
     body: bytes
+    trace: str = ""
 
 
 @value
@@ -448,7 +451,7 @@ def _part(value: Any) -> bytes | tuple[bytes, int]:
 _W, _B, _T, _X, _V, _C = _whole, _bytes, _text, check_txid, check, _clock
 
 WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
-    1: (Begin, (_B,)),
+    1: (Begin, (_B, read_traceparent)),
     2: (Approve, (_X, _W, _C)),
     3: (Reject, (_X, _reason, _optional(_X), _B, _C)),
     4: (Commit, (_B, _optional(_B), _B, _C)),

@@ -10,6 +10,7 @@ import trio
 from bedrockish.api.requests import Answer, Request, Token
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
+from bedrockish.node.scheduling.tracing import OpenSpan, RequestSpan
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.vector import merge
 
@@ -30,18 +31,20 @@ class Submit(Protocol):
 
 @dataclass(slots=True)
 class Waiter:
-    """Who waits for the answer of a ticket; ``done`` is called with it once it may leave.
+    """Who waits for the answer of a ticket, if it has one by now; ``done`` is called with it once it may leave.
 
     ``prepare`` executes the request, if that is not for the engine alone to do; ``held`` are the bytes that are kept
-    of what it does and of its answer, if they are many.
+    of what it does and of its answer, if they are many; ``span`` is what records it.
     """
 
+    ticket: int
     request: Request
     done: Done
     prepare: Prepare | None = None
     answer: Answer | BedrockishError | None = None
     began: float = field(default_factory=time.monotonic)
     held: int = 0
+    span: RequestSpan | None = None
 
     def tell(self) -> None:
         """Give the answer; if there is none, the node is leaving."""
@@ -58,9 +61,10 @@ class Kept:
     messages: dict[str, list[bytes]] = field(default_factory=dict)  # by peer
     replies: list[Waiter] = field(default_factory=list)
     marks: list[trio.Event] = field(default_factory=list)
+    spans: list[OpenSpan] = field(default_factory=list)  # which end with that
 
     def __bool__(self) -> bool:
-        return bool(self.messages or self.replies or self.marks)
+        return bool(self.messages or self.replies or self.marks or self.spans)
 
 
 def packed_entries(read: ReadEntries, wants: Mapping[str, int], limit: int) -> Packed:

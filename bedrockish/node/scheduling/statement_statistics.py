@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from bedrockish.api.requests import Answer, Request
-from bedrockish.errors import BedrockishError, ConflictError, ForbiddenError, SqlError, UnsupportedError, UsageError
-from bedrockish.sqltext.normalised import normalised
+from bedrockish.api.shown import TOGETHER_MAX, is_refused, name_of
+from bedrockish.common.trace_context import trace_fields
+from bedrockish.errors import BedrockishError, ConflictError
 
 logger = logging.getLogger(__name__)
 
 TEXTS_MAX = 1_000  # normalised ones that are kept
 SENT_MAX, SENT_CHARACTERS_MAX = 2_000, 4_000  # texts as they were sent, of which it is known what they stand for
-TOGETHER_MAX = 5  # statements of one request that are shown
 SLOW_S, HOUR_S = 0.1, 3600.0
 TOLD_MAX = 50  # of the slow ones
-COMMIT = "COMMIT"
 REFUSED = "(refused: what is no SQL, or may not be said)"
 
 
@@ -63,6 +62,7 @@ class Ran:
         attempts: how often it was executed.
         result_bytes: of its encoded results.
         user: whose it was; empty for nobody in particular.
+        trace: of which trace it is a part, as ``traceparent``; empty for none.
     """
 
     took_s: float
@@ -71,11 +71,7 @@ class Ran:
     attempts: int = 1
     result_bytes: int = 0
     user: str = ""
-
-
-def is_refused(error: BedrockishError) -> bool:
-    """Whether an error says that a text is none that runs here, for whoever asked."""
-    return type(error) is UsageError or isinstance(error, SqlError | UnsupportedError | ForbiddenError)
+    trace: str = ""
 
 
 class StatementStatistics:
@@ -130,9 +126,10 @@ class StatementStatistics:
             return
         texts = request.texts if request.call is None else (f"CALL {request.call.name}",)
         if isinstance(answer, Answer):
-            ran = Ran(took_s, attempts=answer.attempts, result_bytes=len(answer.results), user=request.user)
+            ran = Ran(took_s, False, False, answer.attempts, len(answer.results), request.user, request.trace)
         else:
-            ran = Ran(took_s, failed=True, refused=answer is not None and is_refused(answer), user=request.user)
+            refused = answer is not None and is_refused(answer)
+            ran = Ran(took_s, True, refused, user=request.user, trace=request.trace)
         self.note(texts, ran)
 
     def _log(self, sent: tuple[str, ...], ran: Ran) -> None:
@@ -145,6 +142,7 @@ class StatementStatistics:
             "result_bytes": ran.result_bytes,
             "user": ran.user,
             "statement": _shown(sent, ran),
+            **trace_fields(ran.trace),
         }
         logger.warning(
             "slow statement: %.0f ms, executed %d times, %s%s: %s",
@@ -219,14 +217,6 @@ class StatementStatistics:
             }
             for name, one in sorted(found, key=lambda item: -item[1].slow_s)[:TOLD_MAX]
         ]
-
-
-def name_of(texts: Sequence[str]) -> str:
-    """Return what stands for a request: its statements without their values."""
-    if not texts:
-        return COMMIT
-    shown = "; ".join(dict.fromkeys(normalised(text) for text in texts[:TOGETHER_MAX]))
-    return f"{shown}; …" if len(texts) > TOGETHER_MAX else shown
 
 
 def _shown(texts: Sequence[str], ran: Ran) -> str:

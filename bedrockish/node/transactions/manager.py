@@ -25,9 +25,11 @@ from bedrockish.api.requests import (
     Result,
     Statement,
     Token,
+    as_part_of_trace,
 )
 from bedrockish.api.requests import encode_results as encode
-from bedrockish.api.wire import BEGIN, ROLLBACK, SETTLE, STATEMENTS, STREAM, STREAM_STEPS
+from bedrockish.api.shown import is_refused
+from bedrockish.api.wire import BEGIN, CLOSE, FETCH, ROLLBACK, SETTLE, STATEMENTS, STREAM, STREAM_STEPS
 from bedrockish.config.config import Bounds
 from bedrockish.core.coordinator.request import write_elsewhere
 from bedrockish.core.coordinator.revalidation import invalidated
@@ -52,7 +54,8 @@ from bedrockish.errors import (
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.outbox import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
-from bedrockish.node.scheduling.statement_statistics import Ran, is_refused
+from bedrockish.node.scheduling.statement_statistics import Ran
+from bedrockish.node.scheduling.tracing import Tracing
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.contested_rows import ContestedRows
@@ -102,6 +105,7 @@ class Transactions:
         self._damage: DamagedError | None = None
         self._is_closed = False
         self.on_ran: Callable[[Sequence[str], Ran], None] = lambda _texts, _ran: None
+        self.tracing: Tracing | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -229,6 +233,15 @@ class Transactions:
         return steps.begin(self._handle(owner, op, request))
 
     def _handle(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
+        request = as_part_of_trace(request)
+        if self.tracing is None or op in (FETCH, CLOSE):
+            return (yield from self._do(owner, op, request))
+        with self.tracing.step(op, request) as (traced, answered):
+            answer = yield from self._do(owner, op, traced)
+            answered(answer)
+            return answer
+
+    def _do(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
         state = self._core.state
         if self._is_closed:
             raise UnavailableError("the node is leaving; it did not happen")
@@ -392,9 +405,8 @@ class Transactions:
         yield from self._rest(one)
         if request.statements:
             took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room
-            refused = failed is not None and is_refused(failed)
-            ran = Ran(took_s, failed is not None, refused, result_bytes=size, user=request.user)
-            self.on_ran(request.texts, ran)
+            how = failed is not None, failed is not None and is_refused(failed), 1, size
+            self.on_ran(request.texts, Ran(took_s, *how, request.user, request.trace))
         if failed is not None:
             raise failed
         return Answer(encode(results), self._token(one))

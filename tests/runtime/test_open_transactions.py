@@ -220,3 +220,38 @@ async def test_who_writes_what_another_has_only_read_comes_after_it(
             (20,),
             (10,),
         ]
+
+
+async def test_what_is_written_while_a_newer_snapshot_is_waited_for_still_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read before may be written in that time: then a newer snapshot would contradict what was told."""
+    async with running(tmp_path, monkeypatch) as (runtime, disk):
+        told(step(runtime, "tx", BEGIN))
+        assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]
+        disk.gate.clear()
+        answers: list[Answer | BedrockishError] = []
+        runtime.begin(request("UPDATE t SET x = 99 WHERE id = 1", "first"), answers.append)
+        await settled()
+        runtime.begin(request("INSERT INTO t VALUES (3, 30)", "second"), answers.append)
+        await settled()
+        assert runtime.engine.dirty  # a newer snapshot has to be waited for
+        rest = step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 1")
+        assert not isinstance(rest, Answer)
+        found: list[Answer] = []
+
+        async def wait() -> None:
+            found.append(await rest())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await settled()
+            runtime.begin(request("UPDATE t SET x = 21 WHERE id = 2", "third"), answers.append)
+            await settled()
+            disk.gate.set()
+        assert told(found[0]) == [[(10,)]]  # as on the snapshot on which the other row was read
+        with trio.fail_after(5):
+            while len(answers) < 3:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        with pytest.raises(ConflictError):
+            told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1"))

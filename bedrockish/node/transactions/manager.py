@@ -483,7 +483,7 @@ class Transactions:
         return not session.behind
 
     def _takes_newer_snapshot(self, session: Session, before: Vector) -> bool:
-        """Let a transaction that has only read go on with what the last batch has left, if that can be; whether it does.
+        """Let a transaction that has only read go on with what the last batch has left; return whether it can.
 
         ``before``: what was applied when nothing had been written yet of what it had read, but for its last read, which
         is done again. Of what came after that, also while somebody waited for a batch, nothing may touch any of it.

@@ -32,7 +32,7 @@ DUCKDB = Dialect(
     "array_to_string(list_sort(list(DISTINCT {0})), ', ')",
 )
 SPARK = Dialect(
-    "concat(lower(hex(own)), cut)",
+    "concat(substring(own, 1, 16), unhex(lpad(hex(cut), 16, '0')))",
     "concat(lpad(CAST(clock AS STRING), 19, '0'), ' ', origin)",
     "explode",
     "sequence",
@@ -211,6 +211,7 @@ def _transactions(dialect: Dialect) -> list[View]:
             "met",
             "SELECT later, earlier, obj FROM met_at_point UNION ALL SELECT later, earlier, obj FROM met_in_range "
             "UNION ALL SELECT later, earlier, obj FROM met_in_members",
+            kept=True,  # it is asked for twice, and so is all that it is made of
         ),
         View(
             "seen",
@@ -257,6 +258,7 @@ def _ranges(dialect: Dialect) -> list[View]:
             "side_by_side",
             "SELECT DISTINCT a.tid AS later, l.tid AS earlier FROM apart a "
             "JOIN line l ON l.leader = a.leader AND l.tick = a.tick WHERE (a.wide OR l.wide) AND l.tid < a.tid",
+            kept=True,
         ),
         # A key is the range from itself to its successor.
         View(

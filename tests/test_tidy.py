@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "journal/bedrockish_journal/model": f"{MODEL} cbor2 sortedcontainers {IO}",
     "journal/bedrockish_journal/feed": f"{MODEL} bedrockish_journal.feed cbor2 {IO}",
     "journal/bedrockish_journal": f"{JOURNAL} apsw cbor2",
+    "journal/bedrockish_journal/arrow.py": "bedrockish_journal.spark pyarrow",
     "journal/bedrockish_journal/spark/analysis/plots.py": "bedrockish_journal.spark pyspark matplotlib numpy",
     # The one file that reads running nodes instead of files, as any client does.
     "journal/bedrockish_journal/spark/source/live.py": (
@@ -81,7 +82,7 @@ MAY_IMPORT = {
     "bedrockish/transfer/lake.py": "bedrockish.errors bedrockish.transfer bedrockish_journal apsw trio",
     "bedrockish/transfer/lake_rows.py": "bedrockish.transfer bedrockish_journal apsw",
     "bedrockish/transfer/lake_sinks.py": (
-        "bedrockish.errors bedrockish.transfer bedrockish_journal.model pyarrow deltalake pyiceberg"
+        "bedrockish.errors bedrockish.transfer bedrockish_journal pyarrow deltalake pyiceberg"
     ),
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
     "journal/bedrockish_journal/verify/anchor_signatures.py": "bedrockish_journal cryptography",
@@ -137,7 +138,7 @@ FLOORS = (
     "bedrockish.client.sansio",
     "bedrockish.client",
     "bedrockish_journal.spark",
-    "pyspark_bedrockish bedrockish.config bedrockish_journal.audit",
+    "pyspark_bedrockish bedrockish.config bedrockish_journal.audit bedrockish_journal.arrow",
     "bedrockish.node.scheduling",
     "bedrockish.node.cluster bedrockish.node.transactions bedrockish.node.admin",
     "bedrockish.node.repair",

@@ -1,11 +1,9 @@
 """What a lake has of a commit: typed columns, one row for an insert or delete, two for an update, as Arrow has them.
 
-SQLite's columns hold what they are given, those of a lake have a type. A column gets the one of its declaration, and a
-value that does not fit is NULL there and stands in ``_other``, so nothing is lost.
+The types, and what becomes of values that do not fit, are those of ``typed_values``.
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,24 +14,23 @@ from bedrockish_journal.feed.change_feed import Committed
 from bedrockish_journal.model.changes import Value
 from bedrockish_journal.model.plain_names import plain_name
 from bedrockish_journal.spark.source.json_rows import row_text
+from bedrockish_journal.spark.source.typed_values import (
+    DELETE,
+    INSERT,
+    INTEGER,
+    MOMENT,
+    OWN,
+    POSTIMAGE,
+    PREIMAGE,
+    TEXT,
+    column_type,
+    fit,
+    other_texts,
+)
 from bedrockish_journal.storage.table_layout import find_table, quote
 
 COMMITS = "_commits"  # no table of a user is called so, because lake names of those never begin with _
 COPY = "copy"  # the kind of a commit that stands for rows that were there when the lake was begun
-INTEGER, REAL, TEXT, BLOB, MOMENT = "integer", "real", "text", "blob", "moment"
-INSERT, PREIMAGE, POSTIMAGE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
-OWN = {  # columns that a lake's table has besides the user's, as Delta calls the first of them
-    "_change_type": TEXT,
-    "_key": TEXT,
-    "_commit_clock": INTEGER,
-    "_commit_origin": TEXT,
-    "_commit_seq": INTEGER,
-    "_committed_at": MOMENT,
-    "_command": TEXT,
-    "_user": TEXT,
-    "_rowid": INTEGER,
-    "_other": TEXT,
-}
 OF_COMMITS = {
     "_commit_clock": INTEGER,
     "_commit_origin": TEXT,
@@ -60,7 +57,7 @@ class Rows:
     """
 
     types: Mapping[str, str]
-    columns: Mapping[str, list[Any]]
+    columns: Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +107,9 @@ def shape_of(db: apsw.Connection, name: str) -> Shape:
     table = find_table(db, name)
     assert table is not None, "it was found a moment ago"
     info = "SELECT name, type FROM pragma_table_xinfo(?) WHERE hidden IN (0, 3) ORDER BY cid"
-    types = {column: lake_type(declared) for column, declared in db.execute(info, (table.name,))}
+    types = {column: column_type(declared) for column, declared in db.execute(info, (table.name,))}
     rowid = table.rowid if table.rowid is None else quote(table.rowid)
     return Shape(table.name, rowid, table.primary if rowid is None else (), types)
-
-
-def lake_type(declared: str) -> str:
-    """Return the type in a lake for a declared one, by SQLite's rules of affinity; what is neither is text."""
-    upper = declared.upper()
-    if "INT" in upper:
-        return INTEGER
-    if any(word in upper for word in ("CHAR", "CLOB", "TEXT")):
-        return TEXT
-    if "BLOB" in upper:
-        return BLOB
-    return REAL if any(word in upper for word in ("REAL", "FLOA", "DOUB")) else TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,21 +155,21 @@ def event_rows(events: Sequence[Event], known: Mapping[str, str]) -> Rows:
             types.update((name, TEXT) for name in values or () if name not in types)  # of a column that is gone
     names = {name: plain_name(name) for name in types}
     types = {name: known.get(names[name], kind) for name, kind in types.items()}
-    columns: dict[str, list[Any]] = {name: [] for name in (*OWN, *names.values())}
+    own: list[tuple[Any, ...]] = []
+    images: list[Values] = []
     for event in events:
         whose = event.commit.whose.get(event.maker)
         for kind, image, seq in event.images():
-            rowid, values = image[0], image[1] or {}
-            other: dict[str, Value] = {}
-            for name, called in names.items():
-                columns[called].append(_fitting(values.get(name), types[name], name, other))
-            own = (
-                *(kind, event.shape.key_of(image), event.commit.clock, event.commit.cursor.leader, seq),
-                *(event.commit.at, event.maker, whose, rowid),
-                row_text(tuple(other), tuple(other.values())) if other else None,
-            )
-            for name, value in zip(OWN, own, strict=True):
-                columns[name].append(value)
+            at = (event.commit.clock, event.commit.cursor.leader, seq, event.commit.at)
+            own.append((kind, event.shape.key_of(image), *at, event.maker, whose, image[0]))
+            images.append(image[1] or {})
+    columns: dict[str, Sequence[Any]] = dict(zip(OWN, map(list, zip(*own, strict=True)), strict=False))
+    others: dict[int, dict[str, Value]] = {}
+    for name, called in names.items():
+        columns[called], other = fit([values.get(name) for values in images], types[name])
+        for place, value in other.items():
+            others.setdefault(place, {})[name] = value
+    columns["_other"] = other_texts(others, len(images))
     return Rows({**OWN, **{called: types[name] for name, called in names.items()}}, columns)
 
 
@@ -200,24 +185,3 @@ def commit_rows(commits: Sequence[Committed], copied: int = 0) -> Rows:
     return Rows(
         OF_COMMITS, {name: list(column) for name, column in zip(OF_COMMITS, zip(*rows, strict=True), strict=True)}
     )
-
-
-def _fitting(value: Value, kind: str, name: str, other: dict[str, Value]) -> Any:
-    """Return a value as its column takes it; what does not fit goes to ``other``."""
-    match value:
-        case None:
-            return None
-        case int() if kind == INTEGER:
-            return value
-        case float() if kind == REAL:
-            return value
-        case int() if kind == REAL and int(float(value)) == value:
-            return float(value)
-        case str() if kind == TEXT:
-            return value
-        case bytes() if kind == BLOB:
-            return value
-        case int() | float() if kind == TEXT and math.isfinite(value):
-            return repr(value)
-    other[name] = value
-    return None

@@ -14,19 +14,15 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from bedrockish.errors import UsageError
-from bedrockish.transfer.lake_rows import BLOB, COMMITS, INTEGER, MOMENT, REAL, TEXT, Rows
+from bedrockish.transfer.lake_rows import COMMITS, Rows
 from bedrockish_journal.model.plain_names import plain_name
+from bedrockish_journal.spark.source.columns import ARROW
+from bedrockish_journal.spark.source.typed_values import BLOB, SPARK, TEXT
 
 APPLICATION = "bedrockish"  # under which Delta keeps the number of the last batch
 PROPERTY = "bedrockish.batch"  # the property of an Iceberg table that has it
 NAMESPACE = "main"
-TYPES: Mapping[str, pa.DataType] = {
-    INTEGER: pa.int64(),
-    REAL: pa.float64(),
-    TEXT: pa.string(),
-    BLOB: pa.binary(),
-    MOMENT: pa.timestamp("us", "UTC"),
-}
+TYPES: Mapping[str, pa.DataType] = {kind: ARROW[name] for kind, name in SPARK.items()}
 
 
 class DeltaTables:

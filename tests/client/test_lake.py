@@ -15,11 +15,12 @@ from deltalake import DeltaTable
 
 from bedrockish.errors import UsageError
 from bedrockish.transfer.lake import Batcher, Lake, Sink, begin_with, fill
-from bedrockish.transfer.lake_rows import COMMITS, Rows, lake_type
+from bedrockish.transfer.lake_rows import COMMITS, Rows
 from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables, arrow_table
 from bedrockish_journal.feed.change_feed import Committed, Cursor
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
 from bedrockish_journal.model.plain_names import plain_name
+from bedrockish_journal.spark.source.typed_values import column_type
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lake.md").read_text()
 
@@ -173,7 +174,7 @@ def test_types_are_sqlites_affinities() -> None:
         "DECIMAL(9)",
         "",
     )
-    assert [lake_type(one) for one in declared] == [
+    assert [column_type(one) for one in declared] == [
         *("integer", "integer", "text", "text", "blob", "real", "real", "text", "text", "text")
     ]
 

@@ -22,11 +22,14 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from bedrockish import connect
 from bedrockish.client.blocking_transaction import BlockingTransaction
+from bedrockish_journal.arrow import read_journal
+from bedrockish_journal.feed.change_feed import parse_cursor
 from bedrockish_journal.model.changes import Value
 from bedrockish_journal.model.plain_names import plain_name
 from bedrockish_journal.spark.source.json_rows import parse_row
+from bedrockish_journal.spark.source.typed_values import OWN
 from tests.cluster.story import all_safe, level, ready
-from tools.cluster import LocalCluster, clean_environment
+from tools.cluster import LocalCluster, LocalNode, clean_environment
 
 pytestmark = pytest.mark.cluster
 
@@ -145,6 +148,24 @@ def value_of(row: dict[str, Any], column: str) -> Value:
     return other.get(column, row[plain_name(column)])
 
 
+def compare_with_journal(folder: Path, kind: str, database: Path) -> None:
+    """The rows of the lake are those that the journal has with typed columns; but a lake knows schema changes' too."""
+    of_rows = {
+        (row["_commit_clock"], row["_commit_origin"])
+        for row in changes(folder, kind, "_commits").to_pylist()
+        if row["_kind"] == "rows"
+    }
+    for table in ("stock", "pair", "odd", "odder", "gone", "mixed"):
+        typed = read_journal(database, rows=table).read_all()
+        lake = changes(folder, kind, table)
+        names = [name for name in lake.column_names if name in typed.column_names]
+        assert set(OWN) < set(names), table
+        found = [
+            row for row in lake.select(names).to_pylist() if (row["_commit_clock"], row["_commit_origin"]) in of_rows
+        ]
+        assert sorted(map(repr, typed.select(names).to_pylist())) == sorted(map(repr, found)), table
+
+
 def judge(folder: Path, kind: str, database: Path) -> None:
     """Compare a lake with a node's file."""
     db = sqlite3.connect(database)
@@ -167,6 +188,7 @@ def judge(folder: Path, kind: str, database: Path) -> None:
         names = ", ".join(f'"{column}"' for column in columns)
         then = db.execute(f"SELECT {names} FROM {table} ORDER BY {key}").fetchall() if key else []
         assert sorted(map(repr, now)) == sorted(map(repr, then)), table
+    compare_with_journal(folder, kind, database)
     mixed = {(row["x"], row["_other"]) for row in state(changes(folder, kind, "mixed"))}
     assert mixed == {("1", None), ("one", None), (None, '{"x":{"$blob":"AQ=="}}')}
     db.close()
@@ -208,6 +230,13 @@ def test_each_change_is_in_the_lake_once_whatever_is_killed(cluster: LocalCluste
         judge(folder, kind, cluster.nodes[0].database)
 
 
+def removed(node: LocalNode) -> int:
+    """Return the greatest clock that a node has removed from its journal."""
+    with contextlib.closing(sqlite3.connect(node.database)) as file:
+        clock: int = file.execute("SELECT coalesce(max(clock), 0) FROM bedrockish_pruned").fetchone()[0]
+        return clock
+
+
 def test_a_lake_of_a_cluster_that_has_removed_its_beginning(forgetful: LocalCluster, tmp_path: Path) -> None:
     cluster = forgetful
     trio.run(ready, cluster)
@@ -215,18 +244,30 @@ def test_a_lake_of_a_cluster_that_has_removed_its_beginning(forgetful: LocalClus
         db.execute("CREATE TABLE stock(id INTEGER PRIMARY KEY, n INTEGER)")
         for number in range(50):
             db.execute("INSERT INTO stock VALUES (?, 0)", (number + 1,))
+            if number == 25:
+                to_the_end(cluster, tmp_path / "begun", "delta")
     trio.run(level, cluster)
     trio.run(all_safe, cluster)
     command = [sys.executable, "-m", "bedrockish.cli.main", "journal", "prune", cluster.url(), "--older-than", "0s"]
-    process, errors, until = None, "", time.monotonic() + 60
-    while not errors and time.monotonic() < until:  # nodes remove nothing that they may be asked for
+    with contextlib.closing(sqlite3.connect(tmp_path / "begun" / "mirror.db")) as mirror:
+        place = parse_cursor(mirror.execute("SELECT cursor FROM bedrockish_lake").fetchone()[0])
+    until = time.monotonic() + 120
+    while min(map(removed, cluster.nodes)) <= place.clock:  # nodes remove nothing that they may be asked for
+        assert time.monotonic() < until
         done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
         assert done.returncode == 0, done.stderr
-        process = lake(cluster, tmp_path / f"lake-{time.monotonic_ns()}", "delta")
-        _, errors = process.communicate(timeout=60)
-    assert process is not None
+        time.sleep(0.2)
+    process = lake(cluster, tmp_path / "new", "delta")
+    _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "a lake in a new directory can begin with --copy" in errors
+
+    before = changes(tmp_path / "begun", "delta", "stock")
+    process = lake(cluster, tmp_path / "begun", "delta", "--copy")  # what comes next was removed
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "a lake in a new directory can begin with --copy" in errors, errors
+    assert changes(tmp_path / "begun", "delta", "stock") == before
 
     folder = tmp_path / "copied"
     with writing(cluster), killed_at_last(cluster, folder, "delta", "--copy", "--follow", "--every", "0.2") as process:

@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_anywhere_is_made_good_by_the_next(
             monkeypatch.setattr(exporting, name, function)
         run(files[0], out, step=9)
         assert exported(out, "commits") == expected
-        assert list(out.rglob("_partial*")) == []
+        assert list(out.rglob("*.partial")) == []
     else:
         raise AssertionError("it never came through")
     assert deadly > 25

@@ -29,7 +29,7 @@ from bedrockish_journal.spark.source.filters import limits_of
 from bedrockish_journal.spark.source.options import Options
 from bedrockish_journal.spark.source.plans import HIGHEST, LOWEST, NARROW_MOST, NO_LIMITS, Limits, plan
 from bedrockish_journal.spark.source.source import BedrockishReader, PushingReader
-from bedrockish_journal.spark.source.tables import TABLES
+from bedrockish_journal.spark.source.tables import PLACE, TABLES
 from tests.spark.worlds import START_MS, World, honest, touching
 from tools.make_journals import make_journals
 
@@ -72,7 +72,7 @@ ONE_MS = 1 << 22
     ],
 )
 def test_conditions_become_limits(condition: Filter, limits: Limits, exact: bool) -> None:
-    assert limits_of(condition) == (limits, exact)
+    assert limits_of(condition, PLACE) == (limits, exact)
 
 
 def test_limits_are_combined() -> None:
@@ -129,12 +129,14 @@ def test_ticks_that_were_altered_do_not_make_a_plan_without_end(tmp_path: Path, 
     db.close()
     with open_feed(str(path)) as feed:
         assert len(plan(feed.ask, NO_LIMITS, 5)) <= held
-    reader = BedrockishReader(Options.parse({"path": str(path), "partition_rows": "5"}), {"tick": "BIGINT"})
+    reader = BedrockishReader(
+        Options.parse({"path": str(path), "partition_rows": "5"}), {"tick": "BIGINT"}, TABLES["commits"]
+    )
     assert sum(got.num_rows for piece in reader.partitions() for got in reader.read(piece)) == held
 
 
 def push(path: Path, table: str, *conditions: Filter) -> tuple[list[Filter], list[dict[str, Any]]]:
-    reader = PushingReader(Options.parse({"path": str(path), "table": table}), TABLES[table].columns)
+    reader = PushingReader(Options.parse({"path": str(path), "table": table}), TABLES[table].columns, TABLES[table])
     left = list(reader.pushFilters(list(conditions)))
     return left, [row for piece in reader.partitions() for got in reader.read(piece) for row in got.to_pylist()]
 
@@ -162,7 +164,7 @@ def test_changes_of_other_tables_are_left_out(tmp_path: Path) -> None:
     _, found = push(path, "changes", EqualTo(("table",), "t"))
     assert [(row["table"], row["seq_in_txn"]) for row in found] == [("t", 0), ("t", 3)]
     options = Options.parse({"path": str(path), "table": "changes", "tables": "t, T"})
-    reader = BedrockishReader(options, {"table": "STRING"})
+    reader = BedrockishReader(options, {"table": "STRING"}, TABLES["changes"])
     names_read = [
         row["table"] for piece in reader.partitions() for got in reader.read(piece) for row in got.to_pylist()
     ]

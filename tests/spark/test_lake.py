@@ -78,6 +78,10 @@ def test_rows_at_a_moment_and_their_versions(spark: "SparkSession", kind: str, t
     [(begin, end)] = values(found.history("u").where("v = 'x'"), "_valid_from", "_valid_to")
     assert (end - begin) == commit(4).at - commit(3).at
 
+    found.register("then_", as_of=at[3])
+    assert [tuple(one) for one in spark.sql("SELECT id, v FROM then_u ORDER BY id").collect()] == [(1, "a"), (2, "x")]
+    with pytest.raises(MomentError):
+        found.register("never_", as_of=datetime(2026, 1, 1))
     names = found.register("lake_")
     assert names == sorted(f"lake_{name}{end}" for name in found.tables for end in ("", "__changes", "__history"))
     sql = "SELECT v, count(*) FROM lake_u JOIN lake_u__changes USING (v) GROUP BY v"

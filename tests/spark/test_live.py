@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
 
+import duckdb
 import pytest
 import trio
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -14,6 +15,7 @@ from bedrockish import open_client
 from bedrockish.api.url import parse_url
 from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import AuthenticationError, ConfigError
+from bedrockish_journal.arrow import read_journal
 from bedrockish_journal.model.errors import JournalError, JournalPrunedError
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed, shown
@@ -132,6 +134,19 @@ def odd_values_survive(path: object) -> None:
     assert [repr(found[number]) for number in range(len(ODD))] == [repr(value) for value in ODD]
 
 
+def typed_rows_are_read_by_another_thread(url: str, database: Path) -> None:
+    """DuckDB asks for batches in a thread of its own."""
+    for path in (url, database):
+        found = read_journal(path, rows="odd")
+        with duckdb.connect() as db:
+            db.register("found", found)
+            assert db.execute("SELECT count(*), count(value) + count(_other) FROM found").fetchone() == (
+                len(ODD),
+                len(ODD) - 1,
+            )
+    assert read_journal(url, rows="odd").read_all().equals(read_journal(database, rows="odd").read_all())
+
+
 def test_a_running_node_is_read_over_the_network(tmp_path: Path, cluster: LocalCluster) -> None:
     out = str(tmp_path / "out")
     trio.run(found, cluster)
@@ -149,6 +164,7 @@ def test_a_running_node_is_read_over_the_network(tmp_path: Path, cluster: LocalC
     assert read(urls[0], **some) == read(databases[0], **some)
     stream_from_a_node(urls[1])
     read_with_options(cluster)
+    typed_rows_are_read_by_another_thread(urls[2], databases[2])
     odd_values_survive(urls[2])
     odd_values_survive(databases[1])
     with open_feed(cluster.url(0, only=True)) as feed, pytest.raises(JournalPrunedError, match="no longer holds"):

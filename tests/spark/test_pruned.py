@@ -63,7 +63,7 @@ def test_the_table_pruned_says_where_a_journal_begins(tmp_path: Path) -> None:
 
 def test_what_is_removed_between_planning_and_reading_is_an_error(tmp_path: Path) -> None:
     path = honest(60).write(tmp_path)[0]
-    reader = BedrockishReader(Options.parse({"path": str(path)}), {"tick": "BIGINT"})
+    reader = BedrockishReader(Options.parse({"path": str(path)}), {"tick": "BIGINT"}, TABLES["commits"])
     (piece,) = reader.partitions()
     upto = prune(path, 0.5)
     with pytest.raises(JournalPrunedError, match="no longer holds A1") as caught:

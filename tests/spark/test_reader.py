@@ -26,6 +26,7 @@ from bedrockish_journal.spark.source.options import Options
 from bedrockish_journal.spark.source.plans import NO_LIMITS, plan
 from bedrockish_journal.spark.source.source import BedrockishReader
 from bedrockish_journal.spark.source.tables import TABLES
+from bedrockish_journal.spark.source.typed_rows import table_of
 from tests.spark.worlds import NODES, World, honest, touching
 
 
@@ -41,8 +42,8 @@ def files(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def read(path: object, **options: str) -> list[dict[str, Any]]:
     parsed = Options.parse({"path": str(path), **options})
-    columns = TABLES[parsed.table].columns
-    reader = BedrockishReader(parsed, {name: columns[name] for name in parsed.columns or columns})
+    table = table_of(parsed)
+    reader = BedrockishReader(parsed, {name: table.columns[name] for name in parsed.columns or table.columns}, table)
     return [row for piece in reader.partitions() for got in reader.read(piece) for row in got.to_pylist()]
 
 
@@ -145,7 +146,9 @@ def test_only_the_columns_asked_for_are_read(files: list[Path]) -> None:
 def test_what_is_committed_after_planning_is_not_read(tmp_path: Path) -> None:
     world = honest(30)
     path = world.write(tmp_path)[0]
-    reader = BedrockishReader(Options.parse({"path": str(path)}), {"leader": "STRING", "tick": "BIGINT"})
+    reader = BedrockishReader(
+        Options.parse({"path": str(path)}), {"leader": "STRING", "tick": "BIGINT"}, TABLES["commits"]
+    )
     pieces = reader.partitions()
     db = apsw.Connection(str(path))  # a writer that has the file open, as a running node has
     held = int(str(db.execute("SELECT count(*) FROM bedrockish_journal").fetchall()[0][0]))
@@ -266,7 +269,7 @@ def test_batches_have_the_types_that_spark_expects(files: list[Path]) -> None:
     for name, table in TABLES.items():
         schema = spark_types.StructType([spark_types.StructField(n, kinds[k]) for n, k in table.columns.items()])
         expected: pa.Schema = types.to_arrow_schema(schema, timezone="UTC")
-        reader = BedrockishReader(Options.parse({"path": str(files[0]), "table": name}), table.columns)
+        reader = BedrockishReader(Options.parse({"path": str(files[0]), "table": name}), table.columns, table)
         batches = [batch for piece in reader.partitions() for batch in reader.read(piece)]
         assert all(expected.equals(batch.schema) for batch in batches), name
         assert batches or name == "pruned"

@@ -15,7 +15,7 @@ from bedrockish_journal.model.vector import covers
 from bedrockish_journal.spark.export.sink import parquet_batches
 from bedrockish_journal.spark.source.options import Options
 from bedrockish_journal.spark.source.stream import BedrockishStreamReader, Offset
-from bedrockish_journal.spark.source.tables import TABLES
+from bedrockish_journal.spark.source.typed_rows import table_of
 from tests.spark.worlds import World, honest, touching
 
 COLUMNS = "leader,tick"
@@ -23,7 +23,8 @@ COLUMNS = "leader,tick"
 
 def stream(path: object, **options: str) -> BedrockishStreamReader:
     parsed = Options.parse({"path": str(path), "columns": COLUMNS, **options})
-    return BedrockishStreamReader(parsed, {name: TABLES[parsed.table].columns[name] for name in parsed.columns})
+    table = table_of(parsed)
+    return BedrockishStreamReader(parsed, {name: table.columns[name] for name in parsed.columns}, table)
 
 
 def rows(reader: BedrockishStreamReader, start: Offset, end: Offset) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Spark is killed ten times while it streams from a running cluster, whose node is killed as well: each commit once."""
 
+import contextlib
 import os
 import random
 import signal
@@ -21,7 +22,7 @@ from tools.cluster import ROOT, LocalCluster, clean_environment, local_cluster
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
 
 KILLS = 10
-BOUND_S = 120.0
+BOUND_S = 600.0  # for one batch: on a machine that is busy with other tests Spark alone takes a minute to begin
 
 
 class Streamer:
@@ -48,6 +49,22 @@ def wait(what: str, holds: Callable[[], bool], process: "subprocess.Popen[bytes]
         assert process.poll() is None, f"Spark ended while waiting: {what}"
         assert time.monotonic() < deadline, f"not within {BOUND_S} s: {what}"
         time.sleep(0.02)
+
+
+def to_the_end(streamer: Streamer, log: Path) -> None:
+    """Let it take all that there is; as long as it writes batches it may take any time."""
+    process = streamer.start("once")
+    try:
+        while process.poll() is None:
+            before = streamer.batches
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(BOUND_S)
+            assert process.poll() is not None or streamer.batches > before, f"no batch within {BOUND_S} s"
+        assert process.returncode == 0, log.read_text()[-2000:]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 async def found(cluster: LocalCluster) -> None:
@@ -88,8 +105,7 @@ def test_each_commit_is_in_the_parquet_once_though_spark_is_killed_ten_times(tmp
                 process.wait()
             trio.run(ready, cluster)
         trio.run(level, cluster)
-        last = streamer.start("once")
-        assert last.wait(BOUND_S) == 0, (tmp_path / "log").read_text()[-2000:]
+        to_the_end(streamer, tmp_path / "log")
     with open_file(str(read.database)) as db:
         held = db.execute("SELECT leader, tick, hash FROM bedrockish_journal ORDER BY 1, 2").fetchall()
     table = pq.read_table(streamer.out, columns=["leader", "tick", "hash"])

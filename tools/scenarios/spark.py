@@ -17,12 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cbor2
 import click
 
+from bedrockish_journal.arrow import read_journal
 from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.model.entry import decode_entry
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.session import quiet_session
+from bedrockish_journal.spark.source.context import CHANGES
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.files import open_file
 from bedrockish_journal.spark.source.inputs import find_inputs, read_table
@@ -72,6 +75,42 @@ READS = {
     "changes, five columns": ("changes", "clock table pk _change_type after"),
     "footprints": ("footprints", ""),
 }
+
+
+DECODED: dict[str, dict[str, str]] = {
+    "`changes`, rows as JSON": {"table": "changes"},
+    "`changes`, five columns": {"table": "changes", "columns": "clock,table,pk,_change_type,after"},
+    "`rows`, typed": {"rows": "accounts"},
+    "`rows`, typed, five columns": {"rows": "accounts", "columns": "id,owner,balance,_change_type,_commit_clock"},
+}
+
+
+def measure_decoding(directory: Path, commits: int, changes: int) -> dict[str, float]:
+    """Return how many changes are read in a processor second without Spark, the best of three turns of each way."""
+    (path,) = make_journals(directory / "decoding", commits, 0.01, changes, NODES[:1])
+    ways: dict[str, Callable[[], Any]] = {
+        "SQLite and CBOR alone": partial(_decode_alone, path),
+        "decoded into objects": partial(plain, path, "changes"),
+        **{title: partial(_drain_arrow, path, options) for title, options in DECODED.items()},
+    }
+    best = dict.fromkeys(ways, 0.0)
+    for _ in range(3):
+        for title, way in ways.items():
+            begun = time.process_time()
+            way()
+            best[title] = max(best[title], commits * changes / (time.process_time() - begun))
+    return best
+
+
+def _decode_alone(path: Path) -> None:
+    with open_file(str(path)) as db:
+        for (body,) in db.execute("SELECT body FROM bedrockish_journal"):
+            cbor2.loads(cbor2.loads(body)[CHANGES])
+
+
+def _drain_arrow(path: Path, options: dict[str, str]) -> None:
+    for _ in read_journal(path, **options):
+        pass
 
 
 def measure_reads(spark: Any, directory: Path, commits: int, changes: int) -> dict[str, dict[str, float]]:
@@ -140,17 +179,19 @@ def below(process: int) -> Iterator[int]:
 @click.option("--changes", default=4, show_default=True, help="Rows that each of them changes.")
 @click.option("--sizes", default="10000,40000,160000", show_default=True, help="Commits of the journals audited.")
 @click.option("--hot", default=0.2, show_default=True, help="Share of the commits that write one and the same key.")
-@click.option("--only", type=click.Choice(["reads", "audits"]), help="Only this.")
+@click.option("--only", type=click.Choice(["decoding", "reads", "audits"]), help="Only this.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(commits: int, changes: int, sizes: str, hot: float, only: str | None, as_json: bool) -> None:
     """Measure the data source, the export and the audits."""
     numbers: dict[str, Any] = {"machine": f"{platform.machine()}, Python {platform.python_version()}"}
     with tempfile.TemporaryDirectory(prefix="bedrockish-bench-spark-") as place:
-        if only != "audits":
+        if only in (None, "decoding"):
+            numbers["decoding"] = measure_decoding(Path(place), min(commits, 50_000), changes)
+        if only in (None, "reads"):
             spark = quiet_session("bench")
             numbers["reads"] = measure_reads(spark, Path(place), commits, changes)
             spark.stop()
-        if only != "reads":
+        if only in (None, "audits"):
             numbers["audits"] = measure_audits(Path(place), [int(size) for size in sizes.split(",")], hot)
     print(json.dumps(numbers, indent=2) if as_json else _table(numbers))
 
@@ -158,6 +199,10 @@ def main(commits: int, changes: int, sizes: str, hot: float, only: str | None, a
 def _table(numbers: dict[str, Any]) -> str:
     """Return the numbers as the tables of docs/spark.md."""
     lines = []
+    if "decoding" in numbers:
+        lines += ["| without Spark | changes per processor second |", "| --- | --- |"]
+        lines += [f"| {title} | {rate:,.0f} |" for title, rate in numbers["decoding"].items()]
+        lines.append("")
     if "reads" in numbers:
         ways = ("data source", "Parquet", "plain Python")
         lines += ["| rows per second | rows | " + " | ".join(ways) + " |", "| --- " * 5 + "|"]

@@ -4,18 +4,20 @@ Audits find places in timelines; what stood there is looked up for the findings 
 without Spark. An entry that was altered or removed is looked up in the journals of other nodes as well.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import pyarrow.dataset as ds
 
 from bedrockish_journal.audit.report import Finding
 from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.spark.export.manifest import files_of, read_manifest
+from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
 from bedrockish_journal.spark.source.feeds import Feed, open_feed
 from bedrockish_journal.spark.source.inputs import Inputs
 from bedrockish_journal.spark.source.plans import Wanted
-from bedrockish_journal.spark.source.tables import TABLES
 
 MOST = 100  # findings of an audit that are looked up
 Row = tuple[str, str, str | None]  # transaction, table, key
@@ -72,19 +74,14 @@ def _rows(stack: ExitStack, feeds: dict[str, Feed], inputs: Inputs, node: str, f
 
 
 def _stored(feed: Feed, leader: str, tick: int) -> Iterator[Row]:
-    changes, context = TABLES["changes"], feed.context
-    names = list(changes.columns)
-    table, key, rowid = names.index("table"), names.index("pk"), names.index("rowid")
-    context.skip, context.columns = True, frozenset(("table", "pk", "rowid"))
-    assert changes.make is not None
+    feed.context.skip = True
+    changes = ChangeRows(feed.context, {name: CHANGES[name] for name in ("txid", "table", "pk", "rowid")})
     try:
         for stored in list(feed.scan([(leader, tick, tick)], Wanted())):
-            rows = list(changes.make(context, stored)) if stored.kind == changes.kind else []
-            txid = f"{stored.origin}-{stored.clock:x}"
-            for row in rows:
-                yield txid, row[table], row[key] or (None if row[rowid] is None else str(row[rowid]))
-            if stored.kind != changes.kind:
-                yield txid, "", None
+            changes.add(stored)
+            if stored.kind != ROWS:
+                yield f"{stored.origin}-{stored.clock:x}", "", None
+        yield from map(_named, changes.take().to_pylist())
     except JournalError:
         return  # removed, or not readable: another journal may have it
 
@@ -95,5 +92,9 @@ def _exported(directory: str, node: str, leader: str, tick: int) -> Iterator[Row
     if files:
         condition = (ds.field("leader") == leader) & (ds.field("tick") == tick)
         columns = ["txid", "table", "pk", "rowid"]
-        for row in ds.dataset(files, format="parquet").to_table(columns=columns, filter=condition).to_pylist():
-            yield row["txid"], row["table"], row["pk"] or (None if row["rowid"] is None else str(row["rowid"]))
+        found = ds.dataset(files, format="parquet").to_table(columns=columns, filter=condition)
+        yield from map(_named, found.to_pylist())
+
+
+def _named(row: Mapping[str, Any]) -> Row:
+    return row["txid"], row["table"], row["pk"] or (None if row["rowid"] is None else str(row["rowid"]))

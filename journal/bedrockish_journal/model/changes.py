@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from io import BytesIO
 from math import copysign
-from typing import Any
+from typing import Any, NamedTuple
 
 import cbor2
 
@@ -22,6 +22,7 @@ INSERT, UPDATE, DELETE = "INSERT", "UPDATE", "DELETE"
 PIECE = 2_000  # rows that are encoded, or decoded, at a time: some milliseconds
 AT_ONCE_BYTES = 1 << 18  # of what is decoded in one go
 READ_BYTES = 512  # that the decoder reads ahead at least; more has it go back further after each row
+INT64 = 1 << 63
 DO, SEE, FAIL = "do", "see", "fail"
 OVERTAKEN = "it was told what is no longer so"
 """How the failure of a schema change begins that would have given other answers than its client had."""
@@ -126,6 +127,38 @@ def decode_changes(data: bytes) -> list[Change]:
     """
     try:
         return _changes(*cbor2.loads(data))
+    except (cbor2.CBORError, ValueError, TypeError, IndexError) as error:
+        raise _malformed(data, error) from error
+
+
+class ChangeColumns(NamedTuple):
+    """Row changes as they were packed, column by column: for those who make columns of them, and check them together.
+
+    Attributes:
+        heads: each table with its columns.
+        places: of each change, which of ``heads`` it belongs to.
+        ops, rowids, rowids_after, before, after: as in ``Change``; a row is a list.
+    """
+
+    heads: tuple[tuple[str, tuple[str, ...]], ...]
+    places: tuple[int, ...]
+    ops: tuple[str, ...]
+    rowids: tuple[int | None, ...]
+    rowids_after: tuple[int | None, ...]
+    before: tuple[list[Value] | None, ...]
+    after: tuple[list[Value] | None, ...]
+
+
+def decode_change_columns(data: bytes) -> ChangeColumns:
+    """Read what ``encode_changes`` wrote, column by column; that each is what it should be is not checked.
+
+    Raises:
+        EntryMalformedError: the bytes are not a list of tables and a list of changes.
+    """
+    try:
+        heads, rows = cbor2.loads(data)
+        made = tuple([(name, tuple(columns)) for name, columns in heads])
+        return ChangeColumns(made, *(zip(*rows, strict=True) if rows else ((),) * 6))
     except (cbor2.CBORError, ValueError, TypeError, IndexError) as error:
         raise _malformed(data, error) from error
 

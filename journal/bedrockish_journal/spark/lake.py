@@ -30,7 +30,6 @@ CHANGES, HISTORY = "__changes", "__history"  # what the names of views end with
 _PLACE = ("_commit_clock", "_commit_origin", "_commit_seq")
 _OF_THE_CHANGE = ("_change_type", "_commit_seq")  # columns that say nothing of a row
 _SPARK: Mapping[pa.DataType, str] = {kind: name for name, kind in ARROW.items()} | {
-    pa.float64(): "DOUBLE",
     pa.large_string(): "STRING",
     pa.large_binary(): "BINARY",
 }
@@ -139,22 +138,24 @@ class Lake:
             found = found.withColumn(end, f.lead(name).over(then))
         return _there(found).drop(*_OF_THE_CHANGE)
 
-    def register(self, prefix: str = "") -> list[str]:
+    def register(self, prefix: str = "", as_of: int | datetime | None = None) -> list[str]:
         """Make views for SQL: of each table its rows under its name, and ``…__changes`` and ``…__history``.
 
         Args:
             prefix: what their names begin with.
+            as_of: the rows as they were at a clock or at a time; the other views have all that there is.
 
         Returns:
             the names.
 
         Raises:
             JournalError: two would have the same name.
+            MomentError: ``as_of`` was before the lake begins, or is a time without a time zone.
         """
         views: dict[str, DataFrame] = {}
         for table in self.tables:
             for name, found in (
-                (table, self.rows(table)),
+                (table, self.rows(table, as_of)),
                 (table + CHANGES, self.changes(table)),
                 (table + HISTORY, self.history(table)),
             ):

@@ -18,20 +18,22 @@ import pyarrow.parquet as pq
 from bedrockish_journal.model.entry import GENESIS
 from bedrockish_journal.model.errors import ChainBrokenError, JournalError
 from bedrockish_journal.spark.export.manifest import (
-    PARTIAL,
     Manifest,
     clear,
     file_of,
     locked,
+    partial,
     read_manifest,
     sync_directory,
     write_manifest,
 )
+from bedrockish_journal.spark.source.builders import Builder
 from bedrockish_journal.spark.source.columns import batch
+from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.feeds import Feed
 from bedrockish_journal.spark.source.plans import Span, Wanted, advance, cut, spans_between
 from bedrockish_journal.spark.source.reading import rows_before
-from bedrockish_journal.spark.source.tables import TABLES, Context
+from bedrockish_journal.spark.source.tables import TABLES
 from bedrockish_journal.storage.row import Stored
 
 STEP = 20_000  # entries between two manifests, and in a file at most
@@ -169,7 +171,7 @@ def publish(directory: str, manifest: Manifest, context: Context, upto: dict[str
     for one in written:
         for table in one.tables:
             path = file_of(directory, table, node, one.span)
-            path.with_name(PARTIAL + path.name).replace(path)
+            partial(path).replace(path)
             sync_directory(path.parent)
     if node not in manifest.vectors:
         _write_before(directory, context)
@@ -184,7 +186,9 @@ def _write_before(directory: str, context: Context) -> None:
         if rows:
             path = file_of(directory, name, context.node, None)
             path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.Table.from_batches([_batch(name, rows)]), path)
+            kept, names = _kept(name), list(table.columns)
+            made = batch(kept, rows, [names.index(column) for column in kept])
+            pq.write_table(pa.Table.from_batches([made]), path)
 
 
 def _kept(table: str) -> dict[str, str]:
@@ -192,17 +196,15 @@ def _kept(table: str) -> dict[str, str]:
     return {name: kind for name, kind in TABLES[table].columns.items() if name != "node"}
 
 
-def _batch(table: str, rows: list[tuple[object, ...]]) -> pa.RecordBatch:
-    names, kept = list(TABLES[table].columns), _kept(table)
-    return batch(kept, rows, [names.index(name) for name in kept])
-
-
 class _Tables:
     """The files of all tables for one range of ticks, each made when its first row comes."""
 
     def __init__(self, context: Context, span: Span, directory: str) -> None:
-        self._context, self._span, self._directory = context, span, directory
-        self._rows: dict[str, list[tuple[object, ...]]] = {name: [] for name in TABLES}
+        self._node, self._span, self._directory = context.node, span, directory
+        self._builders: dict[str, Builder] = {
+            name: table.build(context, _kept(name)) for name, table in TABLES.items() if table.build is not None
+        }
+        self._batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in self._builders}
         self._writers: dict[str, pq.ParquetWriter] = {}
 
     @property
@@ -213,28 +215,31 @@ class _Tables:
     def take(self, chunk: list[Stored]) -> None:
         """Add the rows that some entries make."""
         for row in chunk:
-            for name, table in TABLES.items():
-                if table.make is not None and (table.kind is None or (table.kind == row.kind and not row.repeat)):
-                    self._rows[name].extend(table.make(self._context, row))
-        for name, rows in self._rows.items():
-            if len(rows) >= BUFFER_ROWS:
+            for name, builder in self._builders.items():
+                kind = TABLES[name].kind
+                if kind is None or (kind == row.kind and not row.repeat):
+                    builder.add(row)
+                    if builder.is_full:
+                        self._batches[name].append(builder.take())
+        for name, batches in self._batches.items():
+            if sum(batch.num_rows for batch in batches) >= BUFFER_ROWS:
                 self._write(name)
 
     def _write(self, name: str) -> None:
-        made = _batch(name, self._rows[name])
-        self._rows[name] = []
+        made = pa.Table.from_batches(self._batches[name])
+        self._batches[name] = []
         if name not in self._writers:
-            path = file_of(self._directory, name, self._context.node, self._span)
+            path = file_of(self._directory, name, self._node, self._span)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._writers[name] = pq.ParquetWriter(
-                path.with_name(PARTIAL + path.name), made.schema, compression="zstd", version="2.6"
-            )
-        self._writers[name].write_batch(made)
+            self._writers[name] = pq.ParquetWriter(partial(path), made.schema, compression="zstd", version="2.6")
+        self._writers[name].write_table(made, row_group_size=max(made.num_rows, 1))
 
     def close(self) -> None:
         """Write what is left, and make the files durable."""
-        for name, rows in self._rows.items():
-            if rows:
+        for name, builder in self._builders.items():
+            if builder.count:
+                self._batches[name].append(builder.take())
+            if any(batch.num_rows for batch in self._batches[name]):
                 self._write(name)
         for writer in self._writers.values():
             writer.close()

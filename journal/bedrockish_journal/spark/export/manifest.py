@@ -2,7 +2,7 @@
 
 ``<directory>/<table>/node=A/B-000000000001-000000020000.parquet`` holds the rows that ticks 1 to 20000 of
 timeline B make, as node A's journal has them. A file counts if its ticks are within the manifest's vector. Files are
-written under names that readers of Parquet ignore (``_partial-…``), then renamed, and then the manifest is replaced: a
+written under names that readers of Parquet ignore (``_….partial``), then renamed, and then the manifest is replaced: a
 run that is killed leaves at most files that do not count yet, and the next run removes them.
 """
 
@@ -20,7 +20,7 @@ from bedrockish_journal.spark.source.plans import Span
 from bedrockish_journal.spark.source.tables import TABLES
 
 FORMAT = 1
-MANIFEST, LOCK, PARTIAL = "manifest.json", "_lock", "_partial-"
+MANIFEST, LOCK = "manifest.json", "_lock"
 FOUNDING = "founding.parquet"
 _RANGE = re.compile(r"(\w+)-(\d{12})-(\d{12})\.parquet")
 
@@ -40,6 +40,11 @@ class Manifest:
 
     vectors: dict[str, dict[str, int]] = field(default_factory=dict)
     hashes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+def partial(path: Path) -> Path:
+    """Return what a file is called until it is whole; some readers pass over ``_``, others take ``*.parquet``."""
+    return path.with_name(f"_{path.name}.partial")
 
 
 def is_export(path: str) -> bool:

@@ -4,7 +4,7 @@ A column's type is given once, by its Spark name; the Arrow type follows from it
 own translation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ ARROW = {
     "STRING": pa.string(),
     "BIGINT": pa.int64(),
     "INT": pa.int32(),
+    "DOUBLE": pa.float64(),
     "BOOLEAN": pa.bool_(),
     "BINARY": pa.binary(),
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
@@ -21,12 +22,12 @@ ARROW = {
 }
 
 
-def ddl(columns: dict[str, str]) -> str:
+def ddl(columns: Mapping[str, str]) -> str:
     """Return columns as the text that Spark reads a schema from."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
 
-def batch(columns: dict[str, str], rows: Sequence[tuple[Any, ...]], places: Sequence[int]) -> pa.RecordBatch:
+def batch(columns: Mapping[str, str], rows: Sequence[tuple[Any, ...]], places: Sequence[int]) -> pa.RecordBatch:
     """Return rows as an Arrow batch.
 
     Args:

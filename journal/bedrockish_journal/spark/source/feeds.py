@@ -9,9 +9,9 @@ from typing import Protocol
 
 from bedrockish_journal.model.errors import FileMissingError, JournalError
 from bedrockish_journal.model.vector import covers
+from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.files import open_file_feed
 from bedrockish_journal.spark.source.plans import Ask, Span, Wanted, bounds
-from bedrockish_journal.spark.source.tables import Context
 from bedrockish_journal.storage.row import Stored
 
 Access = Mapping[str, str]

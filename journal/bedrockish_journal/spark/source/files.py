@@ -21,9 +21,9 @@ from bedrockish_journal.model.errors import (
     NoJournalError,
     NotDatabaseError,
 )
+from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
 from bedrockish_journal.spark.source.plans import PRIMARY_KEY, Ask, Span, Wanted
-from bedrockish_journal.spark.source.tables import Context
 from bedrockish_journal.storage.row import COLUMNS, Stored
 
 BUSY_S = 5.0
@@ -54,7 +54,8 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
     at_rest = not os.access(directory, os.W_OK) and not os.path.exists(f"{path}-wal")
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro" + ("&immutable=1" if at_rest else "")
     try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as db:
+        # One after the other, threads of whoever takes batches may read: DuckDB asks for them in one of its own.
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False)) as db:
             db.text_factory = partial(str, encoding="utf-8", errors="replace")
             if not _has_table(db, "bedrockish_journal"):
                 raise NoJournalError(path, f"{path} is a database without a journal; give the file of a node")

@@ -3,6 +3,7 @@
 A condition that is not understood here only means that more is read: Spark applies it afterwards.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,13 +25,18 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def limits_of(condition: Filter) -> tuple[Limits, bool]:
-    """Return what a condition says about which entries are wanted, and whether that is all that it says."""
+def limits_of(condition: Filter, told: Mapping[str, str]) -> tuple[Limits, bool]:
+    """Return what a condition says about which entries are wanted, and whether that is all that it says.
+
+    Args:
+        condition: as Spark has it.
+        told: the columns by which less is read, with what each of them is: leader, tick, clock, committed_at or table.
+    """
     if not isinstance(
         condition, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual | In
     ):
         return NO_LIMITS, False
-    column, value = ".".join(condition.attribute), condition.value
+    column, value = told.get(".".join(condition.attribute)), condition.value
     if column in ("leader", "table"):
         names = _names(condition, value)
         if names is None:

@@ -8,10 +8,9 @@ SQLite value ever is: ``{"$blob": "<base64>"}`` and ``{"$float": "inf"}`` or ``"
 import base64
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring as _quoted
-from operator import add
 from typing import Any
 
 from bedrockish_journal.model.changes import Row, Value
@@ -22,16 +21,26 @@ def row_text(columns: Sequence[str], row: Row | None) -> str | None:
     """Return a row as a JSON object in the order of its columns; None for no row."""
     if row is None:
         return None
-    return "{" + ",".join(map(add, _heads(columns), map(_text, row))) + "}"
+    return _template(tuple(columns)) % tuple(map(_text, row))
 
 
-@lru_cache(maxsize=256)
-def _named(columns: tuple[str, ...]) -> list[str]:
-    return [f"{_quoted(column)}:" for column in columns]
+def row_texts(columns: Sequence[str], texts: Sequence[Sequence[str]], count: int) -> list[str]:
+    """Return so many rows as JSON objects, from the texts of the values of each column."""
+    template = _template(tuple(columns))
+    return [template % row for row in zip(*texts, strict=True)] if columns else [template] * count
 
 
-def _heads(columns: Sequence[str]) -> list[str]:
-    return _named(columns if isinstance(columns, tuple) else tuple(columns))
+def value_texts(values: Sequence[Value]) -> list[str]:
+    """Return values as JSON; those of one column, which mostly are of one type, are fast."""
+    types: set[type] = {*map(type, values)}
+    text: Callable[[Any], str] = int.__repr__ if types == {int} else _quoted if types == {str} else _text
+    return list(map(text, values))
+
+
+@lru_cache(maxsize=1024)
+def _template(columns: tuple[str, ...]) -> str:
+    names = [f"{_quoted(column)}:".replace("%", "%%") for column in columns]
+    return "{" + ",".join([f"{name}%s" for name in names]) + "}"
 
 
 def _text(value: Value) -> str:

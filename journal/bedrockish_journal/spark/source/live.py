@@ -15,9 +15,9 @@ from bedrockish.api.url import hide_password
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.errors import ConfigError
 from bedrockish_journal.model.errors import JournalError, JournalPrunedError
+from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
 from bedrockish_journal.spark.source.plans import PRIMARY_KEY, Ask, Span, Wanted
-from bedrockish_journal.spark.source.tables import Context
 from bedrockish_journal.storage.row import COLUMNS, Stored
 
 PAGE_BYTES = 1 << 20

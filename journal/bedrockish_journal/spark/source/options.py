@@ -26,6 +26,7 @@ class Options:
     Attributes:
         path: the journals: comma separated node files, globs, directories, and URLs of running nodes.
         table: which table.
+        rows: of which table of the user's the changes are wanted, with its columns typed, instead of ``table``.
         limits: which entries and changes are wanted.
         columns: the columns wanted, in this order; empty for all.
         partition_rows: commits read by one task; None for what is usual, which for a running node is all by one.
@@ -40,6 +41,7 @@ class Options:
 
     path: str
     table: str = "commits"
+    rows: str | None = None
     limits: Limits = NO_LIMITS
     columns: tuple[str, ...] = ()
     partition_rows: int | None = None
@@ -50,6 +52,11 @@ class Options:
     until: str = APPLIED
     max_commits: int | None = None
     access: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """What is read, for errors."""
+        return self.table if self.rows is None else self.rows
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "Options":
@@ -67,8 +74,13 @@ class Options:
         table = options.get("table", "commits")
         if table not in TABLES:
             raise ValueError(f"there is no table {table!r}; the tables are {', '.join(TABLES)}")
-        columns = _names(options, "columns")
-        check_columns(TABLES[table], table, columns)
+        rows, columns = options.get("rows"), _names(options, "columns")
+        if rows is not None and ("table" in options or "tables" in options):
+            raise ValueError("the options 'rows' and 'table' name two tables; leave one out")
+        if rows == "":
+            raise ValueError("the option 'rows' is empty; it is the name of a table, such as account")
+        if rows is None:
+            check_columns(TABLES[table], table, columns)
         chosen = {name: _choice(options, name) for name in CHOICES}
         access = {name: options[name] for name in ACCESS if name in options}
         if "password" in access and "user" not in access:
@@ -85,6 +97,7 @@ class Options:
         return cls(
             options["path"],
             table,
+            rows,
             limits,
             columns,
             _number(options, "partition_rows", 1),
@@ -99,7 +112,18 @@ class Options:
 
 
 OPTIONS = {
-    *("path", "table", "leader", "clock_from", "clock_to", "tables", "columns", "partition_rows", "max_commits"),
+    *(
+        "path",
+        "table",
+        "rows",
+        "leader",
+        "clock_from",
+        "clock_to",
+        "tables",
+        "columns",
+        "partition_rows",
+        "max_commits",
+    ),
     *CHOICES,
     *ACCESS,
 }

@@ -1,24 +1,70 @@
 """Ranges of a journal as Arrow batches of one table: what batch reads, streams and exports have in common."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from itertools import chain, islice
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from bedrockish_journal.spark.source.builders import BATCH_ROWS, in_pieces
 from bedrockish_journal.spark.source.columns import batch
-from bedrockish_journal.spark.source.feeds import Feed
-from bedrockish_journal.spark.source.options import Options
-from bedrockish_journal.spark.source.plans import NO_LIMITS, Limits, Span, Wanted
-from bedrockish_journal.spark.source.tables import TABLES, Context, Table
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.spark.source.context import Context
+from bedrockish_journal.spark.source.feeds import Feed, both_of, expand, is_url, nodes_of, open_feed
+from bedrockish_journal.spark.source.options import PARTITION_ROWS, Options
+from bedrockish_journal.spark.source.plans import NO_LIMITS, Limits, Span, Wanted, plan
+from bedrockish_journal.spark.source.tables import Table
 
-BATCH_ROWS = 4096
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one task reads: some ranges of ticks of one journal, and perhaps what was before the journal."""
+
+    path: str
+    spans: tuple[Span, ...]
+    before: bool = False
+
+
+def parts(options: Options, table: Table, limits: Limits) -> list[Part]:
+    """Return all that is to be read; this fixes what a reader will see.
+
+    Raises:
+        JournalError: a file is missing, is no database or has no journal; or two are of the same node.
+        BedrockishError: a node cannot be reached.
+    """
+    found: list[Part] = []
+    seen: dict[str, str] = {}
+    access, paths = options.access, expand(options.path)
+    for path in nodes_of(paths, access, newest=True).values() if options.newest else paths:
+        rows = options.partition_rows or (None if is_url(path) else PARTITION_ROWS)
+        with open_feed(path, access) as feed:
+            groups, node = plan(feed.ask, limits, rows) if table.build else [], feed.context.node
+        if node in seen:
+            raise both_of(node, seen[node], path)
+        seen[node] = path
+        before = table.before is not None
+        for group in groups or ([()] if before else []):
+            found.append(Part(path, group, before))
+            before = False
+    return found
+
+
+def read_part(
+    part: Part, options: Options, table: Table, limits: Limits, columns: dict[str, str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part as Arrow batches.
+
+    Raises:
+        JournalPrunedError: entries were removed from the journal after the read was planned.
+        JournalError: the journal cannot be read any more, or an entry of it cannot be decoded.
+    """
+    with open_feed(part.path, options.access) as feed:
+        yield from batches(feed, table, part.spans, options, limits, columns, before=part.before)
 
 
 def batches(
     feed: Feed,
+    table: Table,
     spans: tuple[Span, ...],
     options: Options,
     limits: Limits,
@@ -31,8 +77,9 @@ def batches(
 
     Args:
         feed: the journal.
+        table: the table.
         spans: the ranges.
-        options: the table, and what to do with what cannot be decoded.
+        options: what to do with what cannot be decoded.
         limits: which entries and changes are wanted; the ranges have been made by them.
         columns: name and Spark type of the columns wanted.
         before: whether the rows of the time before the journal are to be among them.
@@ -42,23 +89,21 @@ def batches(
         JournalPrunedError: the beginning of a range was removed from the journal.
         JournalError: ticks are missing that must be there, or an entry cannot be decoded.
     """
-    table, context = TABLES[options.table], feed.context
+    context = feed.context
     context.skip, context.tables, context.columns = options.skip_malformed, limits.tables, frozenset(columns)
     wanted = Wanted(limits.clocks, table.kind, not table.bare.issuperset(columns), whole)
-    places = [list(table.columns).index(name) for name in columns]
+    if before and (rows := list(rows_before(context, table, limits))):
+        yield batch(columns, rows, [list(table.columns).index(name) for name in columns])
+    if table.build is None:
+        return
+    builder = table.build(context, columns)
     with closing(feed.scan(spans, wanted)) as stored:
-        rows = rows_of(context, table, stored)
-        if before:
-            rows = chain(rows_before(context, table, limits), rows)
-        while chunk := list(islice(rows, BATCH_ROWS)):
-            yield batch(columns, chunk, places)
-
-
-def rows_of(context: Context, table: Table, stored: Iterable[Stored]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows that stored entries make, as tuples of all columns of the table."""
-    if table.make is not None:
         for row in stored:
-            yield from table.make(context, row)
+            builder.add(row)
+            if builder.is_full:
+                yield from in_pieces(builder.take(), BATCH_ROWS)
+    if builder.count:
+        yield from in_pieces(builder.take(), BATCH_ROWS)
 
 
 def rows_before(context: Context, table: Table, limits: Limits = NO_LIMITS) -> Iterator[tuple[Any, ...]]:

@@ -5,7 +5,7 @@ committing meanwhile; running the query again plans again.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,24 +14,21 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import StructType
 
 from bedrockish_journal.spark.source.columns import ddl
-from bedrockish_journal.spark.source.feeds import both_of, expand, is_url, nodes_of, open_feed
 from bedrockish_journal.spark.source.filters import limits_of
-from bedrockish_journal.spark.source.options import PARTITION_ROWS, Options, check_columns
-from bedrockish_journal.spark.source.plans import Span, plan
-from bedrockish_journal.spark.source.reading import batches
+from bedrockish_journal.spark.source.options import Options, check_columns
+from bedrockish_journal.spark.source.reading import Part, parts, read_part
 from bedrockish_journal.spark.source.stream import BedrockishStreamReader
-from bedrockish_journal.spark.source.tables import TABLES
+from bedrockish_journal.spark.source.tables import Table
+from bedrockish_journal.spark.source.typed_rows import table_of
 
 _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 @dataclass
 class Piece(InputPartition):
-    """What one task reads: some ranges of ticks of one journal, and perhaps what was before the journal."""
+    """What one task reads; None if there is nothing, as Spark wants a task all the same."""
 
-    path: str
-    spans: tuple[Span, ...]
-    before: bool = False
+    part: Part | None
 
 
 class BedrockishSource(DataSource):
@@ -40,6 +37,7 @@ class BedrockishSource(DataSource):
     Options:
         path: node files, comma separated, globs, directories, and URLs of running nodes. Required.
         table: commits (default), changes, approvals, footprints, schema_history, members or pruned.
+        rows: instead of ``table``, a table of the user's: its changes, with its columns typed.
         leader: only commits that stand in these nodes' timelines, comma separated.
         clock_from, clock_to: only commits with a clock in these bounds, both included.
         tables: of ``changes``, only those of these tables, comma separated.
@@ -74,8 +72,9 @@ class BedrockishSource(DataSource):
             ValueError: an option is wrong.
         """
         options = Options.parse(self.options)
-        columns = TABLES[options.table].columns
-        return ddl({name: columns[name] for name in options.columns or columns})
+        table = table_of(options)
+        check_columns(table, options.name, options.columns)
+        return ddl({name: table.columns[name] for name in options.columns or table.columns})
 
     def reader(self, schema: StructType) -> "BedrockishReader":
         """Return the reader of the columns in ``schema``, which may be fewer than the table has.
@@ -84,11 +83,12 @@ class BedrockishSource(DataSource):
             ValueError: an option is wrong, or the schema has a column that the table lacks or of another type.
         """
         options = Options.parse(self.options)
+        table = table_of(options)
         # Spark refuses a reader that takes conditions where the session has not turned this on, so such a reader is
         # made only in the worker that Spark starts in order to hand conditions over. And only when it was asked for:
         # up to 4.3 Spark keeps what the conditions of one query left, also for later queries of the same DataFrame.
         made = PushingReader if options.pushdown and _PUSHING_WORKER in sys.modules else BedrockishReader
-        return made(options, _columns(self.options, schema))
+        return made(options, _columns(options, table, schema), table)
 
     def streamReader(self, schema: StructType) -> BedrockishStreamReader:  # noqa: N802  (Spark's name)
         """Return the stream of the columns in ``schema``.
@@ -96,13 +96,13 @@ class BedrockishSource(DataSource):
         Raises:
             ValueError: as for ``reader``.
         """
-        return BedrockishStreamReader(Options.parse(self.options), _columns(self.options, schema))
+        options = Options.parse(self.options)
+        table = table_of(options)
+        return BedrockishStreamReader(options, _columns(options, table, schema), table)
 
 
-def _columns(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    options = Options.parse(given)
-    table = TABLES[options.table]
-    check_columns(table, options.table, tuple(schema.fieldNames()))
+def _columns(options: Options, table: Table, schema: StructType) -> dict[str, str]:
+    check_columns(table, options.name, tuple(schema.fieldNames()))
     wanted = {name: table.columns[name] for name in schema.fieldNames()}
     for column in schema.fields:
         kind = wanted[column.name]
@@ -112,10 +112,17 @@ def _columns(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
 
 
 class BedrockishReader(DataSourceReader):
-    """Plans a read, then reads pieces of it in Spark's workers. It keeps no state and no open file between the two."""
+    """Plans a read, then reads pieces of it in Spark's workers. It keeps no state and no open file between the two.
 
-    def __init__(self, options: Options, columns: dict[str, str]) -> None:
+    Args:
+        options: where to read, and what of it.
+        columns: name and Spark type of the columns wanted.
+        table: what they are of.
+    """
+
+    def __init__(self, options: Options, columns: dict[str, str], table: Table) -> None:
         self.options = options
+        self.table = table
         self.limits = options.limits
         self.columns = columns
 
@@ -126,22 +133,8 @@ class BedrockishReader(DataSourceReader):
             JournalError: a file is missing, is no database or has no journal; or two are of the same node.
             BedrockishError: a node cannot be reached.
         """
-        pieces: list[InputPartition] = []
-        seen: dict[str, str] = {}
-        table = TABLES[self.options.table]
-        access, paths = self.options.access, expand(self.options.path)
-        for path in nodes_of(paths, access, newest=True).values() if self.options.newest else paths:
-            rows = self.options.partition_rows or (None if is_url(path) else PARTITION_ROWS)
-            with open_feed(path, access) as feed:
-                groups, node = plan(feed.ask, self.limits, rows) if table.make else [], feed.context.node
-            if node in seen:
-                raise both_of(node, seen[node], path)
-            seen[node] = path
-            before = table.before is not None
-            for group in groups or ([()] if before else []):
-                pieces.append(Piece(path, group, before))
-                before = False
-        return pieces or [Piece("", ())]  # Spark wants one
+        found = parts(self.options, self.table, self.limits)
+        return [Piece(part) for part in found] or [Piece(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one piece as Arrow batches.
@@ -151,11 +144,8 @@ class BedrockishReader(DataSourceReader):
             JournalError: the journal cannot be read any more, or an entry of it cannot be decoded.
         """
         assert isinstance(partition, Piece)
-        if partition.path:
-            with open_feed(partition.path, self.options.access) as feed:
-                yield from batches(
-                    feed, partition.spans, self.options, self.limits, self.columns, before=partition.before
-                )
+        if partition.part is not None:
+            yield from read_part(partition.part, self.options, self.table, self.limits, self.columns)
 
 
 class PushingReader(BedrockishReader):
@@ -164,7 +154,7 @@ class PushingReader(BedrockishReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  (Spark's name)
         """Take conditions on leader, tick, clock, committed_at and table; return those that Spark must still apply."""
         for condition in filters:
-            limits, exact = limits_of(condition)
+            limits, exact = limits_of(condition, self.table.told)
             self.limits = self.limits.both(limits)
             if not exact:
                 yield condition

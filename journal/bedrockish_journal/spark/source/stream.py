@@ -19,7 +19,7 @@ from bedrockish_journal.spark.source.feeds import Feed, expand, nodes_of, open_f
 from bedrockish_journal.spark.source.options import BEGINNING, OLDEST, PARTITION_ROWS, SAFE, Options
 from bedrockish_journal.spark.source.plans import Span, advance, bounds, cut, safe_prefix, spans_between
 from bedrockish_journal.spark.source.reading import batches
-from bedrockish_journal.spark.source.tables import TABLES
+from bedrockish_journal.spark.source.tables import Table
 
 Offset = dict[str, dict[str, int]]
 
@@ -34,10 +34,17 @@ class Range(InputPartition):
 
 
 class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Says how far the files go, plans the batches between two offsets, and reads them in Spark's workers."""
+    """Says how far the files go, plans the batches between two offsets, and reads them in Spark's workers.
 
-    def __init__(self, options: Options, columns: dict[str, str]) -> None:
+    Args:
+        options: where to read, and what of it.
+        columns: name and Spark type of the columns wanted.
+        table: what they are of.
+    """
+
+    def __init__(self, options: Options, columns: dict[str, str], table: Table) -> None:
         self.options = options
+        self.table = table
         self.columns = columns
         self._end: Offset | None = None  # of a run that takes what there is now and ends
 
@@ -111,7 +118,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 raise FileMissingError(
                     self.options.path, f"{self.options.path}: the file of node {node} is gone; the stream began with it"
                 )
-            first = not before and TABLES[self.options.table].before is not None
+            first = not before and self.table.before is not None
             leaders = self.options.limits.leaders
             for group in cut(spans, self.options.partition_rows or PARTITION_ROWS):
                 if leaders is not None:
@@ -128,11 +135,9 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             JournalError: the file cannot be read, or an entry of it cannot be decoded.
         """
         assert isinstance(partition, Range)
-        options = self.options
+        wanted = (self.table, partition.spans, self.options, self.options.limits, self.columns)
         with self._open(partition.path) as feed:
-            yield from batches(
-                feed, partition.spans, options, options.limits, self.columns, before=partition.before, whole=True
-            )
+            yield from batches(feed, *wanted, before=partition.before, whole=True)
 
     def _files(self) -> dict[str, str]:
         return nodes_of(expand(self.options.path), self.options.access, newest=self.options.newest)

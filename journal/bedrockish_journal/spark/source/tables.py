@@ -1,30 +1,28 @@
-"""The tables that the data source offers: their columns, and how one stored entry becomes rows of each.
+"""The tables that the data source offers: their columns, and how one stored entry becomes rows of each."""
 
-Payloads are decoded here, in the worker, by the journal's own code.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any
 
-import cbor2
+import pyarrow as pa
 
-from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Row, decode_changes, decode_statements
-from bedrockish_journal.model.clock import milliseconds
+from bedrockish_journal.model.changes import decode_statements
 from bedrockish_journal.model.entry import Label, decode_label, wrong_shares
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.footprint import Footprint, object_of
-from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid, decode_transaction
-from bedrockish_journal.spark.source.founding import Beginning, decode_members
-from bedrockish_journal.spark.source.json_rows import row_text
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
+from bedrockish_journal.spark.source.builders import BATCH_ROWS, Builder
+from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
+from bedrockish_journal.spark.source.columns import batch
+from bedrockish_journal.spark.source.context import FOOTPRINT, HEAD, Context, Decoded, head
+from bedrockish_journal.spark.source.founding import decode_members
 from bedrockish_journal.storage.row import Stored
 
-_INT64 = 1 << 63
-FOOTPRINT, CHANGES = 10, 11  # places in the body of a transaction, see bedrockish_journal.model.transaction
-_CHANGE_TYPES = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
+Maker = Callable[[Context, Stored], Iterator[tuple[Any, ...]]]
 
-_T = TypeVar("_T")
-Maker = Callable[["Context", Stored], Iterator[tuple[Any, ...]]]
+
+PLACE: Mapping[str, str] = {name: name for name in ("leader", "tick", "clock", "committed_at", "table")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,147 +31,62 @@ class Table:
 
     Attributes:
         columns: name and Spark type of each column.
-        make: yields the rows of one entry, as tuples of all columns; None if entries have none.
+        build: begins to build some of its columns, by name and Spark type; None if entries make no rows.
         before: yields the rows that are of no entry, but of the time before the journal; None if there are none.
         kind: only entries of this kind can have rows, and not their repeats; None for all entries.
         bare: the columns that can be had without label and body.
+        told: the columns by which less is read: what is theirs by the names of ``PLACE``.
     """
 
     columns: dict[str, str]
-    make: Maker | None
+    build: Callable[[Context, Mapping[str, str]], Builder] | None
     before: Callable[["Context"], Iterator[tuple[Any, ...]]] | None = None
     kind: str | None = None
     bare: frozenset[str] = frozenset()
+    told: Mapping[str, str] = field(default_factory=lambda: PLACE)
 
 
-@dataclass(slots=True)
-class Context:
-    """What the rows of one file have in common.
+class MadeRows:
+    """Builds the columns of a table whose rows are made one by one.
 
-    Attributes:
-        node: whose file.
-        path: the file, for errors.
-        look_up: returns the columns of a table's declared primary key, by the schema that the node has now.
-        beginning: what the node keeps of the time before its journal.
-        skip: leave out entries that cannot be decoded (they are rows of ``commits`` all the same), instead of failing.
-        columns: the columns wanted; what only others need may be left out. None for all.
-        tables: of ``changes``, only those of these tables; None for all.
+    Args:
+        all_columns: the table's.
+        make: yields the rows of an entry, as tuples of all columns.
+        context: of the journal.
+        types: name and Spark type of the columns wanted.
     """
 
-    node: str
-    path: str
-    look_up: Callable[[str], list[str]]
-    beginning: Beginning
-    skip: bool = False
-    columns: frozenset[str] | None = None
-    tables: frozenset[str] | None = None
-    keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
-    _row: Stored | None = None
-    _decoded: "Decoded | EntryMalformedError | None" = None
-    _packed_row: Stored | None = None
-    _packed: list[Any] = field(default_factory=list)
+    def __init__(self, all_columns: Mapping[str, str], make: Maker, context: Context, types: Mapping[str, str]) -> None:
+        self._make, self._context, self._types = make, context, dict(types)
+        self._places = [list(all_columns).index(name) for name in types]
+        self._rows: list[tuple[Any, ...]] = []
 
-    def wants(self, *columns: str) -> bool:
-        """Whether one of these columns is wanted."""
-        return self.columns is None or not self.columns.isdisjoint(columns)
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self._rows)
 
-    def field(self, row: Stored, place: int) -> Any:
-        """Return one field of a transaction's body without looking at the others, or None if it may be skipped.
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to take them."""
+        return len(self._rows) >= BATCH_ROWS
+
+    def add(self, row: Stored) -> None:
+        """Add the rows that an entry makes.
 
         Raises:
-            EntryMalformedError: the body cannot be decoded.
+            EntryMalformedError: it cannot be decoded, and may not be skipped.
         """
-        if self._packed_row is not row:  # several tables may ask for the same row in turn
-            try:
-                packed = cbor2.loads(row.body)
-                if not isinstance(packed, list) or len(packed) < 14:
-                    raise EntryMalformedError("its body is not a transaction")
-            except (cbor2.CBORError, ValueError, TypeError, RecursionError, EntryMalformedError) as error:
-                if self.skip:
-                    return None
-                raise self.unreadable(row, error) from error
-            self._packed_row, self._packed = row, packed
-        return self._packed[place]
+        self._rows += self._make(self._context, row)
 
-    def decoded(self, row: Stored) -> "Decoded | EntryMalformedError":
-        """Return what an entry says, or why it cannot be decoded; several tables may ask for the same row in turn."""
-        if self._row is not row or self._decoded is None:
-            self._row = row
-            try:
-                self._decoded = _decode(row)
-            except EntryMalformedError as error:
-                self._decoded = error
-        return self._decoded
-
-    def unpack(self, row: Stored, decode: Callable[[bytes], list[_T]]) -> list[_T]:
-        """Return what an entry changed, or nothing if it cannot be decoded and may be skipped.
-
-        Raises:
-            EntryMalformedError: it cannot be decoded.
-        """
-        packed = self.field(row, CHANGES)
-        if packed is None:
-            return []
-        try:
-            return decode(packed)
-        except (EntryMalformedError, TypeError, RecursionError) as error:
-            if self.skip:
-                return []
-            raise self.unreadable(row, error) from error
-
-    def unreadable(self, row: Stored, error: Exception) -> EntryMalformedError:
-        """Return the error for an entry that cannot be decoded."""
-        return EntryMalformedError(
-            f"{row.leader}{row.tick} in {self.path}: {error}; the table commits names all such entries, "
-            "and the option malformed=skip leaves them out"
-        )
-
-    def key_columns(self, table: str, columns: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return which of a change's columns are the table's primary key, and where they are; looked up once."""
-        found = self.keys.get((table, columns))
-        if found is None:
-            names = tuple(name for name in self.look_up(table) if name in columns)
-            found = self.keys[table, columns] = (names, tuple(columns.index(name) for name in names))
-        return found
+    def take(self) -> pa.RecordBatch:
+        """Return the rows, and begin anew with none."""
+        rows, self._rows = self._rows, []
+        return batch(self._types, rows, self._places)
 
 
-class Decoded(NamedTuple):
-    """What the bytes of an entry say. Its hash is not computed here: Spark does that, from the bytes."""
-
-    label: Label
-    transaction: Transaction
-
-
-def _decode(row: Stored) -> Decoded:
-    try:
-        label, transaction = decode_label(row.label), decode_transaction(row.body)
-        if label.txid != transaction.txid:
-            raise EntryMalformedError(f"its label is of {label.txid}, and its body of {transaction.txid}")
-        if type(row.prev) is not bytes or len(row.prev) != 32:
-            raise EntryMalformedError("prev should be a hash of 32 bytes")
-    except (RecursionError, OverflowError, TypeError, AttributeError) as error:
-        raise EntryMalformedError(f"its bytes are not an entry: {error!r}") from error
-    numbers = (*transaction.base.values(), *label.quorum.values(), transaction.config, transaction.activates)
-    if max(numbers) >= _INT64:
-        raise EntryMalformedError("it has a tick, a version or a clock beyond 2^63")
-    return Decoded(label, transaction)
-
-
-def _head(context: Context, row: Stored) -> tuple[Any, ...]:
-    txid = f"{row.origin}-{row.clock:x}"
-    at = milliseconds(row.clock) * 1000
-    return context.node, row.leader, row.tick, txid, row.clock, row.origin, at
-
-
-HEAD = {
-    "node": "STRING",
-    "leader": "STRING",
-    "tick": "BIGINT",
-    "txid": "STRING",
-    "clock": "BIGINT",
-    "origin": "STRING",
-    "committed_at": "TIMESTAMP",
-}
+def _made(columns: dict[str, str], make: Maker, **more: Any) -> Table:
+    return Table(columns, partial(MadeRows, columns, make), **more)
 
 
 def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
@@ -190,7 +103,7 @@ def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
             users = [transaction.user_of(command) for command in transaction.commands]
             malformed = _disagreement(row, label, transaction)
     yield (
-        *_head(context, row),
+        *head(context, row),
         row.seq,
         row.applied_ms * 1000,
         row.command,
@@ -231,45 +144,6 @@ def _disagreement(row: Stored, label: Label, transaction: Transaction) -> str | 
     return None
 
 
-def _changes(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
-    changes = context.unpack(row, decode_changes)
-    head = _head(context, row)
-    keys, before, after = context.wants("pk", "pk_after"), context.wants("before"), context.wants("after")
-    makers: tuple[str | None, ...] = (None,) * len(changes)
-    whose: dict[str | None, str | None] = {}
-    if context.wants("command", "user_name"):
-        found = context.decoded(row)
-        if isinstance(found, Decoded):
-            makers = found.transaction.makers(len(changes))
-            whose = {command: found.transaction.user_of(command) for command in found.transaction.commands}
-    for place, (change, maker) in enumerate(zip(changes, makers, strict=True)):
-        if context.tables is not None and change.table not in context.tables:
-            continue
-        pk = pk_after = None
-        if keys:
-            columns, places = context.key_columns(change.table, change.columns)
-            pk_after = row_text(columns, _key(places, change.after))
-            pk = pk_after if change.before is None else row_text(columns, _key(places, change.before))
-        yield (
-            *head,
-            place,
-            change.table,
-            change.rowid,
-            change.rowid_after,
-            pk,
-            pk_after,
-            _CHANGE_TYPES.get(change.op, change.op),
-            row_text(change.columns, change.before) if before else None,
-            row_text(change.columns, change.after) if after else None,
-            maker,
-            whose.get(maker),
-        )
-
-
-def _key(places: tuple[int, ...], row: Row | None) -> Row | None:
-    return None if row is None or not places else tuple([row[place] for place in places])
-
-
 def _approvals(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     try:
         quorum = decode_label(row.label).quorum  # the body says nothing of them
@@ -277,9 +151,9 @@ def _approvals(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
         if not context.skip:
             raise context.unreadable(row, error) from error
         return
-    head = _head(context, row)
+    of_all = head(context, row)
     for approver, tick in quorum.items():
-        yield *head, approver, tick
+        yield *of_all, approver, tick
 
 
 def _footprints(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
@@ -287,7 +161,7 @@ def _footprints(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     if packed is None:
         return
     try:
-        head, footprint = _head(context, row), Footprint.unpack(packed)
+        of_all, footprint = head(context, row), Footprint.unpack(packed)
     except EntryMalformedError as error:
         if not context.skip:
             raise context.unreadable(row, error) from error
@@ -297,21 +171,21 @@ def _footprints(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
         ("write", footprint.write_points, footprint.write_ranges),
     ):
         for key in points:
-            yield *head, access, object_of(key), key, None, None
+            yield *of_all, access, object_of(key), key, None, None
         for low, high in ranges:
-            yield *head, access, object_of(low), None, low, high
+            yield *of_all, access, object_of(low), None, low, high
 
 
 def _schema_history(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     found = context.decoded(row)
     activates = (found.transaction.activates or None) if isinstance(found, Decoded) else None
     for place, statement in enumerate(context.unpack(row, decode_statements)):
-        yield *_head(context, row), place, statement, activates
+        yield *head(context, row), place, statement, activates
 
 
 def _members(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     for member in context.unpack(row, decode_members):
-        yield *_head(context, row), *member
+        yield *head(context, row), *member
 
 
 def _members_before(context: Context) -> Iterator[tuple[Any, ...]]:
@@ -347,34 +221,17 @@ _COMMITS = {
 _DECODED = ("adopted_from", "after", "quorum", "config", "isolation", "joined", "malformed", "users")
 
 TABLES: dict[str, Table] = {
-    "commits": Table(_COMMITS, _commits, bare=frozenset(_COMMITS) - {*_DECODED, "label", "body"}),
-    "changes": Table(
-        {
-            **HEAD,
-            "seq_in_txn": "INT",
-            "table": "STRING",
-            "rowid": "BIGINT",
-            "rowid_after": "BIGINT",
-            "pk": "STRING",
-            "pk_after": "STRING",
-            "_change_type": "STRING",
-            "before": "STRING",
-            "after": "STRING",
-            "command": "STRING",
-            "user_name": "STRING",
-        },
-        _changes,
-        kind=ROWS,
-    ),
-    "approvals": Table({**HEAD, "approver": "STRING", "approver_tick": "BIGINT"}, _approvals),
-    "footprints": Table(
+    "commits": _made(_COMMITS, _commits, bare=frozenset(_COMMITS) - {*_DECODED, "label", "body"}),
+    "changes": Table(dict(CHANGES), ChangeRows, kind=ROWS),
+    "approvals": _made({**HEAD, "approver": "STRING", "approver_tick": "BIGINT"}, _approvals),
+    "footprints": _made(
         {**HEAD, "access": "STRING", "object": "STRING", "key": "BINARY", "low": "BINARY", "high": "BINARY"},
         _footprints,
     ),
-    "schema_history": Table(
+    "schema_history": _made(
         {**HEAD, "seq_in_txn": "INT", "statement": "STRING", "activates": "BIGINT"}, _schema_history, kind=SCHEMA
     ),
-    "members": Table(
+    "members": _made(
         {
             **HEAD,
             "version": "BIGINT",
@@ -385,7 +242,7 @@ TABLES: dict[str, Table] = {
             "retired": "MAP<STRING, BIGINT>",
         },
         _members,
-        _members_before,
+        before=_members_before,
         kind=MEMBERS,
     ),
     "pruned": Table(

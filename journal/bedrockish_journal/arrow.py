@@ -1,0 +1,40 @@
+"""Journals as Arrow, for pandas, Polars, DuckDB and whatever else takes a stream of it. It needs pyarrow, not Java."""
+
+import os
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from bedrockish_journal.spark.source.columns import ARROW
+from bedrockish_journal.spark.source.options import Options, check_columns
+from bedrockish_journal.spark.source.reading import parts, read_part
+from bedrockish_journal.spark.source.typed_rows import table_of
+
+
+def read_journal(path: "str | os.PathLike[str]", **options: str | int) -> pa.RecordBatchReader:
+    """Return a table of journals as batches of Arrow, which are read as they are asked for.
+
+    What is read is fixed now: each journal's timelines up to the ticks that they have. The memory needed is that of a
+    batch, of a thousand rows or as many as one transaction has changed.
+
+    Args:
+        path: node files, globs, directories and URLs of running nodes, separated by commas.
+        options: those of the data source for Spark: ``table="changes"``, or ``rows="account"`` for typed columns, and
+            ``columns``, ``leader``, ``clock_from``, ``clock_to``, ``tables``, ``malformed``, ``copies``, ``user`` …
+
+    Raises:
+        ValueError: an option is wrong.
+        JournalError: a journal cannot be read, now or while batches are taken.
+        BedrockishError: a running node cannot be reached.
+    """
+    parsed = Options.parse({**{name: str(value) for name, value in options.items()}, "path": os.fspath(path)})
+    table = table_of(parsed)
+    check_columns(table, parsed.name, parsed.columns)
+    columns = {name: table.columns[name] for name in parsed.columns or table.columns}
+    found = parts(parsed, table, parsed.limits)
+
+    def read() -> Iterator[pa.RecordBatch]:
+        for part in found:
+            yield from read_part(part, parsed, table, parsed.limits, columns)
+
+    return pa.RecordBatchReader.from_batches(pa.schema([(name, ARROW[kind]) for name, kind in columns.items()]), read())

@@ -1,0 +1,183 @@
+"""The row changes of some entries, by table and column by column, so that columns can be made of many at once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from operator import is_
+from typing import Any, NamedTuple
+
+from bedrockish_journal.model.changes import DELETE, INSERT, INT64, UPDATE, ChangeColumns, Value
+from bedrockish_journal.spark.source.builders import BATCH_BYTES, BATCH_ROWS
+from bedrockish_journal.spark.source.context import Context
+from bedrockish_journal.storage.row import Stored
+
+Image = list[Value] | None
+_VALUES = frozenset({type(None), int, float, str, bytes})
+_RIGHT = {(INSERT, True, False), (UPDATE, False, False), (DELETE, False, True)}  # op, whether before and after lack
+
+
+class _Entry(NamedTuple):
+    row: Stored
+    found: ChangeColumns
+    makers: Sequence[str | None]
+    users: Sequence[str | None]
+
+
+@dataclass(slots=True)
+class OfTable:
+    """Changes of one table with some columns. All lists but ``rows`` and ``counts`` have an item for each change.
+
+    Attributes:
+        name: the table.
+        columns: its columns.
+        rows: the entries.
+        counts: how many changes of the table each has.
+        order: the change's place among all of the batch.
+        numbers: its place in its entry.
+        makers, users: the command that made it, and whose that is; empty if that was not asked for.
+        ops, rowids, rowids_after, before, after: as in ``Change``.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    rows: list[Stored] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    makers: list[str | None] = field(default_factory=list)
+    users: list[str | None] = field(default_factory=list)
+    ops: list[str] = field(default_factory=list)
+    rowids: list[int | None] = field(default_factory=list)
+    rowids_after: list[int | None] = field(default_factory=list)
+    before: list[Image] = field(default_factory=list)
+    after: list[Image] = field(default_factory=list)
+
+    def of_entries(self, values: Sequence[Any]) -> list[Any]:
+        """Return what each entry says, for each change."""
+        if len(self.rows) == len(self.order):
+            return list(values)
+        return list(chain.from_iterable(map(repeat, values, self.counts)))
+
+    def check(self) -> None:
+        """Check what these changes are, of all at once, for speed.
+
+        Raises:
+            ValueError: one is no change of a row with these columns.
+        """
+        if type(self.name) is not str or not {*map(type, self.columns)} <= {str}:
+            raise ValueError("the name of a table or of a column is no text")
+        rowids = [rowid for rowid in chain(self.rowids, self.rowids_after) if rowid is not None]
+        if not {*map(type, rowids)} <= {int} or (rowids and not -INT64 <= min(rowids) <= max(rowids) < INT64):
+            raise ValueError("a rowid is no integer of 64 bits")
+        none = repeat(None)
+        shapes = zip(self.ops, map(is_, self.before, none), map(is_, self.after, none), strict=False)
+        if not {*shapes} <= _RIGHT:
+            raise ValueError("a change is no insert, update or delete with the rows that belong to it")
+        images = [image for image in chain(self.before, self.after) if image is not None]
+        if not {*map(type, images)} <= {list} or not {*map(len, images)} <= {len(self.columns)}:
+            raise ValueError("a row has not as many values as its table has columns")
+        if not _VALUES.issuperset(map(type, chain.from_iterable(images))):
+            raise ValueError("a row has a value of no type of SQLite's")
+
+
+class ChangeBatch:
+    """Gathers the changes of entries.
+
+    Args:
+        context: of the journal.
+        wants: whether the changes of a table are wanted.
+        makers: whether it is asked which command made each change.
+
+    Attributes:
+        count: how many changes there are.
+    """
+
+    def __init__(self, context: Context, wants: Callable[[str], bool], *, makers: bool) -> None:
+        self._context, self._wants, self._makers = context, wants, makers
+        self._entries: list[_Entry] = []
+        self.count = self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to take them."""
+        return self.count >= BATCH_ROWS or self._bytes >= BATCH_BYTES
+
+    def add(self, row: Stored) -> None:
+        """Add the changes of an entry.
+
+        Raises:
+            EntryMalformedError: it cannot be decoded, and may not be skipped.
+        """
+        found = self._context.changes(row)
+        if found is None or not any(type(name) is not str or self._wants(name) for name, _ in found.heads):
+            return
+        count = len(found.places)
+        self._entries.append(_Entry(row, found, *(self._context.makers(row, count) if self._makers else ((), ()))))
+        self.count += count
+        self._bytes += len(row.body)
+
+    def take(self) -> list[OfTable]:
+        """Return the changes, and begin anew with none.
+
+        Raises:
+            EntryMalformedError: an entry has changes that cannot be, and may not be skipped.
+        """
+        entries, self._entries, self.count, self._bytes = self._entries, [], 0, 0
+        try:
+            return self._tables(entries)
+        except (ValueError, TypeError, IndexError, AttributeError):
+            return self._tables([entry for entry in entries if self._is_right(entry)])
+
+    def _is_right(self, entry: _Entry) -> bool:
+        try:
+            self._tables([entry])
+        except (ValueError, TypeError, IndexError, AttributeError) as error:
+            if not self._context.skip:
+                raise self._context.unreadable(entry.row, error) from error
+            return False
+        return True
+
+    def _tables(self, entries: Sequence[_Entry]) -> list[OfTable]:
+        made: dict[tuple[str, tuple[str, ...]], OfTable] = {}
+        order = 0
+        for row, found, makers, users in entries:
+            count = len(found.places)
+            if len(found.heads) == 1 and {*found.places} <= {0}:
+                every: Sequence[tuple[int, Sequence[int]]] = ((0, range(count)),)
+            else:
+                every = _by_table(found)
+            for place, numbers in every:
+                head = found.heads[place]
+                if not self._wants(head[0]):
+                    continue
+                into = made.get(head)
+                if into is None:
+                    into = made[head] = OfTable(*head)
+                columns: Sequence[Sequence[Any]] = (makers, users, *found[2:])
+                if len(numbers) < count:
+                    columns = [[column[number] for number in numbers] if column else () for column in columns]
+                into.rows.append(row)
+                into.counts.append(len(numbers))
+                into.order += [order + number for number in numbers]
+                into.numbers += numbers
+                into.makers += columns[0]
+                into.users += columns[1]
+                into.ops += columns[2]
+                into.rowids += columns[3]
+                into.rowids_after += columns[4]
+                into.before += columns[5]
+                into.after += columns[6]
+            order += count
+        for one in made.values():
+            one.check()
+        return list(made.values())
+
+
+def _by_table(found: ChangeColumns) -> list[tuple[int, list[int]]]:
+    """Return which of an entry's changes are of each of its tables."""
+    numbers: dict[int, list[int]] = {place: [] for place in range(len(found.heads))}
+    for number, place in enumerate(found.places):
+        if type(place) is not int or place not in numbers:
+            raise ValueError("a change is of no table")
+        numbers[place].append(number)
+    return [(place, some) for place, some in numbers.items() if some]

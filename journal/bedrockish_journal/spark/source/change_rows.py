@@ -1,0 +1,112 @@
+"""The table ``changes``: a row for each change of a row, of any table, with the rows before and after it as JSON."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE
+from bedrockish_journal.spark.source.builders import arrow_batch
+from bedrockish_journal.spark.source.change_batches import ChangeBatch, Image, OfTable
+from bedrockish_journal.spark.source.context import HEAD, Context, head
+from bedrockish_journal.spark.source.json_rows import row_texts, value_texts
+from bedrockish_journal.storage.row import Stored
+
+CHANGES: Mapping[str, str] = {
+    **HEAD,
+    "seq_in_txn": "INT",
+    "table": "STRING",
+    "rowid": "BIGINT",
+    "rowid_after": "BIGINT",
+    "pk": "STRING",
+    "pk_after": "STRING",
+    "_change_type": "STRING",
+    "before": "STRING",
+    "after": "STRING",
+    "command": "STRING",
+    "user_name": "STRING",
+}
+_TYPES = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
+
+
+class ChangeRows:
+    """Builds columns of the table ``changes``.
+
+    Args:
+        context: of the journal.
+        types: name and Spark type of the columns wanted.
+    """
+
+    def __init__(self, context: Context, types: Mapping[str, str]) -> None:
+        self._context, self._types = context, dict(types)
+        makers = not self._types.keys().isdisjoint(("command", "user_name"))
+        self._batch = ChangeBatch(context, self._wants, makers=makers)
+
+    def _wants(self, table: str) -> bool:
+        return self._context.tables is None or table in self._context.tables
+
+    @property
+    def count(self) -> int:
+        """How many changes there are."""
+        return self._batch.count
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to take them."""
+        return self._batch.is_full
+
+    def add(self, row: Stored) -> None:
+        """Add the changes of an entry.
+
+        Raises:
+            EntryMalformedError: it cannot be decoded, and may not be skipped.
+        """
+        self._batch.add(row)
+
+    def take(self) -> pa.RecordBatch:
+        """Return the rows, and begin anew with none.
+
+        Raises:
+            EntryMalformedError: an entry has changes that cannot be, and may not be skipped.
+        """
+        return arrow_batch(self._types, [(one.order, self._columns(one)) for one in self._batch.take()])
+
+    def _columns(self, one: OfTable) -> dict[str, Sequence[Any]]:
+        heads = zip(*[head(self._context, row) for row in one.rows], strict=True)
+        found: dict[str, Sequence[Any]] = {
+            name: one.of_entries(values) for name, values in zip(HEAD, heads, strict=True) if name in self._types
+        }
+        found |= {"seq_in_txn": one.numbers, "table": [one.name] * len(one.order)}
+        found |= {"rowid": one.rowids, "rowid_after": one.rowids_after, "command": one.makers, "user_name": one.users}
+        found["_change_type"] = [_TYPES[op] for op in one.ops]
+        wants_keys = not self._types.keys().isdisjoint(("pk", "pk_after"))
+        key = self._context.key_columns(one.name, one.columns) if wants_keys else ((), ())
+        found["before"], found["pk"] = self._texts(one.columns, key, one.before, "before")
+        found["after"], found["pk_after"] = self._texts(one.columns, key, one.after, "after")
+        if key[0]:  # the key of a new row stands in both; that of a deleted one is gone
+            pairs = zip(one.before, found["pk"], found["pk_after"], strict=True)
+            found["pk"] = [after if image is None else before for image, before, after in pairs]
+        return found
+
+    def _texts(
+        self, columns: tuple[str, ...], key: tuple[tuple[str, ...], tuple[int, ...]], images: list[Image], name: str
+    ) -> tuple[list[str | None], list[str | None]]:
+        """Return rows, and their keys, as JSON, as far as they are wanted."""
+        is_wanted = name in self._types
+        there = [image for image in images if image is not None]
+        if not there or not (is_wanted or key[0]):
+            return [None] * len(images), [None] * len(images)
+        texts = list(map(value_texts, zip(*there, strict=True)))
+        rows = row_texts(columns, texts, len(there)) if is_wanted else []
+        keys = row_texts(key[0], [texts[place] for place in key[1]], len(there)) if key[0] else []
+        return _where(images, rows), _where(images, keys)
+
+
+def _where(images: list[Image], texts: list[str]) -> list[str | None]:
+    """Return texts for the images that are there, and None for the others."""
+    if not texts:
+        return [None] * len(images)
+    if len(texts) == len(images):
+        return list(texts)
+    left = iter(texts)
+    return [None if image is None else next(left) for image in images]

@@ -1,0 +1,185 @@
+"""What the rows of one journal have in common, and an entry decoded once for all tables that want rows of it.
+
+Payloads are decoded here, in the worker, by the journal's own code.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import cbor2
+
+from bedrockish_journal.model.changes import ChangeColumns, decode_change_columns
+from bedrockish_journal.model.clock import milliseconds
+from bedrockish_journal.model.entry import Label, decode_label
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import ROWS, Transaction, decode_transaction
+from bedrockish_journal.spark.source.founding import Beginning
+from bedrockish_journal.storage.row import Stored
+
+COMMAND, FOOTPRINT, CHANGES = 7, 10, 11  # places in the body of a transaction, see bedrockish_journal.model.transaction
+BARE = 14  # how many fields it has if there is one command, and nobody had to say whose
+_INT64 = 1 << 63
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Context:
+    """What the rows of one file have in common.
+
+    Attributes:
+        node: whose file.
+        path: the file, for errors.
+        look_up: returns the columns of a table's declared primary key, by the schema that the node has now.
+        beginning: what the node keeps of the time before its journal.
+        skip: leave out entries that cannot be decoded (they are rows of ``commits`` all the same), instead of failing.
+        columns: the columns wanted; what only others need may be left out. None for all.
+        tables: of ``changes``, only those of these tables; None for all.
+    """
+
+    node: str
+    path: str
+    look_up: Callable[[str], list[str]]
+    beginning: Beginning
+    skip: bool = False
+    columns: frozenset[str] | None = None
+    tables: frozenset[str] | None = None
+    keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
+    _row: Stored | None = None
+    _decoded: "Decoded | EntryMalformedError | None" = None
+    _packed_row: Stored | None = None
+    _packed: list[Any] = field(default_factory=list)
+
+    def wants(self, *columns: str) -> bool:
+        """Whether one of these columns is wanted."""
+        return self.columns is None or not self.columns.isdisjoint(columns)
+
+    def field(self, row: Stored, place: int) -> Any:
+        """Return one field of a transaction's body without looking at the others, or None if it may be skipped.
+
+        Raises:
+            EntryMalformedError: the body cannot be decoded.
+        """
+        if self._packed_row is not row:  # several tables may ask for the same row in turn
+            try:
+                packed = cbor2.loads(row.body)
+                if not isinstance(packed, list) or len(packed) < 14:
+                    raise EntryMalformedError("its body is not a transaction")
+            except (cbor2.CBORError, ValueError, TypeError, RecursionError, EntryMalformedError) as error:
+                if self.skip:
+                    return None
+                raise self.unreadable(row, error) from error
+            self._packed_row, self._packed = row, packed
+        return self._packed[place]
+
+    def decoded(self, row: Stored) -> "Decoded | EntryMalformedError":
+        """Return what an entry says, or why it cannot be decoded; several tables may ask for the same row in turn."""
+        if self._row is not row or self._decoded is None:
+            self._row = row
+            try:
+                self._decoded = _decode(row)
+            except EntryMalformedError as error:
+                self._decoded = error
+        return self._decoded
+
+    def changes(self, row: Stored) -> ChangeColumns | None:
+        """Return the row changes of an entry; None if it cannot be decoded and may be skipped, or is of another kind.
+
+        Raises:
+            EntryMalformedError: it cannot be decoded.
+        """
+        if row.kind != ROWS or row.repeat:
+            return None
+        packed = self.field(row, CHANGES)
+        if packed is None:
+            return None
+        try:
+            return decode_change_columns(packed)
+        except (EntryMalformedError, TypeError, RecursionError) as error:
+            if self.skip:
+                return None
+            raise self.unreadable(row, error) from error
+
+    def makers(self, row: Stored, count: int) -> tuple[Sequence[str | None], Sequence[str | None]]:
+        """Return the command that made each of an entry's changes, and whose it is; None where it cannot be told."""
+        self.field(row, CHANGES)
+        if self._packed_row is row and len(self._packed) == BARE and type(self._packed[COMMAND]) is str:
+            return (self._packed[COMMAND],) * count, (None,) * count  # one command, of nobody: no need to decode all
+        found = self.decoded(row)
+        if isinstance(found, EntryMalformedError):
+            return (None,) * count, (None,) * count
+        makers = found.transaction.makers(count)
+        whose = {command: found.transaction.user_of(command) for command in {*makers}}
+        return makers, [whose[maker] for maker in makers]
+
+    def unpack(self, row: Stored, decode: Callable[[bytes], list[_T]]) -> list[_T]:
+        """Return what an entry changed, or nothing if it cannot be decoded and may be skipped.
+
+        Raises:
+            EntryMalformedError: it cannot be decoded.
+        """
+        packed = self.field(row, CHANGES)
+        if packed is None:
+            return []
+        try:
+            return decode(packed)
+        except (EntryMalformedError, TypeError, RecursionError) as error:
+            if self.skip:
+                return []
+            raise self.unreadable(row, error) from error
+
+    def unreadable(self, row: Stored, error: Exception) -> EntryMalformedError:
+        """Return the error for an entry that cannot be decoded."""
+        return EntryMalformedError(
+            f"{row.leader}{row.tick} in {self.path}: {error}; the table commits names all such entries, "
+            "and the option malformed=skip leaves them out"
+        )
+
+    def key_columns(self, table: str, columns: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return which of a change's columns are the table's primary key, and where they are; looked up once."""
+        found = self.keys.get((table, columns))
+        if found is None:
+            names = tuple(name for name in self.look_up(table) if name in columns)
+            found = self.keys[table, columns] = (names, tuple(columns.index(name) for name in names))
+        return found
+
+
+class Decoded(NamedTuple):
+    """What the bytes of an entry say. Its hash is not computed here: Spark does that, from the bytes."""
+
+    label: Label
+    transaction: Transaction
+
+
+def _decode(row: Stored) -> Decoded:
+    try:
+        label, transaction = decode_label(row.label), decode_transaction(row.body)
+        if label.txid != transaction.txid:
+            raise EntryMalformedError(f"its label is of {label.txid}, and its body of {transaction.txid}")
+        if type(row.prev) is not bytes or len(row.prev) != 32:
+            raise EntryMalformedError("prev should be a hash of 32 bytes")
+    except (RecursionError, OverflowError, TypeError, AttributeError) as error:
+        raise EntryMalformedError(f"its bytes are not an entry: {error!r}") from error
+    numbers = (*transaction.base.values(), *label.quorum.values(), transaction.config, transaction.activates)
+    if max(numbers) >= _INT64:
+        raise EntryMalformedError("it has a tick, a version or a clock beyond 2^63")
+    return Decoded(label, transaction)
+
+
+def head(context: Context, row: Stored) -> tuple[Any, ...]:
+    """Return what the columns of ``HEAD`` have in all rows of an entry."""
+    txid = f"{row.origin}-{row.clock:x}"
+    at = milliseconds(row.clock) * 1000
+    return context.node, row.leader, row.tick, txid, row.clock, row.origin, at
+
+
+HEAD = {
+    "node": "STRING",
+    "leader": "STRING",
+    "tick": "BIGINT",
+    "txid": "STRING",
+    "clock": "BIGINT",
+    "origin": "STRING",
+    "committed_at": "TIMESTAMP",
+}

@@ -1,0 +1,124 @@
+"""What a table's columns have been declared as, since there are schema changes: what its typed columns follow from.
+
+A column keeps the type that it had first. The schema changes are run once more, in a database of their own in memory
+that has no rows: only those of tables and views, within bounds, because a file that somebody altered may hold anything.
+What cannot be run there, such as a table that needs a function of a plugin, is taken from the schema that the node has
+now.
+"""
+
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any
+
+from bedrockish_journal.model.changes import decode_statements
+from bedrockish_journal.model.errors import EntryMalformedError, FileMissingError
+from bedrockish_journal.model.transaction import SCHEMA, decode_transaction
+from bedrockish_journal.spark.source.feeds import Feed
+from bedrockish_journal.spark.source.typed_values import column_type
+
+STEPS_MOST = 1_000_000  # of SQLite's machine, for one statement
+PAGES_MOST = 10_000
+LENGTH_MOST = 1_000_000
+_OF_TABLES = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|ALTER|DROP)\s+(?:TABLE|VIEW)\b", re.I | re.DOTALL)
+_COLUMNS = "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden IN (0, 3) ORDER BY cid"
+_IS_KEPT = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bedrockish_schema'"
+_KEPT = "SELECT statements FROM bedrockish_schema WHERE state = 'active' ORDER BY version"
+_IN_JOURNAL = f"SELECT body FROM bedrockish_journal WHERE kind = '{SCHEMA}' AND repeat = 0 ORDER BY clock, origin"
+_TABLES = r"""SELECT name FROM sqlite_master WHERE type = 'table'
+  AND name NOT LIKE 'bedrockish\_%' ESCAPE '\' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name"""
+_FOLDED = str.maketrans(ascii_uppercase, ascii_lowercase)
+
+
+def folded(name: str) -> str:
+    """Return a name as SQLite compares it: letters of ASCII in either case are the same, and no others."""
+    return name.translate(_FOLDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A table as it was declared, in all versions of the schema together.
+
+    Attributes:
+        table: its name.
+        types: of its stored columns, by name, each as it was first.
+        keys: the columns of its primary keys, the one of the last version first.
+    """
+
+    table: str
+    types: dict[str, str]
+    keys: tuple[tuple[str, ...], ...]
+
+
+def declared(feeds: Iterable[Feed], table: str) -> Declared:
+    """Return what a table is declared as in some journals of one cluster.
+
+    Raises:
+        FileMissingError: none of them has such a table, or had.
+        JournalError: a journal cannot be read.
+    """
+    types: dict[str, str] = {}
+    keys: list[tuple[str, ...]] = []
+    paths, tables = list[str](), set[str]()
+    known = dict[str, str]()  # the same names as SQLite compares them
+    for feed in feeds:
+        paths.append(feed.context.path)
+        for columns in _versions(feed, table):
+            for name, kind, _ in columns:
+                if known.setdefault(folded(name), name) == name:
+                    types.setdefault(name, column_type(kind))
+            key = tuple(name for name, _, place in sorted(columns, key=lambda one: one[2]) if place)
+            if key and key not in keys:
+                keys.append(key)
+        tables.update(str(row[0]) for row in feed.ask(_TABLES, ()))
+    if not types:
+        raise FileMissingError(
+            ", ".join(paths),
+            f"{', '.join(paths)}: there is no table {table!r}, and none was; there are {', '.join(sorted(tables))}",
+        )
+    return Declared(table, types, tuple(reversed(keys)))
+
+
+def _versions(feed: Feed, table: str) -> Iterator[list[tuple[str, str, int]]]:
+    """Yield name, declared type and place in the primary key of a table's columns, for each version of the schema."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute(f"PRAGMA max_page_count = {PAGES_MOST}")
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LENGTH_MOST)
+        db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        db.set_progress_handler(lambda: 1, STEPS_MOST)
+        for statement in _statements(feed):
+            if _OF_TABLES.match(statement):
+                with suppress(sqlite3.Error, sqlite3.Warning):
+                    db.execute(statement)
+                    yield _columns(db.execute(_COLUMNS, (table,)))
+    yield _columns(feed.ask(_COLUMNS, (table,)))
+
+
+def _columns(rows: Iterable[Sequence[Any]]) -> list[tuple[str, str, int]]:
+    return [(str(name), str(kind), int(place)) for name, kind, place in rows]
+
+
+def _statements(feed: Feed) -> Iterator[str]:
+    """Yield the statements of all schema changes, in the order in which they came into force."""
+    ((is_kept,),) = feed.ask(_IS_KEPT, ())
+    if is_kept:
+        for (text,) in list(feed.ask(_KEPT, ())):
+            yield from _split(str(text))
+        return
+    for (body,) in list(feed.ask(_IN_JOURNAL, ())):  # a file of an earlier release
+        with suppress(EntryMalformedError, TypeError, RecursionError):
+            yield from decode_statements(decode_transaction(body).changes)
+
+
+def _split(text: str) -> Iterator[str]:
+    """Yield the statements of a text; the ends of lines within them are no ends of theirs."""
+    found = ""
+    for part in text.split(";\n"):
+        found += part + ";\n"
+        if sqlite3.complete_statement(found):
+            yield found
+            found = ""
+    yield found

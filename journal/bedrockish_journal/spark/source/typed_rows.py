@@ -1,0 +1,168 @@
+"""The changes of one table with its columns typed: a row for an insert or delete, two for an update, as in a lake."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from bedrockish_journal.model.changes import Value
+from bedrockish_journal.model.clock import milliseconds
+from bedrockish_journal.model.plain_names import plain_name
+from bedrockish_journal.model.transaction import ROWS
+from bedrockish_journal.spark.source.builders import arrow_batch
+from bedrockish_journal.spark.source.change_batches import ChangeBatch, OfTable
+from bedrockish_journal.spark.source.context import Context
+from bedrockish_journal.spark.source.declared import Declared, declared, folded
+from bedrockish_journal.spark.source.feeds import expand, nodes_of, open_feed
+from bedrockish_journal.spark.source.json_rows import row_texts, value_texts
+from bedrockish_journal.spark.source.options import Options
+from bedrockish_journal.spark.source.tables import TABLES, Table
+from bedrockish_journal.spark.source.typed_values import (
+    DELETE,
+    INSERT,
+    INTEGER,
+    OWN,
+    POSTIMAGE,
+    PREIMAGE,
+    SPARK,
+    TEXT,
+    fit,
+    other_texts,
+)
+from bedrockish_journal.storage.row import Stored
+
+OF_A_JOURNAL = {"_node": TEXT, "_leader": TEXT, "_tick": INTEGER}  # whose file, and the place in a timeline
+Part = tuple[list[int], dict[str, Sequence[Any]]]  # the place of each row among all, and columns
+TOLD = {"_leader": "leader", "_tick": "tick", "_commit_clock": "clock", "_committed_at": "committed_at"}
+
+
+def table_of(options: Options) -> Table:
+    """Return the table that some options choose; for typed rows the journals are asked for its columns.
+
+    Raises:
+        FileMissingError: there is no such table.
+        JournalError: a journal cannot be read.
+    """
+    if options.rows is None:
+        return TABLES[options.table]
+    paths = nodes_of(expand(options.path), options.access, newest=options.newest).values()
+    with ExitStack() as stack:
+        found = declared([stack.enter_context(open_feed(path, options.access)) for path in paths], options.rows)
+    types = {plain_name(name): kind for name, kind in found.types.items()} | {**OWN, **OF_A_JOURNAL}
+    columns = {name: SPARK[kind] for name, kind in types.items()}
+    return Table(columns, partial(TypedRows, found), kind=ROWS, told=TOLD)
+
+
+class TypedRows:
+    """Builds typed columns of the changes of one table.
+
+    Args:
+        of: the table.
+        context: of the journal.
+        types: name and Spark type of the columns wanted.
+    """
+
+    def __init__(self, of: Declared, context: Context, types: Mapping[str, str]) -> None:
+        self._of, self._context, self._types = of, context, dict(types)
+        makers = not self._types.keys().isdisjoint(("_command", "_user"))
+        self._table = folded(of.table)
+        self._batch = ChangeBatch(context, self._wants, makers=makers)
+
+    def _wants(self, table: str) -> bool:
+        return table == self._of.table or folded(table) == self._table
+
+    @property
+    def count(self) -> int:
+        """How many changes there are."""
+        return self._batch.count
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to take them."""
+        return self._batch.is_full
+
+    def add(self, row: Stored) -> None:
+        """Add the changes of an entry.
+
+        Raises:
+            EntryMalformedError: it cannot be decoded, and may not be skipped.
+        """
+        self._batch.add(row)
+
+    def take(self) -> pa.RecordBatch:
+        """Return the rows, and begin anew with none.
+
+        Raises:
+            EntryMalformedError: an entry has changes that cannot be, and may not be skipped.
+        """
+        return arrow_batch(self._types, [part for one in self._batch.take() for part in self._parts(one)])
+
+    def _parts(self, one: OfTable) -> Iterator[Part]:
+        """Yield the rows for changes with the same columns: first the rows that were, then those that are."""
+        for name, images in ((DELETE, one.before), (INSERT, one.after)):
+            at = [place for place, image in enumerate(images) if image is not None]
+            if at:
+                yield self._part(one, name, at)
+
+    def _part(self, one: OfTable, name: str, at: list[int]) -> Part:
+        """Return the rows that were (a delete's, or an update's first), or are, at the places that have one."""
+        all_images, all_others, all_rowids = one.before, one.after, one.rowids
+        if name == INSERT:
+            all_images, all_others, all_rowids = one.after, one.before, one.rowids_after
+        images, others, rowids = _some(all_images, at), _some(all_others, at), _some(all_rowids, at)
+        image = PREIMAGE if name == DELETE else POSTIMAGE
+        values = dict(zip(one.columns, zip(*images, strict=True), strict=True))
+        numbers, order = _some(one.numbers, at), _some(one.order, at)
+        kinds = [name if other is None else image for other in others]
+        columns: dict[str, Sequence[Any]] = {"_change_type": kinds, "_rowid": rowids}
+        columns["_commit_seq"] = [2 * number + (kind == POSTIMAGE) for number, kind in zip(numbers, kinds, strict=True)]
+        columns["_key"] = self._keys(values, rowids)
+        columns["_command"], columns["_user"] = _some(one.makers, at), _some(one.users, at)
+        columns |= {called: _some(one.of_entries(says), at) for called, says in self._heads(one.rows).items()}
+        self._fit(values, len(at), columns)
+        return [2 * place + (name == INSERT) for place in order], columns
+
+    def _heads(self, rows: Sequence[Stored]) -> dict[str, list[Any]]:
+        says: dict[str, list[Any]] = {
+            "_commit_clock": [row.clock for row in rows],
+            "_commit_origin": [row.origin for row in rows],
+            "_committed_at": [milliseconds(row.clock) * 1000 for row in rows],
+            "_node": [self._context.node] * len(rows),
+            "_leader": [row.leader for row in rows],
+            "_tick": [row.tick for row in rows],
+        }
+        return {name: values for name, values in says.items() if name in self._types}
+
+    def _fit(self, values: Mapping[str, tuple[Value, ...]], count: int, into: dict[str, Sequence[Any]]) -> None:
+        """Add the columns of the user's, and ``_other``."""
+        left = {folded(name): (name, column) for name, column in values.items()}
+        others: dict[int, dict[str, Value]] = {}
+        for declared_as, kind in self._of.types.items():
+            name, column = left.pop(folded(declared_as), (declared_as, (None,) * count))
+            into[plain_name(declared_as)], other = fit(column, kind)
+            _put(others, name, other)
+        for name, column in left.values():  # declared nowhere that is known
+            _put(others, name, {place: value for place, value in enumerate(column) if value is not None})
+        into["_other"] = other_texts(others, count)
+
+    def _keys(self, values: Mapping[str, tuple[Value, ...]], rowids: Sequence[int | None]) -> list[str | None]:
+        """Return what names each row: its rowid, or its primary key as JSON in a table WITHOUT ROWID."""
+        if None not in rowids:
+            return list(map(str, rowids))
+        key = next((key for key in self._of.keys if values.keys() >= {*key}), None)
+        if key is None:
+            return [None if rowid is None else str(rowid) for rowid in rowids]
+        texts = row_texts(key, [value_texts(values[name]) for name in key], len(rowids))
+        return [text if rowid is None else str(rowid) for rowid, text in zip(rowids, texts, strict=True)]
+
+
+def _some(values: Sequence[Any], at: Sequence[int]) -> Sequence[Any]:
+    """Return the values at some places, which are often all."""
+    return values if len(at) == len(values) else [values[place] for place in at] if values else ()
+
+
+def _put(others: dict[int, dict[str, Value]], name: str, values: Mapping[int, Value]) -> None:
+    for place, value in values.items():
+        others.setdefault(place, {})[name] = value

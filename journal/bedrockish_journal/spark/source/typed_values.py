@@ -1,0 +1,86 @@
+"""Typed columns for the rows of a SQLite table: their names and types, and what becomes of values that do not fit.
+
+SQLite's columns hold what they are given, those of Arrow, Spark and a lake have a type. A column gets the one of its
+declaration, and a value that does not fit is NULL there and stands in ``_other``, so nothing is lost. Lakes
+(``bedrockish lake``) and the data source (its option ``rows``) have the same columns by these rules.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bedrockish_journal.model.changes import INT64, Value
+from bedrockish_journal.spark.source.json_rows import row_text
+
+INTEGER, REAL, TEXT, BLOB, MOMENT = "integer", "real", "text", "blob", "moment"
+INSERT, PREIMAGE, POSTIMAGE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
+OWN: Mapping[str, str] = {  # columns besides the user's, as Delta calls the first of them
+    "_change_type": TEXT,
+    "_key": TEXT,
+    "_commit_clock": INTEGER,
+    "_commit_origin": TEXT,
+    "_commit_seq": INTEGER,
+    "_committed_at": MOMENT,
+    "_command": TEXT,
+    "_user": TEXT,
+    "_rowid": INTEGER,
+    "_other": TEXT,
+}
+SPARK: Mapping[str, str] = {INTEGER: "BIGINT", REAL: "DOUBLE", TEXT: "STRING", BLOB: "BINARY", MOMENT: "TIMESTAMP"}
+_PLAIN = {INTEGER: int, REAL: float, TEXT: str, BLOB: bytes}
+
+
+def column_type(declared: str) -> str:
+    """Return the type for a declared one, by SQLite's rules of affinity; what is neither is text."""
+    upper = declared.upper()
+    if "INT" in upper:
+        return INTEGER
+    if any(word in upper for word in ("CHAR", "CLOB", "TEXT")):
+        return TEXT
+    if "BLOB" in upper:
+        return BLOB
+    return REAL if any(word in upper for word in ("REAL", "FLOA", "DOUB")) else TEXT
+
+
+def fit(values: Sequence[Value], kind: str) -> tuple[Sequence[Any], dict[int, Value]]:
+    """Return values as a column of a type takes them, and by their place those that it cannot take: NULL there."""
+    if {*map(type, values)} <= {_PLAIN[kind], type(None)} and (kind != INTEGER or _is_narrow(values)):
+        return values, {}
+    fitted, other = list[Any](), dict[int, Value]()
+    for place, value in enumerate(values):
+        taken = _taken(value, kind)
+        if taken is None and value is not None:
+            other[place] = value
+        fitted.append(taken)
+    return fitted, other
+
+
+def _is_narrow(values: Sequence[Any]) -> bool:
+    numbers = [value for value in values if value is not None]
+    return not numbers or -INT64 <= min(numbers) <= max(numbers) < INT64
+
+
+def _taken(value: Value, kind: str) -> Any:
+    """Return a value as its column takes it; None if it does not."""
+    match value:
+        case int() if kind == INTEGER and -INT64 <= value < INT64:
+            return value
+        case float() if kind == REAL:
+            return value
+        case int() if kind == REAL and -INT64 <= value < INT64 and int(float(value)) == value:
+            return float(value)
+        case str() if kind == TEXT:
+            return value
+        case bytes() if kind == BLOB:
+            return value
+        case int() | float() if kind == TEXT and math.isfinite(value):
+            return repr(value)
+    return None
+
+
+def other_texts(others: Mapping[int, Mapping[str, Value]], count: int) -> list[str | None]:
+    """Return the column ``_other`` of so many rows: what does not fit, by name, as JSON."""
+    found: list[str | None] = [None] * count
+    for place, values in others.items():
+        found[place] = row_text(tuple(values), tuple(values.values()))
+    return found

@@ -1,0 +1,56 @@
+"""The page about pandas, Polars and DuckDB: its code runs on a journal, an export and a lake."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bedrockish.cli.main import main
+from bedrockish.transfer.lake_sinks import DeltaTables
+from bedrockish_journal.model.changes import INSERT, Change
+from bedrockish_journal.spark.export.manifest import partial
+from tests.client.test_lake import commit as lake_commit
+from tests.client.test_lake import written
+from tests.spark.test_typed import commit, schema
+from tests.spark.worlds import World
+
+PAGE = (Path(__file__).parents[2] / "docs" / "dataframes.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+LIBRARIES = ("duckdb", "polars", "pandas")
+CREATE = "CREATE TABLE account(id INTEGER PRIMARY KEY, balance REAL)"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home, world = tmp_path_factory.mktemp("home"), World()
+    rows = [Change("account", ("id", "balance"), INSERT, key, key, None, (key, 1234.5)) for key in (7, 8)]
+    schema(world, CREATE)
+    commit(world, *rows, users=("ann",))
+    world.write(home / "files")[0].rename(home / "a.db")
+    result = CliRunner().invoke(main, ["export-journal", str(home / "a.db"), "--to", str(home / "journals")])
+    assert result.exit_code == 0, result.output
+    partial(home / "journals" / "changes" / "node=A" / "A-000000000009-000000000009.parquet").write_bytes(b"cut")
+    written(home / "lake", DeltaTables(home / "lake"), [lake_commit(1, statements=[CREATE]), lake_commit(2, rows)])
+    return home
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_the_code_of_the_page_runs(
+    home: Path, number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    block = BLOCKS[number]
+    for library in LIBRARIES:
+        if library in block:
+            pytest.importorskip(library)
+    monkeypatch.chdir(home)
+    exec(compile(block, f"block {number} of docs/dataframes.md", "exec"), {})
+    shown = capfd.readouterr().out
+    expected = {0: "2469.0", 1: "ann", 2: "-command"}.get(number, "1234.5")
+    assert expected in shown, shown
+
+
+def test_each_library_is_on_the_page_for_each_way() -> None:
+    ways = PAGE.split("\n## ")[1:]
+    for way, libraries in zip(ways, (LIBRARIES, LIBRARIES, ("polars", "pandas")), strict=True):
+        assert all(library in way for library in libraries)

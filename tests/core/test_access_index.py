@@ -4,11 +4,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bedrockish.core.state.access_index import AccessIndex
-from bedrockish_journal.model.footprint import Footprint, clock_key, conflict
+from bedrockish_journal.model.footprint import Footprint, clock_key, clocks_from, conflict, object_range
 
-KEYS = [b"t:x\0" + bytes([number]) for number in range(6)]
+KEYS = [b"t:x\0" + bytes([number]) for number in range(6)] + [b"t:y\0" + bytes([number]) for number in range(2)]
+SPANS = [
+    (KEYS[0], KEYS[3]),
+    (KEYS[2], KEYS[5]),
+    object_range("t:y"),
+    (KEYS[4], KEYS[7]),  # of two objects
+    (b"", b"\xff\xff"),
+    clocks_from(2),
+]
 points = st.frozensets(st.sampled_from(KEYS), max_size=4)
-ranges = st.lists(st.sampled_from([(KEYS[0], KEYS[3]), (KEYS[2], KEYS[5])]), max_size=1).map(tuple)
+ranges = st.lists(st.sampled_from(SPANS), max_size=2, unique=True).map(tuple)
 clocks = st.frozensets(st.sampled_from([clock_key(1), clock_key(2)]), max_size=1)
 footprints = st.builds(
     lambda reads, clock, spans, writes, wide: Footprint(reads | clock, spans, writes, wide),

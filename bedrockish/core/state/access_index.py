@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from bedrockish_journal.model.footprint import Footprint, Range, clocks_from, conflict
+from bedrockish_journal.model.footprint import MANY, Footprint, Range, clocks_from, conflict
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -79,6 +79,55 @@ class _Keys(Generic[Name]):
         return self._order[bisect_left(self._order, low) : bisect_left(self._order, high)]
 
 
+class _Ranges(Generic[Name]):
+    """Ranges by the object that they are in, and who has touched each: many transactions touch the same ones."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, dict[Range, dict[Name, None]]] = {}  # under no name: those of more than one object
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def add(self, ranges: Iterable[Range], name: Name) -> None:
+        """Add a holder to ranges."""
+        for one in ranges:
+            self._held.setdefault(_object(one), {}).setdefault(one, {})[name] = None
+
+    def remove(self, ranges: Iterable[Range], name: Name) -> None:
+        """Take a holder from ranges."""
+        for one in ranges:
+            held = self._held[_object(one)]
+            holders = held[one]
+            holders.pop(name, None)
+            if not holders:
+                del held[one]
+                if not held:
+                    del self._held[_object(one)]
+
+    def touching(self, points: Iterable[bytes], ranges: Iterable[Range]) -> Iterator[Name]:
+        """Yield who has touched a range that meets one of these keys and ranges, more than once if it is so."""
+        held, nothing = self._held, dict[Range, dict[Name, None]]()
+        wide = held.get(b"", nothing)
+        for key in points:
+            for some in (held.get(key[: key.find(b"\0")], nothing), wide):
+                for (low, high), holders in some.items():
+                    if low <= key < high:
+                        yield from holders
+        for one in ranges:
+            name = _object(one)
+            for some in (held.get(name, nothing), wide) if name else list(held.values()):
+                for (low, high), holders in some.items():
+                    if low < one[1] and one[0] < high:
+                        yield from holders
+
+
+def _object(one: Range) -> bytes:
+    """Return the object that a range is in; empty if it goes beyond it."""
+    low, high = one
+    prefix = low[: low.find(b"\0") + 1]
+    return prefix[:-1] if prefix and high.startswith(prefix) else b""
+
+
 class AccessIndex(Generic[Name]):
     """Access sets of transactions, or of whatever has a name."""
 
@@ -87,6 +136,8 @@ class AccessIndex(Generic[Name]):
         self._writers: _Keys[Name] = _Keys()
         self._readers: _Keys[Name] = _Keys()
         self._ranged: dict[Name, Footprint] = {}
+        self._read_ranges: _Ranges[Name] = _Ranges()
+        self._write_ranges: _Ranges[Name] = _Ranges()
 
     def __contains__(self, name: object) -> bool:
         return name in self.sets
@@ -102,13 +153,17 @@ class AccessIndex(Generic[Name]):
         self._readers.add(_without_clocks(footprint.read_points), name)
         if footprint.has_ranges:
             self._ranged[name] = footprint
+            self._read_ranges.add(footprint.read_ranges, name)
+            self._write_ranges.add(footprint.write_ranges, name)
 
     def remove(self, name: Name) -> None:
         """Let go of an access set, if it is here."""
         footprint = self.sets.pop(name, None)
         if footprint is None:
             return
-        self._ranged.pop(name, None)
+        if self._ranged.pop(name, None) is not None:
+            self._read_ranges.remove(footprint.read_ranges, name)
+            self._write_ranges.remove(footprint.write_ranges, name)
         self._writers.remove(footprint.write_points, name)
         self._readers.remove(_without_clocks(footprint.read_points), name)
 
@@ -147,12 +202,32 @@ class AccessIndex(Generic[Name]):
                     seen.add(name)
                     yield name, key
         everybody = any(_has_clocks(each) for each in footprint.write_ranges)
-        for name, other in (self.sets if everybody else self._ranged).items():
-            if name not in seen:
+        others = self.sets if everybody else self._ranged
+        if not others:
+            return
+        met = None if everybody else self._ranges_met(footprint)
+        if met is not None and met <= seen:
+            return
+        for name, other in others.items():
+            if name not in seen and (met is None or name in met):
                 found = conflict(footprint, other)
                 if found is not None:
                     seen.add(name)
                     yield name, found
+
+    def _ranges_met(self, footprint: Footprint) -> set[Name] | None:
+        """Return who has touched ranges that meet this access set in a way that conflicts; None if it is too large to
+        look at it key by key.
+        """
+        reads, writes = footprint.read_points, footprint.write_points
+        if len(reads) + len(writes) > MANY:
+            return None
+        read_ranges, write_ranges = footprint.read_ranges, footprint.write_ranges
+        met = set(self._read_ranges.touching(writes, write_ranges))
+        if self._write_ranges:
+            met.update(self._write_ranges.touching(reads, read_ranges))
+            met.update(self._write_ranges.touching(writes, write_ranges))
+        return met
 
     def _touching(self, footprint: Footprint) -> Iterator[tuple[bytes, dict[Name, None]]]:
         """Yield the keys that are held in a way that conflicts, with their holders."""

@@ -9,10 +9,11 @@ what was asked for since the last commit, so that nobody's request can take away
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,13 +41,15 @@ from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.database_file import FileLock, Founding, connect
+from bedrockish.engine.storage.index_build import IndexBuild, Phase, remove_copied
+from bedrockish.engine.storage.index_plan import IndexPlan, plan_index
 from bedrockish.engine.storage.journal_tables import Journal
 from bedrockish.engine.storage.overlay_vfs import Moment, salt_of
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.engine.storage.wal import Wal, copy_file
 from bedrockish.errors import ConfigError, DamagedError, EntryMismatchError, UnavailableError, UsageError
-from bedrockish_journal.model.changes import Change, decode_changes, decode_changes_in_pieces
+from bedrockish_journal.model.changes import Change, decode_changes, decode_changes_in_pieces, decode_steps
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
@@ -79,6 +82,7 @@ class Engine:
         scope: what the clock's functions give on the writing connection; whoever drives the engine gives it a clock.
         locks: the rows that transactions which run here have locked.
         access: what users may do, by the membership that is applied.
+        build: of the index that the scheduled change of the schema makes, if it is built beside its table.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class Engine:
         self._closed = False
         self._weight = 0  # about how many bytes the open batch has
         self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
+        self.build: IndexBuild | None = None
         self._compared: dict[bytes, list[Change]] = {}  # read when they were compared: encoded changes -> themselves
         self.failed = self._is_changed = False
         self.void = set(system.void(db))
@@ -350,10 +355,102 @@ class Engine:
         assert tick == self.applied.get(leader, 0) + 1, f"{leader}{tick} follows {leader}{self.applied.get(leader, 0)}"
         assert entry.prev == self._heads.get(leader, GENESIS), f"{leader}{tick} does not continue its timeline"
         self._journal.grows(entry.txid.clock)
-        self._write(self._apply, entry, repeat, applied_ms)
+        touched = self._touched(entry) if self.build is not None and not repeat else ()
+        if touched:
+            self._apply_with_index(entry, touched, applied_ms)
+        else:
+            self._write(self._apply, entry, repeat, applied_ms)
         self._weight += len(entry.transaction.body)
         self.applied[leader] = tick
         self._heads[leader] = entry.hash
+
+    def _touched(self, entry: Entry) -> Collection[int]:
+        """Return the rows that an entry changes in the table of which an index is built."""
+        build, transaction = self.build, entry.transaction
+        assert build is not None
+        if not build.is_at_work or build.version != self.schema_version:
+            return ()
+        if transaction.kind != ROWS or build.plan.table.encode() not in transaction.changes:
+            return ()
+        touched: set[int] = set()
+        try:
+            for change in chain.from_iterable(decode_changes_in_pieces(transaction.changes)):
+                if change.table == build.plan.table:
+                    touched |= {rowid for rowid in (change.rowid, change.rowid_after) if rowid is not None}
+        except EntryMalformedError:
+            return ()  # applying it says so
+        return touched
+
+    def _apply_with_index(self, entry: Entry, touched: Collection[int], applied_ms: int) -> None:
+        """Apply an entry to a table, and to the index of it that is built.
+
+        What becomes of the index is noted as rows, since an open batch may have to be written again when the building
+        is further.
+        """
+        build = self.build
+        assert build is not None
+        self._leave()
+        removed = build.before(touched)
+        self._write(self._apply, entry, False, applied_ms)
+        added = build.after(touched)
+        if removed or added:
+            self._write(build.edit, removed, added)
+
+    # -- an index beside its table ---------------------------------------------------------------------------------
+
+    def plan_index(self, transaction: Transaction) -> IndexPlan | None:
+        """Return how to build the index that a change of the schema makes beside its table; None if that cannot be."""
+        return plan_index(decode_steps(transaction.changes), self.tables, self._prepare)
+
+    def begin_index(self, plan: IndexPlan, txid: Txid) -> IndexBuild:
+        """Begin to build an index for a change that is scheduled. All that was applied must be flushed.
+
+        Raises:
+            UnavailableError: there is no room for another connection.
+        """
+        assert not self.dirty
+        build = IndexBuild(self._db, plan, txid, self.schema_version)
+        try:
+            build.begin(self.open_reader())
+        except apsw.Error as error:
+            build.close()
+            raise UnavailableError(f"the file cannot be opened once more: {error}") from error
+        self.build = build
+        self._is_changed = True
+        self._write(build.create)
+        return build
+
+    def go_on_with_index(self) -> bool:
+        """Do the next slice of the index that is built; False if there is nothing to do for now."""
+        build = self.build
+        assert build is not None
+        self._leave()
+        edit = build.next_edit()
+        if edit is None:
+            return False
+        if edit != ([], []):
+            self._write(build.edit, *edit)
+        return True
+
+    def activate(self, txid: Txid) -> str:
+        """Put the scheduled change of the schema in force, in the open batch; return why the data forbids it, or ''.
+
+        An index that has all rows of its snapshot is built to its end first. To load the rest of them would take longer
+        than SQLite takes for all.
+        """
+        build = self.build
+        if build is not None and build.txid == txid:
+            if build.phase is Phase.LOADING:
+                build.interrupt()
+            while build.is_at_work and self.go_on_with_index():
+                pass
+        return self.versions.activate(txid, build)
+
+    def _end_index(self) -> None:
+        """Forget the building of an index whose change is in force, for good."""
+        if self.build is not None and self.build.version != self.schema_version:
+            self.build.close(wait=False)  # if a thread still reads, whoever has begun it closes it
+            self.build = None
 
     def misfit(self, transaction: Transaction) -> str:
         """Return why a transaction was not made of the rows that are applied here; empty if it was."""
@@ -446,6 +543,7 @@ class Engine:
             db.execute("COMMIT")
             self.batches += 1
             self._batch.clear()
+            self._end_index()
             self._weight = 0
             self._is_changed = False
             self.flushed = Flushed(dict(self.applied), self.schema_version, self.applied_clock)
@@ -546,6 +644,7 @@ class Engine:
             copy_file(source, Path(path))
         finally:
             source.close()
+        remove_copied(Path(path))
 
     def digest(self) -> str:
         """Return the digest of the tables as of the last flush: equal on nodes that have applied the same."""
@@ -579,7 +678,11 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        if self.build is not None:
+            self.build.interrupt()
         self.come_back()
+        if self.build is not None:
+            self.build.close()
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         self._wal.close()

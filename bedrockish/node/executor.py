@@ -4,6 +4,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from bedrockish import commands
@@ -29,6 +30,7 @@ from bedrockish.engine.execution.workspace import Work, Workspace
 from bedrockish.engine.readwrite.access_sets import check_size
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.engine.storage.index_plan import makes_index
 from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError
 from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.membership import prepare_change
@@ -39,9 +41,12 @@ from bedrockish.node.scheduling.fair_queue import FairQueue
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.outbox import Waiter
 from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool
-from bedrockish_journal.model.changes import encode_changes
+from bedrockish_journal.model.changes import decode_steps, encode_changes
+from bedrockish_journal.model.transaction import SCHEMA
 
 BULKY_BYTES = 1 << 20
+LONG_CHANGE_S = 0.2  # that an index takes to be tried, from which on it is built beside its table
+BUILD_S, BUILD_FACTOR = 2.0, 10  # and so many times as long: half of it is others', and other machines may be slower
 SHORT = 50  # statements of a request that others may share a transaction with
 WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
 
@@ -177,8 +182,7 @@ class Executions:
                 return _checked(request, prepared)
             except TakesLongError as error:
                 node.workers.took_long(next((text for text in request.texts if error.sql in text), request.texts[0]))
-        run = lambda aside: _checked(request, aside.execute(request))  # noqa: E731
-        node.workers.start(ticket, request, run, is_python=False, clock=clock > 0)
+        node.workers.start(ticket, request, partial(_aside, request), is_python=False, clock=clock > 0)
         return None
 
     async def explain(self, statement: Statement, user: str, *, columns: bool) -> list[dict[str, Any]]:
@@ -224,6 +228,16 @@ class Executions:
 
         serializable = request.isolation == SERIALIZABLE
         return lambda aside: aside.work(run, request.user, serializable=serializable)
+
+
+def _aside(request: Request, aside: Workspace) -> Prepared:
+    """Run a request at a place aside; a change of the schema that takes long comes into force later."""
+    began = time.monotonic()
+    prepared = _checked(request, aside.execute(request))
+    took_s = time.monotonic() - began
+    if prepared.kind != SCHEMA or took_s < LONG_CHANGE_S or not makes_index(decode_steps(prepared.changes)):
+        return prepared
+    return replace(prepared, delay_ms=round(1000 * (BUILD_S + BUILD_FACTOR * took_s)))
 
 
 def _is_bulky(request: Request) -> bool:

@@ -144,6 +144,11 @@ ERRORS = [
 ]
 
 
+def test_what_became_of_the_command_itself_is_final_however_often_it_was_sent() -> None:
+    """A change of the schema that the data forbade: the node answers the second attempt what it would the first."""
+    assert judge(ConstraintError("x", decided=True), lost=1, harmless=False) is Verdict.FINAL
+
+
 @pytest.mark.parametrize(("error", "at_first", "after_loss"), ERRORS)
 def test_verdicts(error: BedrockishError, at_first: Verdict, after_loss: Verdict) -> None:
     assert judge(error, lost=0, harmless=False) is at_first

@@ -6,6 +6,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from bedrockish.api.requests import ADD, PROMOTE, MemberChange, Request, Statement
 from bedrockish.common.levels import LEVEL
 from bedrockish.core.coordinator.request import Stage, Ticket
@@ -30,11 +32,11 @@ from bedrockish.core.protocol.messages import (
     Rollback,
     Standing,
 )
-from bedrockish.core.protocol.records import Joining, Prepared, Recovered, Vote
+from bedrockish.core.protocol.records import Joining, Membership, Prepared, Recovered, Vote
 from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError, MembershipError
-from bedrockish_journal.model.clock import pack
+from bedrockish_journal.model.clock import milliseconds, pack
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
@@ -280,6 +282,16 @@ def test_a_schema_change_is_in_force_after_its_own_clock() -> None:
     here.settings = replace(here.settings, schema_delay_ms=0)
     change = replace(executed(), kind=SCHEMA)
     assert activation_clock(here, Ticket(1, Request("c", (Statement("alter", ()),)), 1.0), change, CLOCK) > CLOCK
+
+
+@pytest.mark.parametrize("members", [ABC, membership(0, "A")])
+def test_a_change_that_needs_time_is_in_force_after_it(members: Membership) -> None:
+    """However it is with the delay that others have: an index is built beside its table meanwhile."""
+    here = One(members).node.state
+    change = replace(executed(), kind=SCHEMA, delay_ms=90_000)
+    ticket = Ticket(1, Request("c", (Statement("alter", ()),)), 1.0)
+    assert milliseconds(activation_clock(here, ticket, change, CLOCK)) - milliseconds(CLOCK) == 90_000
+    assert activation_clock(here, ticket, replace(change, kind=ROWS), CLOCK) == 0
 
 
 def test_a_wall_clock_is_followed_as_far_as_others_are_near() -> None:

@@ -69,6 +69,8 @@ def judge(error: BedrockishError, *, lost: int, harmless: bool, hurried: bool = 
         harmless: whether the call changes nothing, whatever happens to it.
         hurried: whether the node was given only a part of the time, and there is time left.
     """
+    if error.details.get("decided"):
+        return Verdict.FINAL  # what became of the command itself, however often it was sent
     if isinstance(error, OutcomeUnknownError | DamagedError):
         return Verdict.LOST
     if isinstance(error, UnavailableError) and (hurried or not isinstance(error, DeadlineError)):

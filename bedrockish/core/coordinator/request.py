@@ -220,10 +220,12 @@ def schema_failed(failure: str) -> BedrockishError:
             f"rows that the schema change rests on were changed before it came into force: {failure}; it did not "
             "happen, on any node: run it again",
             table="schema",
+            decided=True,
         )
     return ConstraintError(
         f"the schema change was decided, and the data forbade it when it was to come into force: {failure}; the schema "
-        "is what it was before, on every node: repair the data and change the schema again"
+        "is what it was before, on every node: repair the data and change the schema again",
+        decided=True,
     )
 
 

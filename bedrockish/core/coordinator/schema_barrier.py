@@ -20,14 +20,14 @@ def activation_clock(state: State, ticket: Ticket, prepared: Prepared, clock: in
     """Return from which clock on a schema change of this clock is to be in force; 0 for any other transaction.
 
     Alone, a voter has nobody to tell. A change that was turned down came into force too soon for somebody, so its next
-    attempt leaves more time.
+    attempt leaves more time. One whose index is built beside its table leaves the time that this takes.
     """
     if prepared.kind != SCHEMA:
         return 0
-    if len(state.roster.voters) == 1:
-        return clock + 1
-    delay_ms = state.settings.schema_delay_ms << min(ticket.rejections, DOUBLINGS_MAX)
-    return moved(clock, min(delay_ms, state.settings.clock_offset_ms)) + 1
+    delay_ms = 0
+    if len(state.roster.voters) > 1:
+        delay_ms = state.settings.schema_delay_ms << min(ticket.rejections, DOUBLINGS_MAX)
+    return moved(clock, max(prepared.delay_ms, min(delay_ms, state.settings.clock_offset_ms))) + 1
 
 
 class SchemaBarrier:

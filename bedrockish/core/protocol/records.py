@@ -39,6 +39,8 @@ class Prepared:
         joined: the commands that were executed after it, on top of what it did, each with its encoded results.
         shares: how many of the changes each of these commands made, itself first; empty if that cannot be told.
         users: whose each of these commands is, itself first; empty if there is one, or nobody has to say.
+        delay_ms: how long after its decision a change of the schema is to come into force at the earliest: so long do
+            nodes need to build an index beside its table.
     """
 
     base: Vector
@@ -52,6 +54,7 @@ class Prepared:
     joined: tuple[tuple[str, bytes], ...] = ()
     shares: tuple[int, ...] = ()
     users: tuple[str, ...] = ()
+    delay_ms: int = 0
 
 
 @dataclass(slots=True)

@@ -132,10 +132,7 @@ class Capture:
         if after is not None:
             self._size += row_bytes(after)
         if self._size > self._limit:
-            self.failure = TooLargeError(
-                f"the transaction changes more than {self._limit} bytes of rows; split it into several",
-                limit=self._limit,
-            )
+            self.failure = self._too_large()
             return
         if table.rowid is None:
             rowid = rowid_after = None
@@ -163,8 +160,15 @@ class Capture:
                     rows[rowid] = row
                     self._size += row_bytes(row)
                     if self._size > self._limit:
-                        raise TooLargeError(f"the transaction changes more than {self._limit} bytes of rows; split it")
+                        raise self._too_large()
         return found
+
+    def _too_large(self) -> TooLargeError:
+        return TooLargeError(
+            f"the transaction changes more than {self._limit} bytes of rows; split it into several: 'bedrockish batch' "
+            "runs a statement over a large table, a range of keys at a time",
+            limit=self._limit,
+        )
 
     def net_changes(self, before: dict[str, dict[int, Row]], after: dict[str, dict[int, Row]]) -> Iterator[Change]:
         """Yield what turns ``before`` into ``after``: an order in which no UNIQUE value is ever there twice."""

@@ -16,8 +16,12 @@ READERS = frozenset(f"{PREFIX}{name}" for name in ("changes", "journal", "joined
 # Clients ask them in queries of their own: the change feed, how far the journal is complete and where it begins; an
 # import that goes on, which of its commands have happened.
 ASKED = frozenset(f"{PREFIX}{name}" for name in ("meta", "past"))
+# What an index begins on that is built beside its table (``storage.index_build``): there for a while, at each node in
+# its own time.
+STAND_IN, STAND_IN_INDEX, BARE = (f"{PREFIX}{name}" for name in ("building", "built", "bare"))
+PASSING = frozenset({STAND_IN, STAND_IN_INDEX, BARE})
 # Taken by nobody in a statement, not even for what lives only as long as that statement.
-HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows", "open_journal", "open_meta"))
+HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows", "open_journal", "open_meta")) | PASSING
 
 
 def is_ours(name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from bedrockish.engine.sqlite.definitions import Definitions, folded, listed
-from bedrockish.engine.sqlite.system_names import check_references, is_ours
+from bedrockish.engine.sqlite.system_names import PASSING, check_references, is_ours
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
@@ -78,7 +78,7 @@ class Tables:
         references: the parents of each table that has foreign keys, with folded names.
         checked: the text of each that may have CHECKs.
         sequences: the names of those whose ids are never used again.
-        system: the names that belong to the database itself.
+        system: the names that belong to the database itself, but for those that come and go.
         parents: all of them.
         foreign_keys: whether there are any.
         watched: whether foreign keys or triggers are on tables of the database itself.
@@ -127,7 +127,7 @@ class Tables:
         # Only in a file of an earlier release: now such a schema is refused (``system_names``).
         triggered = (row.table for row in self.definitions.latent if row.kind == "trigger")
         self.watched = any(is_ours(name) for name in chain(self._reserved, triggered))
-        self.system = self.definitions.system
+        self.system = self.definitions.system - PASSING
 
     def _read(self, db: apsw.Connection, name: str) -> None:
         """Note of a table what others must know to be described."""

@@ -17,6 +17,7 @@ from bedrockish.engine.sqlite.errors import FULL
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.index_build import remove_leftovers
 from bedrockish.engine.storage.wal import PRIVATE, create_private
 from bedrockish.errors import ConfigError, UnsupportedError
 from bedrockish_journal.storage import schema_history as schema
@@ -234,4 +235,5 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
             raise ConfigError(f"{path} is the file of node {node}, not of {founding.node}; give each node its own file")
         store.complete(db)
         system.complete(db)
+        remove_leftovers(db)  # of a process that was killed
     db.execute("COMMIT")

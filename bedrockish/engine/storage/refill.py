@@ -13,6 +13,7 @@ from typing import Any
 import apsw
 
 from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE
+from bedrockish.engine.sqlite.system_names import STAND_IN
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.rename_copy import put_in_place
 from bedrockish.engine.storage.wal import copy_file
@@ -73,8 +74,9 @@ def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare)
         prepare(db)
         db.execute("ATTACH ? AS old", (str(Path(database).resolve()),))
         with db:
-            kept = "FROM old.sqlite_schema WHERE tbl_name GLOB 'bedrockish_*' AND sql IS NOT NULL"
-            made: list[Any] = db.execute(f"SELECT type, name, sql {kept} ORDER BY type = 'index'").fetchall()
+            kept = "FROM old.sqlite_schema WHERE tbl_name GLOB 'bedrockish_*' AND tbl_name <> ? AND sql IS NOT NULL"
+            query = f"SELECT type, name, sql {kept} ORDER BY type = 'index'"
+            made: list[Any] = db.execute(query, (STAND_IN,)).fetchall()
             for _, _, sql in made:
                 db.execute(sql)
             for name in [quote(name) for kind, name, _ in made if kind == "table"]:

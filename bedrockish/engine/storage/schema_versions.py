@@ -7,6 +7,7 @@ import apsw
 
 from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
 from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.index_build import IndexBuild, remove_leftovers
 from bedrockish.errors import DamagedError
 from bedrockish_journal.model.changes import Step, decode_statements, decode_steps
 from bedrockish_journal.model.entry import Entry
@@ -55,19 +56,26 @@ class Versions:
             what = f"{entry.leader}{entry.tick} cannot be applied, {'; '.join(statements)!r} gave: {failure}"
             raise DamagedError(f"{what}; fill this node again from another one", table="")
 
-    def activate(self, txid: Txid) -> str:
-        """Put the change that waits for it in force, in the open batch; return why the data forbids it, or ''."""
-        self._write(self._activate, txid)
+    def activate(self, txid: Txid, build: IndexBuild | None = None) -> str:
+        """Put the change that waits for it in force, in the open batch; return why the data forbids it, or ''.
+
+        ``build``: of the index that it makes, if that was built beside its table.
+        """
+        self._write(self._activate, txid, build)
         return schema.standing(self._db, txid).failure
 
     def standing(self, txid: Txid) -> schema.Standing:
         """Return what became of a change here."""
         return schema.standing(self._db, txid)
 
-    def _activate(self, txid: Any) -> None:
+    def _activate(self, txid: Any, build: IndexBuild | None) -> None:
         waiting = schema.scheduled(self._db)
         assert waiting is not None
         assert waiting.txid == txid
+        if build is not None and build.txid == txid and build.move():
+            self._settle("")
+            return
+        remove_leftovers(self._db)
         self._change(decode_steps(waiting.changes))
 
     def _change(self, steps: list[Step]) -> str:
@@ -77,8 +85,11 @@ class Versions:
         except apsw.SQLError as error:
             what = f"a change of the schema, {'; '.join(step.sql for step in steps)!r}, gave: {error}"
             raise DamagedError(f"{what}; {WITHOUT_PLUGIN}") from error
+        self._settle(failure)
+        return failure
+
+    def _settle(self, failure: str) -> None:
         self.current += 1
         schema.settle(self._db, self.current, failure)
         system.set_meta(self._db, "schema_version", self.current)
         self._learn()
-        return failure

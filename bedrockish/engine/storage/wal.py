@@ -33,6 +33,8 @@ class Wal:
         # What a killed process has left in the WAL counts: places aside read there by themselves.
         self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)[0])
         self._copied_at = self.frames  # frames when the last background checkpoint began
+        self._copied = self.frames  # of those, how many it has copied
+        self._is_held = False  # a reader kept it from copying all that there was when it began
         db.wal_autocheckpoint(0)  # an automatic checkpoint would stall whichever commit it falls on
         db.set_wal_hook(self._committed)
         sync_directory(self._path.parent)
@@ -69,7 +71,8 @@ class Wal:
     def grown(self) -> int:
         """Return how many frames were written since the last checkpoint, so that each one has something to do."""
         if self.frames < self._copied_at:
-            self._copied_at = 0  # the WAL began anew
+            self._copied_at = self._copied = 0  # the WAL began anew
+            self._is_held = False
         return self.frames - self._copied_at
 
     def is_to_copy(self, few: int, most: int) -> bool:
@@ -82,9 +85,12 @@ class Wal:
     def is_to_finish(self, few: int, most: int) -> bool:
         """Whether a batch's end should copy the rest: there are ``most`` frames, and hardly any that are not copied.
 
-        If the background does not come to it, and there are twice as many, in any case.
+        If the background does not come to it, and there are twice as many, in any case; unless that is because a reader
+        holds it back, and much is left: when that one is gone, the background copies it first.
         """
-        return self.frames >= most and (self.grown() < _rest(few) or self.frames >= 2 * most)
+        self.grown()
+        left = self.frames - self._copied
+        return self.frames >= most and (left < _rest(few) or (self.frames >= 2 * most and not self._is_held))
 
     def checkpoint(self) -> tuple[int, int]:
         """Copy what can be copied from the WAL into the database file, stalling nobody. May run in another thread.
@@ -103,7 +109,9 @@ class Wal:
             self._copied_at = self.frames
             # A connection that has read nothing yet does not know the WAL, and its checkpoint would do nothing.
             self._checkpointer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
-            return self._checkpointer.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+            frames, self._copied = self._checkpointer.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._is_held = self._copied < frames
+            return frames, self._copied
         except apsw.BusyError:
             return self.frames, 0  # another checkpoint is running: it does the same work
         except (apsw.FullError, apsw.CantOpenError, apsw.ReadOnlyError) as error:
@@ -118,6 +126,7 @@ class Wal:
         assert not db.in_transaction
         try:
             frames, copied = db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._copied = copied
             if frames == copied:
                 is_large = os.fstat(self._fd).st_size > 2 * most * FRAME_BYTES
                 how = apsw.SQLITE_CHECKPOINT_TRUNCATE if is_large else apsw.SQLITE_CHECKPOINT_RESTART

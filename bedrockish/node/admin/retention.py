@@ -210,6 +210,10 @@ class Upkeep:
         if needed < clock:
             clock = needed
             why.append("the last minutes before safe time may still be asked for")
+        scheduled = state.schema.scheduled
+        if scheduled is not None and scheduled.txid.clock <= clock:  # it is run from the journal
+            clock = scheduled.txid.clock - 1
+            why.append("a change of the schema is not in force yet")
         if force:
             return Bound(clock, None, why)
         for name, (_, at) in sorted(state.holds.items()):
@@ -233,8 +237,9 @@ class Upkeep:
             larger_than_mb: of labels and transactions, in millions of bytes; None: nothing is too much.
             force: also what a member or a reader still needs; a member has to be filled anew then.
         """
-        journal, state = self._engine.journal, self._core.state
         async with self._pruning:
+            await self._reach_writer()
+            journal, state = self._engine.journal, self._core.state
             clock = 0
             if older_than_s is not None:
                 clock = journal.aged(moved(state.clock.value, -int(1000 * older_than_s)))
@@ -250,6 +255,11 @@ class Upkeep:
             self._shortened.set()
             logger.info("removed %d entries of the journal, up to %s", removed, upto)
         return {"node": state.me, "removed": removed, "upto": upto, "kept": bound.why, "entries": journal.size.entries}
+
+    async def _reach_writer(self) -> None:
+        """Return when no thread has the writer: whoever asks for it then holds up the loop, and links with it."""
+        while self._engine.is_away:
+            await self._durable()
 
     async def _remove(self, upto: Mapping[str, int]) -> int:
         journal = self._engine.journal
@@ -272,6 +282,7 @@ class Upkeep:
 
         A tenth of the file stays free for what comes next: a file that shrinks to the last page has to grow again.
         """
+        await self._reach_writer()
         journal, given = self._engine.journal, 0
         async with self._pruning:
             room = journal.room

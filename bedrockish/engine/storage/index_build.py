@@ -1,0 +1,415 @@
+"""An index that is built beside its table, a slice at a time, and is the table's from one moment to the next.
+
+A change of the schema that makes an index of a large table is decided long before it comes into force. Until then each
+node builds the index by itself, between its other work, and nothing of that is replicated:
+
+1. A snapshot is taken, and its rows are read in the order of the index, which SQLite sorts in another thread.
+2. They go into the index through the *stand-in* (``index_plan``), some thousand at a time. In that order each page of
+   the index is written once; in the order of the rows each row would write another one.
+3. Rows that change meanwhile are noted. When all of the snapshot is in, their old entries are taken out and then their
+   new ones are put in, a slice at a time. Only in this order can two rows that have changed places under a unique index
+   not be taken for the same.
+4. From then on each transaction that is applied changes the index, too, so that it is always that of the table.
+5. When the change comes into force, the index's row in ``sqlite_schema`` is written anew, as one of the user's table.
+
+The stand-in is always empty between two edits, or every row would be kept twice. SQLite has a row and its entry come
+and go together; so its rows come or go by the name of the stand-in, with the index, and go or come by another one, of a
+table with the same root page and no index: the *bare* name. That one is never in the file. It is written into
+``sqlite_schema``, which the connection then reads, and taken out again in the same transaction.
+
+Whatever fails here fails the building alone: then the change's statement is run when it comes into force. Nothing of it
+outlives the process: what a killed one leaves is removed when the file is opened.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.sqlite.system_names import BARE, STAND_IN, STAND_IN_INDEX
+from bedrockish.engine.sqlite.table_layout import quote
+from bedrockish.engine.storage.index_plan import IndexPlan
+from bedrockish.errors import ConfigError
+from bedrockish_journal.model.changes import Row
+from bedrockish_journal.model.transaction import Txid
+
+SLICE_ROWS, SLICE_BYTES = 2_000, 256 << 10
+SLICES = 4  # that are read at a time, since a thread has to be waited for
+EDIT_ROWS = 64  # that the stand-in has at a time: about a page of them
+NOTED_MAX = 1_000_000  # rows that change while the index is built; with more it is given up
+SAMPLES = 64  # rows whose entries are looked up before the index is the table's
+CACHE_KIB = 16 << 10  # of the connection that sorts
+
+_REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError, apsw.CorruptError)
+_DESCRIBE = "INSERT INTO sqlite_schema(type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?)"
+_VALUE_BYTES = 8
+_CLOSED = "not all of its rows were read before its time came, or before the node was to end"
+
+
+class Phase(Enum):
+    """How far the building is."""
+
+    LOADING = "loading"  # entries of the snapshot are put in
+    REMOVING = "removing"  # those of rows that have changed since are taken out
+    ADDING = "adding"  # and put in as they are now
+    READY = "ready"  # the index is that of the table
+    FAILED = "failed"
+
+
+class IndexBuild:
+    """One of them.
+
+    Args:
+        db: the connection that writes.
+        plan: what is built.
+        txid: the change of the schema that makes the index.
+        version: of the schema, before that.
+
+    Attributes:
+        phase: how far it is.
+        failure: why it failed.
+        rows: how many of the snapshot were put in.
+    """
+
+    def __init__(self, db: apsw.Connection, plan: IndexPlan, txid: Txid, version: int) -> None:
+        self._db, self.plan, self.txid, self.version = db, plan, txid, version
+        self.phase = Phase.LOADING
+        self.failure = ""
+        self.rows = 0
+        self._reader: apsw.Connection | None = None
+        self._sorted: Iterator[Row] | None = None
+        self._fetched: deque[list[Row]] = deque()
+        self._is_all_fetched = False
+        self._lock = Lock()  # of the reading connection, and of what it has read
+        self._stale: set[int] = set()  # rows that have changed, whose entries are still those of the snapshot
+        self._missing: set[int] = set()  # rows whose entries are still to be put in
+        columns = ", ".join(plan.columns)
+        marks = ", ".join("?" * len(plan.columns))
+        self._add = f"INSERT INTO {STAND_IN}({columns}) VALUES ({marks})"
+        self._add_bare = f"INSERT INTO {BARE}({columns}) VALUES ({marks})"
+        # Never without WHERE: SQLite would clear the table and its index, and not look at the entries.
+        self._remove = f"DELETE FROM {STAND_IN} WHERE {plan.rowid} = ?"
+        self._remove_bare = f"DELETE FROM {BARE} WHERE {plan.rowid} = ?"
+
+    # -- the snapshot ----------------------------------------------------------------------------------------------
+
+    def begin(self, reader: apsw.Connection) -> None:
+        """Take the snapshot, when the file has all that was applied; the connection is ours from now on.
+
+        Raises:
+            apsw.Error: it cannot be taken.
+        """
+        self._reader = reader
+        reader.pragma("cache_size", -CACHE_KIB)
+        reader.execute("BEGIN")
+        reader.execute("PRAGMA main.user_version").fetchall()
+
+    def fetch(self) -> None:
+        """Read the next slices of the snapshot, in another thread; the first time takes until all of it is sorted."""
+        with self._lock:
+            for _ in range(SLICES):
+                if self._reader is None or self._is_all_fetched or self.phase is Phase.FAILED:
+                    return
+                try:
+                    if self._sorted is None:
+                        self._sorted = iter(self._reader.execute(self.plan.load))
+                    found = _some(self._sorted)
+                except (apsw.Error, UnicodeDecodeError) as error:
+                    self.fail(f"its rows cannot be read: {error}")
+                    return
+                self._is_all_fetched = not found
+                self._fetched.append(found)
+
+    def fail(self, why: str) -> None:
+        """Give it up."""
+        if self.phase is not Phase.FAILED:
+            self.phase, self.failure = Phase.FAILED, why
+
+    def interrupt(self) -> None:
+        """Give it up, and let a thread that reads the snapshot end soon."""
+        self.fail(_CLOSED)
+        reader = self._reader
+        if reader is not None:
+            reader.interrupt()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Let go of the snapshot; without ``wait`` only if no thread reads it."""
+        if not self._lock.acquire(blocking=wait):
+            return
+        try:
+            if self._reader is not None:
+                self._reader.close(True)
+                self._reader = self._sorted = None
+            self._fetched.clear()
+        finally:
+            self._lock.release()
+
+    # -- what is to be done next -----------------------------------------------------------------------------------
+
+    def next_edit(self) -> tuple[list[Row], list[Row]] | None:
+        """Return the rows whose entries go and those whose entries come next; None if there is nothing to do now.
+
+        Everything up to now must be in the tables of the connection that writes, and nothing else.
+        """
+        if self.phase is Phase.LOADING:
+            with self._lock:
+                loaded = self._fetched.popleft() if self._fetched else None
+            if loaded:
+                self.rows += len(loaded)
+                return [], loaded
+            if loaded is not None:
+                self.phase = Phase.REMOVING
+        if self.phase is Phase.REMOVING:
+            some = _taken(self._stale)
+            self._missing.update(some)
+            removed = self._rows_of(self._reader, some)
+            if not self._stale:
+                self.phase = Phase.ADDING
+                self.close()
+            return removed, []
+        if self.phase is Phase.ADDING:
+            some = _taken(self._missing)
+            if not self._missing:
+                self.phase = Phase.READY
+            return [], self._rows_of(self._db, some)
+        return None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has not failed: rows that change matter to it."""
+        return self.phase is not Phase.FAILED
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether more has to be fetched before there is something to do."""
+        return self.phase is Phase.LOADING and not self._fetched
+
+    def before(self, rowids: Iterable[int]) -> list[Row]:
+        """Note rows of the table that are about to change; return those whose entries have to go now."""
+        touched = set(rowids)
+        if self.phase is Phase.LOADING:
+            self._stale |= touched
+        elif self.phase is not Phase.FAILED:
+            return self._rows_of(self._db, self._settled(touched))
+        if len(self._stale) > NOTED_MAX:
+            self.fail(f"more than {NOTED_MAX} rows of its table have changed meanwhile")
+        return []
+
+    def after(self, rowids: Iterable[int]) -> list[Row]:
+        """Return those of rows that have just changed whose entries have to come now."""
+        touched = set(rowids)
+        if self.phase is Phase.REMOVING:  # an old entry of another row may still be in the way
+            self._missing |= self._settled(touched)
+            return []
+        if self.phase in (Phase.ADDING, Phase.READY):
+            return self._rows_of(self._db, self._settled(touched))
+        return []
+
+    def _settled(self, rowids: set[int]) -> set[int]:
+        """Return those whose entries are what the table has."""
+        return rowids - self._stale - self._missing
+
+    def _rows_of(self, db: apsw.Connection | None, rowids: Iterable[int]) -> list[Row]:
+        found: list[Row] = []
+        if db is None:
+            return found
+        try:
+            for rowid in sorted(rowids):
+                found += db.execute(self.plan.one, (rowid,)).fetchall()
+        except (*_REFUSALS, UnicodeDecodeError) as error:
+            self.fail(f"a row of its table cannot be read: {error}")
+        return found
+
+    # -- on the connection that writes; each can be done again -----------------------------------------------------
+
+    def create(self) -> None:
+        """Create the stand-in with the index."""
+        self._guarded(self._create)
+
+    def _create(self) -> None:
+        self._db.execute(self.plan.stand_in_sql)
+        self._db.execute(self.plan.index_sql)
+
+    def edit(self, removed: Sequence[Row], added: Sequence[Row]) -> None:
+        """Take entries out of the index, and then put others in."""
+        if self.phase is not Phase.FAILED:
+            self._guarded(lambda: self._edit(removed, added))
+
+    def _edit(self, removed: Sequence[Row], added: Sequence[Row]) -> None:
+        db = self._db
+        if not db.table_exists("main", BARE):
+            self._describe_bare()
+        for some in _few(removed):
+            db.executemany(self._add_bare, some)
+            db.executemany(self._remove, [row[:1] for row in some])
+        for some in _few(added):
+            db.executemany(self._add, some)
+            db.executemany(self._remove_bare, [row[:1] for row in some])
+
+    def _describe_bare(self) -> None:
+        """Have this connection, and it alone, know the stand-in by another name, as a table without an index."""
+        db = self._db
+        root = _root(db, STAND_IN)
+        with _Writable(db):
+            row = (BARE, BARE, root, self.plan.bare_sql)
+            db.execute(_DESCRIBE, ("table", *row))
+            try:
+                db.execute("PRAGMA writable_schema = RESET")
+                known = db.table_exists("main", BARE)  # reads the schema
+            finally:
+                db.execute("PRAGMA writable_schema = ON")
+                db.execute("DELETE FROM sqlite_schema WHERE name = ?", (BARE,))
+            assert known
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Do something whole or not at all; if the index does not allow it, give it up, and nothing else."""
+        db = self._db
+        db.execute("SAVEPOINT beside")
+        try:
+            action()
+        except _REFUSALS as error:
+            if not db.in_transaction:
+                raise
+            db.execute("ROLLBACK TO beside")
+            self.fail(str(error))
+        db.execute("RELEASE beside")
+
+    def move(self) -> bool:
+        """Make the index that of the table; whether that is done.
+
+        Nothing is, if the table is another one than it was, or an entry is not what it must be.
+        """
+        db = self._db
+        if self.phase is not Phase.READY or _root(db, STAND_IN_INDEX) == 0:
+            return False
+        db.execute("SAVEPOINT beside")
+        moved = False
+        try:
+            moved = self._is_free() and self._move()
+        except (*_REFUSALS, UnicodeDecodeError) as error:
+            if not db.in_transaction:
+                raise
+            self.failure = str(error)
+        if not moved:
+            db.execute("ROLLBACK TO beside")
+        db.execute("RELEASE beside")
+        return moved
+
+    def _is_free(self) -> bool:
+        """Whether the table is what it was, and nothing has the name of the index."""
+        plan, query = self.plan, "SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?"
+        taken = self._db.execute("SELECT 1 FROM sqlite_schema WHERE name = ? COLLATE NOCASE", (plan.name,)).fetchall()
+        return not taken and self._db.execute(query, (plan.table,)).fetchall() == [(plan.table_sql,)]
+
+    def _move(self) -> bool:
+        db, plan = self._db, self.plan
+        root = _root(db, STAND_IN_INDEX)
+        with _Writable(db):
+            # At the end, where CREATE INDEX puts it: on every node the order of a table's indexes is the same.
+            row = (plan.name, plan.table, root, plan.sql)
+            db.execute(_DESCRIBE, ("index", *row))
+            db.execute("DELETE FROM sqlite_schema WHERE name = ?", (STAND_IN_INDEX,))
+            # So every connection reads the schema again, this one at its next statement, and a rollback counts, too.
+            version: int = db.pragma("schema_version")
+            db.execute(f"PRAGMA main.schema_version = {version + 1}")
+        db.execute(f"DROP TABLE {STAND_IN}")
+        return self._is_right()
+
+    def _is_right(self) -> bool:
+        """Whether the entries of some rows are found by their values; of an index of plain columns only."""
+        plan, db = self.plan, self._db
+        if not plan.is_plain:
+            return True
+        rowid, table = plan.rowid, quote(plan.table)
+        # In one query of both SQLite would read the whole table.
+        ends = f"SELECT (SELECT min({rowid}) FROM {table}), (SELECT max({rowid}) FROM {table})"
+        bounds: Any = db.execute(ends).fetchall()[0]
+        least, most = bounds
+        if least is None:
+            return True
+        columns = list(map(quote, plan.terms))
+        pick = f"SELECT {', '.join([rowid, *columns])} FROM {table} NOT INDEXED WHERE {rowid} >= ? ORDER BY 1 LIMIT 1"
+        tests = " AND ".join(f"{column} IS ?" for column in columns)
+        find = f"SELECT count(*) FROM {table} INDEXED BY {quote(plan.name)} WHERE {tests} AND {rowid} = ?"
+        for place in range(SAMPLES):
+            row: Any = db.execute(pick, (least + (most - least) * place // (SAMPLES - 1),)).fetchall()[0]
+            if db.execute(find, (*row[1:], row[0])).fetchall() != [(1,)]:
+                self.failure = f"row {row[0]} has no entry"
+                return False
+        return True
+
+
+class _Writable:
+    """Lets the connection write ``sqlite_schema`` for a moment."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+        self._db.execute("PRAGMA writable_schema = ON")
+
+    def __exit__(self, *_exc: object) -> None:
+        self._db.execute("PRAGMA writable_schema = OFF")
+        self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+
+
+def remove_leftovers(db: apsw.Connection) -> None:
+    """Remove what an index was built on that is no table's yet; nothing happens if there is nothing."""
+    db.execute(f"DROP TABLE IF EXISTS {STAND_IN}")
+
+
+def remove_copied(copy: Path) -> None:
+    """Remove the same from a copy of a node's file that nobody has open, durably.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            if _root(db, STAND_IN) == 0:
+                return
+            remove_leftovers(db)
+        finally:
+            db.close()  # copies its log into it, and removes that
+        with open(copy, "rb") as written:
+            os.fsync(written.fileno())
+    except (apsw.Error, OSError) as error:
+        raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error
+
+
+def _root(db: apsw.Connection, name: str) -> int:
+    """Return the root page of a table or index of ours; 0 if it is not there."""
+    found: list[Any] = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
+    return int(found[0][0]) if found else 0
+
+
+def _taken(rowids: set[int]) -> list[int]:
+    """Take some out of a set."""
+    return [rowids.pop() for _ in range(min(len(rowids), SLICE_ROWS))]
+
+
+def _some(rows: Iterator[Row]) -> list[Row]:
+    """Return the next slice of some rows; an empty one at their end."""
+    found: list[Row] = []
+    size = 0
+    for row in rows:
+        found.append(row)
+        size += sum(_size(value) for value in row)
+        if len(found) == SLICE_ROWS or size > SLICE_BYTES:
+            break
+    return found
+
+
+def _few(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    return (rows[first : first + EDIT_ROWS] for first in range(0, len(rows), EDIT_ROWS))
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, str | bytes) else _VALUE_BYTES

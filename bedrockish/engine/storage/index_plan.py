@@ -1,0 +1,197 @@
+"""How an index is built beside its table: the tables that stand in for the table meanwhile, and what is read for them.
+
+SQLite puts entries into an index only with a row of its table. So the index begins on a table of ours, the *stand-in*,
+which has the columns that the index is made of, under their names, with their types and collations. What the index
+holds then is to the byte what it would hold of the user's table, whatever it is: unique, partial, of expressions.
+
+All of it is tried first, in a database in memory that has the user's table alone. What does not come out there as it
+should is built as any other schema statement is run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import apsw
+
+from bedrockish.engine.sqlite.catalog import Prepare
+from bedrockish.engine.sqlite.definitions import folded
+from bedrockish.engine.sqlite.system_names import BARE, STAND_IN, STAND_IN_INDEX
+from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
+from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
+from bedrockish_journal.model.changes import DO, Step
+
+_FORM = "SELECT name, desc, coll, key FROM pragma_index_xinfo(?) ORDER BY seqno"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """What is known before anything is built.
+
+    Attributes:
+        table: name of the table, as the schema spells it.
+        table_sql: the statement that made it.
+        name: of the index.
+        sql: the statement that makes it, as SQLite keeps it.
+        stand_in_sql: makes the stand-in.
+        bare_sql: describes it once more, as a table without the index.
+        index_sql: makes the index on the stand-in.
+        rowid: what its rowid is called, in the table as in the stand-in, quoted.
+        columns: of the stand-in, which its rows are given by: the rowid, and then those of the index.
+        load: gives all such rows of the table that have an entry, in the order of the entries.
+        one: gives that of one rowid.
+        is_plain: each row has an entry, of columns alone.
+        terms: the names of the columns of an entry, if it is plain.
+    """
+
+    table: str
+    table_sql: str
+    name: str
+    sql: str
+    stand_in_sql: str
+    bare_sql: str
+    index_sql: str
+    rowid: str
+    columns: tuple[str, ...]
+    load: str
+    one: str
+    is_plain: bool
+    terms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """A CREATE INDEX, taken apart.
+
+    Attributes:
+        unique: it has that word.
+        table: the name of the table, as it is written there.
+        terms: what is in the parentheses.
+        where: from WHERE on, or empty.
+        rest: from the parenthesis on.
+        names: what in the rest may name a column, folded.
+    """
+
+    unique: bool
+    table: str
+    terms: str
+    where: str
+    rest: str
+    names: frozenset[str]
+
+
+def makes_index(steps: Sequence[Step]) -> bool:
+    """Whether a change of the schema is one statement that makes an index."""
+    return len(steps) == 1 and steps[0].kind == DO and not steps[0].told and _taken_apart(steps[0].sql) is not None
+
+
+def plan_index(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> IndexPlan | None:
+    """Return how to build what a change of the schema does beside; None if it is not one index that can be.
+
+    Args:
+        steps: the change.
+        tables: of the schema that it changes.
+        prepare: gives a connection the functions and collations that SQLite does not have.
+    """
+    words = _taken_apart(steps[0].sql) if makes_index(steps) else None
+    names = tables.names([folded(words.table)]) if words is not None else []
+    if words is None or not names:
+        return None
+    table = tables.by_name[names[0]]
+    if not table.rowid:
+        return None  # WITHOUT ROWID: its rows have no numbers to be named by
+    trial = apsw.Connection(":memory:")
+    try:
+        prepare(trial)
+        return _planned(trial, steps[0].sql, words, table, tables.definitions.text_of(table.name))
+    except apsw.Error:
+        return None
+    finally:
+        trial.close()
+
+
+def _taken_apart(sql: str) -> _Words | None:
+    try:
+        found = tokens(sql)
+    except NotTokensError:
+        return None
+    while found and found[-1].text == ";":
+        found.pop()
+    is_unique = len(found) > 1 and found[1].is_word("UNIQUE")
+    at = 1 + is_unique
+    if len(found) <= at or not (found[0].is_word("CREATE") and found[at].is_word("INDEX")):
+        return None
+    # [IF NOT EXISTS] [schema .] name ON table ( ... ) [WHERE ...]: the first ON that is no name itself stands third
+    # or later, and a name that is ON is quoted.
+    on = next((place for place in range(at + 2, len(found)) if found[place].is_word("ON")), len(found))
+    if on + 2 >= len(found) or found[on + 2].text != "(":
+        return None
+    end = _closing(found, on + 2)
+    name = found[on + 1].name
+    if end is None or name is None:
+        return None
+    last = found[-1].end
+    where = ""
+    if end + 1 < len(found):
+        if not found[end + 1].is_word("WHERE"):
+            return None
+        where = sql[found[end + 1].start : last]
+    names = frozenset(folded(token.name) for token in found[on + 3 :] if token.name is not None)
+    opening = found[on + 2]
+    return _Words(is_unique, name, sql[opening.end : found[end].start], where, sql[opening.start : last], names)
+
+
+def _closing(found: list[Token], opening: int) -> int | None:
+    depth = 0
+    for place in range(opening, len(found)):
+        depth += (found[place].text == "(") - (found[place].text == ")")
+        if not depth:
+            return place
+    return None
+
+
+def _planned(trial: apsw.Connection, statement: str, words: _Words, table: Table, table_sql: str) -> IndexPlan | None:
+    trial.execute(table_sql)
+    trial.execute(statement)
+    made = trial.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL").fetchall()
+    if len(made) != 1:
+        return None
+    name, sql = str(made[0][0]), str(made[0][1])
+    alias = table.id_column
+    info = trial.execute("SELECT name FROM pragma_table_xinfo(?) ORDER BY cid", (table.name,)).fetchall()
+    columns = [str(one) for (one,) in info if folded(str(one)) in words.names and str(one) != alias]
+    if not columns:
+        return None
+    is_strict = trial.execute("SELECT strict FROM pragma_table_list(?)", (table.name,)).fetchall() == [(1,)]
+    described = [_described(trial, table.name, one) for one in columns]
+    parts = [*([f"{quote(alias)} INTEGER PRIMARY KEY"] if alias else []), *described]
+    shape = f"({', '.join(parts)})" + " STRICT" * is_strict
+    index_sql = f"CREATE {'UNIQUE ' * words.unique}INDEX {STAND_IN_INDEX} ON {STAND_IN}{words.rest}"
+    stand_in_sql, bare_sql = f"CREATE TABLE {STAND_IN}{shape}", f"CREATE TABLE {BARE}{shape}"
+    trial.execute(stand_in_sql)
+    trial.execute(index_sql)
+    if [trial.column_metadata("main", STAND_IN, one)[:2] for one in columns] != [
+        trial.column_metadata("main", table.name, one)[:2] for one in columns
+    ]:
+        return None
+    form = trial.execute(_FORM, (name,)).fetchall()
+    if form != trial.execute(_FORM, (STAND_IN_INDEX,)).fetchall():
+        return None
+    terms = [term for term, *_, is_key in form if is_key]
+    is_plain = not words.where and None not in terms
+    assert table.rowid
+    named = (table.rowid, *map(quote, columns))
+    read = f"SELECT {', '.join(named)} FROM {quote(table.name)}"
+    load = f"{read} {words.where} ORDER BY {words.terms}, {table.rowid}"
+    one = f"{read} WHERE {table.rowid} = ?"
+    trial.execute(f"EXPLAIN {load}").fetchall()
+    trial.execute(f"EXPLAIN {one}", (1,)).fetchall()
+    return IndexPlan(
+        table.name, table_sql, name, sql, stand_in_sql, bare_sql, index_sql, table.rowid, named, load, one, is_plain,
+        tuple(map(str, terms)) if is_plain else (),
+    )  # fmt: skip
+
+
+def _described(trial: apsw.Connection, table: str, column: str) -> str:
+    """Return what a column is, for a table that has it as an ordinary one."""
+    kind, collation, *_ = trial.column_metadata("main", table, column)
+    return f"{quote(column)} {kind or ''} COLLATE {quote(collation or 'BINARY')}"

@@ -1,0 +1,142 @@
+"""Builds indexes beside their tables, a slice at a time between the node's other work (``engine.storage.index_build``).
+
+What is built is what the scheduled change of the schema makes. Each slice takes some milliseconds of the processor,
+and after it others have the loop for at least as long: who waits for an index is the one who asked for it.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from bedrockish.core.state.state import State
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.storage.index_build import IndexBuild, Phase
+from bedrockish.engine.storage.index_plan import IndexPlan
+from bedrockish.errors import UnavailableError
+from bedrockish.node.scheduling.system_clock import Clocks
+from bedrockish_journal.model.clock import milliseconds
+from bedrockish_journal.model.transaction import Transaction
+
+logger = logging.getLogger(__name__)
+
+LEAST_MS = 500  # until a change comes into force, or it is not worth beginning
+PAUSE_S = 0.002  # between two slices, at least
+
+
+class IndexBuilds:
+    """All that one node builds: one index at a time, for there is one scheduled change.
+
+    Args:
+        engine: whose tables they are of.
+        state: knows which change is scheduled.
+        clocks: of the node.
+        durable: returns when all that was written so far is durable.
+        wake: lets the loop write what a slice has done.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        state: State,
+        clocks: Clocks,
+        durable: Callable[[], Awaitable[None]],
+        wake: Callable[[], None],
+    ) -> None:
+        self._engine, self._state, self._clocks = engine, state, clocks
+        self._durable, self._wake = durable, wake
+        self._due = trio.Event()
+        self._begin: Callable[[], None] | None = None
+
+    def look(self) -> None:
+        """A change of the schema may have been scheduled."""
+        self._due.set()
+
+    @property
+    def wants_boundary(self) -> bool:
+        """Whether something waits for the end of a batch."""
+        return self._begin is not None
+
+    def at_boundary(self) -> None:
+        """Take the snapshot that is wanted: everything that was applied has just been committed to the file."""
+        begin, self._begin = self._begin, None
+        if begin is not None:
+            begin()
+
+    async def watch(self) -> None:
+        """Build what comes; until cancelled."""
+        while True:
+            change = self._state.schema.scheduled
+            self._due = trio.Event()
+            if change is not None and milliseconds(change.activates) - self._clocks.lately().wall_ms >= LEAST_MS:
+                await self._consider(change)
+            await self._due.wait()
+
+    async def _consider(self, change: Transaction) -> None:
+        plan = self._engine.plan_index(change)
+        if plan is None:
+            return
+        began = time.monotonic()
+        try:
+            build = await self._started(plan, change)
+        except UnavailableError as error:
+            logger.warning("index %s is built when it comes into force: %s", plan.name, error)
+            return
+        if build is None:
+            return
+        try:
+            await self._build(build)
+        except BaseException:
+            build.interrupt()
+            raise
+        if build.phase is Phase.FAILED:
+            build.close()  # no longer than needed is the snapshot in the way of checkpoints
+            logger.warning("index %s is built when it comes into force: %s", plan.name, build.failure)
+        else:
+            took_s = time.monotonic() - began
+            logger.info("index %s was built beside its table in %.1f s, of %d rows", plan.name, took_s, build.rows)
+
+    async def _started(self, plan: IndexPlan, change: Transaction) -> IndexBuild | None:
+        """Begin at the next boundary; None if the change is in force before that."""
+        found: list[IndexBuild | UnavailableError] = []
+        done = trio.Event()
+
+        def begin() -> None:
+            try:
+                if self._state.schema.scheduled is change:
+                    found.append(self._engine.begin_index(plan, change.txid))
+            except UnavailableError as error:
+                found.append(error)
+            done.set()
+
+        if self._engine.dirty:
+            self._begin = begin
+            self._wake()
+        else:
+            begin()
+        try:
+            await done.wait()
+        finally:
+            self._begin = None
+        for one in found:
+            if isinstance(one, UnavailableError):
+                raise one
+            return one
+        return None
+
+    async def _build(self, build: IndexBuild) -> None:
+        """Build it until it is what the table has, or somebody else has done so because its time has come."""
+        while build.phase not in (Phase.READY, Phase.FAILED):
+            if build.is_waiting:
+                await trio.to_thread.run_sync(build.fetch, abandon_on_cancel=True)
+            if self._engine.is_away:
+                await self._durable()
+                continue
+            if self._engine.build is not build:
+                return
+            # Of the processor: where that is scarce, nobody has more of it when this one sleeps.
+            began = time.thread_time()
+            self._engine.go_on_with_index()
+            self._wake()
+            await trio.sleep(max(PAUSE_S, time.thread_time() - began))

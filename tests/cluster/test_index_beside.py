@@ -1,0 +1,167 @@
+"""An index is built beside its table at three nodes that are written to, and that are killed meanwhile."""
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+import trio
+
+from bedrockish import open_client
+from bedrockish.errors import BedrockishError, ConstraintError
+from bedrockish_journal.model.clock import milliseconds
+from tests.cluster.story import PATIENT, judge_files, level, ready, rows, until
+from tools.cluster import LocalCluster, LocalNode
+
+pytestmark = pytest.mark.cluster
+
+DELAY_MS = 4_000  # from the decision until it comes into force, as a large table's index has it by itself
+ROWS = 20_000
+FILL = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO t "
+SWAP = (  # both or none; SQLite asks for what does not depend on the row once
+    "UPDATE t SET code = (SELECT sum(code) FROM t WHERE id IN (?1, ?2)) - code "
+    "WHERE id IN (?1, ?2) AND (SELECT count(code) FROM t WHERE id IN (?1, ?2)) = 2"
+)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path / "cluster", settings={"timings": {"schema_delay_ms": DELAY_MS}})
+    cluster.write_files()
+    try:
+        for node in cluster.nodes:
+            node.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+class Work:
+    """Clients that write everywhere in the table until it is over."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster, self.stopping, self.done = cluster, False, 0
+
+    async def write(self, number: int) -> None:
+        luck = random.Random(number)
+        async with open_client(self.cluster.url(number, options=PATIENT)) as client:
+            while not self.stopping:
+                one, other = luck.sample(range(1, ROWS + 1), 2)
+                sql, values = luck.choice(
+                    [
+                        ("UPDATE t SET n = ?, r = r + 1 WHERE id BETWEEN ? AND ? + 5", [luck.randrange(99), one, one]),
+                        ("UPDATE t SET v = NULL WHERE id = ?", [one]),
+                        ("DELETE FROM t WHERE id = ?", [one]),
+                        ("INSERT OR IGNORE INTO t VALUES (?, NULL, 'New', 2, ?)", [one, one % 97]),
+                        (SWAP, [one, other]),
+                    ]
+                )
+                try:
+                    await client.execute(sql, values)
+                    self.done += 1
+                except BedrockishError:  # of a node that was killed
+                    await trio.sleep(0.05)
+                await trio.sleep(0.01)
+
+
+async def activates_in_s(cluster: LocalCluster, index: int) -> float:
+    """Wait until a change is scheduled at a node; return how long it is until it comes into force."""
+    found: list[float] = []
+
+    async def scheduled() -> bool:
+        async with open_client(cluster.url(index, only=True)) as client:
+            query = "SELECT activates FROM bedrockish_schema WHERE state = 'scheduled'"
+            for (clock,) in (await client.execute(query, read="stale")).rows:
+                found.append(milliseconds(clock) / 1000 - time.time())
+        return bool(found)
+
+    await until("a change is scheduled", scheduled)
+    return found[0]
+
+
+def was_built_beside(node: LocalNode, index: str) -> bool:
+    return f"index {index} was built beside its table" in node.log.read_text()
+
+
+def is_sound(node: LocalNode) -> bool:
+    """Whether SQLite finds no fault, every index included, and nothing is left of the building."""
+    db = apsw.Connection(str(node.database))
+    left = db.execute("SELECT name FROM sqlite_schema WHERE name GLOB 'bedrockish_b[au]*'").fetchall()
+    found = db.execute("PRAGMA integrity_check").fetchall()
+    db.close()
+    return (found, left) == ([("ok",)], [])
+
+
+async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(slow: LocalCluster) -> None:
+    cluster, (one, two, three) = slow, slow.nodes
+    await ready(cluster)
+    async with open_client(cluster.url(0, options=PATIENT)) as client:
+        columns = "id INTEGER PRIMARY KEY, code INTEGER, v TEXT COLLATE NOCASE, r REAL, n INTEGER"
+        await client.transact([f"CREATE TABLE t({columns})"])
+        await client.execute(f"{FILL} SELECT i, i, 'row ' || i, i / 2, i % 97 FROM k", [ROWS], timeout=60)
+        work = Work(cluster)
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(work.write, number)
+            # In the middle: it builds anew, or when its time comes.
+            async with trio.open_nursery() as change:
+                change.start_soon(client.execute, "CREATE INDEX by_v ON t(v, r DESC, n) WHERE n < 90")
+                await activates_in_s(cluster, 2)
+                await trio.sleep(0.3)
+                three.kill()
+                three.start()
+            await ready(cluster)
+            assert was_built_beside(one, "by_v")
+            assert was_built_beside(two, "by_v")
+            # When it comes into force: it did, or it does at the start.
+            async with trio.open_nursery() as change:
+                change.start_soon(client.execute, "CREATE UNIQUE INDEX by_code ON t(code)")
+                await trio.sleep(max(0.0, await activates_in_s(cluster, 1)))
+                two.kill()
+                two.start()
+            await ready(cluster)
+            assert was_built_beside(one, "by_code")
+            assert was_built_beside(three, "by_code")
+            with pytest.raises(ConstraintError):
+                await client.execute("INSERT INTO t(code, n) VALUES (77000, 1), (77000, 2)")
+            work.stopping = True
+        assert work.done > 50
+        found = await client.execute("SELECT count(*) FROM t INDEXED BY by_v WHERE n < 90")
+        assert found.rows == (await client.execute("SELECT count(*) FROM t NOT INDEXED WHERE n < 90")).rows
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    for node in cluster.nodes:
+        assert is_sound(node), node.name
+    told = [
+        rows(node, "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = 't'") for node in slow.nodes
+    ]
+    assert told[0] == told[1] == told[2] != []
+
+
+async def test_a_duplicate_that_comes_while_an_index_is_built_is_the_changes_error(slow: LocalCluster) -> None:
+    cluster = slow
+    await ready(cluster)
+    async with open_client(cluster.url(0, options=PATIENT)) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, code INTEGER)")
+        await client.execute(f"{FILL} SELECT i, i FROM k", [ROWS], timeout=60)
+
+        async def change() -> None:
+            with pytest.raises(ConstraintError, match=r"UNIQUE constraint failed: t\.code"):
+                await client.execute("CREATE UNIQUE INDEX by_code ON t(code)")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(change)
+            await activates_in_s(cluster, 1)
+            await trio.sleep(1)
+            async with open_client(cluster.url(1, only=True)) as other:
+                await other.execute("UPDATE t SET code = 5 WHERE id = 7")
+        assert [one.state for one in await client.schema_history()][-1] == "failed"
+        await client.execute("UPDATE t SET code = 7 WHERE id = 7")
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    for node in cluster.nodes:
+        assert is_sound(node), node.name

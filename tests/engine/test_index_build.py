@@ -1,0 +1,425 @@
+"""An index that is built beside its table is what SQLite would have built, whatever happens meanwhile."""
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import apsw
+import pytest
+
+from bedrockish.engine.sqlite.system_names import PASSING, STAND_IN
+from bedrockish.engine.sqlite.system_names import STAND_IN_INDEX as BUILT
+from bedrockish.engine.storage import index_build, schema_versions
+from bedrockish.engine.storage.index_build import IndexBuild, Phase
+from bedrockish.engine.storage.refill import replay_own
+from bedrockish.engine.storage.rename_copy import strip
+from bedrockish.engine.storage.wal import copy_file
+from bedrockish.errors import ConstraintError, UnsupportedError
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.verify.replay import digest
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import TestNode
+from tests.engine.test_versions import decide
+
+PLAIN = "CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER, v TEXT COLLATE NOCASE, r REAL, b)"
+TABLES = {
+    "plain": PLAIN,
+    "no id": "CREATE TABLE t(n INTEGER, v TEXT COLLATE NOCASE, r REAL, b)",
+    "strict": "CREATE TABLE t(id INTEGER PRIMARY KEY, n INT, v TEXT COLLATE NOCASE, r REAL, b ANY) STRICT",
+    "rowid hidden": "CREATE TABLE t(rowid TEXT, n INTEGER, v TEXT COLLATE NOCASE, r REAL, b, oid)",
+    "generated": (
+        "CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER, v TEXT COLLATE NOCASE, r REAL, b, "
+        "g REAL AS (n + r), s TEXT COLLATE NOCASE AS (v || '!') STORED)"
+    ),
+    "odd names": (
+        'CREATE TABLE "T"("i d" INTEGER PRIMARY KEY AUTOINCREMENT, n INTEGER, v TEXT COLLATE NOCASE, r REAL, b)'
+    ),
+}
+INDEXES = {
+    "one column": "CREATE INDEX made ON t(n)",
+    "several": "CREATE INDEX IF NOT EXISTS main.made ON t(r DESC, v, n)",
+    "collation": 'CREATE INDEX "made" ON "t"(v COLLATE BINARY DESC, v COLLATE RTRIM, b)',
+    "expression": "CREATE INDEX made ON t(n % 7, lower(v), CAST(r AS INTEGER), (b))",
+    "partial": "CREATE INDEX made ON t(b, n) WHERE n % 3 = 0 AND v IS NOT NULL -- told\n",
+    "unique": "CREATE UNIQUE INDEX made ON t(n, r, v COLLATE BINARY, b);",
+    "generated": "CREATE INDEX made ON t(g DESC, s)",
+    "quoted": 'CREATE INDEX made ON t("i d", "n")',
+    "hidden": "CREATE INDEX made ON t(rowid, oid, n)",
+}
+FITS = [
+    *(("plain", name) for name in ("one column", "several", "collation", "expression", "partial", "unique")),
+    *(("no id", name) for name in ("several", "partial", "unique")),
+    *(("strict", name) for name in ("several", "collation", "expression")),
+    *(("rowid hidden", name) for name in ("several", "hidden")),
+    *(("generated", name) for name in ("generated", "unique")),
+    *(("odd names", name) for name in ("several", "quoted")),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_build, "SLICE_ROWS", 3)
+    monkeypatch.setattr(index_build, "EDIT_ROWS", 2)
+
+
+def begin(node: TestNode, entry: Entry) -> IndexBuild:
+    node.save()
+    plan = node.engine.plan_index(entry.transaction)
+    assert plan is not None
+    return node.engine.begin_index(plan, entry.txid)
+
+
+def go_on(node: TestNode, build: IndexBuild) -> bool:
+    if build.is_waiting:
+        build.fetch()
+    return node.engine.go_on_with_index()
+
+
+def finish(node: TestNode, build: IndexBuild) -> None:
+    while build.phase not in (Phase.READY, Phase.FAILED):
+        go_on(node, build)
+
+
+def sound(node: TestNode, *, index: bool = True) -> None:
+    """Nothing is left, and SQLite finds no fault."""
+    node.save()
+    reader = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
+    assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    names = {name for (name,) in reader.execute("SELECT name FROM sqlite_schema")}
+    assert not names & PASSING
+    assert ("made" in names) == index
+    reader.close()
+
+
+def entries(node: TestNode, index: str) -> list[object]:
+    """What is in the index, in its order, and what the schema says of it."""
+    db = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
+    query = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE name NOT GLOB 'bedrockish_*' ORDER BY rowid"
+    listed = db.execute(query).fetchall()
+    where = "WHERE n % 3 = 0 AND v IS NOT NULL" if index == "partial" else ""
+    address = "_rowid_"
+    found = db.execute(f"SELECT {address}, n, v, r, b, typeof(r), typeof(b) FROM t INDEXED BY made {where}").fetchall()
+    db.close()
+    return [listed, found]
+
+
+def taken_back(node: TestNode) -> None:
+    """SQLite rolls all of the open batch back because of one request."""
+    with pytest.raises(ConstraintError):
+        node.prepare("INSERT INTO t(n) VALUES (123456)", "INSERT OR ROLLBACK INTO other VALUES (1), (1)")
+
+
+class Changes:
+    """Random requests."""
+
+    def __init__(self, seed: int, table: str) -> None:
+        self.luck, self.count, self.is_strict = random.Random(seed), 0, table == "strict"
+
+    def value(self) -> object:
+        luck = self.luck
+        return luck.choice([None, luck.randrange(9), float(luck.randrange(9)), luck.random(), "Ab ", "aB", "é", b"\0x"])
+
+    def row(self) -> tuple[object, ...]:
+        """The first value is of its own, so that a unique index can be made."""
+        self.count += 1
+        luck = self.luck
+        texts = [None, "Ab ", "aB", "ab", "é", "x"]
+        return (
+            luck.choice([self.count, self.count, self.count, None if self.count % 50 == 0 else -self.count]),
+            luck.choice(texts), luck.choice([None, 1.0, 2.5, 3.0]), self.value(),
+        )  # fmt: skip
+
+    def one(self, node: TestNode) -> None:
+        """One request, which may fail as requests do."""
+        luck = self.luck
+        there = [int(rowid) for (rowid,) in node.rows("SELECT _rowid_ FROM t ORDER BY 1")]
+        rowid = luck.choice(there)
+        match luck.randrange(12):
+            case 0 | 1:
+                node.run(("INSERT INTO t(n, v, r, b) VALUES (?, ?, ?, ?)", self.row()))
+            case 2 | 3 | 4:
+                node.run(("UPDATE t SET n = ?, v = ?, r = ?, b = ? WHERE _rowid_ = ?", (*self.row(), rowid)))
+            case 5:
+                node.run(
+                    (
+                        "UPDATE t SET b = ? WHERE _rowid_ BETWEEN ? AND ?",
+                        (self.value(), rowid, rowid + luck.randrange(25)),
+                    )
+                )
+            case 6:
+                node.run(("DELETE FROM t WHERE _rowid_ BETWEEN ? AND ?", (rowid, rowid + luck.randrange(3))))
+            case 7:  # the id of a row is another one
+                node.run(("UPDATE OR IGNORE t SET _rowid_ = _rowid_ + 7 WHERE _rowid_ = ?", (rowid,)))
+            case 8:  # two rows exchange what they have: under a unique index only in the right order
+                one, other = rowid, luck.choice(there)
+                swap = "UPDATE t SET n = (SELECT sum(n) FROM t WHERE _rowid_ IN (?1, ?2)) - n WHERE _rowid_ IN (?1, ?2)"
+                node.run((swap, (one, other)))
+            case 9:  # SQLite takes all of the batch back, which is written again
+                taken_back(node)
+            case 10:  # and reads its schema again
+                node.prepare("CREATE TABLE tried(x)", "DROP TABLE tried")
+            case 11:
+                node.save()
+
+
+def filled(node: TestNode, table: str, changes: Changes) -> None:
+    node.run("CREATE TABLE other(x PRIMARY KEY)", TABLES[table], "CREATE TABLE last(x)")
+    for _ in range(12):
+        node.run(*(("INSERT INTO t(n, v, r, b) VALUES (?, ?, ?, ?)", changes.row()) for _ in range(5)))
+
+
+@pytest.mark.parametrize(("table", "index"), FITS)
+def test_it_is_what_sqlite_builds(make_node: MakeNode, tmp_path: Path, table: str, index: str) -> None:
+    """Rows change before and behind what is built, batches are written again, and the entries are the same."""
+    for seed in range(2):
+        places = [tmp_path / f"{seed}-{name}.db" for name in "AB"]
+        node, inline, changes = make_node("A", places[0]), make_node("B", places[1]), Changes(seed, table)
+        filled(node, table, changes)
+        entry = decide(node, INDEXES[index])
+        build = begin(node, entry)
+        while build.phase is not Phase.READY:
+            assert build.phase is not Phase.FAILED, build.failure
+            for _ in range(changes.luck.randrange(5)):
+                changes.one(node)
+            go_on(node, build)
+        for _ in range(changes.luck.randrange(20)):
+            changes.one(node)
+        assert build.phase is Phase.READY, build.failure
+        activated = len(node.entries)
+        assert (node.engine.activate(entry.txid), build.failure) == ("", "")
+        if seed % 2:
+            taken_back(node)  # and the activation with it
+        changes.one(node)
+        sound(node)
+        assert node.engine.build is None
+        for number, made in enumerate(node.entries):
+            if number == activated:
+                assert inline.engine.activate(entry.txid) == ""
+            inline.apply(made)
+        if len(node.entries) == activated:
+            assert inline.engine.activate(entry.txid) == ""
+        sound(inline)
+        assert entries(node, index) == entries(inline, index)
+        assert digest(node.path) == digest(inline.path)
+
+
+def test_an_index_is_moved_and_not_built_again(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(node, "plain", Changes(1, "plain"))
+    entry = decide(node, INDEXES["unique"])
+    finish(node, begin(node, entry))
+    monkeypatch.setattr(schema_versions, "run", None)
+    assert node.engine.activate(entry.txid) == ""
+    sound(node)
+    reader = apsw.Connection(str(node.path))
+    count = reader.execute("SELECT count(*) FROM t INDEXED BY made WHERE n > -1000").fetchall()
+    assert count == reader.execute("SELECT count(n) FROM t NOT INDEXED").fetchall()
+
+
+@pytest.mark.parametrize("missing", [1, 0])
+def test_one_that_is_not_ready_when_its_time_comes(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    """With all rows of its snapshot it is finished then; with fewer it is given up, and SQLite builds it."""
+    changes = Changes(2, "plain")
+    filled(node, "plain", changes)
+    entry = decide(node, INDEXES["several"])
+    build = begin(node, entry)
+    while build.phase is Phase.LOADING and build.rows < 60 - missing * 30:
+        changes.one(node)
+        go_on(node, build)
+    if not missing:
+        while build.phase is Phase.LOADING:
+            go_on(node, build)
+        monkeypatch.setattr(schema_versions, "run", None)
+    assert build.phase is (Phase.LOADING if missing else Phase.REMOVING)
+    assert (node.engine.activate(entry.txid), build.phase) == ("", Phase.FAILED if missing else Phase.READY)
+    sound(node)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_duplicate_that_comes_meanwhile_fails_the_change_alone(node: TestNode, late: bool) -> None:
+    """Before the index is built or after it: SQLite says so when it comes into force, as of any schema statement."""
+    node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 2), (3, 3), (4, NULL), (5, NULL)")
+    entry = decide(node, "CREATE UNIQUE INDEX made ON t(n)")
+    build = begin(node, entry)
+    if late:
+        finish(node, build)
+        assert build.phase is Phase.READY
+    node.run("UPDATE t SET n = 2 WHERE id = 3")
+    finish(node, build)
+    assert (build.phase, build.failure) == (Phase.FAILED, f"UNIQUE constraint failed: {STAND_IN}.n")
+    node.run("INSERT INTO t(id, n) VALUES (6, 9)")
+    assert node.engine.activate(entry.txid) == "UNIQUE constraint failed: t.n"
+    sound(node, index=False)
+    node.run("DELETE FROM t WHERE id = 3")
+    entry = decide(node, "CREATE UNIQUE INDEX made ON t(n)")
+    finish(node, begin(node, entry))
+    assert node.engine.activate(entry.txid) == ""
+    sound(node)
+
+
+def test_a_duplicate_that_goes_again_is_no_failure_of_the_change(node: TestNode) -> None:
+    node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 2)")
+    entry = decide(node, "CREATE UNIQUE INDEX made ON t(n)")
+    build = begin(node, entry)
+    finish(node, build)
+    node.run("INSERT INTO t(id, n) VALUES (3, 1)")
+    assert build.phase is Phase.FAILED
+    node.run("DELETE FROM t WHERE id = 1")
+    assert node.engine.activate(entry.txid) == ""
+    sound(node)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        f"DELETE FROM {STAND_IN}",  # the entries with it
+        f"INSERT INTO {STAND_IN} SELECT id, n FROM t",  # is empty always
+        f"DROP TABLE {STAND_IN}",
+    ],
+)
+def test_an_index_that_is_not_what_it_must_be_is_built_anew(node: TestNode, fault: str) -> None:
+    node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 2), (3, 3)")
+    entry = decide(node, "CREATE UNIQUE INDEX made ON t(n)")
+    finish(node, begin(node, entry))
+    db = node.engine._db
+    db.preupdate_hook(None)  # with a hook SQLite removes row by row
+    with suppress(apsw.ConstraintError):
+        db.execute(fault, can_cache=False)
+    db.preupdate_hook(node.engine._capture._hook)
+    assert node.engine.activate(entry.txid) == ""
+    sound(node)
+
+
+def test_an_index_of_another_table_than_it_was_is_built_anew(node: TestNode) -> None:
+    node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 2), (3, 3)")
+    entry = decide(node, "CREATE INDEX made ON t(n)")
+    build = begin(node, entry)
+    finish(node, build)
+    build.plan = replace(build.plan, table_sql="CREATE TABLE t(n)")
+    assert node.engine.activate(entry.txid) == ""
+    sound(node)
+
+
+@pytest.mark.parametrize("text", [b"\xff", "x" * 300_000])
+def test_rows_that_cannot_be_read_here_or_are_large(node: TestNode, text: bytes | str) -> None:
+    """A text that is not UTF-8 comes from another program; then the index is built by SQLite alone."""
+    node.run(PLAIN, ("INSERT INTO t(id, v) VALUES (1, 'a'), (2, ?), (3, 'c'), (4, 'd')", ("x" * 300_000,)))
+    if isinstance(text, bytes):
+        node.engine._db.execute("UPDATE t SET v = CAST(? AS TEXT) WHERE id = 2", (text,))
+    entry = decide(node, "CREATE INDEX made ON t(v)")
+    build = begin(node, entry)
+    finish(node, build)
+    assert build.phase is (Phase.FAILED if isinstance(text, bytes) else Phase.READY)
+    assert node.engine.activate(entry.txid) == ""
+    sound(node)
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_what_a_killed_process_leaves_is_removed(node: TestNode, tmp_path: Path, is_ready: bool) -> None:
+    """A copy of the file at any moment is what a process that was killed leaves behind."""
+    filled(node, "plain", Changes(3, "plain"))
+    entry = decide(node, INDEXES["several"])
+    build = begin(node, entry)
+    for _ in range(10):
+        go_on(node, build)
+    if is_ready:
+        finish(node, build)
+    node.save()
+    left = tmp_path / "left.db"
+    for suffix in ("", "-wal"):
+        left.with_name(left.name + suffix).write_bytes(node.path.with_name(node.path.name + suffix).read_bytes())
+    assert [name for (name,) in apsw.Connection(str(left)).execute("SELECT name FROM sqlite_schema") if name == BUILT]
+    again = TestNode(left)
+    try:
+        assert again.engine.build is None
+        recovered = again.engine.recover()
+        assert recovered.scheduled is not None
+        second = begin(again, entry)
+        finish(again, second)
+        assert again.engine.activate(entry.txid) == ""
+        sound(again)
+        assert node.engine.activate(entry.txid) == ""
+        node.save()
+        assert entries(again, "several") == entries(node, "several")
+    finally:
+        again.engine.close()
+
+
+def test_copies_have_nothing_of_it(node: TestNode, tmp_path: Path) -> None:
+    filled(node, "plain", Changes(4, "plain"))
+    entry = decide(node, INDEXES["several"])
+    build = begin(node, entry)
+    for _ in range(10):
+        go_on(node, build)
+    node.save()
+    before = digest(node.path)
+    copy, other = tmp_path / "copy.db", tmp_path / "other.db"
+    node.engine.snapshot_to(copy)
+    assert not copy.with_name("copy.db-wal").exists()
+    db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READONLY)
+    assert not {name for (name,) in db.execute("SELECT name FROM sqlite_schema")} & PASSING
+    assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    db.close()
+    assert digest(copy) == before
+    copy_file(apsw.Connection(str(node.path)), other)  # as another program makes one
+    strip(other)
+    db = apsw.Connection(str(other))
+    assert db.execute("SELECT name FROM sqlite_schema WHERE name GLOB 'bedrockish_*'").fetchall() == []
+    assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    replay_own(node.path, tmp_path / "own.db", lambda _db: None)
+    db = apsw.Connection(str(tmp_path / "own.db"))
+    assert not {name for (name,) in db.execute("SELECT name FROM sqlite_schema")} & PASSING
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM bedrockish_building",
+        "CREATE TABLE bedrockish_building(x)",
+        "DROP INDEX bedrockish_built",
+        "ALTER TABLE t RENAME TO bedrockish_bare",
+    ],
+)
+def test_nobody_can_name_it(node: TestNode, sql: str) -> None:
+    node.run(PLAIN, "INSERT INTO t(n) VALUES (1)")
+    begin(node, decide(node, "CREATE INDEX made ON t(n)"))
+    with pytest.raises(UnsupportedError, match="belong"):
+        node.prepare(sql)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("CREATE INDEX made ON w(n)",),  # WITHOUT ROWID
+        ("CREATE INDEX made ON t(n)", "CREATE INDEX second ON t(v)"),
+        ("CREATE INDEX made ON t(id)",),  # no column of its own
+        ("CREATE INDEX made ON t(n) WHERE t.n > 3",),  # named with its table, which the stand-in is not
+        ("ALTER TABLE t ADD COLUMN more",),
+        ("DROP INDEX old",),
+    ],
+)
+def test_what_is_not_built_beside(node: TestNode, statements: tuple[str, ...]) -> None:
+    node.run(PLAIN, "CREATE TABLE w(k PRIMARY KEY, n) WITHOUT ROWID", "CREATE INDEX old ON t(v)")
+    entry = decide(node, *statements)
+    assert node.engine.plan_index(entry.transaction) is None
+    assert node.engine.activate(entry.txid) == ""
+
+
+def test_other_changes_are_tried_meanwhile(node: TestNode) -> None:
+    """What comes and goes is nobody's: a change of the schema that is tried now is not taken for one that names it."""
+    node.run(PLAIN, "INSERT INTO t(n) VALUES (1)")
+    build = begin(node, decide(node, "CREATE INDEX made ON t(n)"))
+    assert node.prepare("CREATE TABLE x(y)").kind == "schema"
+    finish(node, build)
+    assert build.phase is Phase.READY
+
+
+def test_a_node_that_ends_waits_for_nobody(node: TestNode) -> None:
+    filled(node, "plain", Changes(5, "plain"))
+    build = begin(node, decide(node, INDEXES["several"]))
+    build.fetch()
+    node.engine.close()
+    build.fetch()  # of a thread that comes late
+    assert build.phase is Phase.FAILED

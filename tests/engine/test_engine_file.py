@@ -414,3 +414,37 @@ def test_free_pages_are_given_back_to_the_disk(make_node: MakeNode) -> None:
     node.engine.checkpoint()
     assert path.stat().st_size == 4096 * journal.room.pages < 4096 * before.pages - 4_000_000
     assert node.engine._db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_what_a_reader_has_held_back_is_copied_in_the_background_first(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot that lasts holds back all that is written: when it is gone, no batch's end copies that much."""
+    node = make_node(limits=Limits(wal_frames=40, wal_frames_max=60))
+    wal, left = node.engine._wal, list[int]()
+    finish = wal.finish
+
+    def counted(db: apsw.Connection, most: int) -> None:
+        left.append(wal.frames - wal._copied)
+        finish(db, most)
+
+    monkeypatch.setattr(wal, "finish", counted)
+    node.run(SCHEMA)
+    node.save()
+    node.engine.checkpoint()
+    reader = node.engine.open_reader()
+    reader.execute("BEGIN; SELECT count(*) FROM t")
+    for _ in range(30):
+        node.run("INSERT INTO t(filler) VALUES (zeroblob(30000))")
+        node.save()
+        if node.engine.checkpoint_due:
+            node.engine.checkpoint()
+    assert wal.frames > 240
+    reader.close()
+    node.run("INSERT INTO t(filler) VALUES (1)")
+    node.save()
+    assert left == []
+    node.engine.checkpoint()
+    node.run("INSERT INTO t(filler) VALUES (1)")
+    node.save()
+    assert (len(left), left[0] < 20, wal.frames) == (1, True, 0)

@@ -47,11 +47,13 @@ class IndexBuilds:
         self._engine, self._state, self._clocks = engine, state, clocks
         self._durable, self._wake = durable, wake
         self._due = trio.Event()
+        self._token: trio.lowlevel.TrioToken | None = None  # of the loop, as soon as ``watch`` runs
         self._begin: Callable[[], None] | None = None
 
     def look(self) -> None:
-        """A change of the schema may have been scheduled."""
-        self._due.set()
+        """A change of the schema may have been scheduled; in any thread, for a large one is applied in another."""
+        if self._token is not None:  # else ``watch`` looks when it begins
+            self._token.run_sync_soon(lambda: self._due.set())
 
     @property
     def wants_boundary(self) -> bool:
@@ -66,9 +68,10 @@ class IndexBuilds:
 
     async def watch(self) -> None:
         """Build what comes; until cancelled."""
+        self._token = trio.lowlevel.current_trio_token()
         while True:
-            change = self._state.schema.scheduled
             self._due = trio.Event()
+            change = self._state.schema.scheduled
             if change is not None and milliseconds(change.activates) - self._clocks.lately().wall_ms >= LEAST_MS:
                 await self._consider(change)
             await self._due.wait()

@@ -76,7 +76,6 @@ from bedrockish.node.scheduling.entry_sender import EntrySender
 from bedrockish.node.scheduling.fair_queue import FairQueue
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.fsync_thread import FsyncThread
-from bedrockish.node.scheduling.index_builds import IndexBuilds
 from bedrockish.node.scheduling.outbox import Done, Kept, Prepare, Waiter
 from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.statement_statistics import StatementStatistics
@@ -133,7 +132,6 @@ class Runtime:
         self._entry_sender = EntrySender(
             engine, self.core.state, self._send_later, self._start, self.durable, self.stop
         )
-        self.builds = IndexBuilds(engine, self.core.state, self._clocks, self.durable, self._loop.ring)
         # What peers are told when a link is opened; batches only once they are durable.
         self.info = {"version": __version__, **begin_on_file(engine, secrets.token_bytes(8))}
         self.info |= {"plugins": self.plugins.tell(), "level": LEVEL}
@@ -440,7 +438,7 @@ class Runtime:
                 ("watching memory", partial(watch_memory, self)),
                 ("watching the disk", partial(watch_disk, self.config.database, self.core.state.health)),
                 ("looking for troubles", partial(tell_troubles, self.status)),
-                ("building indexes", self.builds.watch),
+                ("building indexes", self.transactions.builds.watch),
                 ("raising the cluster's level", partial(keep_level, self.core, self.submit)),
             ):
                 nursery.start_soon(self.faults.keep_running, what, watch)
@@ -559,8 +557,6 @@ class Runtime:
                 self.counts["commits"] += 1
                 self.counts["commits_led"] += entry.leader == self.core.state.me
                 self.counts["repeats"] += repeat
-                if entry.transaction.activates:
-                    self.builds.look()
             case do.Execute(ticket, clock, group):
                 self._executions.execute(ticket, clock, following, group)
             case do.Reply(ticket, answer):
@@ -626,9 +622,7 @@ class Runtime:
 
         That is so where others' commits are applied. Was it lost in a crash, they are fetched again.
         """
-        if self._kept or not self.engine.dirty:
-            return False
-        if self.transactions.wants_boundary or self.workers.wants_boundary or self.builds.wants_boundary:
+        if self._kept or not self.engine.dirty or self.transactions.wants_boundary or self.workers.wants_boundary:
             return False
         now = time.monotonic()
         self._linger_until = self._linger_until or now + LINGER_S
@@ -649,7 +643,6 @@ class Runtime:
         if not engine.dirty:  # else somebody who waited for the writer has written already
             self.transactions.at_boundary()
             self.workers.at_boundary()
-            self.builds.at_boundary()
         if not wrote:
             if kept:
                 self._release(kept)

@@ -15,7 +15,6 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage.index_build import IndexBuild, Phase
 from bedrockish.engine.storage.index_plan import IndexPlan
 from bedrockish.errors import UnavailableError
-from bedrockish.node.scheduling.system_clock import Clocks
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.transaction import Transaction
 
@@ -31,29 +30,14 @@ class IndexBuilds:
     Args:
         engine: whose tables they are of.
         state: knows which change is scheduled.
-        clocks: of the node.
         durable: returns when all that was written so far is durable.
-        wake: lets the loop write what a slice has done.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        state: State,
-        clocks: Clocks,
-        durable: Callable[[], Awaitable[None]],
-        wake: Callable[[], None],
-    ) -> None:
-        self._engine, self._state, self._clocks = engine, state, clocks
-        self._durable, self._wake = durable, wake
+    def __init__(self, engine: Engine, state: State, durable: Callable[[], Awaitable[None]]) -> None:
+        self._engine, self._state, self._durable = engine, state, durable
         self._due = trio.Event()
-        self._token: trio.lowlevel.TrioToken | None = None  # of the loop, as soon as ``watch`` runs
+        self._seen: Transaction | None = None  # the change that was looked at last
         self._begin: Callable[[], None] | None = None
-
-    def look(self) -> None:
-        """A change of the schema may have been scheduled; in any thread, for a large one is applied in another."""
-        if self._token is not None:  # else ``watch`` looks when it begins
-            self._token.run_sync_soon(lambda: self._due.set())
 
     @property
     def wants_boundary(self) -> bool:
@@ -61,20 +45,28 @@ class IndexBuilds:
         return self._begin is not None
 
     def at_boundary(self) -> None:
-        """Take the snapshot that is wanted: everything that was applied has just been committed to the file."""
+        """Look whether a change was scheduled, and take the snapshot that is wanted: everything that was applied has just
+        been committed to the file.
+        """
+        if self._state.schema.scheduled is not self._seen:
+            self._due.set()
         begin, self._begin = self._begin, None
         if begin is not None:
             begin()
 
     async def watch(self) -> None:
         """Build what comes; until cancelled."""
-        self._token = trio.lowlevel.current_trio_token()
         while True:
             self._due = trio.Event()
-            change = self._state.schema.scheduled
-            if change is not None and milliseconds(change.activates) - self._clocks.lately().wall_ms >= LEAST_MS:
+            change = self._seen = self._state.schema.scheduled
+            if change is not None and self._left_ms(change) >= LEAST_MS:
                 await self._consider(change)
-            await self._due.wait()
+            if self._state.schema.scheduled is self._seen:
+                await self._due.wait()
+
+    def _left_ms(self, change: Transaction) -> int:
+        """Return how long it is until a change comes into force, about."""
+        return milliseconds(change.activates) - milliseconds(self._state.clock.value)
 
     async def _consider(self, change: Transaction) -> None:
         plan = self._engine.plan_index(change)
@@ -115,10 +107,10 @@ class IndexBuilds:
 
         if self._engine.dirty:
             self._begin = begin
-            self._wake()
         else:
             begin()
         try:
+            await self._durable()
             await done.wait()
         finally:
             self._begin = None
@@ -141,5 +133,6 @@ class IndexBuilds:
             # Of the processor: where that is scarce, nobody has more of it when this one sleeps.
             began = time.thread_time()
             self._engine.go_on_with_index()
-            self._wake()
-            await trio.sleep(max(PAUSE_S, time.thread_time() - began))
+            took_s = time.thread_time() - began
+            await self._durable()
+            await trio.sleep(max(PAUSE_S, took_s))

@@ -52,6 +52,7 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.index_builds import IndexBuilds
 from bedrockish.node.scheduling.outbox import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
 from bedrockish.node.scheduling.statement_statistics import Ran
@@ -96,6 +97,7 @@ class Transactions:
         engine.locks.others = ContestedRows(core.state)
         self._interactive = Interactive(engine, lambda sets, base: invalidated(core.state, sets, base))
         self.snapshots = Snapshots(engine, self._interactive.readers, durable)
+        self.builds = IndexBuilds(engine, core.state, durable)
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, self._damaged)
         self._schema_transactions = SchemaTransactions(engine, self._interactive, durable)
         self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
@@ -120,8 +122,8 @@ class Transactions:
     @property
     def wants_boundary(self) -> bool:
         """Whether something waits for the end of a batch."""
-        schema, snapshots = self._schema_transactions.wants_boundary, self.snapshots.wants_boundary
-        return bool(self._waiting) or schema or snapshots or self._damage is not None
+        places = (self._schema_transactions, self.snapshots, self.builds)
+        return bool(self._waiting) or self._damage is not None or any(one.wants_boundary for one in places)
 
     def at_boundary(self) -> None:
         """Take the snapshots that are wanted: everything that was applied has just been committed to the file.
@@ -133,6 +135,7 @@ class Transactions:
             raise self._damage
         self.snapshots.at_boundary()
         self._schema_transactions.at_boundary()
+        self.builds.at_boundary()
         waiting, self._waiting = self._waiting, []
         for session, taken in waiting:
             try:

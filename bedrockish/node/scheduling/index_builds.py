@@ -45,8 +45,9 @@ class IndexBuilds:
         return self._begin is not None
 
     def at_boundary(self) -> None:
-        """Look whether a change was scheduled, and take the snapshot that is wanted: everything that was applied has just
-        been committed to the file.
+        """Look whether a change was scheduled, and take the snapshot that is wanted.
+
+        Everything that was applied has just been committed to the file.
         """
         if self._state.schema.scheduled is not self._seen:
             self._due.set()

@@ -41,6 +41,12 @@ def told(answer: object) -> list[list[tuple[object, ...]]]:
     return [result.rows for result in decode_results(answer.results)]
 
 
+async def finished(runtime: Runtime, name: str) -> Answer:
+    """Commit a transaction."""
+    answer = step(runtime, name, COMMIT)
+    return answer if isinstance(answer, Answer) else await answer()
+
+
 async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path, monkeypatch) as (runtime, _):
         told(step(runtime, "tx", BEGIN))
@@ -204,22 +210,21 @@ async def test_a_snapshot_stays_what_it_is_when_something_read_on_it_has_been_wr
             step(runtime, "tx", STATEMENTS, "UPDATE t SET x = 0 WHERE id = 3")
 
 
-async def test_who_writes_what_another_has_only_read_comes_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_child_first", [False, True])
+async def test_a_parent_is_not_deleted_under_a_child_that_has_come_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_child_first: bool
 ) -> None:
+    """Who deletes it has found no child, and has not read that there is none: each child reads its parent."""
+    child, parent = "INSERT INTO child VALUES (1, 1)", "DELETE FROM t WHERE id = 1"
     async with running(tmp_path, monkeypatch) as (runtime, _):
+        await runtime.submit(request("CREATE TABLE child(id INTEGER PRIMARY KEY, t REFERENCES t(id))", "child"))
         told(step(runtime, "tx", BEGIN))
-        told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = 11 WHERE id = 1"))
-        copies = "INSERT INTO t SELECT 3, x FROM t WHERE id = 1"
-        assert (await runtime.submit(request(copies, "reads"))).place is not None
-        rest = step(runtime, "tx", COMMIT)
-        assert not isinstance(rest, Answer)
-        assert (await rest()).place is not None
-        assert decode_results((await runtime.submit(request("SELECT x FROM t", "look"))).results)[0].rows == [
-            (11,),
-            (20,),
-            (10,),
-        ]
+        mine, others = (parent, child) if is_child_first else (child, parent)
+        told(step(runtime, "tx", STATEMENTS, mine))
+        assert (await runtime.submit(request(others, "others"))).place is not None
+        with pytest.raises(ConflictError):
+            await finished(runtime, "tx")
+        assert not decode_results((await runtime.submit(request("PRAGMA foreign_key_check", "look"))).results)[0].rows
 
 
 async def test_what_is_written_while_a_newer_snapshot_is_waited_for_still_counts(

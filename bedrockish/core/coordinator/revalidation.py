@@ -15,7 +15,6 @@ from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ConflictError
 from bedrockish_journal.model.footprint import LAST_CLOCK, Footprint
-from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector
 
 
@@ -47,21 +46,29 @@ class AccessSets(Protocol):
     def meets(self, writer: Footprint) -> bytes | None:
         """Return a key that another one writes and this one has read, looked up or written; None if there is none."""
 
+    def overwrites(self, reader: Footprint) -> bytes | None:
+        """Return a key that another one has read or looked up, and this one writes; None if there is none."""
+
     def rests_on(self) -> Footprint:
         """Return all that nobody else may have written since, as something that was read."""
 
+    def footprint(self) -> Footprint:
+        """Return what is to be certified."""
+
 
 def invalidated(state: State, sets: AccessSets, base: Vector) -> ConflictError | None:
-    """Return the error for an open transaction if a commit outside its base has written what it rests on.
+    """Return the error for an open transaction if a commit outside its base has written what it rests on, or read what
+    it has written.
 
-    If none has, it would have done the same on what is committed now. That it has itself written what such a commit
-    has read does not matter: it comes after it.
+    If none has, it would have done the same on what is committed now. What such a commit has read counts, though this
+    one comes after it: a constraint of both is held by one of them reading what the other writes. A parent that is
+    deleted was found without children, and not by a read of these; each child reads its parent.
     """
     newer = state.commit_window.newer_than(base)
     if newer is None:
-        return overtaken(state, sets.rests_on(), base)
+        return overtaken(state, sets.footprint(), base)
     for known in newer:
-        key = sets.meets(known.footprint)
+        key = sets.meets(known.footprint) or sets.overwrites(known.footprint)
         if key is not None:
             note_conflict(state.counts, sets.rests_on(), key)
             state.note_rival(key, known.txid)
@@ -92,10 +99,6 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
     if not prepared.readonly:
         now = state.clock.read()
         footprint = claim(footprint, (command,), prepared.kind, now, LAST_CLOCK)
-    if prepared.kind == ROWS and not prepared.clock:
-        # It moves behind what was committed since. So what that has only read, this one may write.
-        reads = footprint.read_points | footprint.write_points
-        footprint = Footprint(reads, (*footprint.read_ranges, *footprint.write_ranges))
     return overtaken(state, footprint, prepared.base)
 
 

@@ -126,6 +126,14 @@ class Growing:
         points = self._writes | self._probes | (self._reads if with_reads else set())
         return meeting(writer, Footprint(frozenset(points), tuple(mine)))
 
+    def overwrites(self, reader: Footprint) -> bytes | None:
+        """Return a key that another transaction has read or looked up and this one writes, None if there is none."""
+        if not self._writes.isdisjoint(reader.read_points):
+            return min(self._writes & reader.read_points)
+        if not (self._write_ranges or (self._writes and reader.read_ranges)):
+            return None
+        return meeting(footprint(set(), set(), self._writes, self._write_ranges), reader)
+
     def footprint(self, *, reads: bool | None = None) -> Footprint:
         """Return what is to be certified.
 

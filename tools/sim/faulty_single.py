@@ -187,7 +187,7 @@ SINGLE: dict[str, Moment] = {
     ),
     "a schema change is in force at its own clock": _here(
         "a schema change is in force after its own clock",
-        *(schema_barrier, "activation_clock", "clock_offset_ms)) + 1", "clock_offset_ms))"),
+        *(schema_barrier, "activation_clock", "clock_offset_ms))) + 1", "clock_offset_ms)))"),
         "test_a_schema_change_is_in_force_after_its_own_clock",
     ),
     "any wall clock is believed": _here(

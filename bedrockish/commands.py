@@ -68,7 +68,7 @@ class Transaction:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Take back what was written in the block if it raises."""
+        """Roll back what was written in the block if it raises."""
         self._savepoints += 1
         name = f"block {self._savepoints}"
         self._work.mark(name)

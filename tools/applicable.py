@@ -32,8 +32,8 @@ from bedrockish.engine.readwrite.writeset import _agree
 from bedrockish.engine.sqlite.catalog import read_schema
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.errors import BedrockishError, ConflictError, DamagedError, UnsupportedError, UsageError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.verify.replay import RANDOM, digest, replay
@@ -99,7 +99,7 @@ class Node:
         command = f"{self.name}{self.tick}"
         transaction = Transaction(
             txid, prepared.base, 0, prepared.schema, 0, command, isolation, prepared.kind,
-            claim(prepared.footprint, (command,), prepared.kind, txid.clock), prepared.changes, b"",
+            claim(prepared.access_set, (command,), prepared.kind, txid.clock), prepared.changes, b"",
         )  # fmt: skip
         entry = Entry(self.name, self.tick, {self.name: self.tick}, transaction, None, self.head)
         self.head = entry.hash
@@ -142,11 +142,11 @@ class World:
         newer = self.commit_window.newer_than(base)
         if newer is None:
             return self.overtaken(sets.rests_on(), base)
-        return ConflictError("overtaken") if any(sets.meets(one.footprint) for one in newer) else None
+        return ConflictError("overtaken") if any(sets.meets(one.access_set) for one in newer) else None
 
-    def overtaken(self, footprint: Footprint, base: Mapping[str, int]) -> BedrockishError | None:
+    def overtaken(self, access_set: AccessSet, base: Mapping[str, int]) -> BedrockishError | None:
         """What the voters ask before they approve."""
-        found = prepare_commit(footprint, dict(base), self.commit_window, Pending())
+        found = prepare_commit(access_set, dict(base), self.commit_window, Pending())
         return None if found is None else ConflictError("overtaken")
 
     def begin(self) -> None:
@@ -164,7 +164,7 @@ class World:
         """Commit what a node has run, if nothing outside its base conflicts."""
         if prepared.readonly:
             return
-        if self.overtaken(prepared.footprint, prepared.base) is not None:
+        if self.overtaken(prepared.access_set, prepared.base) is not None:
             self.tally.counts["rejected"] += 1
             return
         entry = node.entry(prepared, isolation)

@@ -14,9 +14,9 @@ import apsw
 import cbor2
 import click
 
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import UPDATE, Change, encode_changes
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.key_text import rowid_bytes
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.storage import store
@@ -62,14 +62,14 @@ class Maker:
         self.applied[leader] = tick
         # Further rows are of this commit alone, so that nobody else meets them.
         rows = [one, *(3 * KEYS + number * self.changes + more for more in range(1, self.changes))]
-        footprint = Footprint(frozenset({b"s:accounts\0", _key(one), _key(other)}), ranges, frozenset(map(_key, rows)))
-        return self._made(number, leader, tick, base, footprint, rows)
+        access_set = AccessSet(frozenset({b"s:accounts\0", _key(one), _key(other)}), ranges, frozenset(map(_key, rows)))
+        return self._made(number, leader, tick, base, access_set, rows)
 
     def _uses(self, row: int) -> list[tuple[str, int]]:
         return [*([self.written[row]] if row in self.written else []), *self.read.get(row, {}).items()]
 
     def _made(
-        self, number: int, leader: str, tick: int, base: dict[str, int], footprint: Footprint, rows: Sequence[int]
+        self, number: int, leader: str, tick: int, base: dict[str, int], access_set: AccessSet, rows: Sequence[int]
     ) -> Entry:
         clock = (START_MS << 22) + (number + 1 << 20)
         columns = ("id", "owner", "balance")
@@ -79,7 +79,7 @@ class Maker:
         )
         more = 0 if number % SHARED_EVERY else 1 + number // SHARED_EVERY % 3
         transaction = Transaction(
-            *(Txid(clock, leader), base, 0, 0, 0, f"command-{number}", "serializable", ROWS, footprint, changes, b""),
+            *(Txid(clock, leader), base, 0, 0, 0, f"command-{number}", "serializable", ROWS, access_set, changes, b""),
             joined=tuple((f"command-{number}-{further}", b"") for further in range(1, more + 1)),
         )
         friend = next(node for node in NODES if node != leader)

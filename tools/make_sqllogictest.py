@@ -50,7 +50,7 @@ class Writer:
         outcome = self.plain.run(sql)
         if "interrupt" not in outcome.error.lower():
             return outcome
-        if inside and not self.plain.db.in_transaction:  # SQLite has taken back more than this statement
+        if inside and not self.plain.db.in_transaction:  # SQLite has rolled back more than this statement
             self.out += ["statement ok", "ROLLBACK", ""]
         return None
 

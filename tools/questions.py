@@ -50,7 +50,7 @@ inputs = find_inputs(["a.sqlite", "b.sqlite", "c.sqlite"])      # or exports
 everyones = read_table(spark, inputs, "commits")
 commits = questions.one_node(everyones, "A")
 changes = questions.one_node(read_table(spark, inputs, "changes"), "A")
-footprints = questions.one_node(read_table(spark, inputs, "footprints"), "A")
+access_sets = questions.one_node(read_table(spark, inputs, "footprints"), "A")
 ```"""
 
 
@@ -94,13 +94,13 @@ QUESTIONS = [
     Question(
         "Which keys are hot?",
         "Where several leaders write the same key, they wait for each other.",
-        'answer = questions.hot_keys(footprints).limit(8).withColumn("key", questions.readable_key("key"))',
+        'answer = questions.hot_keys(access_sets).limit(8).withColumn("key", questions.readable_key("key"))',
     ),
     Question(
         "Who meets whom?",
         "How often a transaction of one leader used a key that one of another leader had just written, or the reverse. "
         "Much beside the grey diagonal says: send what belongs together to one node.",
-        "answer = questions.meetings(footprints, within_ms=1000)\nplots.meetings_heat_map(answer, picture)",
+        "answer = questions.meetings(access_sets, within_ms=1000)\nplots.meetings_heat_map(answer, picture)",
         "meetings.png",
     ),
     Question(

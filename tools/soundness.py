@@ -1,6 +1,6 @@
 """Does what the analysis says a statement reads and writes decide what the statement does?
 
-Makes random schemas, rows, statements and changes. A change whose keys do not meet the footprint of a statement must
+Makes random schemas, rows, statements and changes. A change whose keys do not meet the access set of a statement must
 leave the statement's rows, its own changes and its error as they were. With ``--mutate`` the analysis is broken on
 purpose, to show that such a fault would be found.
 
@@ -23,8 +23,8 @@ from bedrockish.engine.readwrite.dependent_reads import connection_query
 from bedrockish.engine.readwrite.readset import ReadKeys, ReadPlan, analyse
 from bedrockish.engine.readwrite.writeset import WriteKeys
 from bedrockish.engine.sqlite.catalog import Schema, read_schema
+from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
-from bedrockish_journal.model.footprint import Footprint, conflict
 from tools.soundness_cases import Case, Source, make_case
 from tools.soundness_faults import FAULTS, broken
 from tools.soundness_witnesses import WITNESSES
@@ -156,8 +156,8 @@ class Bench:
                 rowid = (old or new or (None,))[0]
                 self._log.append((key[0], rowid, rowid, old and old[1:], new and new[1:]))
 
-    def footprint(self, outcome: Outcome, reads: ReadKeys) -> Footprint:
-        """Return the footprint of reads and of what a statement did together."""
+    def access_set(self, outcome: Outcome, reads: ReadKeys) -> AccessSet:
+        """Return the access set of reads and of what a statement did together."""
         points, ranges = set(reads[0]), list(reads[1])
         write_points: set[bytes] = set()
         write_ranges: set[tuple[bytes, bytes]] = set()
@@ -170,7 +170,7 @@ class Bench:
             ranges += more_ranges
         for name in outcome.blurred:
             write_ranges.update(self.keys.whole(name))
-        return Footprint(frozenset(points), tuple(ranges), frozenset(write_points), tuple(write_ranges))
+        return AccessSet(frozenset(points), tuple(ranges), frozenset(write_points), tuple(write_ranges))
 
 
 def _of(changes: list[RawChange], table: str) -> list[RawChange]:
@@ -226,12 +226,12 @@ def _examine_statement(
         resolved.resolution.wrote([_change_of(one) for one in before.changes], before.blind)
         tally.counts["dependent reads, " + (resolved.resolution.failure or "told exactly")] += 1
     reads: ReadKeys = plan.bind_failed(params) if before.failed else resolved.keys()
-    mine = bench.footprint(before, reads)
+    mine = bench.access_set(before, reads)
     for change_sql, change_params in case.changes:
         bench.db.execute("SAVEPOINT other")
         other = bench.run(change_sql, change_params, False, keep=True)
         if other.changes:
-            theirs = bench.footprint(other, ([], []))
+            theirs = bench.access_set(other, ([], []))
             meets = conflict(theirs, mine)
             after = bench.run(sql, params, True)
             same = after.visible == before.visible
@@ -273,14 +273,14 @@ def _report(
     query: tuple[str, tuple[Any, ...]],
     change: tuple[str, tuple[Any, ...]],
     outcomes: tuple[Outcome, Outcome],
-    mine: Footprint,
-    theirs: Footprint,
+    mine: AccessSet,
+    theirs: AccessSet,
 ) -> str:
     lines = ["UNSOUND: a change that no key of the statement meets changed what the statement does", *case.ddl]
     lines += [f"  {sql} {params!r}" for sql, params in case.rows]
     lines += [f"statement: {query[0]} {query[1]!r}", f"change:    {change[0]} {change[1]!r}"]
     lines += [f"before: {outcomes[0].visible}", f"after:  {outcomes[1].visible}"]
-    lines += [f"statement's footprint: {mine}", f"change's footprint:    {theirs}"]
+    lines += [f"statement's access set: {mine}", f"change's access set:    {theirs}"]
     for row in bench.db.execute("EXPLAIN " + query[0], (None,) * len(query[1])).fetchall():
         lines.append("  " + " ".join(str(part) for part in row[:7]))
     return "\n".join(lines)

@@ -22,7 +22,7 @@ from bedrockish.errors import UsageError
 def explain(arguments: tuple[str, ...], params: tuple[str, ...], as_json: bool) -> None:
     """Print what SQL would read and write at the node at URL (by default what BEDROCKISH_URL says).
 
-    It is run and taken back. Two transactions at the same time conflict if one writes what the other reads or writes.
+    It is run and rolled back. Two transactions at the same time conflict if one writes what the other reads or writes.
     "wider" names what counts as read as a whole because the rows cannot be told, and the reason; "to do" says what
     would make it less.
     """
@@ -35,10 +35,10 @@ def explain(arguments: tuple[str, ...], params: tuple[str, ...], as_json: bool) 
     if as_json:
         click.echo(to_json(found))
         return
-    print_footprints(found)
+    print_access_sets(found)
 
 
-def print_footprints(found: list[dict[str, Any]], out: TextIO | None = None) -> None:
+def print_access_sets(found: list[dict[str, Any]], out: TextIO | None = None) -> None:
     """Print for each statement what it would read and write."""
     console = Console(file=out, soft_wrap=True)
     for one in found:

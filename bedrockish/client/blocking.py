@@ -261,7 +261,7 @@ class Connection:
         return run(self._client.schema_history, timeout=timeout)
 
     def try_schema(self, sql: str, *, timeout: float | None = None) -> list[str]:
-        """Run schema statements and take them back; return what each failed with. See ``Client.try_schema``."""
+        """Run schema statements and roll them back; return what each failed with. See ``Client.try_schema``."""
         return run(self._client.try_schema, sql, timeout=timeout)
 
     def cluster_clock(self, *, timeout: float | None = None) -> int:

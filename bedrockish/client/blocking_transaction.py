@@ -50,7 +50,7 @@ class BlockingTransaction:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Take back what is done in the block if it ends with an exception."""
+        """Roll back what is done in the block if it ends with an exception."""
         name = self._opened.next_mark()
         self.execute(f"SAVEPOINT {name}")
         try:
@@ -67,7 +67,7 @@ class BlockingTransaction:
         return found
 
     def rollback(self) -> None:
-        """Take everything back. Fine also when it is over already."""
+        """Roll everything back. Fine also when it is over already."""
         self._call(self._opened.rollback)
 
     def finish(self) -> None:

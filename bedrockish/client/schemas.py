@@ -72,7 +72,7 @@ class SchemaCalls:
         return [SchemaVersion(*row) for row in await self.execute(HISTORY, timeout=timeout)]
 
     async def try_schema(self: _Asks, sql: str, *, timeout: float | None = None) -> list[str]:  # noqa: ASYNC109
-        """Run schema statements at the connected node, one after the other, and take them back.
+        """Run schema statements at the connected node, one after the other, and roll them back.
 
         Returns:
             for each statement what it failed with, up to the first that did; empty texts for those that did not.

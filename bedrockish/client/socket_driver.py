@@ -185,7 +185,7 @@ class SocketDriver:
     def interrupt(self) -> None:
         """Have all calls that other threads wait for end now.
 
-        What a node already does is not taken back; whoever waited is told whether it can have happened.
+        What a node already does goes on; whoever waited is told whether it can have happened.
         """
         with self._stepping():
             if not self._is_closed:

@@ -136,7 +136,7 @@ class Transaction:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """Take back what is done in the block if it ends with an exception."""
+        """Roll back what is done in the block if it ends with an exception."""
         name = self.next_mark()
         await self.execute(f"SAVEPOINT {name}")
         try:
@@ -164,7 +164,7 @@ class Transaction:
         return rows[0] if rows else Rows((), [], place=reply.answer.place)
 
     async def rollback(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Take everything back. Fine also when it is over already."""
+        """Roll everything back. Fine also when it is over already."""
         if self._is_open or self._error is not None:
             self._is_open, self._error = False, None
             with suppress(BedrockishError):  # without its node it is rolled back as well

@@ -39,8 +39,9 @@ class Bounds:
         connections_per_address_max: how many of them may come from one address.
         in_flight_max: calls of one client that run at the same time; further ones are not read yet.
         command_ms_max: how long the functions of one command that is called by name may run, in milliseconds.
-        loop_ms_max: how long a request may run in the node's loop before it is run again aside, in milliseconds.
-        asides_max: how many requests and commands run aside at the same time, each in a thread; others wait.
+        loop_ms_max: how long a request may run in the node's loop before it is run again in a worker, in milliseconds.
+        workers_max: how many requests and commands run in background workers at the same time, each in a thread;
+            others wait.
         open_transactions_max: interactive transactions that are open at the same time.
         idle_transaction_ms: how long one may be idle before it is rolled back, in milliseconds; at most the conflict
             window.
@@ -55,7 +56,7 @@ class Bounds:
     statement_ms_max: int = 30_000
     command_ms_max: int = 60_000
     loop_ms_max: int = 10
-    asides_max: int = 4
+    workers_max: int = 4
     connections_max: int = 2_000
     connections_per_address_max: int = 1_000
     in_flight_max: int = 128
@@ -177,6 +178,7 @@ GONE = {
         "Between machines there is TLS: 'bedrockish tls certs NODE=HOST ...' and 'bedrockish serve --set tls=certs'; "
         'on one machine nothing is needed. See docs/operating.md, "From release 0.1.0"'
     ),
+    "asides_max": "it is called workers_max since release 0.2.0; write that",
     "forwarding": "nothing is forwarded since release 0.2.0; leave it out",
 }
 """Keys of earlier releases, and what to do instead."""

@@ -14,10 +14,10 @@ from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol import messages as say
 from bedrockish.core.protocol.records import ENDED, Vote
 from bedrockish.errors import BedrockishError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import counter, milliseconds
 from bedrockish_journal.model.entry import GENESIS, Entry, decode_label, label_entry
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector, format_vector
 
@@ -64,12 +64,12 @@ class Printer:
     Attributes:
         nodes: all members, in the order of the bracket form ``[1, *, 0]``.
         name: what to call a transaction.
-        ticket: what to call a client's request.
+        request_id: what to call a client's request.
     """
 
     nodes: Sequence[str]
     name: Callable[[Txid], str] = str
-    ticket: Callable[[int], str] = "ticket {}".format
+    request_id: Callable[[int], str] = "request {}".format
 
     # -- messages --------------------------------------------------------------------------------------------------
 
@@ -202,28 +202,28 @@ class Printer:
     def event(self, event: on.Event) -> str:
         """Print what happened to a node."""
         match event:
-            case on.Submitted(ticket, request, _, others):
+            case on.Submitted(request_id, request, _, others):
                 more = f", and {len(others)} that came with it" if others else ""
-                return f"{self.ticket(ticket)} is submitted as command {request.command}{more}"
-            case on.Aside(ticket):
-                return f"{self.ticket(ticket)} is executed aside"
-            case on.Executed(ticket, prepared):
+                return f"{self.request_id(request_id)} is submitted as command {request.command}{more}"
+            case on.MovedToWorker(request_id):
+                return f"{self.request_id(request_id)} is executed in a worker"
+            case on.Executed(request_id, prepared):
                 done = "reads" if prepared.readonly else "writes"
-                return f"{self.ticket(ticket)} {done} at {self.vector(prepared.base)}"
-            case on.ClockWanted(ticket):
-                return f"{self.ticket(ticket)} wants a transaction clock"
+                return f"{self.request_id(request_id)} {done} at {self.vector(prepared.base)}"
+            case on.ClockWanted(request_id):
+                return f"{self.request_id(request_id)} wants a transaction clock"
             case on.ClockSet(follows_wall):
                 return f"the clock {'follows the wall' if follows_wall else 'only counts'} from now on"
             case on.Shortened(upto):
                 return f"the journal has lost its beginning up to {self.vector(upto)}"
             case on.Held(name, clock):
                 return f"reader {name} holds the journal " + ("no more" if clock is None else f"at {clock_text(clock)}")
-            case on.Failed(ticket, error):
-                return f"{self.ticket(ticket)} fails: {_answer(error)}"
-            case on.Dropped(ticket):
-                return f"{self.ticket(ticket)} needs no more"
-            case on.Decided(ticket, txid):
-                return f"{self.ticket(ticket)} is {self.name(txid)}, which waits for its activation"
+            case on.Failed(request_id, error):
+                return f"{self.request_id(request_id)} fails: {_answer(error)}"
+            case on.Dropped(request_id):
+                return f"{self.request_id(request_id)} needs no more"
+            case on.Decided(request_id, txid):
+                return f"{self.request_id(request_id)} is {self.name(txid)}, which waits for its activation"
             case on.Activated(txid, failure):
                 return f"{self.name(txid)} is in force" if not failure else f"{self.name(txid)} fails: {failure}"
             case on.Assembled(peer, _, data):
@@ -248,10 +248,10 @@ class Printer:
         match effect:
             case do.Send(peer, message):
                 return f"{self.message(message)} -> {peer}"
-            case do.Reply(ticket, answer):
-                return f"answers {self.ticket(ticket)}: {_answer(answer)}"
-            case do.Execute(ticket):
-                return f"executes {self.ticket(ticket)}"
+            case do.Reply(request_id, answer):
+                return f"answers {self.request_id(request_id)}: {_answer(answer)}"
+            case do.Execute(request_id):
+                return f"executes {self.request_id(request_id)}"
             case do.Persist(vote):
                 return self._vote(vote)
             case do.SavePiece(digest, data):
@@ -317,7 +317,7 @@ def _in_pieces(message: say.Offer | say.Stored | say.Want | say.Piece | say.InPi
 
 def _nameless(txid: Txid) -> Transaction:
     """Return a transaction that has a txid and nothing else, for a label whose body stayed with its holders."""
-    return Transaction(txid, {}, 0, 0, 0, "", "", ROWS, Footprint(), b"", b"")
+    return Transaction(txid, {}, 0, 0, 0, "", "", ROWS, AccessSet(), b"", b"")
 
 
 def _decision(commit: bool) -> str:

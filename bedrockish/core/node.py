@@ -16,7 +16,6 @@ from bedrockish.core.protocol.effects import Activate, Apply, Effect, Execute, M
 from bedrockish.core.protocol.events import (
     Accused,
     Activated,
-    Aside,
     Assembled,
     ClockSet,
     ClockWanted,
@@ -27,6 +26,7 @@ from bedrockish.core.protocol.events import (
     Executed,
     Failed,
     Held,
+    MovedToWorker,
     Now,
     PeerDown,
     PeerUp,
@@ -138,14 +138,14 @@ class Node:
         match event:
             case Received(peer, message):
                 self._receive(peer, message)
-            case Submitted(ticket, request, once, others):
-                self.coordinator.submit(ticket, request, once=once, others=others)
-            case Executed(ticket, prepared):
-                self.coordinator.executed(ticket, prepared)
-            case Aside(ticket):
-                self.coordinator.aside(ticket)
-            case ClockWanted(ticket):
-                self.coordinator.clock_wanted(ticket)
+            case Submitted(request_id, request, once, others):
+                self.coordinator.submit(request_id, request, once=once, others=others)
+            case Executed(request_id, prepared):
+                self.coordinator.executed(request_id, prepared)
+            case MovedToWorker(request_id):
+                self.coordinator.moved_to_worker(request_id)
+            case ClockWanted(request_id):
+                self.coordinator.clock_wanted(request_id)
             case ClockSet(follows_wall):
                 self.state.clock.follow_wall(follows=follows_wall)
                 self.safe_time.gossip()
@@ -154,12 +154,12 @@ class Node:
             case Held(name, clock):
                 self.safe_time.held(name, clock)
                 self.safe_time.gossip()
-            case Failed(ticket, error):
-                self.coordinator.checking.failed(ticket, error)
-            case Dropped(ticket):
-                self.coordinator.replies.drop(ticket)
-            case Decided(ticket, txid, answer):
-                self.coordinator.replies.decided(ticket, txid, answer)
+            case Failed(request_id, error):
+                self.coordinator.checking.failed(request_id, error)
+            case Dropped(request_id):
+                self.coordinator.replies.drop(request_id)
+            case Decided(request_id, txid, answer):
+                self.coordinator.replies.decided(request_id, txid, answer)
             case Activated(txid, failure):
                 self.coordinator.replies.activated(txid, failure)
             case Compared(txid):
@@ -227,7 +227,7 @@ class Node:
             for transaction in approved:
                 # Else it has ended in this very step, and nobody waits for it.
                 if transaction.txid in state.votes.pending:
-                    self.coordinator.replies.wait_queue.met(transaction.txid, transaction.footprint)
+                    self.coordinator.replies.wait_queue.met(transaction.txid, transaction.access_set)
             if state.take_progress():
                 if voting.parked:
                     voting.settle()
@@ -392,7 +392,7 @@ class Node:
         self.staging.check()
         self.recovery.check()
         self.coordinator.check()
-        self.coordinator.clock_quorum.repeat(self.coordinator.replies.tickets)
+        self.coordinator.clock_quorum.repeat(self.coordinator.replies.in_flight)
         self.coordinator.settle()
         self.state.timers.set(self.state.settings.heartbeat_ms, "heartbeat")
 
@@ -404,9 +404,9 @@ class Node:
                 self.voting.settle()
             case "fetch", _:
                 self.apply_queue.fetch_missing(at_once=True)
-            case "ticket_again", int(number):
+            case "request_again", int(number):
                 self.coordinator.again(number)
-            case "ticket_deadline", int(number):
+            case "request_deadline", int(number):
                 self.coordinator.past_deadline(number)
             case "schema_due", Txid() as txid:
                 self.safe_time.schema_due(txid)

@@ -231,13 +231,13 @@ class Recovery:
         never = state.happened(transaction.commands, txid) if state.roster.level >= 2 else None
         if never is None or never.other == FORGOTTEN:
             # P9: a commit outside its base conflicts with it: a majority had that first, so no quorum approved this.
-            never = next(state.commit_window.conflicts(transaction.footprint, transaction.base, txid), None)
+            never = next(state.commit_window.conflicts(transaction.access_set, transaction.base, txid), None)
         # P10: a majority has closed time up to the cut; had a quorum approved it, one of them would have held it.
         if never is not None or state.clock.cut >= txid.clock:
             return Standing.NEVER, []
         blockers = [
             state.votes.pending.transactions[found.other]
-            for found in state.votes.pending.conflicts(transaction.footprint, txid)
+            for found in state.votes.pending.conflicts(transaction.access_set, txid)
         ]
         if blockers:  # P11: two that conflict are never held by one node
             return Standing.BLOCKED, blockers
@@ -249,8 +249,8 @@ class Recovery:
     def _ended_against(self, transaction: Transaction) -> list[Txid]:
         """Return the conflicting transactions whose end is known, or whose abort was accepted, here."""
         state = self.state
-        ended = list(state.commit_window.any_conflicts(transaction.footprint, above=state.clock.safe))
-        return ended + [txid for txid, _ in state.votes.aborting.conflicts(transaction.footprint, transaction.txid)]
+        ended = list(state.commit_window.any_conflicts(transaction.access_set, above=state.clock.safe))
+        return ended + [txid for txid, _ in state.votes.aborting.conflicts(transaction.access_set, transaction.txid)]
 
     def on_accept(self, peer: str, message: Accept) -> None:
         """Accept a decision, unless a higher ballot is promised. This does not end pending; only a decision does.

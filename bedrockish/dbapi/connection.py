@@ -130,11 +130,11 @@ class Connection:
         self._run(lambda session: session.commit())
 
     def rollback(self) -> None:
-        """Take back what the open transaction has done; nothing happens without one."""
+        """Roll back what the open transaction has done; nothing happens without one."""
         self._run(lambda session: session.rollback())
 
     def close(self) -> None:
-        """Close the session; what is not committed is taken back. Closing twice is fine."""
+        """Close the session; what is not committed is rolled back. Closing twice is fine."""
         self._link.close()
 
     def __enter__(self) -> Self:

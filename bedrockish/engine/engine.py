@@ -1,6 +1,6 @@
 """The database of one node: what a request would do, what is decided done, and all of it durable.
 
-One connection writes, and it is always inside a transaction, the *batch*. Requests run in it and are taken back;
+One connection writes, and it is always inside a transaction, the *batch*. Requests run in it and are rolled back;
 entries and votes are written in it; ``flush`` commits it and begins the next, and ``sync`` makes it durable. Nothing
 may leave the node before the batch that it rests on is durable.
 
@@ -178,7 +178,7 @@ class Engine:
         return self.journal.recover(dict(self.applied), dict(self._heads), self.batches, window_ms)
 
     def execute(self, request: Request, budget_s: float = float("inf"), clock: int = 0) -> Prepared:
-        """Run a request on the database as it is now, and take it back: nothing of it remains.
+        """Run a request on the database as it is now, and roll it back: nothing of it remains.
 
         ``clock`` is what ``transaction_clock()`` gives in it, later than all that was applied; 0: nothing yet.
 
@@ -194,7 +194,7 @@ class Engine:
         base, version = dict(self.applied), self.schema_version
         self.scope.begin(request.command, clock, base)
         try:
-            prepared = self._take_back(lambda: execute(self._executor, request, base, version, budget_s))
+            prepared = self._roll_back(lambda: execute(self._executor, request, base, version, budget_s))
         finally:
             self.locks.release(request.command)  # from now on, those who lead it tell what it writes
         return replace(prepared, clock=clock) if self.scope.used else prepared
@@ -204,10 +204,10 @@ class Engine:
         return all(map(self._executor.only_writes, texts))
 
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
-        """Run as many as can share a transaction, the first ones, and take them back; raises what ``execute`` does."""
+        """Run as many as can share a transaction, the first ones, and roll them back; raises what ``execute`` does."""
         run = partial(together.execute, self._executor, dict(self.applied), self.schema_version, budget_s, self.scope)
         try:
-            found = together.as_many_as_can_be(requests, lambda chosen: self._take_back(partial(run, chosen)))
+            found = together.as_many_as_can_be(requests, lambda chosen: self._roll_back(partial(run, chosen)))
         finally:
             for request in requests:
                 self.locks.release(request.command)
@@ -217,12 +217,12 @@ class Engine:
         """Tell what each statement of a text would read and write, as ``explain.explain``; nothing of it remains."""
         self.scope.begin("", 0, dict(self.applied))
         try:
-            return self._take_back(lambda: explain(self._executor, statement, user, columns=columns))
+            return self._roll_back(lambda: explain(self._executor, statement, user, columns=columns))
         finally:
             self.locks.release("")
 
-    def _take_back(self, action: Callable[[], T]) -> T:
-        """Do something in the open batch, and take it back, whatever comes out."""
+    def _roll_back(self, action: Callable[[], T]) -> T:
+        """Do something in the open batch, and roll it back, whatever comes out."""
         db = self._db
         self._leave()
         self._applier.loud()
@@ -321,8 +321,8 @@ class Engine:
             raise self._broken(error) from error
 
     @property
-    def is_slow_to_take_back(self) -> bool:
-        """Whether SQLite reads thousands of definitions again after each request that is taken back.
+    def is_slow_to_roll_back(self) -> bool:
+        """Whether SQLite reads thousands of definitions again after each request that is rolled back.
 
         Until it commits a batch in which the schema was changed, it does so after every ROLLBACK TO.
         """

@@ -31,7 +31,7 @@ CLOCKS = {  # of the node's status, in milliseconds there
 }
 GAUGES = {  # of the node's status
     "in_flight": ("in_flight", "Transactions of this node that are being decided."),
-    "tickets": ("tickets", "Requests that are under way at this node."),
+    "requests": ("requests_in_flight", "Requests that are under way at this node."),
     "wal_frames": ("wal_frames", "Frames in the write-ahead log."),
     "schema_version": ("schema_version", "How often the schema was changed."),
     "quorum": ("quorum", "Approvals that a commit needs."),

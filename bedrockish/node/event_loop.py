@@ -119,7 +119,7 @@ class Runtime:
         self.known = Incarnations(engine.get_meta(PREFIX), self._keep)
         limits = config.limits
         self.workers = WorkerPool(
-            engine, self.core, limits.asides_max, limits.command_ms_max / 1000, self._ran_aside, self.faults
+            engine, self.core, limits.workers_max, limits.command_ms_max / 1000, self._ran_in_worker, self.faults
         )
         self.upkeep = Upkeep(self.core, engine, config, self._clocks, self._post, self.durable)
         self.transactions = Transactions(
@@ -149,7 +149,7 @@ class Runtime:
         self._writes: FairQueue[Submitted] = FairQueue()  # the same, of what can share a transaction
         self._linger_until: float | None = None  # when the open batch is closed, though nobody waits for it
         self.waiters: dict[int, Waiter] = {}
-        self._tickets = 0
+        self._requests = 0
         self._kept = Kept()
         self._fsync = FsyncThread(engine.sync)
         self.syncs = self._fsync.took
@@ -197,14 +197,14 @@ class Runtime:
             self._kept.replies.append(Waiter(0, request, done, answer=error))
             self._loop.ring()
             return
-        self._tickets += 1
+        self._requests += 1
         request, span = as_part_of_trace(request), None
         if self.tracing is not None:
-            request, span = self.tracing.begin(self._tickets, request)
-        self.waiters[self._tickets] = Waiter(self._tickets, request, done, prepare, span=span)
-        asked = Submitted(self._tickets, request, once)
+            request, span = self.tracing.begin(self._requests, request)
+        self.waiters[self._requests] = Waiter(self._requests, request, done, prepare, span=span)
+        asked = Submitted(self._requests, request, once)
         queue = self._writes if self._executions.is_short_write(asked) else self._asked
-        queue.put(self._tickets if owner is None else owner, asked)
+        queue.put(self._requests if owner is None else owner, asked)
         self._loop.ring()
 
     async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
@@ -259,7 +259,7 @@ class Runtime:
         told = describe_node(
             self.core, self.engine, self.config, counts, self.mesh, refused, self._clocks.now(), self.started
         )
-        told |= {"plugins": self.plugins.describe(), "asides": self.workers.describe(), **self.upkeep.status()}
+        told |= {"plugins": self.plugins.describe(), "workers": self.workers.describe(), **self.upkeep.status()}
         told |= {"open_transactions": len(self.transactions), "open_streams": len(self.transactions.streams)}
         told |= {
             "memory": self.engine.memory.describe(),
@@ -293,9 +293,9 @@ class Runtime:
         """Return what was lately said and heard."""
         return self.watch.read(after)
 
-    def count_prepared(self, ticket: int, prepared: Prepared) -> None:
+    def count_prepared(self, request_id: int, prepared: Prepared) -> None:
         """Count what a request is going to do, and its answer, as memory that is taken until it is answered."""
-        waiter = self.waiters.get(ticket)
+        waiter = self.waiters.get(request_id)
         if waiter is not None:
             self._hold(waiter, len(prepared.changes) + len(prepared.result))
 
@@ -306,18 +306,18 @@ class Runtime:
             self.engine.memory.hold(id(waiter), size - waiter.held)
             waiter.held = size
 
-    def _ran_aside(self, ticket: int, found: Prepared | BedrockishError | None) -> None:
-        """Go on with what ran aside; None: it has to run again."""
+    def _ran_in_worker(self, request_id: int, found: Prepared | BedrockishError | None) -> None:
+        """Go on with what ran in a worker; None: it has to run again."""
         if isinstance(found, Prepared):
-            self.count_prepared(ticket, found)
-            self._post(Executed(ticket, found))
+            self.count_prepared(request_id, found)
+            self._post(Executed(request_id, found))
         elif isinstance(found, ClockNeededError):
-            self._post(ClockWanted(ticket))
+            self._post(ClockWanted(request_id))
         elif isinstance(found, BedrockishError):
-            self._post(Failed(ticket, found))
+            self._post(Failed(request_id, found))
         else:
             following: deque[Event] = deque()
-            self._executions.execute(ticket, 0, following)
+            self._executions.execute(request_id, 0, following)
             for event in following:
                 self._post(event)
 
@@ -557,10 +557,10 @@ class Runtime:
                 self.counts["commits"] += 1
                 self.counts["commits_led"] += entry.leader == self.core.state.me
                 self.counts["repeats"] += repeat
-            case do.Execute(ticket, clock, group):
-                self._executions.execute(ticket, clock, following, group)
-            case do.Reply(ticket, answer):
-                self.reply(ticket, answer)
+            case do.Execute(request_id, clock, group):
+                self._executions.execute(request_id, clock, following, group)
+            case do.Reply(request_id, answer):
+                self.reply(request_id, answer)
             case do.Keep(name, value):
                 engine.set_meta(name, value)
             case do.KeepHold(name, times, clock):
@@ -586,11 +586,11 @@ class Runtime:
             case _:
                 assert_never(effect)
 
-    def reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
-        """Answer a ticket, once what was written so far is durable."""
-        waiter = self.waiters.pop(ticket, None)
+    def reply(self, request_id: int, answer: Answer | BedrockishError) -> None:
+        """Answer a request, once what was written so far is durable."""
+        waiter = self.waiters.pop(request_id, None)
         if waiter is not None:
-            found = waiter.answer = self.workers.settle(ticket, answer)
+            found = waiter.answer = self.workers.settle(request_id, answer)
             self._hold(waiter, len(found.results) if isinstance(found, Answer) else 0)
             self._kept.replies.append(waiter)
 
@@ -687,7 +687,7 @@ class Runtime:
 
     def _tell(self, waiter: Waiter) -> None:
         if waiter.span is not None and self.tracing is not None:
-            self.tracing.ended(waiter.ticket, waiter.span, waiter.answer)
+            self.tracing.ended(waiter.request_id, waiter.span, waiter.answer)
         try:
             waiter.tell()
         except Exception as error:  # its client learns nothing and asks again; others are answered

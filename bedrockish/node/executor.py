@@ -1,4 +1,4 @@
-"""Executes what the core wants executed: in the loop if it is short, aside if it is long or somebody's function."""
+"""Executes what the core wants executed: in the loop if short, in a worker if long or somebody's function."""
 
 import time
 from collections import Counter, deque
@@ -14,13 +14,13 @@ from bedrockish.commands import Command, Transaction
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import (
-    Aside,
     ClockWanted,
     Decided,
     Dropped,
     Event,
     Executed,
     Failed,
+    MovedToWorker,
     Now,
     Submitted,
 )
@@ -67,10 +67,10 @@ class Serving(Protocol):
     def clock(self) -> Now:
         """Return the time."""
 
-    def count_prepared(self, ticket: int, prepared: Prepared) -> None:
+    def count_prepared(self, request_id: int, prepared: Prepared) -> None:
         """Count what a request is going to do as memory that is taken."""
 
-    def reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
+    def reply(self, request_id: int, answer: Answer | BedrockishError) -> None:
         """Answer a client."""
 
 
@@ -80,51 +80,53 @@ class Executions:
     def __init__(self, node: Serving) -> None:
         self._node = node
 
-    def execute(self, ticket: int, clock: int, following: deque[Event], group: tuple[int, ...] = ()) -> None:
-        """Execute a ticket's request; what the core has to be told at once is added to ``following``.
+    def execute(self, request_id: int, clock: int, following: deque[Event], group: tuple[int, ...] = ()) -> None:
+        """Execute a request's request; what the core has to be told at once is added to ``following``.
 
         Args:
-            ticket: which.
+            request_id: which.
             clock: what ``transaction_clock()`` gives in it; 0: nothing yet.
             following: events.
-            group: tickets that may share its transaction.
+            group: requests that may share its transaction.
         """
         node = self._node
-        waiter = node.waiters.get(ticket)
+        waiter = node.waiters.get(request_id)
         if waiter is None:
-            following.append(Dropped(ticket))
+            following.append(Dropped(request_id))
             return
         request = waiter.request
         node.counts["executions"] += 1
         try:
             entry = node.engine.find_command(request.command)
             if entry is None:
-                prepared = self._prepare(ticket, waiter, clock, self._others(group))
+                prepared = self._prepare(request_id, waiter, clock, self._others(group))
                 if prepared is not None:
-                    node.count_prepared(ticket, prepared)
-                    following.append(Executed(ticket, prepared))
+                    node.count_prepared(request_id, prepared)
+                    following.append(Executed(request_id, prepared))
                 elif group:
-                    following.append(Aside(ticket))
+                    following.append(MovedToWorker(request_id))
                 return
             node.counts["repeated_commands"] += 1
             check_recall(node.engine.access, entry, request.command, request.user)
-            found = again(node.engine, entry, request, ticket)
+            found = again(node.engine, entry, request, request_id)
             if isinstance(found, Decided):
                 following.append(found)
                 return
-            node.reply(ticket, found)
+            node.reply(request_id, found)
         except DamagedError:
             raise
         except ClockNeededError:
-            following.append(ClockWanted(ticket))
+            following.append(ClockWanted(request_id))
             return
         except BedrockishError as error:
-            following.append(Failed(ticket, error))
+            following.append(Failed(request_id, error))
             return
         except Exception as error:
-            following.append(Failed(ticket, node.faults.caught(f"the execution of command {request.command}", error)))
+            following.append(
+                Failed(request_id, node.faults.caught(f"the execution of command {request.command}", error))
+            )
             return
-        following.append(Dropped(ticket))
+        following.append(Dropped(request_id))
 
     def take(self, asked: FairQueue[Submitted]) -> Submitted:
         """Take the next of the short writes, and with it those behind it that can be in the same transaction."""
@@ -134,12 +136,12 @@ class Executions:
             if asked.peek().request.isolation != first.request.isolation:
                 break
             other = asked.take()
-            others.append((other.ticket, other.request))
+            others.append((other.request_id, other.request))
         return replace(first, others=tuple(others)) if others else first
 
     def is_short_write(self, event: Submitted) -> bool:
         """Whether a request is known to write rows and nothing else, and does not take long as a rule."""
-        request, waiter = event.request, self._node.waiters.get(event.ticket)
+        request, waiter = event.request, self._node.waiters.get(event.request_id)
         if event.once or waiter is None or waiter.prepare is not None or len(request.statements) > SHORT:
             return False
         if request.read_only or request.call is not None or request.change is not None or _is_bulky(request):
@@ -159,7 +161,7 @@ class Executions:
             found.append(waiter.request)
         return found
 
-    def _prepare(self, ticket: int, waiter: Waiter, clock: int, others: list[Request]) -> Prepared | None:
+    def _prepare(self, request_id: int, waiter: Waiter, clock: int, others: list[Request]) -> Prepared | None:
         """Return what a request does, and with it others if it is a short one; or None if that will come later."""
         node, request = self._node, waiter.request
         if waiter.prepare is not None:
@@ -170,9 +172,9 @@ class Executions:
         if request.call is not None:
             command = node.plugins.find(request.call.name, node.core.state.me)
             command.check(request.call)
-            node.workers.start(ticket, request, self._calling(command, request), is_python=True, clock=clock > 0)
+            node.workers.start(request_id, request, self._calling(command, request), is_python=True, clock=clock > 0)
             return None
-        if not (node.workers.expects(*request.texts) or node.engine.is_slow_to_take_back or _is_bulky(request)):
+        if not (node.workers.expects(*request.texts) or node.engine.is_slow_to_roll_back or _is_bulky(request)):
             budget_s = node.config.limits.loop_ms_max / 1000
             try:
                 if others:
@@ -182,11 +184,11 @@ class Executions:
                 return _checked(request, prepared)
             except TakesLongError as error:
                 node.workers.took_long(next((text for text in request.texts if error.sql in text), request.texts[0]))
-        node.workers.start(ticket, request, partial(_aside, request), is_python=False, clock=clock > 0)
+        node.workers.start(request_id, request, partial(_in_worker, request), is_python=False, clock=clock > 0)
         return None
 
     async def explain(self, statement: Statement, user: str, *, columns: bool) -> list[dict[str, Any]]:
-        """Tell what a text would do, which is found by doing it: aside, for it may take long, or run for ever.
+        """Tell what a text would do, which is found by doing it: in a worker, for it may take long, or run for ever.
 
         The columns of a result are found without running anything, so that is done at once, unless it took long before.
         """
@@ -198,10 +200,10 @@ class Executions:
                 node.workers.took_long(sql)
             return told
         request = Request("", (statement,), user=user)
-        return await node.workers.run(request, lambda aside: aside.explain(statement, user, columns=columns))
+        return await node.workers.run(request, lambda workspace: workspace.explain(statement, user, columns=columns))
 
     def _calling(self, command: Command, request: Request) -> Callable[[Workspace], Prepared]:
-        """Return what runs a command at a place aside."""
+        """Return what runs a command in a workspace."""
         node = self._node.core.state.me
         room = self._node.config.limits.result_bytes_max
         assert request.call is not None
@@ -227,13 +229,13 @@ class Executions:
             return _checked(request, prepared)
 
         serializable = request.isolation == SERIALIZABLE
-        return lambda aside: aside.work(run, request.user, serializable=serializable)
+        return lambda workspace: workspace.work(run, request.user, serializable=serializable)
 
 
-def _aside(request: Request, aside: Workspace) -> Prepared:
-    """Run a request at a place aside; a change of the schema that takes long comes into force later."""
+def _in_worker(request: Request, workspace: Workspace) -> Prepared:
+    """Run a request in a workspace; a change of the schema that takes long comes into force later."""
     began = time.monotonic()
-    prepared = _checked(request, aside.execute(request))
+    prepared = _checked(request, workspace.execute(request))
     took_s = time.monotonic() - began
     if prepared.kind != SCHEMA or took_s < LONG_CHANGE_S or not makes_index(decode_steps(prepared.changes)):
         return prepared

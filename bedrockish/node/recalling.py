@@ -30,8 +30,8 @@ def recall(engine: Engine, entry: Entry, command: str, token: Token) -> Answer:
     return answer_of(entry, command, token)
 
 
-def again(engine: Engine, entry: Entry, request: Request, ticket: int) -> Answer | Decided:
-    """Return what to answer a ticket whose command has happened before.
+def again(engine: Engine, entry: Entry, request: Request, request_id: int) -> Answer | Decided:
+    """Return what to answer a request whose command has happened before.
 
     Nothing is to be answered yet for a schema change that is not in force here: the core is told of it instead.
 
@@ -41,5 +41,5 @@ def again(engine: Engine, entry: Entry, request: Request, ticket: int) -> Answer
     """
     answer = recall(engine, entry, request.command, request.token)
     if entry.transaction.kind == SCHEMA and engine.versions.standing(entry.txid).state == SCHEDULED:
-        return Decided(ticket, entry.txid, answer)
+        return Decided(request_id, entry.txid, answer)
     return answer

@@ -195,7 +195,7 @@ def _fit(row: Found, columns: list[str], filled: Filled, where: str) -> tuple[An
 
 
 async def _culprit(client: Client, table: str, columns: list[str], batch: list[tuple[Any, ...]]) -> int | None:
-    """Return which row of a batch the cluster does not take, found by trying each, and taking all back.
+    """Return which row of a batch the cluster does not take, found by trying each, and rolling all back.
 
     None if it takes each of them, so that it refused the batch as a whole, or cannot be asked.
     """

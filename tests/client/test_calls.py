@@ -11,7 +11,7 @@ from bedrockish.api.requests import DEPTH_MAX, SERIALIZABLE, SESSION, Named, Req
 from bedrockish.api.wire import Execute, MalformedCallError, decode_call, encode_call
 from bedrockish.client.request_builder import make_call
 from bedrockish.client.sansio.retry import only_reads
-from bedrockish.core.coordinator.request import Stage, Ticket
+from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import UsageError
 
@@ -74,11 +74,11 @@ def test_what_is_at_work_gets_its_whole_time_once() -> None:
     request = Request("c1", (Statement("SELECT 1"),), timeout_s=2.5, longest_s=30.0)
     timers = Timers()
     state: Any = SimpleNamespace(settings=Settings(), timers=timers)
-    ticket = Ticket(4, request, 12.5, stage=Stage.EXECUTING)
-    assert ticket.extend(state)
-    assert ticket.deadline == 40.0
-    assert timers.noted == [(27_500.0, "ticket_deadline", 4)]
-    assert not ticket.extend(state)
+    request_id = InFlight(4, request, 12.5, stage=Stage.EXECUTING)
+    assert request_id.extend(state)
+    assert request_id.deadline == 40.0
+    assert timers.noted == [(27_500.0, "request_deadline", 4)]
+    assert not request_id.extend(state)
     for stage, other in ((Stage.IN_FLIGHT, request), (Stage.EXECUTING, replace(request, longest_s=0.0))):
-        assert not Ticket(5, other, 12.5, stage=stage).extend(state)
+        assert not InFlight(5, other, 12.5, stage=stage).extend(state)
     assert decode_call(encode_call(Execute(1, request))) == Execute(1, request)

@@ -111,6 +111,7 @@ TLS = "[security]\ntls = 'certs'\n"
         (MINIMAL + "listen = '0.0.0.0:1'", "run 'bedrockish tls certs A=HOST' once"),
         (MINIMAL + "[security]\ncluster_secret = 'ABCDEFGHIJKLMNOP'", "there is no cluster secret since release 0.2.0"),
         (MINIMAL + "[security]\ntls_revoked = 'x'", "there is no TLS; set tls"),
+        (MINIMAL + "[limits]\nasides_max = 8", "it is called workers_max since release 0.2.0"),
         (MINIMAL + "[timings]\nforwarding = true", "nothing is forwarded since release 0.2.0; leave it out"),
         (MINIMAL + f"http = '0.0.0.0:1'\n[users]\nann = '{HASH}'", "without TLS passwords would travel in clear"),
         (

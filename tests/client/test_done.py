@@ -7,8 +7,8 @@ import trio
 
 from bedrockish.client.trio_client import Client
 from bedrockish.transfer.load_database import commands_done
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.storage import store
 
@@ -30,7 +30,7 @@ def test_commands_that_share_a_transaction_are_done_as_well() -> None:
     node = Node()
     joined = (("run-2", b""), ("other-1", b""))
     transaction = Transaction(
-        Txid(1, "A"), {}, 0, 0, 0, "run-1", "serializable", ROWS, Footprint(), b"", b"", joined=joined
+        Txid(1, "A"), {}, 0, 0, 0, "run-1", "serializable", ROWS, AccessSet(), b"", b"", joined=joined
     )
     store.append(node.db, Entry("A", 1, {"A": 1}, transaction, None, GENESIS), repeat=False, applied_ms=0)
     assert trio.run(commands_done, cast(Client, node), "run-") == {"run-1", "run-2"}

@@ -117,7 +117,7 @@ async def test_what_runs_for_ever_is_stopped(cluster: LocalCluster) -> None:
 
         async def idle() -> bool:
             found = await client.status()
-            return not any(found["asides"][name] for name in ("running", "waiting", "stuck"))
+            return not any(found["workers"][name] for name in ("running", "waiting", "stuck"))
 
         await until("all of them have ended", idle)
 
@@ -201,7 +201,7 @@ async def test_the_page_works_and_nodes_that_differ_are_noticed(
 
 
 async def test_functions_and_collations_of_a_plugin(cluster: LocalCluster) -> None:
-    """In statements, an expression index and a UNIQUE column, applied at every node, in open transactions and aside."""
+    """In statements, an expression index and a UNIQUE column, at every node, in open transactions and workers."""
     await ready(cluster)
     async with open_client(cluster.url(options=PATIENT)) as client:
         await client.execute("CREATE TABLE word(w TEXT COLLATE backwards UNIQUE, CHECK (shout(w) <> 'NO!'))")

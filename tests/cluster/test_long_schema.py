@@ -1,4 +1,4 @@
-"""Schema statements, and what ``explain`` is asked about, are found out by running them: aside, if that takes long."""
+"""Schema statements, and what ``explain`` is asked about, are found by running them: in a worker, if it is long."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -47,10 +47,10 @@ async def test_what_is_explained_or_changes_the_schema_holds_nobody_up(tmp_path:
                 "transaction": in_transaction,
             }
             for name, run in runs.items():
-                before = (await client.status())["counts"].get("asides", 0)
+                before = (await client.status())["counts"].get("worker_runs", 0)
                 with pytest.raises(StatementTimeoutError, match=r"longer than 0\.5 s"):
                     await run()
-                assert (await client.status())["counts"].get("asides", 0) == before + (name != "transaction"), name
+                assert (await client.status())["counts"].get("worker_runs", 0) == before + (name != "transaction"), name
             found = await client.execute(
                 "SELECT count(*), (SELECT count(*) FROM sqlite_schema WHERE tbl_name = 't') FROM t"
             )
@@ -63,7 +63,7 @@ async def test_what_is_explained_or_changes_the_schema_holds_nobody_up(tmp_path:
 
 
 async def test_a_schema_change_that_takes_a_while_is_made(tmp_path: Path) -> None:
-    """Tried aside, since it takes longer than the loop's time; then it comes into force."""
+    """Tried in a worker, since it takes longer than the loop's time; then it comes into force."""
     cluster = LocalCluster(tmp_path / "nodes", ["A"], {"limits": {"loop_ms_max": 1}})
     cluster.write_files()
     try:
@@ -72,12 +72,12 @@ async def test_a_schema_change_that_takes_a_while_is_made(tmp_path: Path) -> Non
         async with open_client(cluster.url(0, options=PATIENT)) as client:
             await client.execute("CREATE TABLE t(i INTEGER)")
             await client.execute(f"INSERT INTO t {NUMBERS.format(60_000)} SELECT i FROM n", timeout=60)
-            before = (await client.status())["counts"].get("asides", 0)
+            before = (await client.status())["counts"].get("worker_runs", 0)
             await client.execute("CREATE INDEX one ON t(i)", timeout=60)
             async with client.transaction(timeout=60) as tx:
                 await tx.execute("CREATE INDEX other ON t(-i)")
                 await tx.execute("ALTER TABLE t ADD COLUMN j DEFAULT 'j'")
-            assert (await client.status())["counts"].get("asides", 0) > before
+            assert (await client.status())["counts"].get("worker_runs", 0) > before
             names = await client.execute("SELECT name FROM sqlite_schema WHERE tbl_name = 't' ORDER BY name")
             assert names.rows == [("one",), ("other",), ("t",)]
             assert (await client.execute("SELECT i, j FROM t WHERE -i = -7")).rows == [(7, "j")]

@@ -130,7 +130,7 @@ async def _spoil(tx: Transaction) -> None:
 
 
 async def _takes_long(cluster: LocalCluster) -> None:
-    """One that is over the loop's budget runs aside, and then on every node."""
+    """One that is over the loop's budget runs in a worker, and then on every node."""
     many = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO long SELECT i FROM k"
     async with open_client(cluster.url(1, only=True, options=PATIENT)) as client:
         await client.transact(["CREATE TABLE long(x)", (many, [100_000])])

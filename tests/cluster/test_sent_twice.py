@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 async def test_the_second_of_two_sendings_runs_on_a_snapshot_that_has_the_first(tmp_path: Path) -> None:
     """It was looked up before it waited, when nothing had happened yet; each node would apply it twice, and end."""
-    limits = {"asides_max": 1, "command_ms_max": 60_000}
+    limits = {"workers_max": 1, "command_ms_max": 60_000}
     cluster = LocalCluster(tmp_path / "cluster", settings={"limits": limits})
     cluster.write_files()
     answers: list[tuple[str, Any]] = []
@@ -34,8 +34,8 @@ async def test_the_second_of_two_sendings_runs_on_a_snapshot_that_has_the_first(
 
             async def lined_up(running: int, waiting: int) -> None:
                 async def so_far() -> bool:
-                    asides = (await client.status())["asides"]
-                    return bool((asides["running"], asides["waiting"]) == (running, waiting))
+                    workers = (await client.status())["workers"]
+                    return bool((workers["running"], workers["waiting"]) == (running, waiting))
 
                 await until(f"{waiting} wait", so_far)
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bedrockish.core.state.access_index import AccessIndex
-from bedrockish_journal.model.footprint import Footprint, clock_key, clocks_from, conflict, object_range
+from bedrockish_journal.model.access_set import AccessSet, clock_key, clocks_from, conflict, object_range
 
 KEYS = [b"t:x\0" + bytes([number]) for number in range(6)] + [b"t:y\0" + bytes([number]) for number in range(2)]
 SPANS = [
@@ -18,30 +18,30 @@ SPANS = [
 points = st.frozensets(st.sampled_from(KEYS), max_size=4)
 ranges = st.lists(st.sampled_from(SPANS), max_size=2, unique=True).map(tuple)
 clocks = st.frozensets(st.sampled_from([clock_key(1), clock_key(2)]), max_size=1)
-footprints = st.builds(
-    lambda reads, clock, spans, writes, wide: Footprint(reads | clock, spans, writes, wide),
+access_sets = st.builds(
+    lambda reads, clock, spans, writes, wide: AccessSet(reads | clock, spans, writes, wide),
     points,
     clocks,
     ranges,
     points,
     ranges,
 )
-steps = st.lists(st.tuples(st.integers(0, 5), footprints), max_size=25)
+steps = st.lists(st.tuples(st.integers(0, 5), access_sets), max_size=25)
 
 
-@given(steps, footprints)
+@given(steps, access_sets)
 @settings(max_examples=300, deadline=None)
-def test_it_finds_what_a_comparison_with_each_finds(done: list[tuple[int, Footprint]], asked: Footprint) -> None:
+def test_it_finds_what_a_comparison_with_each_finds(done: list[tuple[int, AccessSet]], asked: AccessSet) -> None:
     """Keys of one holder share an object, which must not be changed when another one comes or the holder goes."""
     index: AccessIndex[int] = AccessIndex()
-    held: dict[int, Footprint] = {}
-    for name, footprint in done:
+    held: dict[int, AccessSet] = {}
+    for name, access_set in done:
         if name in held:
             index.remove(name)
             del held[name]
         else:
-            index.add(name, footprint)
-            held[name] = footprint
+            index.add(name, access_set)
+            held[name] = access_set
         expected = {name for name, other in held.items() if conflict(asked, other) is not None}
         assert {name for name, _ in index.conflicts(asked)} == expected
         for key in KEYS:

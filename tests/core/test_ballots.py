@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bedrockish.api.requests import Answer, Request, Statement, Token
 from bedrockish.core.coordinator.replies import Replies
-from bedrockish.core.coordinator.request import Ticket, committed
+from bedrockish.core.coordinator.request import InFlight, committed
 from bedrockish.core.protocol.effects import Keep, Reply, Send
 from bedrockish.core.protocol.events import Executed, Submitted
 from bedrockish.core.protocol.messages import (
@@ -26,7 +26,7 @@ from bedrockish.core.protocol.messages import (
 from bedrockish.core.protocol.records import Membership, Prepared
 from bedrockish.core.state.certifier import command_key
 from bedrockish.core.state.state import State
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS, Txid, decode_transaction
 from bedrockish_journal.model.vector import covers
 from tests.core.net import Net, add
@@ -174,8 +174,8 @@ def test_the_ceiling_is_kept_before_anything_is_said() -> None:
     core = net.places["A"].core
     core.step(Submitted(7, add("P", "x")), net.now)
     core.state.clock.adjust(core.state.clock.ceiling + 1)
-    footprint = Footprint(write_points=frozenset({b"t:rows\0x"}))
-    prepared = Prepared(dict(core.state.timelines.applied), 0, False, ROWS, footprint, b"", b"")
+    access_set = AccessSet(write_points=frozenset({b"t:rows\0x"}))
+    prepared = Prepared(dict(core.state.timelines.applied), 0, False, ROWS, access_set, b"", b"")
     effects = core.step(Executed(7, prepared), net.now)
     kept = next(at for at, effect in enumerate(effects) if isinstance(effect, Keep) and effect.name == "clock_ceiling")
     said = next(at for at, effect in enumerate(effects) if isinstance(effect, Send))
@@ -266,7 +266,7 @@ def test_the_token_of_a_read_has_what_its_session_had() -> None:
     core = net.places["A"].core
     core.state.clock.safe = 5
     core.step(Submitted(7, Request("R", (Statement("read", ["x"]),), token=Token({"B": 99}, 5))), net.now)
-    read = Prepared(dict(core.state.timelines.applied), 0, True, ROWS, Footprint(), b"", b"")
+    read = Prepared(dict(core.state.timelines.applied), 0, True, ROWS, AccessSet(), b"", b"")
     (reply,) = (effect for effect in core.step(Executed(7, read), net.now) if isinstance(effect, Reply))
     assert isinstance(reply.answer, Answer)
     assert reply.answer.token.vector["B"] == 99
@@ -277,7 +277,7 @@ def test_the_token_of_a_write_has_its_base() -> None:
     net = Net("ABC")
     txid = begin(net)
     transaction = replace(net.places["A"].core.state.votes.pending.transactions[txid], base={"B": 3})
-    answer = committed(net.places["A"].core.state, Ticket(1, add("P", "x"), 10.0), transaction, ("A", 1))
+    answer = committed(net.places["A"].core.state, InFlight(1, add("P", "x"), 10.0), transaction, ("A", 1))
     assert covers(answer.token.vector, {"A": 1, "B": 3})
 
 
@@ -292,12 +292,12 @@ def test_a_shared_transaction_claims_the_ids_of_all_its_commands() -> None:
     net.run(1.0)
     begun = [decode_transaction(message.body) for _, _, message in net.said if isinstance(message, Begin)]
     assert begun[-1].commands == ("one", "two")
-    assert {command_key("one"), command_key("two")} <= begun[-1].footprint.write_points
+    assert {command_key("one"), command_key("two")} <= begun[-1].access_set.write_points
 
 
 def test_nobody_shares_a_transaction_that_is_not_there_any_more() -> None:
     """Its time is over, and it was told that nothing happened."""
-    ticket = Ticket(1, add("one", "x"), 10.0)
+    request_id = InFlight(1, add("one", "x"), 10.0)
     replies = Replies(state(Net("ABC"), "A"), lambda _: None)
-    replies.tickets[1] = ticket
-    assert replies.wait_queue.joined(ticket, ["gone"]) is None
+    replies.in_flight[1] = request_id
+    assert replies.wait_queue.joined(request_id, ["gone"]) is None

@@ -26,6 +26,7 @@ from bedrockish.core.protocol.messages import (
 from bedrockish.core.protocol.records import ENDED, Member, Membership, Prepared, Recovered
 from bedrockish.core.state.clock import Clock
 from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import (
     BEND,
     BEND_MS,
@@ -37,7 +38,6 @@ from bedrockish_journal.model.clock import (
     pack,
 )
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tests.core.net import Net, add
 from tests.core.test_member_changes import CLOCK, WALL, One, membership
@@ -73,7 +73,7 @@ def test_a_node_goes_on_committing_and_its_safe_time_with_it() -> None:
         seconds += 0.1
         wall += 100 if number < 20 else DECADES_MS
         now = Now(seconds, wall)
-        written = Footprint(write_points=frozenset({b"t:x\0%d" % number}))
+        written = AccessSet(write_points=frozenset({b"t:x\0%d" % number}))
         effects += node.step(Submitted(number, Request(f"c{number}", ())), now)
         prepared = Prepared(dict(node.state.timelines.applied), 0, False, ROWS, written, b"", b"")
         effects += node.step(Executed(number, prepared), now)
@@ -160,7 +160,7 @@ def test_one_message_does_not_put_the_clocks_years_ahead(ahead_ms: int) -> None:
     one = One(membership(0, "ABC"))
     clock, far = one.node.state.clock, moved(CLOCK, ahead_ms)
     begun = Transaction(
-        *(Txid(far, "C"), {}, 0, 0, 0, "c", "serializable", ROWS, Footprint(), b"\x80", b"\x80"),
+        *(Txid(far, "C"), {}, 0, 0, 0, "c", "serializable", ROWS, AccessSet(), b"\x80", b"\x80"),
     )
     for said in (
         Accepted(Txid(CLOCK, "C"), 2, far),
@@ -192,7 +192,7 @@ def test_a_cluster_lives_through_the_bend() -> None:
         now = Now(0.1 * beat, wall + 100 * beat)
         if beat > 15:
             effects += node.step(Submitted(beat, Request(f"c{beat}", ())), now)
-            written = Footprint(write_points=frozenset({b"t:x\0"}))
+            written = AccessSet(write_points=frozenset({b"t:x\0"}))
             prepared = Prepared(dict(node.state.timelines.applied), 0, False, ROWS, written, b"", b"")
             effects += node.step(Executed(beat, prepared), now)
         effects += node.step(Woken(), now)

@@ -27,8 +27,8 @@ from bedrockish.core.protocol.messages import (
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.replica.safe_time import RELEASED
 from bedrockish.errors import ConflictError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import pack
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS
 from tests.core.test_member_changes import CLOCK, WALL, One, membership, transaction
 
@@ -49,8 +49,8 @@ class Two(One):
 
 
 def prepared(clock: int, *, readonly: bool = False) -> Prepared:
-    footprint = Footprint() if readonly else Footprint(write_points=frozenset({b"t:x\0k"}))
-    return Prepared({}, 0, readonly, ROWS, footprint, b"", NOTHING, clock)
+    access_set = AccessSet() if readonly else AccessSet(write_points=frozenset({b"t:x\0k"}))
+    return Prepared({}, 0, readonly, ROWS, access_set, b"", NOTHING, clock)
 
 
 def wanted(two: Two) -> list[Effect]:

@@ -24,24 +24,24 @@ from bedrockish.core.protocol.records import FORGOTTEN, Member, Membership, Prep
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ForgottenError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector
 
 WALL = 1_700_000_000_000
 CLOCK = pack(WALL)
 MEMBERS = Membership(0, {name: Member(name, "", True) for name in "ABC"})
-WRITES = Footprint(write_points=frozenset({b"t:x\0001"}))
+WRITES = AccessSet(write_points=frozenset({b"t:x\0001"}))
 
 
 def transaction(leader: str, number: int, command: str, base: Vector, joined: tuple[str, ...] = ()) -> Transaction:
-    written = Footprint(write_points=frozenset({b"t:x\0%d" % number}))
-    footprint = claim(written, (command, *joined), ROWS, CLOCK + number)
+    written = AccessSet(write_points=frozenset({b"t:x\0%d" % number}))
+    access_set = claim(written, (command, *joined), ROWS, CLOCK + number)
     results = tuple((one, b"") for one in joined)
     txid = Txid(CLOCK + number, leader)
-    return Transaction(txid, base, CLOCK - 1, 0, 0, command, "serializable", ROWS, footprint, b"", b"", joined=results)
+    return Transaction(txid, base, CLOCK - 1, 0, 0, command, "serializable", ROWS, access_set, b"", b"", joined=results)
 
 
 class Voter:
@@ -137,4 +137,4 @@ def test_a_leader_looks_again_for_what_has_happened_while_it_was_executed() -> N
     effects = leader.step(Executed(1, Prepared({"C": 1}, 0, False, ROWS, WRITES, b"", b"")))
     assert not [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Begin)]
     effects = leader.node.step(Received("A", Gossip({}, 0, 0, 1, "store of A", 1, WALL)), Now(1.0, WALL + 1_000))
-    assert [effect.ticket for effect in effects if isinstance(effect, Execute)] == [1]
+    assert [effect.request_id for effect in effects if isinstance(effect, Execute)] == [1]

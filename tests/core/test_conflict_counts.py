@@ -4,19 +4,19 @@ from collections import Counter
 
 from bedrockish.core.state import contention as counted
 from bedrockish.core.state.contention import conflict_counts, note_conflict, other_counts
-from bedrockish_journal.model.footprint import HIGH, Footprint, object_range
+from bedrockish_journal.model.access_set import HIGH, AccessSet, object_range
 
 KEY = b"t:jobs\0\x10seven"
 
 
 def test_a_conflict_is_at_a_key_in_a_range_or_because_of_the_whole() -> None:
     counts: Counter[str] = Counter(given_up=3)
-    note_conflict(counts, Footprint(read_points=frozenset({KEY})), KEY)
-    note_conflict(counts, Footprint(write_points=frozenset({KEY})), KEY)
-    note_conflict(counts, Footprint(read_ranges=((b"t:jobs\0\x10", b"t:jobs\0\x10" + HIGH),)), KEY)
-    note_conflict(counts, Footprint(read_ranges=(object_range("t:jobs"),)), KEY)
-    note_conflict(counts, Footprint(read_ranges=((b"t:", b"t;"),)), KEY)
-    note_conflict(counts, Footprint(write_ranges=(object_range("t:jobs"),)), KEY)
+    note_conflict(counts, AccessSet(read_points=frozenset({KEY})), KEY)
+    note_conflict(counts, AccessSet(write_points=frozenset({KEY})), KEY)
+    note_conflict(counts, AccessSet(read_ranges=((b"t:jobs\0\x10", b"t:jobs\0\x10" + HIGH),)), KEY)
+    note_conflict(counts, AccessSet(read_ranges=(object_range("t:jobs"),)), KEY)
+    note_conflict(counts, AccessSet(read_ranges=((b"t:", b"t;"),)), KEY)
+    note_conflict(counts, AccessSet(write_ranges=(object_range("t:jobs"),)), KEY)
     assert [tuple(one) for one in conflict_counts(counts)] == [
         ("t:jobs", "whole", 3),
         ("t:jobs", "key", 2),
@@ -28,6 +28,6 @@ def test_a_conflict_is_at_a_key_in_a_range_or_because_of_the_whole() -> None:
 def test_the_names_counted_are_bounded() -> None:
     counts: Counter[str] = Counter()
     for number in range(counted.OBJECTS_MAX + 500):
-        note_conflict(counts, Footprint(), b"t:%d\0" % number)
+        note_conflict(counts, AccessSet(), b"t:%d\0" % number)
     assert len(counts) <= counted.OBJECTS_MAX + 2
     assert sum(one.times for one in conflict_counts(counts)) == counted.OBJECTS_MAX + 500

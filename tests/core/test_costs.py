@@ -14,9 +14,9 @@ from bedrockish.core.protocol.messages import Begin, Commit, Gossip, Outcome, Re
 from bedrockish.core.protocol.records import Member, Membership, Prepared, Recovered
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 WALL = 1_700_000_000_000
@@ -29,9 +29,9 @@ FEW, MANY = 50, 1_000
 def transaction(leader: str, number: int) -> Transaction:
     keys = frozenset(b"t:x\0%d" % (3 * number + key) for key in range(3))
     command = f"{leader}-{number}"
-    footprint = claim(Footprint(keys, (), keys), (command,), ROWS, CLOCK + number)
+    access_set = claim(AccessSet(keys, (), keys), (command,), ROWS, CLOCK + number)
     txid = Txid(CLOCK + number, leader)
-    return Transaction(txid, {}, CLOCK - 1, 0, 0, command, "serializable", ROWS, footprint, b"", b"")
+    return Transaction(txid, {}, CLOCK - 1, 0, 0, command, "serializable", ROWS, access_set, b"", b"")
 
 
 class Core:
@@ -58,14 +58,14 @@ class Core:
         self.step(Received("C", Commit(entry.label, entry.transaction.body, entry.hash, CLOCK)))
 
     def lead(self, number: int) -> None:
-        written = Footprint(write_points=frozenset({b"t:y\0%d" % number}))
+        written = AccessSet(write_points=frozenset({b"t:y\0%d" % number}))
         self.step(Submitted(number, Request(f"B-{number}", ())))
         self.step(
             Executed(number, Prepared(dict(self.node.state.timelines.applied), 0, False, ROWS, written, b"", b""))
         )
 
     def lead_in_vain(self, number: int) -> None:
-        """The ticket pauses, and the rollback of what it had begun is not accepted yet."""
+        """The request pauses, and the rollback of what it had begun is not accepted yet."""
         before = set(self.node.coordinator.attempts)
         self.lead(number)
         (txid,) = set(self.node.coordinator.attempts) - before

@@ -11,8 +11,8 @@ from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol import messages as say
 from bedrockish.core.protocol.records import ENDED, Membership, Prepared, Vote
 from bedrockish.errors import DeadlineError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 ALICE, BETTY = Txid(1, "A"), Txid(2, "B")
@@ -21,7 +21,7 @@ PRINTER = Printer("ABCDE", lambda txid: NAMES.get(txid, str(txid)))
 
 
 def transaction(txid: Txid, *rollbacks: Txid) -> Transaction:
-    return Transaction(txid, {}, 0, 0, 0, "", "", ROWS, Footprint(), b"", b"", rollbacks)
+    return Transaction(txid, {}, 0, 0, 0, "", "", ROWS, AccessSet(), b"", b"", rollbacks)
 
 
 BODY = transaction(ALICE).body
@@ -77,10 +77,10 @@ MESSAGES: list[tuple[say.Message, str]] = [
 
 EFFECTS: list[tuple[do.Effect, str]] = [
     (do.Send("B", say.Ask(ALICE, 0)), "ASK Alice -> B"),
-    (do.Reply(7, Answer(b"", Token(), ("A", 4))), "answers ticket 7: committed as A4"),
-    (do.Reply(7, Answer(b"", Token())), "answers ticket 7: read"),
-    (do.Reply(7, DeadlineError("too late")), "answers ticket 7: DeadlineError: too late"),
-    (do.Execute(7), "executes ticket 7"),
+    (do.Reply(7, Answer(b"", Token(), ("A", 4))), "answers request 7: committed as A4"),
+    (do.Reply(7, Answer(b"", Token())), "answers request 7: read"),
+    (do.Reply(7, DeadlineError("too late")), "answers request 7: DeadlineError: too late"),
+    (do.Execute(7), "executes request 7"),
     (do.Persist(Vote(ALICE, None, held=True)), "keeps its vote on Alice: held"),
     (
         do.Persist(Vote(ALICE, None, False, 1, (1, False))),
@@ -103,20 +103,20 @@ EFFECTS: list[tuple[do.Effect, str]] = [
     (do.Halt("a fork"), "halts: a fork"),
 ]
 
-PREPARED = Prepared({"A": 1}, 0, True, ROWS, Footprint(), b"", b"")
+PREPARED = Prepared({"A": 1}, 0, True, ROWS, AccessSet(), b"", b"")
 EVENTS: list[tuple[on.Event, str]] = [
-    (on.Submitted(7, Request("order-7", ())), "ticket 7 is submitted as command order-7"),
-    (on.Aside(7), "ticket 7 is executed aside"),
-    (on.Executed(7, PREPARED), "ticket 7 reads at [1, 0, 0, 0, 0]"),
-    (on.ClockWanted(7), "ticket 7 wants a transaction clock"),
+    (on.Submitted(7, Request("order-7", ())), "request 7 is submitted as command order-7"),
+    (on.MovedToWorker(7), "request 7 is executed in a worker"),
+    (on.Executed(7, PREPARED), "request 7 reads at [1, 0, 0, 0, 0]"),
+    (on.ClockWanted(7), "request 7 wants a transaction clock"),
     (on.ClockSet(False), "the clock only counts from now on"),
     (on.ClockSet(True), "the clock follows the wall from now on"),
     (on.Shortened({"A": 1}), "the journal has lost its beginning up to [1, 0, 0, 0, 0]"),
     (on.Held("mirror", 3 << 22), "reader mirror holds the journal at 3ms+0"),
     (on.Held("mirror", None), "reader mirror holds the journal no more"),
-    (on.Failed(7, DeadlineError("too slow")), "ticket 7 fails: DeadlineError: too slow"),
-    (on.Dropped(7), "ticket 7 needs no more"),
-    (on.Decided(7, ALICE, Answer(b"", Token())), "ticket 7 is Alice, which waits for its activation"),
+    (on.Failed(7, DeadlineError("too slow")), "request 7 fails: DeadlineError: too slow"),
+    (on.Dropped(7), "request 7 needs no more"),
+    (on.Decided(7, ALICE, Answer(b"", Token())), "request 7 is Alice, which waits for its activation"),
     (on.Activated(ALICE, ""), "Alice is in force"),
     (on.Activated(ALICE, "no room"), "Alice fails: no room"),
     (on.Assembled("B", (), b"xyz"), "has put together 3 bytes that B has sent in pieces"),

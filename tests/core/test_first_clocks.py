@@ -5,8 +5,8 @@ from bedrockish.core.protocol.messages import Approve, Gossip
 from bedrockish.core.protocol.records import Recovered
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import milliseconds, pack
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import SCHEMA, Transaction, Txid
 from tests.core.net import Net, add
 from tests.core.test_member_changes import membership
@@ -52,8 +52,8 @@ def test_who_never_hears_it_says_so() -> None:
     net = Walls("ABC")
     net.ask("A", add("one", "k", timeout_s=2.0))
     net.run(1.0)
-    [ticket] = net.places["A"].core.coordinator.replies.tickets.values()
-    assert ticket.refusal == "node A has not heard yet from a majority of the voters what their wall clocks say"
+    [request_id] = net.places["A"].core.coordinator.replies.in_flight.values()
+    assert request_id.refusal == "node A has not heard yet from a majority of the voters what their wall clocks say"
     net.run(3.0)
     assert net.told("A")["one"] == "did not happen"
 
@@ -67,7 +67,7 @@ def test_one_voter_has_nobody_to_ask() -> None:
 
 def test_a_restart_before_a_schema_change_follows_no_wall_of_its_own() -> None:
     """Its machine may say anything: the clock begins at its ceiling, also when a change is to come into force soon."""
-    txid, nothing = Txid(MORNING - 5, "A"), Footprint()
+    txid, nothing = Txid(MORNING - 5, "A"), AccessSet()
     change = Transaction(
         *(txid, {}, 0, 0, 0, "alter", "serializable", SCHEMA, nothing, b"", b""), activates=MORNING - 1
     )

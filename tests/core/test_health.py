@@ -45,16 +45,16 @@ from bedrockish.core.protocol.messages import (
 from bedrockish.core.protocol.records import Prepared, Recovered, Vote
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ReadOnlyError, UnavailableError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tests.core.test_member_changes import CLOCK, WALL, commit, membership, transaction
 
 MEMBERS = membership(0, "ABC")
 WHERE = {DAMAGED_TABLES: Alarm(Mode.DAMAGED, "a row is not what the journal says", {"table": "t", "key": "7"})}
 FITS_NOWHERE = {UNAPPLICABLE: Alarm(Mode.READ_ONLY, "A1 fits nowhere", {})}
-NOTHING_READ = cbor2.dumps(Footprint().pack())
+NOTHING_READ = cbor2.dumps(AccessSet().pack())
 
 
 class Sick:
@@ -85,7 +85,7 @@ def said(effects: list[Effect]) -> list[type]:
 
 
 def prepared(*, readonly: bool) -> Prepared:
-    return Prepared({}, 0, readonly, ROWS, Footprint(read_points=frozenset({b"k"})), b"", b"")
+    return Prepared({}, 0, readonly, ROWS, AccessSet(read_points=frozenset({b"k"})), b"", b"")
 
 
 def questions(made: Transaction) -> list[Message]:

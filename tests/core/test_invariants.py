@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bedrockish.core.coordinator.request import MOVES, Stage, Ticket
+from bedrockish.core.coordinator.request import MOVES, InFlight, Stage
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.records import Recovered
@@ -24,7 +24,7 @@ def busy() -> Node:
     net.ask("A", add("Q", "x"))
     core = net.places["A"].core
     assert len(core.state.votes.pending.transactions) == 1
-    assert [one.stage for one in core.coordinator.replies.tickets.values()] == [Stage.IN_FLIGHT, Stage.WAITING]
+    assert [one.stage for one in core.coordinator.replies.in_flight.values()] == [Stage.IN_FLIGHT, Stage.WAITING]
     core.check()
     return core
 
@@ -112,10 +112,10 @@ def test_a_request_goes_only_where_the_automaton_leads() -> None:
     """Every stage has a row, each is reached from another, and a step that is not in the table is refused."""
     assert set(MOVES) == set(Stage)
     assert {stage for stages in MOVES.values() for stage in stages} == set(Stage) - {Stage.TOKEN}
-    ticket = Ticket(1, add("P", "x"), 1.0)
+    request_id = InFlight(1, add("P", "x"), 1.0)
     with pytest.raises(AssertionError, match="does not go on to"):
-        ticket.move(Stage.IN_FLIGHT)
-    assert Txid(1, "A") not in ticket.open
+        request_id.move(Stage.IN_FLIGHT)
+    assert Txid(1, "A") not in request_id.open
 
 
 def test_what_a_refilled_file_holds_keeps_its_cut_below_it() -> None:

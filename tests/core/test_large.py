@@ -28,7 +28,7 @@ from bedrockish.core.protocol.pieces import Cutter
 from bedrockish.core.replica import staging
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model import transaction as transaction_form
-from bedrockish_journal.model.footprint import Footprint, clock_key
+from bedrockish_journal.model.access_set import AccessSet, clock_key
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tests.core.net import Net, add
 
@@ -38,11 +38,11 @@ BIG = "k" * 1_000  # a key so long that what writes it is large
 
 
 def txn(clock: int, changes: bytes, base: int = 0) -> Transaction:
-    footprint = Footprint(
+    access_set = AccessSet(
         frozenset({b"t:a\0one", clock_key(clock)}), (), frozenset({b"t:a\0" + b"k" * 100, b"c:\0me"}), ()
     )
     return Transaction(
-        Txid(clock, "A"), {"A": base}, 0, 0, 0, "me", "serializable", ROWS, footprint, changes, b"r" * 40
+        Txid(clock, "A"), {"A": base}, 0, 0, 0, "me", "serializable", ROWS, access_set, changes, b"r" * 40
     )
 
 
@@ -88,8 +88,8 @@ def test_its_pieces_are_at_a_quorum_before_it_begins() -> None:
     net.deliver()
     assert {type(m) for _, to, m in net.said if to == "B"} == {Offer, Piece}
     assert not of_kind(net, InPieces)
-    [ticket] = net.places["A"].core.coordinator.replies.tickets.values()
-    assert ticket.stage is Stage.AHEAD
+    [request_id] = net.places["A"].core.coordinator.replies.in_flight.values()
+    assert request_id.stage is Stage.AHEAD
     net.kept = set()
     net.deliver()
     assert net.told("A") == {"one": "A1"}
@@ -192,10 +192,10 @@ def test_what_a_voter_has_is_not_sent_again() -> None:
     before = len(of_kind(net, Piece))
     assert before
     coordinator = net.places["A"].core.coordinator
-    [number] = coordinator.replies.tickets
+    [number] = coordinator.replies.in_flight
     core = net.places["A"].core
     core.state.set_now(net.now)
-    coordinator._execute(coordinator.replies.tickets[number])
+    coordinator._execute(coordinator.replies.in_flight[number])
     net.places["A"].perform(core._answer())
     net.kept = set()
     net.deliver()

@@ -25,9 +25,9 @@ from bedrockish.core.protocol.records import Member, Membership, decode_membersh
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.state.membership import Facts, change_members
 from bedrockish.errors import MembershipError, UnavailableError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry, decode_label
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import VERSION, Transaction, Txid, decode_transaction
 from tests.core.test_member_changes import CLOCK, WALL, One, membership
@@ -51,7 +51,7 @@ LEVELS: dict[int, dict[int, str]] = {
         13: "applied closed cut clock store batches wall_ms holds",
         14: "wants limit",
         15: "entries clock",
-        16: "read vector footprint clock",
+        16: "read vector access_set clock",
         17: "read others clock",
         18: "body clock",
         19: "command body clock",
@@ -182,7 +182,7 @@ def test_a_level_above_ours_stops_the_node_before_it_applies_anything() -> None:
 
 def test_a_transaction_of_a_higher_version_is_refused() -> None:
     """Its further fields may say what it does; half of it must not be applied."""
-    one = Transaction(Txid(5, "A"), {}, 0, 0, 0, "one", "serializable", "rows", Footprint(), b"\x80", b"\x80")
+    one = Transaction(Txid(5, "A"), {}, 0, 0, 0, "one", "serializable", "rows", AccessSet(), b"\x80", b"\x80")
     packed = cbor2.loads(one.body)
     assert decode_transaction(cbor2.dumps(packed)) == one
     with pytest.raises(EntryMalformedError, match=f"has version {VERSION + 1}"):

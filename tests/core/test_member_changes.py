@@ -30,9 +30,9 @@ from bedrockish.core.protocol.records import Joining, Member, Membership, Prepar
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import LearnerError, UnavailableError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector
 
@@ -49,12 +49,12 @@ def transaction(
     leader: str, number: int, config: int = 0, change: Membership | None = None, base: Vector | None = None
 ) -> Transaction:
     kind = ROWS if change is None else MEMBERS
-    written = Footprint(write_points=frozenset({b"t:x\0" + str(number).encode()}))
+    written = AccessSet(write_points=frozenset({b"t:x\0" + str(number).encode()}))
     command = f"{leader}-{number}"
-    footprint = claim(written if change is None else Footprint(), (command,), kind, CLOCK + number)
+    access_set = claim(written if change is None else AccessSet(), (command,), kind, CLOCK + number)
     changes = b"" if change is None else encode_membership(change)
     txid = Txid(CLOCK + number, leader)
-    return Transaction(txid, base or {}, CLOCK - 1, 0, config, command, "serializable", kind, footprint, changes, b"")
+    return Transaction(txid, base or {}, CLOCK - 1, 0, config, command, "serializable", kind, access_set, changes, b"")
 
 
 def commit(made: Transaction) -> Commit:
@@ -137,7 +137,7 @@ def test_who_has_forgotten_its_promises_says_nothing_that_is_counted() -> None:
     """Neither of votes nor of reads and clocks; but its clock moves on, and it says what it knows to be over."""
     one = One(membership(0, "ABC"), lost="its file is an older one")
     before = transaction("A", 1)
-    body = cbor2.dumps(Footprint(read_points=frozenset({b"t:x\0001"})).pack())
+    body = cbor2.dumps(AccessSet(read_points=frozenset({b"t:x\0001"})).pack())
     said = [
         *one.hear("A", Begin(before.body)),
         *one.hear("A", Rollback(before.txid, CLOCK + 1)),
@@ -157,10 +157,10 @@ def test_a_learner_answers_a_write_with_the_voters() -> None:
     """At once and each time, also for an id that is under way at a voter: nothing of it is at the learner."""
     one = One(membership(0, "AC", "B"))
     one.step(PeerUp("C"))
-    written = Prepared({}, 0, False, ROWS, Footprint(write_points=frozenset({b"t:x\0001"})), b"", b"")
-    for ticket in (1, 2):
-        one.step(Submitted(ticket, Request("the same id", ())))
-        effects = one.step(Executed(ticket, written))
+    written = Prepared({}, 0, False, ROWS, AccessSet(write_points=frozenset({b"t:x\0001"})), b"", b"")
+    for request_id in (1, 2):
+        one.step(Submitted(request_id, Request("the same id", ())))
+        effects = one.step(Executed(request_id, written))
         assert not [effect for effect in effects if isinstance(effect, Send | Persist)]
         (refused,) = [effect.answer for effect in effects if isinstance(effect, Reply)]
         assert isinstance(refused, LearnerError)

@@ -11,9 +11,9 @@ from bedrockish.core.protocol.messages import Begin, Entries, Message, Rollback
 from bedrockish.core.protocol.records import Member, Membership, Prepared, Recovered
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.entry import Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector
 
@@ -21,16 +21,16 @@ NODES = ("A", "B", "C")
 MEMBERS = Membership(0, {node: Member(node, "") for node in NODES})
 
 
-def footprint(reads: str = "", writes: str = "") -> Footprint:
+def access_set(reads: str = "", writes: str = "") -> AccessSet:
     keys = {name: name.encode() for name in "xyz"}
-    return Footprint(
+    return AccessSet(
         frozenset(keys[key] for key in reads + writes), write_points=frozenset(keys[key] for key in writes)
     )
 
 
 def prepared(base: Vector, reads: str = "", writes: str = "") -> Prepared:
     changes = encode_changes([])
-    return Prepared(dict(base), 0, not writes, ROWS, footprint(reads, writes), changes, b"result")
+    return Prepared(dict(base), 0, not writes, ROWS, access_set(reads, writes), changes, b"result")
 
 
 class Trio:
@@ -66,11 +66,11 @@ class Trio:
             match effect:
                 case Send(peer, message):
                     self.under_way.append((name, peer, message))
-                case Execute(ticket):
-                    self.executions[ticket] = self.executions.get(ticket, 0) + 1
-                    self.step(name, Executed(ticket, self.executes[ticket]))
-                case Reply(ticket, answer):
-                    self.answers[ticket] = answer
+                case Execute(request_id):
+                    self.executions[request_id] = self.executions.get(request_id, 0) + 1
+                    self.step(name, Executed(request_id, self.executes[request_id]))
+                case Reply(request_id, answer):
+                    self.answers[request_id] = answer
                 case Apply(entry):
                     self.journals[name].append(entry)
                 case SendEntries(peer, wants):
@@ -197,7 +197,7 @@ def test_an_empty_transaction_with_the_same_command_settles_it() -> None:
     """When the empty one has committed, the original cannot any more; when the original has, the empty one finds it."""
     world = Trio()
     base = world.base("A")
-    empty = Prepared(world.base("B"), 0, False, ROWS, Footprint(), encode_changes([]), b"nothing")
+    empty = Prepared(world.base("B"), 0, False, ROWS, AccessSet(), encode_changes([]), b"nothing")
     settled = world.submit("B", empty, once=False, command="pay")
     world.run(0.3)
     assert isinstance(world.answers[settled], Answer)

@@ -10,7 +10,7 @@ import pytest
 
 from bedrockish.api.requests import ADD, PROMOTE, MemberChange, Request, Statement
 from bedrockish.common.levels import LEVEL
-from bedrockish.core.coordinator.request import Stage, Ticket
+from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.revalidation import lost
 from bedrockish.core.coordinator.schema_barrier import activation_clock
 from bedrockish.core.node import Node
@@ -36,9 +36,9 @@ from bedrockish.core.protocol.records import Joining, Membership, Prepared, Reco
 from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError, MembershipError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import milliseconds, pack
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 from tests.core.net import Net, add
 from tests.core.test_ballots import begin, hear, state
@@ -231,7 +231,7 @@ def test_after_a_restart_what_a_retired_timeline_has_is_in_every_base() -> None:
     members = replace(membership(3, "ABC"), retired={"E": 3})
     recovered = Recovered("B", "b", members, applied={"E": 1}, heads={"E": entry.hash}, window=(entry,))
     node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
-    assert not list(node.state.commit_window.conflicts(made.footprint, {}))
+    assert not list(node.state.commit_window.conflicts(made.access_set, {}))
 
 
 # -- clients -------------------------------------------------------------------------------------------------------
@@ -242,16 +242,16 @@ def test_a_client_is_told_that_nothing_happened_when_the_last_attempt_is_over() 
     net = Net("ABC")
     core = net.places["A"].core
     one, other = transaction("A", 1), transaction("A", 2)
-    ticket = Ticket(9, add("P", "x"), 10.0, stage=Stage.ENDING, open={one.txid, other.txid})
+    request_id = InFlight(9, add("P", "x"), 10.0, stage=Stage.ENDING, open={one.txid, other.txid})
     replies = core.coordinator.replies
-    replies.tickets[9] = ticket
+    replies.in_flight[9] = request_id
     for made, told in ((one, 0), (other, 1)):
-        replies.ended(ticket, made, commit=False)
+        replies.ended(request_id, made, commit=False)
         assert sum(isinstance(effect, Reply) for effect in core.state.outbox.effects) == told
 
 
 def executed(schema: int = 0) -> Prepared:
-    return Prepared({}, schema, False, ROWS, Footprint(write_points=frozenset({b"t:x\0k"})), b"", b"")
+    return Prepared({}, schema, False, ROWS, AccessSet(write_points=frozenset({b"t:x\0k"})), b"", b"")
 
 
 def test_an_open_transaction_ends_with_its_schema() -> None:
@@ -281,7 +281,7 @@ def test_a_schema_change_is_in_force_after_its_own_clock() -> None:
     here = One(ABC).node.state
     here.settings = replace(here.settings, schema_delay_ms=0)
     change = replace(executed(), kind=SCHEMA)
-    assert activation_clock(here, Ticket(1, Request("c", (Statement("alter", ()),)), 1.0), change, CLOCK) > CLOCK
+    assert activation_clock(here, InFlight(1, Request("c", (Statement("alter", ()),)), 1.0), change, CLOCK) > CLOCK
 
 
 @pytest.mark.parametrize("members", [ABC, membership(0, "A")])
@@ -289,9 +289,9 @@ def test_a_change_that_needs_time_is_in_force_after_it(members: Membership) -> N
     """However it is with the delay that others have: an index is built beside its table meanwhile."""
     here = One(members).node.state
     change = replace(executed(), kind=SCHEMA, delay_ms=90_000)
-    ticket = Ticket(1, Request("c", (Statement("alter", ()),)), 1.0)
-    assert milliseconds(activation_clock(here, ticket, change, CLOCK)) - milliseconds(CLOCK) == 90_000
-    assert activation_clock(here, ticket, replace(change, kind=ROWS), CLOCK) == 0
+    request_id = InFlight(1, Request("c", (Statement("alter", ()),)), 1.0)
+    assert milliseconds(activation_clock(here, request_id, change, CLOCK)) - milliseconds(CLOCK) == 90_000
+    assert activation_clock(here, request_id, replace(change, kind=ROWS), CLOCK) == 0
 
 
 def test_a_wall_clock_is_followed_as_far_as_others_are_near() -> None:

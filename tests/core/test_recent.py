@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from bedrockish.core.state import certifier
 from bedrockish.core.state.certifier import SEGMENT, CommitWindow, Pending, claim
-from bedrockish_journal.model.footprint import Footprint, conflict
+from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 NODES = "ABC"
 keys = st.sampled_from([b"t:a\0%d" % number for number in range(6)])
 ranges = st.tuples(keys, keys).map(lambda pair: (min(pair), max(pair) + b"\xff"))
-footprints = st.builds(
-    Footprint,
+access_sets = st.builds(
+    AccessSet,
     st.frozensets(keys, max_size=3),
     st.lists(ranges, max_size=1).map(tuple),
     st.frozensets(keys, max_size=3),
     st.lists(ranges, max_size=1).map(tuple),
 )
 bases = st.fixed_dictionaries({node: st.integers(0, 8) for node in NODES})
-histories = st.lists(st.tuples(st.sampled_from(NODES), footprints), max_size=20)
+histories = st.lists(st.tuples(st.sampled_from(NODES), access_sets), max_size=20)
 
 
 @pytest.fixture(scope="module", params=[3, SEGMENT])
@@ -36,14 +36,14 @@ def segment(request: pytest.FixtureRequest) -> Iterator[int]:
         yield request.param
 
 
-def transaction(clock: int, footprint: Footprint) -> Transaction:
-    return Transaction(Txid(clock, "A"), {}, 0, 0, 0, str(clock), "serializable", ROWS, footprint, b"", b"")
+def transaction(clock: int, access_set: AccessSet) -> Transaction:
+    return Transaction(Txid(clock, "A"), {}, 0, 0, 0, str(clock), "serializable", ROWS, access_set, b"", b"")
 
 
 @pytest.mark.usefixtures("segment")
-@given(histories, footprints, bases, st.data())
+@given(histories, access_sets, bases, st.data())
 def test_recent_finds_what_comparing_with_everything_finds(
-    history: list[tuple[str, Footprint]], footprint: Footprint, base: dict[str, int], data: st.DataObject
+    history: list[tuple[str, AccessSet]], access_set: AccessSet, base: dict[str, int], data: st.DataObject
 ) -> None:
     recent, ticks = CommitWindow(), dict.fromkeys(NODES, 0)
     places: dict[Txid, list[tuple[str, int]]] = {}
@@ -69,10 +69,10 @@ def test_recent_finds_what_comparing_with_everything_finds(
     expected = {
         committed.txid
         for committed in done
-        if conflict(footprint, committed.footprint) is not None
+        if conflict(access_set, committed.access_set) is not None
         and not any(base[leader] >= tick for leader, tick in places[committed.txid])
     }
-    conflicts = list(recent.conflicts(footprint, base))
+    conflicts = list(recent.conflicts(access_set, base))
     found = {each.other for each in conflicts}
     assert len(found) == len(conflicts)
     assert found <= expected
@@ -80,16 +80,16 @@ def test_recent_finds_what_comparing_with_everything_finds(
         assert txid.clock <= forgotten
         assert any(recent.floor.get(leader, 0) >= tick for leader, tick in places[txid])
     for own in expected:
-        assert own not in {each.other for each in recent.conflicts(footprint, base, own)}
+        assert own not in {each.other for each in recent.conflicts(access_set, base, own)}
     for each in conflicts:
-        met = Footprint(write_points=frozenset({each.key}))
-        assert conflict(met, footprint) is not None
+        met = AccessSet(write_points=frozenset({each.key}))
+        assert conflict(met, access_set) is not None
     newer = recent.newer_than(base)
     if newer is not None:  # else a base so old is for the keys to tell
-        assert {one.txid for one in newer if conflict(footprint, one.footprint) is not None} == expected
-    above = set(recent.any_conflicts(footprint, safe))
+        assert {one.txid for one in newer if conflict(access_set, one.access_set) is not None} == expected
+    above = set(recent.any_conflicts(access_set, safe))
     assert above == {
-        one.txid for one in done if one.txid.clock > safe and conflict(footprint, one.footprint) is not None
+        one.txid for one in done if one.txid.clock > safe and conflict(access_set, one.access_set) is not None
     }
 
 
@@ -101,7 +101,7 @@ def test_a_commit_of_ten_keys_takes_less_than_400_bytes_below_safe_time(segment:
     def commit(number: int) -> Transaction:
         points = frozenset(b"t:account\0%08d" % (100 * number + key) for key in range(10))
         command = f"{number:032x}"
-        claimed = claim(Footprint(points, (), points), (command,), ROWS, number)
+        claimed = claim(AccessSet(points, (), points), (command,), ROWS, number)
         return Transaction(Txid(number, "A"), {}, 0, 0, 0, command, "serializable", ROWS, claimed, b"", b"")
 
     gc.collect()
@@ -115,23 +115,23 @@ def test_a_commit_of_ten_keys_takes_less_than_400_bytes_below_safe_time(segment:
     tracemalloc.stop()
     assert not recent.known
     assert taken <= 400
-    hit = Footprint(frozenset({b"t:account\0%08d" % 503}))
+    hit = AccessSet(frozenset({b"t:account\0%08d" % 503}))
     assert [each.other.clock for each in recent.conflicts(hit, {})] == [5]
     assert not list(recent.conflicts(hit, {"A": 5}))
 
 
-@given(st.lists(footprints, max_size=12), footprints, st.sets(st.integers(1, 12)))
+@given(st.lists(access_sets, max_size=12), access_sets, st.sets(st.integers(1, 12)))
 def test_pending_finds_what_comparing_with_everything_finds(
-    held: list[Footprint], footprint: Footprint, removed: set[int]
+    held: list[AccessSet], access_set: AccessSet, removed: set[int]
 ) -> None:
     pending = Pending()
     for clock, each in enumerate(held, 1):
         pending.add(transaction(clock, each), 0.0)
     for clock in removed:
         pending.remove(Txid(clock, "A"))
-    found = [each.other.clock for each in pending.conflicts(footprint)]
+    found = [each.other.clock for each in pending.conflicts(access_set)]
     assert sorted(found) == [
-        clock for clock, each in enumerate(held, 1) if clock not in removed and conflict(footprint, each) is not None
+        clock for clock, each in enumerate(held, 1) if clock not in removed and conflict(access_set, each) is not None
     ]
 
 
@@ -139,7 +139,7 @@ def test_a_late_place_in_a_retired_timeline_is_in_every_base(segment: int) -> No
     """Also of a commit that was packed before: no base names the timeline any more, for all have it."""
     recent = CommitWindow()
     done = [
-        transaction(clock, Footprint(frozenset(), (), frozenset({b"k%d" % clock}))) for clock in range(1, segment + 1)
+        transaction(clock, AccessSet(frozenset(), (), frozenset({b"k%d" % clock}))) for clock in range(1, segment + 1)
     ]
     for tick, committed in enumerate(done, 1):
         recent.add(("A", tick), committed)
@@ -147,9 +147,9 @@ def test_a_late_place_in_a_retired_timeline_is_in_every_base(segment: int) -> No
     assert not recent.known, "all are packed"
     recent.retire({"B"})
     first = done[0]
-    assert [found.other for found in recent.conflicts(first.footprint, {})] == [first.txid]
+    assert [found.other for found in recent.conflicts(first.access_set, {})] == [first.txid]
     recent.add(("B", 9), first)
-    assert not list(recent.conflicts(first.footprint, {}))
+    assert not list(recent.conflicts(first.access_set, {}))
 
 
 @pytest.mark.parametrize("segment", [3], indirect=True)
@@ -157,7 +157,7 @@ def test_what_is_packed_costs_nothing_where_it_is_seen(segment: int, monkeypatch
     """A minute of commits is hundreds of segments: neither a test nor a new commit asks each of them."""
     recent = CommitWindow()
     made = [
-        transaction(clock, Footprint(frozenset(), (), frozenset({b"k%d" % clock}))) for clock in range(1, 8 * segment)
+        transaction(clock, AccessSet(frozenset(), (), frozenset({b"k%d" % clock}))) for clock in range(1, 8 * segment)
     ]
     for committed in made[:-1]:
         recent.add(("A", committed.txid.clock), committed)
@@ -167,15 +167,15 @@ def test_what_is_packed_costs_nothing_where_it_is_seen(segment: int, monkeypatch
         for asked in ("is_in", "add_place", "conflicts"):
             patch.delattr(certifier.Segment, asked)
         recent.add(("A", last), made[-1])
-        assert not list(recent.conflicts(made[0].footprint, {"A": last}))
-    assert [found.other for found in recent.conflicts(made[0].footprint, {"A": 0})] == [made[0].txid]
+        assert not list(recent.conflicts(made[0].access_set, {"A": last}))
+    assert [found.other for found in recent.conflicts(made[0].access_set, {"A": 0})] == [made[0].txid]
 
 
 def test_what_is_newer_than_a_base_is_found_by_its_ticks_as_long_as_that_is_little() -> None:
     recent = CommitWindow()
     for tick in range(1, certifier.LATEST + 4):
-        recent.add(("A", tick), transaction(tick, Footprint()))
-    recent.add(("B", 1), transaction(2, Footprint()))  # known already, from A
+        recent.add(("A", tick), transaction(tick, AccessSet()))
+    recent.add(("B", 1), transaction(2, AccessSet()))  # known already, from A
     last = certifier.LATEST + 3
     assert recent.newer_than({"A": last}) == []
     newer = recent.newer_than({"A": last - 2, "B": 0})

@@ -3,7 +3,7 @@
 from bedrockish.api.requests import SESSION, STRICT, Request, Statement
 from bedrockish.core.protocol.messages import Check
 from bedrockish.core.protocol.records import Prepared
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS
 from tests.core.net import Net, add
 
@@ -67,8 +67,8 @@ def test_a_node_knows_when_it_may_lag() -> None:
     core = net.places["A"].core
 
     def may_lag(key: str = "x") -> bool:
-        footprint = Footprint(frozenset({b"t:rows\0" + key.encode()}))
-        return core.reading.may_lag(Prepared(dict(core.state.timelines.applied), 0, True, ROWS, footprint, b"", b""))
+        access_set = AccessSet(frozenset({b"t:rows\0" + key.encode()}))
+        return core.reading.may_lag(Prepared(dict(core.state.timelines.applied), 0, True, ROWS, access_set, b"", b""))
 
     assert not may_lag()
     net.kept = {type(None)}

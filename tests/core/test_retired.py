@@ -12,9 +12,9 @@ from bedrockish.core.protocol.records import Recovered, decode_membership, encod
 from bedrockish.core.state.certifier import SEGMENT, CommitWindow
 from bedrockish.core.state.membership import Facts, change_members
 from bedrockish.core.state.state import State
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers
@@ -112,10 +112,10 @@ def test_a_retired_timeline_takes_nothing_more() -> None:
 def test_what_stands_in_a_retired_timeline_is_in_every_base() -> None:
     """A BEGIN on the row that D1 wrote, on a base that does not name D, conflicts with nothing; nor does a read."""
     one = retired()
-    written = transaction("D", 1).footprint
-    made = replace(transaction("A", 5, config=2, base={"A": 1, "C": 1}), footprint=written, body=b"")
+    written = transaction("D", 1).access_set
+    made = replace(transaction("A", 5, config=2, base={"A": 1, "C": 1}), access_set=written, body=b"")
     assert any(isinstance(said, Approve) for said in one.hear("A", Begin(made.body)))
-    reads = cbor2.dumps(Footprint(read_points=written.write_points).pack())
+    reads = cbor2.dumps(AccessSet(read_points=written.write_points).pack())
     one = retired()
     (said,) = one.hear("A", Check(1, {"A": 1, "C": 1}, reads, CLOCK + 5))
     assert isinstance(said, Checked)
@@ -129,16 +129,16 @@ def test_what_stands_in_a_retired_timeline_is_in_every_base() -> None:
 def test_the_window_forgets_whom_it_waited_for(number: int) -> None:
     """In loose and in packed commits, with and without another label, and in what was dropped."""
     window = CommitWindow()
-    footprint = Footprint(write_points=frozenset({b"t:x\0"}))
+    access_set = AccessSet(write_points=frozenset({b"t:x\0"}))
     for tick in range(1, number + 1):
-        one = Transaction(Txid(tick, "D"), {}, 0, 0, 0, str(tick), "serializable", ROWS, footprint, b"", b"")
+        one = Transaction(Txid(tick, "D"), {}, 0, 0, 0, str(tick), "serializable", ROWS, access_set, b"", b"")
         if tick % 2:
             window.add(("A", tick // 2 + 1), one)
         window.add(("D", tick), one)
     window.pack(number, ())
-    assert next(window.conflicts(footprint, {}), None) is not None
+    assert next(window.conflicts(access_set, {}), None) is not None
     window.retire({"D"})
-    assert list(window.conflicts(footprint, {})) == []
+    assert list(window.conflicts(access_set, {})) == []
     window.forget(number)
     assert "D" not in window.floor
     window.reaches_back_to({"A": 1, "D": 7}, [])

@@ -2,7 +2,7 @@
 
 from bedrockish.api.requests import STRICT, Request, Statement
 from bedrockish.core.coordinator.replies import Replies
-from bedrockish.core.coordinator.request import Stage, Ticket, retry_pause_ms
+from bedrockish.core.coordinator.request import InFlight, Stage, retry_pause_ms
 from bedrockish.core.coordinator.wait_queue import WaitQueue
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Execute
@@ -12,7 +12,7 @@ from bedrockish.core.protocol.records import Member, Membership, Prepared, Recov
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
-from bedrockish_journal.model.footprint import Footprint, clock_key
+from bedrockish_journal.model.access_set import AccessSet, clock_key
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 from tests.core.net import Net
 
@@ -24,21 +24,21 @@ def state() -> State:
 
 
 def transaction(kind: str, leader: str = "B") -> Transaction:
-    touched = Footprint(frozenset(), (), frozenset({b"t:x\0k"}))
+    touched = AccessSet(frozenset(), (), frozenset({b"t:x\0k"}))
     return Transaction(Txid(7, leader), {}, 0, 0, 0, "c", "serializable", kind, touched, b"", b"")
 
 
-def ticket(number: int) -> Ticket:
-    return Ticket(number, Request(f"c{number}", (Statement("UPDATE"),)), 10.0)
+def request_id(number: int) -> InFlight:
+    return InFlight(number, Request(f"c{number}", (Statement("UPDATE"),)), 10.0)
 
 
 def queues(count: int) -> tuple[WaitQueue, list[int]]:
-    """Tickets that wait for a transaction of B, and what is executed."""
+    """Requests that wait for a transaction of B, and what is executed."""
     executed: list[int] = []
     replies = Replies(Net("ABC").places["A"].core.state, lambda one: executed.append(one.number))
-    tickets, found = replies.tickets, replies.wait_queue
-    tickets.update({number: ticket(number) for number in range(count)})
-    for one in tickets.values():
+    in_flight, found = replies.in_flight, replies.wait_queue
+    in_flight.update({number: request_id(number) for number in range(count)})
+    for one in in_flight.values():
         found.wait(one, Txid(7, "B"))
     return found, executed
 
@@ -59,7 +59,7 @@ def test_who_waited_for_a_schema_change_goes_on_at_once() -> None:
 
 def test_who_was_rejected_for_a_schema_change_that_is_not_here_pauses_for_its_delay() -> None:
     """Before it is here, the same would happen again."""
-    one = ticket(1)
+    one = request_id(1)
     one.last = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), b"t:x\0k", 0)
     assert retry_pause_ms(one, Settings(), 1.0) == Settings().retry_ms_min
     one.last = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), clock_key(9), 0)
@@ -72,10 +72,10 @@ def test_what_will_have_to_wait_is_not_executed_again() -> None:
     node.start(Now(1.0, 0))
     effects = node.step(Submitted(1, Request("c", (Statement("UPDATE"),))), Now(1.0, 0))
     assert Execute(1) in effects
-    footprint = Footprint(frozenset(), (), frozenset({b"t:x\0k"}))
-    node.step(Executed(1, Prepared({}, 0, False, ROWS, footprint, b"", b"")), Now(1.0, 0))
-    waiting = node.coordinator.replies.tickets[1]
-    assert waiting.footprint is not None
+    access_set = AccessSet(frozenset(), (), frozenset({b"t:x\0k"}))
+    node.step(Executed(1, Prepared({}, 0, False, ROWS, access_set, b"", b"")), Now(1.0, 0))
+    waiting = node.coordinator.replies.in_flight[1]
+    assert waiting.access_set is not None
     node.state.schema.scheduled = transaction(SCHEMA)
     effects = []
     waiting.move(Stage.PAUSED)  # its attempt was given up
@@ -89,7 +89,7 @@ def test_strict_reads_do_not_wait_for_each_other() -> None:
     net = Net("ABC")
     state = net.places["A"].core.state
     clock = state.clock.tick()
-    touched = claim(Footprint(), ("change",), SCHEMA, clock, clock + 1)
+    touched = claim(AccessSet(), ("change",), SCHEMA, clock, clock + 1)
     change = Transaction(
         Txid(clock, "B"),
         dict(state.timelines.applied),
@@ -107,11 +107,11 @@ def test_strict_reads_do_not_wait_for_each_other() -> None:
     net.play("A", "receive", "B", Begin(change.body))
     for number in range(3):
         net.ask("A", Request(f"r{number}", (Statement("read", ["x"]),), read=STRICT, timeout_s=30.0))
-    assert [one.stage for one in net.places["A"].core.coordinator.replies.tickets.values()] == [Stage.WAITING] * 3
+    assert [one.stage for one in net.places["A"].core.coordinator.replies.in_flight.values()] == [Stage.WAITING] * 3
     net.kept = {Check}
     net.play("A", "receive", "B", Rollback(change.txid, clock + 1))
     net.run(0.05)
-    assert [one.stage for one in net.places["A"].core.coordinator.replies.tickets.values()] == [Stage.CHECKING] * 3
+    assert [one.stage for one in net.places["A"].core.coordinator.replies.in_flight.values()] == [Stage.CHECKING] * 3
     net.kept = set()
     net.run(1.0)
     assert net.told("A") == dict.fromkeys(("r0", "r1", "r2"), "read")

@@ -7,7 +7,7 @@ from bedrockish.core.coordinator.wait_queue import GROUP_MAX
 from bedrockish.core.protocol.messages import Approve, Begin, Rollback
 from bedrockish.core.replica.voter import Barrier
 from bedrockish.core.state.certifier import EVERYTHING
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid, decode_transaction
 from tests.core.net import Net, add
 
@@ -138,7 +138,7 @@ def test_a_group_that_steps_back_for_a_change_of_the_members_stays_together() ->
     net = Net("ABC")
     queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))
     change = Transaction(
-        Txid(1, "C"), {}, 0, 0, 0, "change", "serializable", MEMBERS, Footprint(write_ranges=(EVERYTHING,)), b"", b""
+        Txid(1, "C"), {}, 0, 0, 0, "change", "serializable", MEMBERS, AccessSet(write_ranges=(EVERYTHING,)), b"", b""
     )
     net.places["A"].core.voting.barrier = Barrier(change, net.seconds + 0.3)
     net.run(1.0)
@@ -155,6 +155,6 @@ def test_what_safe_time_has_ended_in_this_step_is_not_given_up_again() -> None:
     (txid,) = core.coordinator.attempts
     core.state.votes.end(txid, commit=False)
     del core.state.votes.by_txid[txid]
-    core.coordinator.past_deadline(next(iter(core.coordinator.replies.tickets)))
+    core.coordinator.past_deadline(next(iter(core.coordinator.replies.in_flight)))
     net.run(1.0)
     assert net.told("A") == {"slow": "did not happen"}

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from bedrockish.api.requests import SNAPSHOT, Request, Statement, Token
 from bedrockish.core.coordinator.wait_queue import SIZE_MAX
-from bedrockish.core.protocol.events import Aside, Event
+from bedrockish.core.protocol.events import Event, MovedToWorker
 from bedrockish.core.protocol.messages import Begin
 from bedrockish.core.protocol.records import FORGOTTEN
 from bedrockish.core.state.certifier import Conflict, command_key
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import Transaction, Txid
 from tests.core.net import Net, add
 from tests.core.test_shared_transactions import journal, value
@@ -184,17 +184,17 @@ def test_one_whose_session_has_seen_more_waits_alone() -> None:
     assert net.told("A")["c0"] == "did not happen"
 
 
-def test_one_that_is_executed_aside_keeps_nobody() -> None:
+def test_one_that_is_executed_in_a_worker_keeps_nobody() -> None:
     """The driver finds out that the first takes long: those that came with it go on."""
     net = Net("ABC")
     place = net.places["A"]
     execute, slow = place._execute, list[int]()
 
-    def run(ticket: int, group: tuple[int, ...]) -> Event:
+    def run(request_id: int, group: tuple[int, ...]) -> Event:
         if group and not slow:
-            slow.append(ticket)
-            return Aside(ticket)
-        return execute(ticket, group)
+            slow.append(request_id)
+            return MovedToWorker(request_id)
+        return execute(request_id, group)
 
     place._execute = run  # type: ignore[method-assign]
     net.ask_together("A", *some(3))
@@ -229,7 +229,7 @@ def test_a_group_belongs_to_nobody_who_is_not_a_voter() -> None:
 def test_who_made_which_change_is_in_the_transaction() -> None:
     """As the driver said, and only with joined commands."""
     shared = Transaction(
-        *(Txid(5, "A"), {}, 0, 0, 0, "one", "serializable", "rows", Footprint(), b"", b""),
+        *(Txid(5, "A"), {}, 0, 0, 0, "one", "serializable", "rows", AccessSet(), b"", b""),
         joined=(("two", b""),),
         shares=(2, 1),
     )

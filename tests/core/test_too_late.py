@@ -29,10 +29,10 @@ def test_a_transaction_that_always_arrives_too_late_says_so() -> None:
     """Its client learns which setting is in the way; it did not happen."""
     trio = SlowWay()
     trio.way_s = WAY_S
-    ticket = trio.submit("A", prepared({}, writes="x"), once=False)
+    request_id = trio.submit("A", prepared({}, writes="x"), once=False)
     trio.run(12.0)
-    answer = trio.answers[ticket]
+    answer = trio.answers[request_id]
     assert isinstance(answer, DeadlineError)
-    assert trio.executions[ticket] > 2
+    assert trio.executions[request_id] > 2
     assert "did not happen: it reached" in answer.message
     assert "closing_lag_ms" in answer.message

@@ -23,7 +23,7 @@ def contend(net: Net, rounds: int) -> list[str]:
     flights: deque[tuple[float, tuple[str, str, object]]] = deque()
     for _ in range(rounds):
         for name in "ABC":
-            waiting = len(net.places[name].tickets)
+            waiting = len(net.places[name].requests)
             for _ in range(3 - waiting):
                 count += 1
                 net.ask(name, add(f"{name}-{count}", "x"))

@@ -14,7 +14,7 @@ def count(connection: db.Connection, table: str) -> int:
 
 
 def test_close_rolls_back_and_ends(url: str, table: str, other: db.Connection) -> None:
-    """What was not committed is taken back; afterwards every use is an error; closing again is none."""
+    """What was not committed is rolled back; afterwards every use is an error; closing again is none."""
     connection = db.connect(url)
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     connection.close()
@@ -27,7 +27,7 @@ def test_close_rolls_back_and_ends(url: str, table: str, other: db.Connection) -
 
 
 def test_commit_and_rollback(connection: db.Connection, table: str, other: db.Connection) -> None:
-    """Autocommit is off at first: nothing is seen by others before commit, and rollback takes it back."""
+    """Autocommit is off at first: nothing is seen by others before commit, and rollback rolls it back."""
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     assert count(other, table) == 0
     connection.commit()

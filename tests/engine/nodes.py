@@ -48,7 +48,7 @@ class TestNode:
             f"{self.node}{self.tick}",
             "serializable",
             prepared.kind,
-            prepared.footprint,
+            prepared.access_set,
             prepared.changes,
             prepared.result,
             joined=prepared.joined if shared else (),

@@ -9,8 +9,8 @@ from bedrockish.core.protocol.records import Member, Membership, Vote, encode_me
 from bedrockish.engine.statements.insert_rewriter import rewrite
 from bedrockish.engine.statements.rowid_allocator import stripe
 from bedrockish.errors import ConstraintError, SqlError, UnsupportedError
+from bedrockish_journal.model.access_set import conflict
 from bedrockish_journal.model.changes import decode_changes
-from bedrockish_journal.model.footprint import conflict
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import Sql, TestNode, ids_like_sqlite
@@ -247,8 +247,8 @@ def test_nodes_and_transactions_in_flight_take_different_ids(make_node: MakeNode
     ids = [change.rowid or 0 for made in mine + yours for change in decode_changes(made.changes)]
     assert len(set(ids)) == 80
     assert sorted(ids)[:4] == [1, 2, 17, 18]
-    footprints = [made.footprint for made in mine + yours]
-    assert not any(conflict(one, other) for n, one in enumerate(footprints) for other in footprints[:n])
+    access_sets = [made.access_set for made in mine + yours]
+    assert not any(conflict(one, other) for n, one in enumerate(access_sets) for other in access_sets[:n])
 
 
 def test_ids_are_above_those_in_the_table_and_of_other_nodes(full: TestNode) -> None:
@@ -302,7 +302,7 @@ def test_a_changed_membership_gives_new_stripes(full: TestNode) -> None:
     entry = full.entry(prepared)
     changed = Transaction(
         *(Txid(9, "A"), prepared.base, 0, prepared.schema, 1, "m", "serializable", MEMBERS),
-        prepared.footprint,
+        prepared.access_set,
         encode_membership(membership),
         prepared.result,
     )
@@ -351,9 +351,9 @@ def test_the_reads_are_those_of_the_clients_text(full: TestNode) -> None:
         "INSERT OR IGNORE INTO t VALUES (NULL, ?, 1)",
         "INSERT INTO a(x) VALUES (?)",
     ):
-        footprint = full.prepare((sql, ("x",))).footprint
-        assert not [one for one in footprint.read_ranges if one[0].startswith((b"t:t\0", b"t:a\0"))]
-        assert not [point for point in footprint.read_points if point.startswith(b"t:")]
+        access_set = full.prepare((sql, ("x",))).access_set
+        assert not [one for one in access_set.read_ranges if one[0].startswith((b"t:t\0", b"t:a\0"))]
+        assert not [point for point in access_set.read_points if point.startswith(b"t:")]
 
 
 def test_errors_show_the_clients_text(full: TestNode) -> None:

@@ -56,7 +56,7 @@ def test_a_statement_is_judged_by_its_own_time(make_node: MakeNode, text: str) -
         node.engine.execute(request(text), 0.01)
 
 
-def test_a_schema_of_many_tables_is_read_aside_too(make_node: MakeNode) -> None:
+def test_a_schema_of_many_tables_is_read_in_a_worker_too(make_node: MakeNode) -> None:
     """What is looked at after the last statement is a part of the request, and its time as well."""
     clocks = Clocks()
     node = make_node(limits=replace(Limits(), seconds=clocks.seconds, busy=clocks.busy))
@@ -67,10 +67,10 @@ def test_a_schema_of_many_tables_is_read_aside_too(make_node: MakeNode) -> None:
         try:
             node.engine.execute(request("CREATE TABLE another(x)"), 0.05)
         except TakesLongError:
-            ended.add("aside")
+            ended.add("worker")
         else:
             ended.add("here")
-    assert ended == {"here", "aside"}
+    assert ended == {"here", "worker"}
 
 
 MANY = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 6000) INSERT INTO t(v) SELECT x FROM n"
@@ -79,7 +79,7 @@ MANY = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 600
 def test_a_request_that_has_used_up_its_time_does_not_interrupt_what_the_engine_does_for_it(
     make_node: MakeNode,
 ) -> None:
-    """It is run again aside, or is done; it never fails with SQLite's own error."""
+    """It is run again in a worker, or is done; it never fails with SQLite's own error."""
     clocks = Clocks()
     node = make_node(limits=replace(Limits(), seconds=clocks.seconds, busy=clocks.busy))
     node.run("CREATE TABLE t(v, w AS (v + 1))")  # rows with computed columns are read again at the end
@@ -89,10 +89,10 @@ def test_a_request_that_has_used_up_its_time_does_not_interrupt_what_the_engine_
         try:
             node.engine.execute(request("INSERT INTO t(v) VALUES (NULL)"), 0.05)
         except TakesLongError:
-            ended.add("aside")
+            ended.add("worker")
         else:
             ended.add("here")
-    assert ended == {"here", "aside"}
+    assert ended == {"here", "worker"}
 
 
 @pytest.mark.parametrize("why", ["changes", "memory"])

@@ -1,11 +1,11 @@
-"""Large transactions: bounded footprints that meet whatever single keys would meet, and a bound on all of it."""
+"""Large transactions: bounded access sets that meet whatever single keys would meet, and a bound on all of it."""
 
 import pytest
 
 from bedrockish.engine.readwrite import access_sets as bulk
-from bedrockish.engine.readwrite.access_sets import BYTES_MAX, GROUP_MAX, POINTS_MAX, check_size, footprint
+from bedrockish.engine.readwrite.access_sets import BYTES_MAX, GROUP_MAX, POINTS_MAX, access_set, check_size
 from bedrockish.errors import TooLargeError
-from bedrockish_journal.model.footprint import Footprint, clock_key, conflict
+from bedrockish_journal.model.access_set import AccessSet, clock_key, conflict
 from tests.engine.nodes import TestNode
 
 
@@ -13,15 +13,15 @@ def test_many_keys_of_one_object_become_the_range_from_the_first_to_the_last() -
     many = {b"t:many\0" + number.to_bytes(4) for number in range(1000, 1000 + POINTS_MAX)}
     few = {b"t:few\0" + number.to_bytes(4) for number in range(GROUP_MAX)} | {clock_key(7)}
     for reads, writes in ((many | few, set()), (set(), many | few)):
-        found = footprint(reads, {(b"i:x\0", b"i:x\0\xff")}, writes, set())
+        found = access_set(reads, {(b"i:x\0", b"i:x\0\xff")}, writes, set())
         assert found.read_points | found.write_points == few
         assert (min(many), max(many) + b"\xff") in (*found.read_ranges, *found.write_ranges)
         assert (b"i:x\0", b"i:x\0\xff") in found.read_ranges
         for point in (min(many), max(many), sorted(many)[500], b"t:few\0" + (3).to_bytes(4)):
-            assert conflict(found, Footprint(write_points=frozenset([point]))) is not None
+            assert conflict(found, AccessSet(write_points=frozenset([point]))) is not None
         for other in (b"t:many\0" + (999).to_bytes(4), b"t:many\0" + (1000 + POINTS_MAX).to_bytes(4), b"t:other\0"):
-            assert conflict(found, Footprint(write_points=frozenset([other]))) is None
-    assert footprint(few, set(), few, set()) == Footprint(frozenset(few), (), frozenset(few), ())
+            assert conflict(found, AccessSet(write_points=frozenset([other]))) is None
+    assert access_set(few, set(), few, set()) == AccessSet(frozenset(few), (), frozenset(few), ())
 
 
 def test_a_statement_that_changes_very_many_rows_writes_their_tables(
@@ -35,13 +35,13 @@ def test_a_statement_that_changes_very_many_rows_writes_their_tables(
     node.run("INSERT INTO p VALUES (1), (2), (3)")
     numbers = "WITH n(i) AS (VALUES (1), (2), (3), (4), (5), (6)) INSERT INTO t SELECT i, 1 + i % 3 FROM n"
     prepared = node.prepare(numbers)
-    assert not prepared.footprint.write_points
+    assert not prepared.access_set.write_points
     for low, high in ((b"t:t\0", b"t:t\0\xff"), (b"i:ta\0", b"i:ta\0\xff")):
-        assert (low, high) in prepared.footprint.write_ranges
-    assert len([key for key in prepared.footprint.read_points if key.startswith(b"i:p\0")]) == 3
+        assert (low, high) in prepared.access_set.write_ranges
+    assert len([key for key in prepared.access_set.read_points if key.startswith(b"i:p\0")]) == 3
     few = node.prepare(numbers + " LIMIT 5")
-    assert few.footprint.write_points
-    assert not few.footprint.write_ranges
+    assert few.access_set.write_points
+    assert not few.access_set.write_ranges
 
 
 def test_what_cannot_travel_is_refused(node: TestNode) -> None:

@@ -107,18 +107,18 @@ def test_an_open_transaction_leaves_the_loop_in_time(tmp_path: Path, sql: str) -
 
 
 @pytest.mark.parametrize("sql", ["JSON for each row", "a pattern for each row", "a write"])
-def test_a_statement_aside_has_its_time_however_dear_its_steps_are(make_node: MakeNode, sql: str) -> None:
+def test_a_statement_in_a_worker_has_its_time_however_dear_its_steps_are(make_node: MakeNode, sql: str) -> None:
     node = make_node(limits=Limits(statement_s=0.3))
     fill(node)
     node.save()
-    aside = Workspace(node.engine.beside())
-    aside.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
+    workspace = Workspace(node.engine.beside())
+    workspace.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
     began = time.thread_time()
     with pytest.raises(StatementTimeoutError):
-        aside.execute(request(DEAR[sql]))
+        workspace.execute(request(DEAR[sql]))
     assert time.thread_time() - began < 1.0
-    aside.end()
-    aside.close()
+    workspace.end()
+    workspace.close()
 
 
 def test_a_row_of_a_stream_has_its_time(tmp_path: Path) -> None:
@@ -147,22 +147,22 @@ def test_a_row_of_a_stream_has_its_time(tmp_path: Path) -> None:
         ("CREATE INDEX i ON doc(trim(text, '[1,'))", r"trim\(\)"),
     ],
 )
-def test_what_nobody_could_end_is_refused_aside(make_node: MakeNode, sql: Sql, text: str) -> None:
+def test_what_nobody_could_end_is_refused_in_a_worker(make_node: MakeNode, sql: Sql, text: str) -> None:
     node = make_node()
     fill(node)
     node.save()
-    aside = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.beside())
     for _ in range(2):
-        aside.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
+        workspace.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
         with pytest.raises(TooLargeError, match=text):
-            aside.execute(request(sql))
-        aside.end()
-        aside.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
-        aside.execute(
+            workspace.execute(request(sql))
+        workspace.end()
+        workspace.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
+        workspace.execute(
             request("SELECT hex(zeroblob(4000000)), 'a' LIKE '%a%'", "SELECT instr('ab', 'b'), trim('abc', 'a')")
         )
-        aside.end()
-    aside.close()
+        workspace.end()
+    workspace.close()
 
 
 def test_what_is_long_and_cheap_needs_no_thread(make_node: MakeNode) -> None:

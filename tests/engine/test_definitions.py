@@ -211,19 +211,19 @@ def test_a_change_describes_what_it_touches(node: TestNode, described: list[str]
     assert set(described) == {"c", "t8"}
 
 
-def test_a_place_aside_describes_nothing_that_the_writer_knows(node: TestNode, described: list[str]) -> None:
+def test_a_workspace_describes_nothing_that_the_writer_knows(node: TestNode, described: list[str]) -> None:
     node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY)" for number in range(50)))
     node.save()
     described.clear()
-    aside, engine = Workspace(node.engine.beside()), node.engine
-    aside.begin(dict(engine.applied), engine.schema_version, engine.moment(), engine.applied_clock)
-    assert aside.execute(request("CREATE TABLE c(p REFERENCES t7)")).changes
+    workspace, engine = Workspace(node.engine.beside()), node.engine
+    workspace.begin(dict(engine.applied), engine.schema_version, engine.moment(), engine.applied_clock)
+    assert workspace.execute(request("CREATE TABLE c(p REFERENCES t7)")).changes
     assert set(described) == {"c"}
-    aside.end()
-    aside.close()
+    workspace.end()
+    workspace.close()
 
 
-def test_a_change_that_was_taken_back_leaves_nothing_known_of_it(node: TestNode) -> None:
+def test_a_change_that_was_rolled_back_leaves_nothing_known_of_it(node: TestNode) -> None:
     node.prepare("CREATE TABLE gone(id INTEGER PRIMARY KEY)")
     assert "gone" not in node.engine.tables.by_name
     node.run("CREATE TABLE kept(id INTEGER PRIMARY KEY, gone)")
@@ -233,7 +233,7 @@ def test_a_change_that_was_taken_back_leaves_nothing_known_of_it(node: TestNode)
 def test_with_many_tables_a_change_is_tried_where_it_holds_up_nobody(
     node: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken back in the loop, it has SQLite read the whole schema again there."""
+    """Rolled back in the loop, it has SQLite read the whole schema again there."""
     in_loop, db = node.engine._limits.budget_s, node.engine._db
     create = request("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     node.save()
@@ -251,39 +251,39 @@ def test_until_a_changed_schema_is_committed_it_is_read_again_after_each_request
     node: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, look = node.engine, request("SELECT 1 FROM t")
-    assert not engine.is_slow_to_take_back
+    assert not engine.is_slow_to_roll_back
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     for _ in range(2):
         engine.execute(look)
         assert engine._db.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0] == 0
-    assert not engine.is_slow_to_take_back  # it is a small one
+    assert not engine.is_slow_to_roll_back  # it is a small one
     monkeypatch.setattr(definitions, "_MANY", 3)
-    assert engine.is_slow_to_take_back
+    assert engine.is_slow_to_roll_back
     node.save()
-    assert not engine.is_slow_to_take_back
+    assert not engine.is_slow_to_roll_back
     engine.execute(look)
     assert engine._db.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0] > 0
 
 
-def test_a_place_aside_reads_the_schema_in_its_thread(node: TestNode) -> None:
+def test_a_workspace_reads_the_schema_in_its_thread(node: TestNode) -> None:
     """The loop only lets its transaction begin, which fixes the moment."""
     engine = node.engine
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     node.run("INSERT INTO t VALUES (1)")
     node.save()
-    aside, explain = Workspace(engine.beside()), request("EXPLAIN PRAGMA integrity_check")
+    workspace, explain = Workspace(engine.beside()), request("EXPLAIN PRAGMA integrity_check")
     for number in (1, 2):
-        before = aside._reader.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0]
-        aside.begin(dict(engine.applied), engine.schema_version, engine.moment(), engine.applied_clock)
-        assert aside._reader.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0] == before
+        before = workspace._reader.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0]
+        workspace.begin(dict(engine.applied), engine.schema_version, engine.moment(), engine.applied_clock)
+        assert workspace._reader.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0] == before
         node.run(f"INSERT INTO t VALUES ({number + 1})")
         node.run(f"CREATE TABLE later{number}(id INTEGER PRIMARY KEY, a NOT NULL)")
         node.save()
-        assert decode_results(aside.execute(request("SELECT count(*) FROM t")).result)[0].rows == [(number,)]
-        told = str(decode_results(aside.execute(explain).result)[0].rows)
+        assert decode_results(workspace.execute(request("SELECT count(*) FROM t")).result)[0].rows == [(number,)]
+        told = str(decode_results(workspace.execute(explain).result)[0].rows)
         assert [f"later{one}" in told for one in (1, 2)] == [number > 1, False]
-        aside.end()
-    aside.close()
+        workspace.end()
+    workspace.close()
 
 
 def test_a_schema_to_be_imported_is_described_once(described: list[str]) -> None:

@@ -11,8 +11,8 @@ from bedrockish.engine.readwrite.loop_stops import _written
 from bedrockish.engine.readwrite.readset import analyse, program_of
 from bedrockish.engine.sqlite.catalog import read_schema
 from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, prefix_range, table_key
+from bedrockish_journal.model.access_set import HIGH, Range, conflict, object_range
 from bedrockish_journal.model.changes import INSERT, UPDATE, Change
-from bedrockish_journal.model.footprint import HIGH, Range, conflict, object_range
 from tests.engine.nodes import TestNode
 
 DDL = """
@@ -161,13 +161,13 @@ def test_a_request_that_joins_meets_only_who_writes_what_it_joined(node: TestNod
     node.run(DDL.split("CREATE TRIGGER")[0])
     node.run("INSERT INTO orders(id, customer) VALUES (10, 1), (20, 2)")
     node.run("INSERT INTO items VALUES (100, 10, 'p', 1), (200, 20, 'r', 3)")
-    joined = node.prepare("SELECT i.id FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = 1").footprint
+    joined = node.prepare("SELECT i.id FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = 1").access_set
     assert set(joined.read_ranges) == entries("by_customer", 1) | entries("by_order", 10)
     # What a statement of the request has written before is there for the next one.
     later = node.prepare(
         "INSERT INTO orders(id, customer) VALUES (11, 1)",
         "SELECT i.id FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = 1",
-    ).footprint
+    ).access_set
     assert set(later.read_ranges) >= entries("by_order", 10, 11)
 
 
@@ -404,8 +404,8 @@ def test_two_workers_meet_at_the_job_and_not_at_the_queue(node: TestNode) -> Non
         "UPDATE jobs SET state = 'taken' WHERE id = (SELECT id FROM jobs WHERE state = 'new' ORDER BY id LIMIT 1) "
         "RETURNING id"
     )
-    taken = node.prepare(take).footprint
-    assert conflict(taken, node.prepare(take).footprint) is not None
-    assert conflict(taken, node.prepare("INSERT INTO jobs(id, state) VALUES (10, 'new')").footprint) is None
-    assert conflict(taken, node.prepare("UPDATE jobs SET state = 'done' WHERE id = 3").footprint) is None
-    assert conflict(taken, node.prepare("INSERT INTO jobs(id, state) VALUES (0, 'new')").footprint) is not None
+    taken = node.prepare(take).access_set
+    assert conflict(taken, node.prepare(take).access_set) is not None
+    assert conflict(taken, node.prepare("INSERT INTO jobs(id, state) VALUES (10, 'new')").access_set) is None
+    assert conflict(taken, node.prepare("UPDATE jobs SET state = 'done' WHERE id = 3").access_set) is None
+    assert conflict(taken, node.prepare("INSERT INTO jobs(id, state) VALUES (0, 'new')").access_set) is not None

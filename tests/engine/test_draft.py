@@ -38,7 +38,7 @@ class Desk:
 
     def __init__(self, path: Path) -> None:
         self.node = TestNode(path)
-        self.interactive = Interactive(self.node.engine, lambda _footprint, _base: None)
+        self.interactive = Interactive(self.node.engine, lambda _access_set, _base: None)
         self.schema_transactions = SchemaTransactions(self.node.engine, self.interactive, self.durable)
         self.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v UNIQUE)")
         self.node.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")

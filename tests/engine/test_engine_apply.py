@@ -13,8 +13,8 @@ from bedrockish.core.protocol.records import Vote
 from bedrockish.engine import engine
 from bedrockish.engine.storage.row_applier import PIECE
 from bedrockish.errors import ConstraintError, DamagedError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, decode_changes, encode_changes
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Txid
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode, contents, ids_like_sqlite, request
@@ -242,7 +242,7 @@ def test_preparing_a_schema_change_leaves_no_trace(node: TestNode) -> None:
     prepared = node.prepare("CREATE TABLE u(y)", "ALTER TABLE t ADD COLUMN z; CREATE INDEX tz ON t(z)")
 
     assert prepared.kind == "schema"
-    assert prepared.footprint == Footprint()  # it reads and writes only what the core adds: it runs at its activation
+    assert prepared.access_set == AccessSet()  # it reads and writes only what the core adds: it runs at its activation
     assert set(node.tables()) == {"t", "sqlite_sequence"}
     assert node.rows("SELECT * FROM t") == []
     node.apply(node.entry(prepared))
@@ -255,7 +255,7 @@ def test_a_change_that_meets_no_row_stops_the_node(pair: tuple[TestNode, TestNod
     wrong = Change("auto", ("id", "what"), UPDATE, 99, 99, (99, "x"), (99, "y"))
     for change in (wrong, Change("auto", ("id",), INSERT, 1, 1, None, (1,))):
         forged = type(prepared)(
-            prepared.base, 1, False, ROWS, prepared.footprint, encode_changes([change]), prepared.result
+            prepared.base, 1, False, ROWS, prepared.access_set, encode_changes([change]), prepared.result
         )
         tick, head = leader.tick, leader.head
         with pytest.raises(DamagedError, match=r"A2 does not fit .* of auto"):

@@ -1,5 +1,5 @@
-"""Two transactions on one snapshot whose footprints do not meet: they apply in either order, and a serial run of plain
-SQLite gives the same tables. This holds the footprints, the capture and the application against each other.
+"""Two transactions on one snapshot whose access sets do not meet: they apply in either order, and a serial run of plain
+SQLite gives the same tables. This holds the access sets, the capture and the application against each other.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bedrockish.errors import ConstraintError, SqlError
-from bedrockish_journal.model.footprint import conflict
+from bedrockish_journal.model.access_set import conflict
 from bedrockish_journal.verify.replay import digest, replay
 from tests.engine.nodes import TestNode, contents, ids_like_sqlite
 from tests.engine.test_engine_apply import SCHEMA, plain, run_plain, statement
@@ -71,7 +71,7 @@ def test_what_does_not_conflict_commutes(
         except (ConstraintError, SqlError):
             assume(False)
             return
-        assume(not conflict(mine.footprint, yours.footprint))
+        assume(not conflict(mine.access_set, yours.access_set))
         entries = [node.entry(made) for node, made in ((left, mine), (right, yours)) if not made.readonly]
         for entry in entries:
             left.apply(entry)

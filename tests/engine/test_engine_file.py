@@ -17,8 +17,8 @@ from bedrockish.engine.engine import BATCH_FRAMES
 from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.engine.storage.wal import FRAME_BYTES
 from bedrockish.errors import ConfigError, DamagedError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import MEMBERSHIP, Engine, Founding, Limits, TestNode
@@ -263,7 +263,7 @@ def test_a_kill_leaves_what_was_flushed(tmp_path: Path) -> None:
 
 def transaction(clock: int) -> Transaction:
     return Transaction(
-        Txid(clock, "B"), {}, 0, 0, 0, f"vote{clock}", "serializable", "rows", Footprint(), b"\x82\x80\x80", b"\x80"
+        Txid(clock, "B"), {}, 0, 0, 0, f"vote{clock}", "serializable", "rows", AccessSet(), b"\x82\x80\x80", b"\x80"
     )
 
 
@@ -292,7 +292,7 @@ def test_a_membership_entry_changes_the_membership(make_node: MakeNode) -> None:
     node.run(SCHEMA)
     prepared = node.prepare("INSERT INTO t(filler) VALUES (1)")
     after = Membership(1, {**MEMBERSHIP.members, "C": Member("C", "localhost:C", voter=False)})
-    members = type(prepared)(prepared.base, 1, False, MEMBERS, Footprint(), encode_membership(after), prepared.result)
+    members = type(prepared)(prepared.base, 1, False, MEMBERS, AccessSet(), encode_membership(after), prepared.result)
     node.apply(node.entry(members))
 
     assert node.engine.recover().membership == after
@@ -329,7 +329,7 @@ def test_a_snapshot_is_a_node_file_with_the_same_rows(node: TestNode, make_node:
 def test_a_vote_in_pieces_is_whole_after_a_restart(make_node: MakeNode) -> None:
     """Its pieces are saved before it, and it names them; one that is missing is damage, and is said to be."""
     node = make_node()
-    body = Transaction(Txid(9, "B"), {}, 0, 0, 0, "c", "snapshot", "rows", Footprint(), encode_changes([]), b"x" * 500)
+    body = Transaction(Txid(9, "B"), {}, 0, 0, 0, "c", "snapshot", "rows", AccessSet(), encode_changes([]), b"x" * 500)
     names = [(sha256(body.body[at : at + 100]).digest(), 100) for at in (100, 200)]
     parts: tuple[Part, ...] = (body.body[:100], *names, body.body[300:])
     for at, (digest, _) in zip((100, 200), names, strict=True):

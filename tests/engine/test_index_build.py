@@ -104,7 +104,7 @@ def entries(node: TestNode, index: str) -> list[object]:
     return [listed, found]
 
 
-def taken_back(node: TestNode) -> None:
+def rolled_back(node: TestNode) -> None:
     """SQLite rolls all of the open batch back because of one request."""
     with pytest.raises(ConstraintError):
         node.prepare("INSERT INTO t(n) VALUES (123456)", "INSERT OR ROLLBACK INTO other VALUES (1), (1)")
@@ -156,7 +156,7 @@ class Changes:
                 swap = "UPDATE t SET n = (SELECT sum(n) FROM t WHERE _rowid_ IN (?1, ?2)) - n WHERE _rowid_ IN (?1, ?2)"
                 node.run((swap, (one, other)))
             case 9:  # SQLite takes all of the batch back, which is written again
-                taken_back(node)
+                rolled_back(node)
             case 10:  # and reads its schema again
                 node.prepare("CREATE TABLE tried(x)", "DROP TABLE tried")
             case 11:
@@ -189,7 +189,7 @@ def test_it_is_what_sqlite_builds(make_node: MakeNode, tmp_path: Path, table: st
         activated = len(node.entries)
         assert (node.engine.activate(entry.txid), build.failure) == ("", "")
         if seed % 2:
-            taken_back(node)  # and the activation with it
+            rolled_back(node)  # and the activation with it
         changes.one(node)
         sound(node)
         assert node.engine.build is None

@@ -13,7 +13,7 @@ from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.readwrite.growing import Growing
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, SqlError, TooLargeError
-from bedrockish_journal.model.footprint import Footprint, conflict
+from bedrockish_journal.model.access_set import AccessSet, conflict
 from tests.engine.nodes import Limits, Sql, TestNode, contents, request
 from tests.engine.test_budget import Clocks
 
@@ -59,14 +59,14 @@ class Desk:
         self.interactive = Interactive(self.node.engine, self.invalidated)
 
     def invalidated(self, sets: Growing, base: Mapping[str, int]) -> BedrockishError | None:
-        newer = [entry.transaction.footprint for entry in self.node.entries if entry.tick > base.get("A", 0)]
-        met = [sets.meets(footprint) is not None for footprint in newer]
-        assert met == [conflict(sets.rests_on(), footprint) is not None for footprint in newer]
+        newer = [entry.transaction.access_set for entry in self.node.entries if entry.tick > base.get("A", 0)]
+        met = [sets.meets(access_set) is not None for access_set in newer]
+        assert met == [conflict(sets.rests_on(), access_set) is not None for access_set in newer]
         return ConflictError("overtaken") if any(met) else None
 
-    def overtaken(self, footprint: Footprint, base: Mapping[str, int]) -> BedrockishError | None:
+    def overtaken(self, access_set: AccessSet, base: Mapping[str, int]) -> BedrockishError | None:
         for entry in self.node.entries:
-            if entry.tick > base.get("A", 0) and conflict(footprint, entry.transaction.footprint) is not None:
+            if entry.tick > base.get("A", 0) and conflict(access_set, entry.transaction.access_set) is not None:
                 return ConflictError("overtaken")
         return None
 
@@ -89,7 +89,7 @@ class Desk:
         self.interactive.end(session)
         if prepared.readonly:
             return
-        error = self.overtaken(prepared.footprint, prepared.base)
+        error = self.overtaken(prepared.access_set, prepared.base)
         if error is not None:
             raise error
         entry = self.node.entry(prepared)
@@ -349,7 +349,7 @@ def test_the_limit_counts_all_statements_together(tmp_path: Path) -> None:
 
 
 def test_or_rollback_ends_it_and_harms_nobody_else(desk: Desk) -> None:
-    """SQLite takes back the whole batch then; the engine puts back what others decided."""
+    """SQLite rolls back the whole batch then; the engine puts back what others decided."""
     plain(desk)
     desk.node.run("UPDATE account SET v = 77 WHERE id = 3")
     session = desk.begin()

@@ -22,7 +22,7 @@ ROWS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 500
 
 
 def interactive(node: TestNode) -> Interactive:
-    return Interactive(node.engine, lambda _footprint, _base: None)
+    return Interactive(node.engine, lambda _access_set, _base: None)
 
 
 def run(transactions: Interactive, session: Session, sql: str) -> list[tuple[object, ...]]:
@@ -120,7 +120,7 @@ def test_a_function_that_is_stopped_anywhere_keeps_no_memory(
     node.engine.flush()
     place = Workspace(node.engine.beside())
     place.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), node.engine.applied_clock)
-    place.scope.begin_aside("it", 0, lambda: 0)
+    place.scope.begin_in_worker("it", 0, lambda: 0)
     found: list[BaseException] = []
     end = Interrupter.end
 

@@ -231,7 +231,7 @@ def test_values_are_written_into_the_text_as_they_are(shop: TestNode, value: Any
 
 
 def test_what_takes_long_is_known_by_the_text_that_was_sent(shop: TestNode) -> None:
-    """The node remembers that, and runs it aside; the text with its values in it is nobody's."""
+    """The node remembers that, and runs it in a worker; the text with its values in it is nobody's."""
     many = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO u SELECT i FROM k"
     asked = request("CREATE TABLE u(x)", (many, [10_000_000]))
     with pytest.raises(TakesLongError) as caught:

@@ -91,7 +91,7 @@ def test_a_commit_that_cannot_be_applied_is_there_whole_or_not_at_all(tmp_path: 
 
 
 @pytest.mark.parametrize(("begins", "number"), [("ROLLBACK TO request", 2), ("RELEASE request", 1)])
-def test_a_request_that_cannot_be_taken_back_is_not_committed_with_what_others_did(
+def test_a_request_that_cannot_be_rolled_back_is_not_committed_with_what_others_did(
     make_node: Callable[..., TestNode], begins: str, number: int
 ) -> None:
     """The first of them is a part of running it: the rows are read before and after, because of the computed column."""
@@ -114,7 +114,7 @@ def test_an_open_transaction_that_cannot_be_swapped_out_is_not_committed_with_wh
     node.run(*SCHEMA)
     node.engine.flush()
     other = node.prepare(WRITES[0])
-    transactions = Interactive(node.engine, lambda _footprint, _base: None)
+    transactions = Interactive(node.engine, lambda _access_set, _base: None)
     session = Session(True, "open")
     run(transactions, session, "INSERT INTO t VALUES (7, 'mine')")
     fault = Failing(node.engine._db, 1, apsw.CantOpenError, "ROLLBACK TO interactive")

@@ -7,7 +7,7 @@ from bedrockish.api.requests import decode_results
 from bedrockish.engine.readwrite.readset import EVERYTHING, analyse
 from bedrockish.engine.sqlite.catalog import read_schema
 from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, prefix_range, table_key
-from bedrockish_journal.model.footprint import HIGH, Range, object_range
+from bedrockish_journal.model.access_set import HIGH, Range, object_range
 from tests.engine.nodes import TestNode
 
 DDL = """

@@ -12,9 +12,9 @@ from bedrockish.core.protocol.records import Vote
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.system_tables import ALARM, BLOCKED, VOID
 from bedrockish.errors import ConfigError, DamagedError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.errors import JournalError
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.storage.pruning import FORGOTTEN_KEY
 from bedrockish_journal.verify.replay import digest, replay
@@ -58,7 +58,7 @@ class Pair:
         self.engine._db.execute("UPDATE t SET v = 'wrong' WHERE id = 3")
         self.engine.flush()
 
-        self.held = Transaction(HELD, {}, 0, 0, 0, "c", "snapshot", "rows", Footprint(), NO_CHANGES, bytes(300))
+        self.held = Transaction(HELD, {}, 0, 0, 0, "c", "snapshot", "rows", AccessSet(), NO_CHANGES, bytes(300))
         piece, digest = self.held.body[:200], sha256(self.held.body[:200]).digest()
         self.engine.save_piece(digest, piece)
         self.engine.save_vote(Vote(self.held.txid, self.held, held=True), ((digest, 200), self.held.body[200:]))

@@ -12,7 +12,7 @@ from bedrockish.engine.sqlite.key_encoding import table_key
 from bedrockish.engine.statements import row_locks
 from bedrockish.engine.statements.row_locks import Base
 from bedrockish.errors import ConflictError, SqlError
-from bedrockish_journal.model.footprint import conflict
+from bedrockish_journal.model.access_set import conflict
 from tests.engine.nodes import request
 from tests.engine.test_interactive import Desk
 
@@ -97,13 +97,13 @@ def test_what_is_given_up_can_be_had_by_the_next(desk: Desk) -> None:
 
 def test_only_the_job_counts_as_read(desk: Desk) -> None:
     node = desk.node
-    taken = node.prepare(TAKE).footprint
+    taken = node.prepare(TAKE).access_set
     assert key(1) in taken.read_points
     assert not [one for one in taken.read_ranges if b"jobs" in one[0] or b"by_state" in one[0]]
-    other = node.prepare(("UPDATE jobs SET state = 'taken' WHERE id = ?", [2])).footprint
+    other = node.prepare(("UPDATE jobs SET state = 'taken' WHERE id = ?", [2])).access_set
     assert conflict(taken, other) is None
-    assert conflict(node.prepare(TAKE.replace(" AND skip_locked('jobs', id)", "")).footprint, taken) is not None
-    same = node.prepare("UPDATE jobs SET worker = 9 WHERE id = 1").footprint
+    assert conflict(node.prepare(TAKE.replace(" AND skip_locked('jobs', id)", "")).access_set, taken) is not None
+    same = node.prepare("UPDATE jobs SET worker = 9 WHERE id = 1").access_set
     assert conflict(taken, same) is not None
     assert len(node.engine.locks) == 0, "a request holds nothing once it has run"
 
@@ -132,15 +132,15 @@ def test_nodes_that_meet_divide_the_rows_for_a_while(desk: Desk) -> None:
 
 def test_other_tables_are_read_as_ever_and_so_is_the_table_in_triggers(desk: Desk) -> None:
     node = desk.node
-    mixed = node.prepare(NEXT.replace("FROM jobs", "FROM counts, jobs")).footprint
-    assert conflict(node.prepare("UPDATE counts SET n = 1").footprint, mixed) is not None
+    mixed = node.prepare(NEXT.replace("FROM jobs", "FROM counts, jobs")).access_set
+    assert conflict(node.prepare("UPDATE counts SET n = 1").access_set, mixed) is not None
     node.run("CREATE TRIGGER counting AFTER UPDATE ON jobs BEGIN UPDATE counts SET n = (SELECT sum(id) FROM jobs); END")
-    assert conflict(node.prepare("INSERT INTO jobs VALUES (99, 'new', 1)").footprint, node.prepare(TAKE).footprint)
+    assert conflict(node.prepare("INSERT INTO jobs VALUES (99, 'new', 1)").access_set, node.prepare(TAKE).access_set)
 
 
 def test_a_table_that_is_not_named_in_the_text_is_read_as_ever(desk: Desk) -> None:
-    named = desk.node.prepare((TAKE.replace("'jobs'", "?"), ["jobs"])).footprint
-    assert conflict(desk.node.prepare("INSERT INTO jobs VALUES (0, 'new', 1)").footprint, named) is not None
+    named = desk.node.prepare((TAKE.replace("'jobs'", "?"), ["jobs"])).access_set
+    assert conflict(desk.node.prepare("INSERT INTO jobs VALUES (0, 'new', 1)").access_set, named) is not None
 
 
 def test_a_key_of_several_columns(desk: Desk) -> None:
@@ -178,7 +178,7 @@ def test_locking_everything_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPat
     assert len(desk.node.engine.locks) == 0
 
 
-def test_an_explanation_and_what_runs_aside_hold_nothing_afterwards(desk: Desk) -> None:
+def test_an_explanation_and_what_runs_in_a_worker_hold_nothing_afterwards(desk: Desk) -> None:
     engine = desk.node.engine
     told = engine.explain(request(TAKE).statements[0])[0]
     assert not told["wider"]
@@ -187,12 +187,12 @@ def test_an_explanation_and_what_runs_aside_hold_nothing_afterwards(desk: Desk) 
     workspace = Workspace(engine.beside())
     try:
         workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
-        workspace.scope.begin_aside("aside", 0, lambda: 1)
+        workspace.scope.begin_in_worker("it", 0, lambda: 1)
         prepared = []
-        thread = threading.Thread(target=lambda: prepared.append(workspace.execute(request(TAKE, command="aside"))))
+        thread = threading.Thread(target=lambda: prepared.append(workspace.execute(request(TAKE, command="it"))))
         thread.start()
         thread.join()
-        assert key(1) in prepared[0].footprint.read_points
+        assert key(1) in prepared[0].access_set.read_points
     finally:
         workspace.end()
         workspace.close()

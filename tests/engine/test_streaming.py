@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bedrockish.api.requests import Statement, decode_results
-from bedrockish.engine.execution.cursor import BATCH_BYTES, Batches, compile_read, footprint_of
+from bedrockish.engine.execution.cursor import BATCH_BYTES, Batches, access_set_of, compile_read
 from bedrockish.errors import SqlError, TooLargeError, UnavailableError
 from tests.engine.test_interactive import Desk
 
@@ -72,11 +72,11 @@ def test_what_a_stream_reads_is_known(desk: Desk) -> None:
     parts = desk.interactive.parts
     piece, params = compile_read(parts, Statement("SELECT v FROM t WHERE id = ?", (7,)))
     snapshot = desk.interactive.readers.take()
-    footprint = footprint_of(parts, piece, params, snapshot)
+    access_set = access_set_of(parts, piece, params, snapshot)
     desk.interactive.readers.give_back(snapshot)
-    assert footprint.read_points
-    assert not footprint.read_ranges
-    assert not footprint.write_points
+    assert access_set.read_points
+    assert not access_set.read_ranges
+    assert not access_set.write_points
 
 
 def test_what_a_statement_explains_is_the_schema_of_now(desk: Desk) -> None:

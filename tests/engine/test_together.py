@@ -163,12 +163,12 @@ def test_who_has_to_stand_alone_ends_the_group(bank: TestNode, apart: str, error
         together(bank, *requests[2:])
 
 
-def test_all_that_they_read_and_wrote_is_in_the_footprint(bank: TestNode) -> None:
+def test_all_that_they_read_and_wrote_is_in_the_access_set(bank: TestNode) -> None:
     whole = together(
         bank, *named(ADD, "UPDATE total SET n = (SELECT sum(balance) FROM account WHERE id > 1)")
-    ).footprint
-    alone = bank.prepare(ADD).footprint
-    other = bank.prepare("UPDATE total SET n = (SELECT sum(balance) FROM account WHERE id > 1)").footprint
+    ).access_set
+    alone = bank.prepare(ADD).access_set
+    other = bank.prepare("UPDATE total SET n = (SELECT sum(balance) FROM account WHERE id > 1)").access_set
     assert whole.write_points >= alone.write_points | other.write_points
     assert set(whole.read_ranges) >= {*alone.read_ranges, *other.read_ranges}
 
@@ -202,4 +202,4 @@ def test_without_time_the_first_one_is_left_to_its_own(bank: TestNode) -> None:
 def test_isolation_counts_for_all(bank: TestNode) -> None:
     read = "UPDATE total SET n = (SELECT sum(balance) FROM account)"
     requests = [replace(one, isolation=SNAPSHOT) for one in named(read, read)]
-    assert not together(bank, *requests).footprint.read_ranges
+    assert not together(bank, *requests).access_set.read_ranges

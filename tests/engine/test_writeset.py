@@ -8,7 +8,7 @@ import pytest
 from bedrockish.engine.readwrite.writeset import WriteKeys
 from bedrockish.engine.sqlite.catalog import read_schema
 from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, table_key
-from bedrockish_journal.model.footprint import conflict, object_range
+from bedrockish_journal.model.access_set import conflict, object_range
 from tests.engine.conftest import MakeNode
 
 
@@ -237,7 +237,7 @@ def test_that_a_computed_value_is_free_is_no_read_of_its_index(make_node: MakeNo
     )
 
     def met(*statements: str) -> bool:
-        one, other = (node.prepare(sql).footprint for sql in statements)
+        one, other = (node.prepare(sql).access_set for sql in statements)
         return conflict(one, other) is not None
 
     insert = "INSERT INTO x(id, name) VALUES ({}, '{}')"

@@ -11,7 +11,7 @@ import pytest
 from bedrockish.core.state.certifier import CommitWindow, Pending, prepare_commit
 from bedrockish.core.state.certifier import test_conflict as meets
 from bedrockish.core.state.settings import approvals_needed
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.order import all_orders, draws
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tests.traces.grammar import Reader
@@ -263,17 +263,17 @@ def test_the_loser_may_be_run_again_and_sees_the_winner() -> None:
 
 def transaction(name: str, *, reads: str = "", writes: str = "") -> Transaction:
     read, write = (frozenset(key.encode() for key in keys.split()) for keys in (reads, writes))
-    return Transaction(Txid(1, name), {}, 0, 0, 0, name, "", ROWS, Footprint(read, (), write), b"", b"")
+    return Transaction(Txid(1, name), {}, 0, 0, 0, name, "", ROWS, AccessSet(read, (), write), b"", b"")
 
 
 def test_prepare_commit_finds_what_is_already_committed() -> None:
     """PREPARE: the first call tests a transaction against everything committed that it has not seen."""
     recent, mine = CommitWindow(), transaction("B", reads="x", writes="y")
     recent.add(("A", 1), transaction("A", writes="x"))
-    found = prepare_commit(mine.footprint, {}, recent, Pending())
+    found = prepare_commit(mine.access_set, {}, recent, Pending())
     assert found is not None
     assert found.other == Txid(1, "A")
-    assert prepare_commit(mine.footprint, {"A": 1}, recent, Pending()) is None
+    assert prepare_commit(mine.access_set, {"A": 1}, recent, Pending()) is None
 
 
 def test_test_conflict_compares_two_open_transactions() -> None:

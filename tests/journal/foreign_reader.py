@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 LABEL = "version leader tick clock origin quorum adopted_from"
-BODY = "version clock origin after safe schema config command isolation kind footprint changes result rollbacks"
+BODY = "version clock origin after safe schema config command isolation kind access_set changes result rollbacks"
 BODY += " activates joined shares users"  # the last four may be absent
 
 

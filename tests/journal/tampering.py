@@ -23,7 +23,7 @@ from bedrockish_journal.model.vector import covers
 from tests.journal.world import World
 
 CLOCK_IN_BODY, AFTER, SCHEMA_SEEN, CONFIG, COMMAND = 1, 3, 5, 6, 7  # places in a body
-FOOTPRINT, CHANGES, RESULT = 10, 11, 12
+ACCESS_SET, CHANGES, RESULT = 10, 11, 12
 ACTIVATES, JOINED, SHARES, USERS = 14, 15, 16, 17
 TICK, CLOCK, QUORUM, ADOPTED = 2, 3, 5, 6  # places in a label
 MIDDLE = 8  # a tick of A's, somewhere in the middle
@@ -256,10 +256,10 @@ def another_pair(file: Forger) -> None:
 def forgets(*places: int) -> Callable[[Forger], None]:
     def do(file: Forger) -> None:
         rows = file.rows()
-        assert any(row.body[FOOTPRINT][place] for row in rows for place in places), "the tampering changes nothing"
+        assert any(row.body[ACCESS_SET][place] for row in rows for place in places), "the tampering changes nothing"
         for row in rows:
             for place in places:
-                row.body[FOOTPRINT][place] = []
+                row.body[ACCESS_SET][place] = []
             file.put(row)
         for leader in {row.leader for row in rows}:
             file.hash_again(leader)
@@ -291,9 +291,9 @@ def swapped(file: Forger) -> None:
         (one, other)
         for place, one in enumerate(every)
         for other in every[place + 1 :]
-        if one.body[CHANGES] != other.body[CHANGES] and set(one.body[FOOTPRINT][2]) & set(other.body[FOOTPRINT][2])
+        if one.body[CHANGES] != other.body[CHANGES] and set(one.body[ACCESS_SET][2]) & set(other.body[ACCESS_SET][2])
     )
-    for place in (FOOTPRINT, CHANGES):
+    for place in (ACCESS_SET, CHANGES):
         one.body[place], other.body[place] = other.body[place], one.body[place]
     file.put(one)
     file.put(other)
@@ -305,7 +305,7 @@ def met(file: Forger) -> None:
     one = max(file.rows("A"), key=lambda row: row.clock)
     other = max(file.rows("B"), key=lambda row: row.clock)
     assert not covers(other.body[AFTER], {"A": one.tick})
-    other.body[FOOTPRINT][2] = sorted([*other.body[FOOTPRINT][2], *one.body[FOOTPRINT][2]])
+    other.body[ACCESS_SET][2] = sorted([*other.body[ACCESS_SET][2], *one.body[ACCESS_SET][2]])
     file.write(other)
 
 
@@ -313,8 +313,8 @@ def ranged(file: Forger) -> None:
     """One of them read a range in which the other wrote."""
     one = max(file.rows("A"), key=lambda row: row.clock)
     other = max(file.rows("B"), key=lambda row: row.clock)
-    (key, *_) = one.body[FOOTPRINT][2]
-    other.body[FOOTPRINT][1] = [[key, key + b"\0"]]
+    (key, *_) = one.body[ACCESS_SET][2]
+    other.body[ACCESS_SET][1] = [[key, key + b"\0"]]
     file.write(other)
 
 

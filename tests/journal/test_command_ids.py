@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.command_id import make_id, time_ms
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.storage import pruning, store
 
@@ -71,7 +71,7 @@ def test_ids_that_only_look_like_it_are_not_in_the_way() -> None:
 
 def transaction(number: int, command: str) -> Transaction:
     txid = Txid(1000 + number, "A")
-    return Transaction(txid, {}, 0, 0, 0, command, "serializable", ROWS, Footprint(), b"", b"")
+    return Transaction(txid, {}, 0, 0, 0, command, "serializable", ROWS, AccessSet(), b"", b"")
 
 
 @given(st.integers(0, (1 << 48) - 1), st.binary(min_size=10, max_size=10))

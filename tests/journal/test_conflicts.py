@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint, conflict
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.verify import conflicts
@@ -39,7 +39,7 @@ class Story:
         seen = max((entry.txid.clock for entry in self.entries if covers(base, {entry.leader: entry.tick})), default=0)
         clock = (seen // 100 + self.luck.randrange(1, 5)) * 100 + number  # above what it has seen, in no other order
         txid, kind = Txid(clock, leader), self.luck.choice(self.kinds)
-        body = Transaction(txid, base, 0, 0, 0, f"c{number}", "serializable", kind, self._footprint(), b"", b"")
+        body = Transaction(txid, base, 0, 0, 0, f"c{number}", "serializable", kind, self._access_set(), b"", b"")
         self._label(leader, max(ends, default=0) + 1, body, None)
         self.applied[leader][leader] = max(ends, default=0) + 1
         if self.luck.random() < 0.1:
@@ -52,7 +52,7 @@ class Story:
     def _label(self, leader: str, tick: int, body: Transaction, adopted: str | None) -> None:
         self.entries.append(Entry(leader, tick, {leader: tick}, body, adopted, GENESIS))
 
-    def _footprint(self) -> Footprint:
+    def _access_set(self) -> AccessSet:
         def points() -> frozenset[bytes]:
             return frozenset(self.luck.sample(KEYS, self.luck.choice((0, 1, 2))))
 
@@ -60,7 +60,7 @@ class Story:
             low, high = sorted(self.luck.sample(KEYS, 2))
             return ((low, high),) if self.luck.random() < 0.15 else ()
 
-        return Footprint(points(), ranges(), points(), ranges())
+        return AccessSet(points(), ranges(), points(), ranges())
 
     def pairs(self) -> Iterator[tuple[Entry, Entry]]:
         """Yield each pair that conflicts though neither comes after the other, by the definition."""
@@ -69,7 +69,7 @@ class Story:
             for other in first.values():
                 if one.txid.clock < other.txid.clock and not self._follows(other, one):
                     members = MEMBERS in (one.transaction.kind, other.transaction.kind)
-                    if members or conflict(one.transaction.footprint, other.transaction.footprint) is not None:
+                    if members or conflict(one.transaction.access_set, other.transaction.access_set) is not None:
                         yield one, other
 
     def _follows(self, later: Entry, earlier: Entry) -> bool:
@@ -89,7 +89,7 @@ def found(entries: list[Entry], horizon: int = 0) -> list[Finding]:
 
 def met_widely(one: Entry, other: Entry) -> bool:
     """Whether two conflict by a range of either, or because one changes the membership."""
-    left, right = one.transaction.footprint, other.transaction.footprint
+    left, right = one.transaction.access_set, other.transaction.access_set
     ranges = [replace(each, read_points=frozenset(), write_points=frozenset()) for each in (left, right)]
     met = conflict(ranges[0], right) is not None or conflict(left, ranges[1]) is not None
     return met or MEMBERS in (one.transaction.kind, other.transaction.kind)
@@ -133,7 +133,7 @@ def test_what_lies_up_to_the_horizon_is_left_out() -> None:
 
 def test_more_than_anybody_reads_are_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conflicts, "SHOWN_MAX", 2)
-    written = Footprint(write_points=frozenset(KEYS[:1]))
+    written = AccessSet(write_points=frozenset(KEYS[:1]))
     entries = [
         Entry(
             name,
@@ -156,7 +156,7 @@ def test_two_files_of_which_each_has_one_of_them(tmp_path: Path) -> None:
     world.commit("A", touching("7"))
     first = world.commit("B", touching("8"))
     assert first is not None
-    world.change(first.place, lambda draft: replace(draft, footprint=touching("7", "8")))
+    world.change(first.place, lambda draft: replace(draft, access_set=touching("7", "8")))
     paths = world.write(tmp_path / "halves")
     assert all(verify([path]).findings == [] for path in paths)
     (told,) = verify(paths).findings

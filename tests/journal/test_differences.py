@@ -5,9 +5,9 @@ from pathlib import Path
 import apsw
 import pytest
 
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, encode_changes
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.storage import store
 from bedrockish_journal.verify.differences import Difference, differences, last_writers
@@ -82,7 +82,7 @@ def test_the_entry_that_wrote_a_row_last_is_found(tmp_path: Path) -> None:
     prev = GENESIS
     for tick, change in enumerate(changes, 1):
         transaction = Transaction(
-            Txid(tick, "A"), {}, 0, 0, 0, f"c{tick}", "serializable", ROWS, Footprint(), encode_changes([change]), b""
+            Txid(tick, "A"), {}, 0, 0, 0, f"c{tick}", "serializable", ROWS, AccessSet(), encode_changes([change]), b""
         )
         entry = Entry("A", tick, {"A": tick}, transaction, None, prev)
         store.append(db, entry, repeat=False, applied_ms=0)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import (
     AT_ONCE_BYTES,
     INSERT,
@@ -24,7 +25,6 @@ from bedrockish_journal.model.changes import (
 from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
 from bedrockish_journal.model.entry import GENESIS, Entry, decode_entry, decode_label, entry_hash
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import (
     KINDS,
     Transaction,
@@ -37,7 +37,7 @@ U63 = st.integers(0, CLOCK_READ_LIMIT - 1)
 names = st.text(max_size=5)
 keys = st.binary(max_size=4)
 spans = st.lists(st.tuples(keys, keys), max_size=2).map(tuple)
-footprints = st.builds(Footprint, st.frozensets(keys, max_size=3), spans, st.frozensets(keys, max_size=3), spans)
+access_sets = st.builds(AccessSet, st.frozensets(keys, max_size=3), spans, st.frozensets(keys, max_size=3), spans)
 transactions = st.builds(
     Transaction,
     st.builds(Txid, U63, names),
@@ -48,7 +48,7 @@ transactions = st.builds(
     names,
     st.sampled_from(["serializable", "snapshot"]),
     st.sampled_from(sorted(KINDS)),
-    footprints,
+    access_sets,
     st.binary(max_size=20),
     st.binary(max_size=20),
 )
@@ -69,7 +69,7 @@ def test_a_transaction_is_decoded_from_its_own_bytes(transaction: Transaction) -
     again = decode_transaction(transaction.body)
     assert again.body == transaction.body
     assert (again.txid, again.base, again.command) == (transaction.txid, transaction.base, transaction.command)
-    assert again.footprint.pack() == transaction.footprint.pack()
+    assert again.access_set.pack() == transaction.access_set.pack()
 
 
 @given(entries)
@@ -202,7 +202,7 @@ def test_changes_decoded_in_pieces_are_those_decoded_at_once(tables: int, rows: 
 
 
 def test_changes_that_are_cut_or_garbled_are_malformed_in_pieces_too() -> None:
-    """Found late, maybe; whoever applies them takes back what it has done."""
+    """Found late, maybe; whoever applies them rolls back what it has done."""
     change = Change("t", ("id", "x"), INSERT, 1, 1, None, (1, b"x" * 1_000))
     data = encode_changes([change] * 1_000)
     assert len(data) > AT_ONCE_BYTES

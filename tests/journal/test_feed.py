@@ -20,15 +20,15 @@ from bedrockish_journal.feed.change_feed import (
     parse_cursor,
 )
 from bedrockish_journal.feed.json_form import as_data
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import INSERT, Change, encode_changes, encode_statements
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import Transaction, Txid
 
 
 def row(clock: int, leader: str, *tables: str) -> tuple[int, str, str, int, bytes]:
     changes = encode_changes(Change(table, ("id",), INSERT, 1, 1, None, (1,)) for table in tables)
     body = Transaction(
-        Txid(clock, leader), {}, 0, 0, 0, f"c{clock}", "serializable", "rows", Footprint(), changes, b""
+        Txid(clock, leader), {}, 0, 0, 0, f"c{clock}", "serializable", "rows", AccessSet(), changes, b""
     ).body
     return clock, leader, leader, 1, body
 
@@ -61,7 +61,7 @@ def test_each_transaction_comes_once_in_order_of_clock_and_leader_up_to_safe_tim
 def test_a_schema_change_stands_where_it_came_into_force(journal: sqlite3.Connection) -> None:
     for clock, activates, failure in ((12, 25, ""), (26, 28, "UNIQUE constraint failed"), (29, 35, "")):
         change = Transaction(
-            *(Txid(clock, "C"), {}, 0, 0, 0, f"c{clock}", "serializable", "schema", Footprint()),
+            *(Txid(clock, "C"), {}, 0, 0, 0, f"c{clock}", "serializable", "schema", AccessSet()),
             *(encode_statements([f"DROP TABLE t{clock}"]), b"", (), activates),
         )
         journal.execute(
@@ -90,7 +90,7 @@ def test_pages_of_any_size_and_a_feed_begun_anew_at_a_cursor_give_the_same(journ
 
 def test_all_commands_of_a_transaction_are_told_to_people_and_programs(journal: sqlite3.Connection) -> None:
     shared = Transaction(
-        *(Txid(15, "C"), {}, 0, 0, 0, "first", "serializable", "rows", Footprint()),
+        *(Txid(15, "C"), {}, 0, 0, 0, "first", "serializable", "rows", AccessSet()),
         *(encode_changes([]), b"", (), 0, (("second", b""), ("third", b""))),
     )
     journal.execute("INSERT INTO bedrockish_journal VALUES (NULL, 15, 'C', 'C', 1, ?, 'rows', 0)", (shared.body,))
@@ -109,7 +109,7 @@ def test_each_change_is_told_with_the_command_that_made_it(journal: sqlite3.Conn
 
     def commit(tick: int, shares: tuple[int, ...], users: tuple[str, ...] = ()) -> None:
         shared = Transaction(
-            *(Txid(14 + tick, "C"), {}, 0, 0, 0, "first", "serializable", "rows", Footprint()),
+            *(Txid(14 + tick, "C"), {}, 0, 0, 0, "first", "serializable", "rows", AccessSet()),
             *(encode_changes(made), b"", (), 0, (("second", b""), ("third", b"")), shares, users),
         )
         journal.execute(

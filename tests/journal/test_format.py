@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from bedrockish import open_client
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import Change, encode_changes
 from bedrockish_journal.model.entry import Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import Transaction, Txid
 from tests.cluster.story import level, ready
 from tests.journal import foreign_reader
@@ -78,13 +78,13 @@ def test_the_example_is_what_the_page_says() -> None:
 
 def test_the_example_is_what_this_project_writes() -> None:
     found, said = example()
-    reads, _, writes, _ = said["footprint"]
+    reads, _, writes, _ = said["access_set"]
     (table, columns, *rest) = said["changes"][0]
     op, rowid, rowid_after, before, after = rest
     transaction = Transaction(
         txid=Txid(said["clock"], said["origin"]),
         base=said["after"],
-        footprint=Footprint(frozenset(map(bytes.fromhex, reads)), (), frozenset(map(bytes.fromhex, writes))),
+        access_set=AccessSet(frozenset(map(bytes.fromhex, reads)), (), frozenset(map(bytes.fromhex, writes))),
         changes=encode_changes([Change(table, tuple(columns), op, rowid, rowid_after, tuple(before), tuple(after))]),
         result=bytes.fromhex(said["result"]),
         **{name: said[name] for name in ("safe", "schema", "config", "command", "isolation", "kind")},

@@ -12,6 +12,7 @@ import apsw
 import cbor2
 import pytest
 
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.errors import (
     EntryMalformedError,
@@ -21,7 +22,6 @@ from bedrockish_journal.model.errors import (
     NoJournalError,
     NotDatabaseError,
 )
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.storage import store
 from bedrockish_journal.storage.pruning import remove
@@ -29,7 +29,7 @@ from bedrockish_journal.storage.pruning import remove
 
 def make(leader: str, tick: int, clock: int, prev: bytes = GENESIS, origin: str = "", body: bytes = b"") -> Entry:
     transaction = Transaction(
-        Txid(clock, origin or leader), {}, 0, 0, 0, f"c{clock}", "serializable", "rows", Footprint(), body, b""
+        Txid(clock, origin or leader), {}, 0, 0, 0, f"c{clock}", "serializable", "rows", AccessSet(), body, b""
     )
     return Entry(leader, tick, {leader: tick}, transaction, origin or None, prev)
 

@@ -12,9 +12,9 @@ import apsw
 import cbor2
 
 from bedrockish.engine.sqlite.key_encoding import encode, table_key
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import Change, Value, decode_changes, encode_changes, encode_statements
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.order import may_apply
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.storage import schema_history as schema
@@ -121,14 +121,14 @@ def capture(db: apsw.Connection) -> Iterator[list[Change]]:
         db.preupdate_hook(None)
 
 
-def written(changes: bytes) -> Footprint:
-    """Return the footprint of row changes: each row is written, and nothing read."""
+def written(changes: bytes) -> AccessSet:
+    """Return the access set of row changes: each row is written, and nothing read."""
     points = set()
     for change in decode_changes(changes):
         for rowid, row in ((change.rowid, change.before), (change.rowid_after, change.after)):
             if row is not None:
                 points.add(table_key(change.table, rowid) if rowid is not None else pair_key(*row))
-    return Footprint(write_points=frozenset(points))
+    return AccessSet(write_points=frozenset(points))
 
 
 def pair_key(left: Value, right: Value, *_: Value) -> bytes:
@@ -152,7 +152,7 @@ class World:
         self.clock += 1
         self.commands += 1
         node = self.nodes[leader]
-        footprint = written(changes) if kind == ROWS else Footprint()
+        access_set = written(changes) if kind == ROWS else AccessSet()
         return Transaction(
             Txid(self.clock, leader),
             dict(node.applied),
@@ -162,7 +162,7 @@ class World:
             command or f"command-{self.commands}",
             "serializable",
             kind,
-            replace(footprint, read_points=footprint.write_points),  # what it changed it has read before
+            replace(access_set, read_points=access_set.write_points),  # what it changed it has read before
             changes,
             b"",
         )

@@ -1,11 +1,11 @@
 """What two nodes can both be right about, where commands share a transaction."""
 
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tools.modelcheck.facts import Facts, quarrel
 from tools.modelcheck.frozen import number_of
 
-WRITES = Footprint(write_points=frozenset({b"x"}))
+WRITES = AccessSet(write_points=frozenset({b"x"}))
 
 
 def facts(node: str, *commits: tuple[str, ...], told: tuple[tuple[str, str], ...] = ()) -> Facts:

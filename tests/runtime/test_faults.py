@@ -244,17 +244,17 @@ async def test_what_is_new_is_refused_while_memory_is_full(runtime: Runtime) -> 
 
 
 def test_a_text_is_judged_by_its_median(runtime: Runtime) -> None:
-    asides, text = runtime.workers, "SELECT 1"
-    asides.took_long(text)
-    assert not asides.expects(text), "one bad day is no rule"
-    asides.took_long(text)
-    assert asides.expects("SELECT 2", text)
-    asides.was_short(text)
-    asides.was_short(text)
-    assert not asides.expects(text)
+    workers, text = runtime.workers, "SELECT 1"
+    workers.took_long(text)
+    assert not workers.expects(text), "one bad day is no rule"
+    workers.took_long(text)
+    assert workers.expects("SELECT 2", text)
+    workers.was_short(text)
+    workers.was_short(text)
+    assert not workers.expects(text)
     for _ in range(3):
-        asides.was_short(text)
-    assert not asides._long, "what is never long is forgotten"
+        workers.was_short(text)
+    assert not workers._long, "what is never long is forgotten"
 
 
 async def test_a_command_that_was_stopped_anywhere_leaves_no_row_locked(
@@ -268,7 +268,7 @@ async def test_a_command_that_was_stopped_anywhere_leaves_no_row_locked(
         nursery.cancel_scope.cancel()
     asked = Request("stopped", ())
     assert engine.locks.lock("stopped", None, "jobs", (1,))
-    job = Job(1, asked, lambda _aside: None, is_python=True, stopped=1.0)
+    job = Job(1, asked, lambda _workspace: None, is_python=True, stopped=1.0)
     runtime.workers._running.add(job)
     runtime.workers._done(job, Workspace(engine.beside()), None)
     assert len(engine.locks) == 0

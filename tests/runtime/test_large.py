@@ -25,8 +25,8 @@ from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.writer_thread import WriterThread
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.storage import store
 from bedrockish_net import mesh as net
@@ -157,7 +157,7 @@ async def test_what_a_peer_says_of_its_file_meanwhile_is_kept_and_holds_nobody_u
     engine.close()
 
 
-async def test_a_large_entry_that_does_not_fit_is_taken_back_whole(
+async def test_a_large_entry_that_does_not_fit_is_rolled_back_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
@@ -265,7 +265,7 @@ async def test_the_loop_goes_on_while_a_schema_change_comes_into_force(
     engine.close()
 
 
-async def test_with_many_tables_what_follows_a_schema_change_runs_aside_until_it_is_committed(
+async def test_with_many_tables_what_follows_a_schema_change_runs_in_a_worker_until_it_is_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the loop, SQLite would read all of them again after each request."""
@@ -302,12 +302,12 @@ async def prepare(runtime: Runtime, sql: str) -> Transaction:
     found: list[Prepared] = [runtime.engine.execute(request(sql, "prepared"))]
     made, engine = found[0], runtime.engine
     assert len(made.changes) > 1 << 20
-    footprint = Footprint(write_points=frozenset({b"t:t\0"}))
+    access_set = AccessSet(write_points=frozenset({b"t:t\0"}))
     base, schema = dict(engine.applied), engine.schema_version
-    return Transaction(Txid(5, "B"), base, 0, schema, 0, "c", "serializable", ROWS, footprint, made.changes, b"")
+    return Transaction(Txid(5, "B"), base, 0, schema, 0, "c", "serializable", ROWS, access_set, made.changes, b"")
 
 
-async def test_a_large_transaction_is_compared_aside_and_the_verdict_is_about_the_rows(
+async def test_a_large_transaction_is_compared_in_a_worker_and_the_verdict_is_about_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
@@ -359,7 +359,7 @@ async def test_a_large_transaction_is_compared_aside_and_the_verdict_is_about_th
             "d",
             "serializable",
             ROWS,
-            Footprint(),
+            AccessSet(),
             b"\xff" * (2 << 20),
             b"",
         )

@@ -41,7 +41,7 @@ class Majority:
         read = prepare()
         if request.read == STRICT:
             assert once, "another snapshot would be executed for it"
-            assert read.footprint.read_ranges
+            assert read.access_set.read_ranges
             self.asked.append(dict(read.base))
             if len(self.asked) == 1:
                 self.desk.node.run("INSERT INTO t VALUES (2, 'new')")

@@ -14,7 +14,7 @@ from bedrockish_journal.audit.duck import run_audits
 from bedrockish_journal.audit.on_spark import ask_spark
 from bedrockish_journal.audit.queries import FAULT, INFORMATION, QUERIES
 from bedrockish_journal.audit.report import Finding, Outcome
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
@@ -72,7 +72,7 @@ def test_spark_finds_what_duckdb_finds(spark: SparkSession, tmp_path: Path) -> N
     for tick, (forge, _) in enumerate(FORGERIES, start=6):
         world.change(("B", tick), forge)
     world.change(("C", 5), lambda draft: replace(draft, base={**draft.base, "A": 1}))
-    world.change(("C", 7), lambda draft: replace(draft, footprint=touching("x07")))
+    world.change(("C", 7), lambda draft: replace(draft, access_set=touching("x07")))
     world.change(("A", 9), lambda draft: replace(draft, joined=(world.drafts["A", 8].command,)))
     (adopted,) = [draft for draft in world.drafts.values() if draft.adopted_from]
     world.change(adopted.place, lambda draft: replace(draft, changes=b"\x82\x80\x80"))
@@ -111,7 +111,7 @@ def test_an_export_is_audited_like_the_files(tmp_path: Path) -> None:
     second = world.commit("B", touching("other"))
     assert first is not None
     assert second is not None
-    world.change(second.place, lambda draft: replace(draft, footprint=touching("fresh", "other")))
+    world.change(second.place, lambda draft: replace(draft, access_set=touching("fresh", "other")))
     world.settle()
     paths = world.write(tmp_path)
     for path in paths[:2]:
@@ -253,7 +253,7 @@ def test_concurrent_writes_of_one_key_are_found_by_conflicts(tmp_path: Path) -> 
     second = world.commit("B", touching("other"))
     assert first is not None
     assert second is not None
-    world.change(second.place, lambda draft: replace(draft, footprint=touching("fresh", "other")))
+    world.change(second.place, lambda draft: replace(draft, access_set=touching("fresh", "other")))
     world.settle()
     (found,) = audit(world.write(tmp_path), "causality", "closure", "conflict")
     assert (found.leader, found.tick, found.table, found.key) == (*second.place, "t:accounts", key("fresh").hex())
@@ -271,8 +271,8 @@ def test_write_concurrent_with_a_read_is_found_by_conflicts(tmp_path: Path) -> N
         assert second is not None
         reader, writer = (first, second) if reader_first else (second, first)
         read = touching(ranges=[(name, name + "~")]) if ranged else touching(reads=[name])
-        world.change(reader.place, partial(replace, footprint=read))
-        world.change(writer.place, partial(replace, footprint=touching(name)))
+        world.change(reader.place, partial(replace, access_set=read))
+        world.change(writer.place, partial(replace, access_set=touching(name)))
         world.settle()
         expected.add((*second.place, key(name).hex(), f"B{second.tick} and A{first.tick} are both committed"))
     found = audit(world.write(tmp_path), "conflict")
@@ -286,8 +286,8 @@ def test_overlapping_ranges_are_found_by_conflicts(tmp_path: Path) -> None:
     first, second = world.commit("A", touching("a")), world.commit("B", touching("b"))
     assert first is not None
     assert second is not None
-    world.change(first.place, partial(replace, footprint=Footprint(write_ranges=((b"t:", b"t;"),))))
-    world.change(second.place, partial(replace, footprint=Footprint(read_ranges=((key("k"), key("l")),))))
+    world.change(first.place, partial(replace, access_set=AccessSet(write_ranges=((b"t:", b"t;"),))))
+    world.change(second.place, partial(replace, access_set=AccessSet(read_ranges=((key("k"), key("l")),))))
     world.settle()
     (found,) = audit(world.write(tmp_path), "conflict")
     assert (found.leader, found.tick, found.table, found.key) == ("B", 1, "t:accounts", key("k").hex())
@@ -299,7 +299,7 @@ def test_halves_that_both_went_on_are_found_though_each_looks_right(tmp_path: Pa
     assert world.commit("A", touching("fresh"))
     second = world.commit("B", touching("other"))
     assert second is not None
-    world.change(second.place, lambda draft: replace(draft, footprint=touching("fresh")))
+    world.change(second.place, lambda draft: replace(draft, access_set=touching("fresh")))
     found = audit(world.write(tmp_path), "conflict")
     assert [f.key for f in found] == [key("fresh").hex()]
 

@@ -38,7 +38,7 @@ def test_what_stood_at_a_place_is_looked_up(world: World, tmp_path: Path, export
     for tick in (5, 6):
         draft = world.drafts["A", tick]
         (one,) = named(inputs, [finding("B", "A", tick)])
-        first, *more = sorted(draft.footprint.write_points)
+        first, *more = sorted(draft.access_set.write_points)
         assert (one.txid, one.table) == (str(draft.txid), "accounts")
         assert one.key == f'{{"id":{key_text(first)}}}' + (f" and {len(more)} more" if more else "")
 

@@ -159,7 +159,7 @@ def test_conflicts_after_the_beginning_are_still_found(tmp_path: Path) -> None:
     first, second = world.commit("A", touching("fresh")), world.commit("B", touching("other"))
     assert first is not None
     assert second is not None
-    world.change(second.place, lambda draft: replace(draft, footprint=touching("fresh", "other")))
+    world.change(second.place, lambda draft: replace(draft, access_set=touching("fresh", "other")))
     world.settle()
     paths = world.write(tmp_path)
     for path in paths:

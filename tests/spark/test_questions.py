@@ -120,15 +120,15 @@ def test_hot_keys_and_meetings_count_neighbours(spark: SparkSession, tmp_path: P
         assert world.commit(leader, touching(name))
         world.settle()
     inputs = find_inputs([str(world.write(tmp_path)[0])])
-    footprints = read_table(spark, inputs, "footprints")
-    hottest = questions.hot_keys(footprints).collect()
-    shown = questions.hot_keys(footprints).limit(1).select(questions.readable_key("key")).collect()
+    access_sets = read_table(spark, inputs, "footprints")
+    hottest = questions.hot_keys(access_sets).collect()
+    shown = questions.hot_keys(access_sets).limit(1).select(questions.readable_key("key")).collect()
     assert [row[0] for row in shown] == [str(worlds.number("hot"))]
     assert [(row["key"], row["writes"], row["writers"]) for row in hottest] == [
         (worlds.key("hot"), 4, ["A", "B"]),
         (worlds.key("cold"), 1, ["C"]),
     ]
-    met = {(row["first"], row["then"]): row["meetings"] for row in questions.meetings(footprints).collect()}
+    met = {(row["first"], row["then"]): row["meetings"] for row in questions.meetings(access_sets).collect()}
     assert met == {("A", "B"): 2, ("B", "A"): 1}
     graph = questions.causes(read_table(spark, inputs, "commits"), START_MS << 22, (START_MS + 10**6) << 22)
     assert {tuple(row) for row in graph.collect()} == {

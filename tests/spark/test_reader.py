@@ -220,11 +220,11 @@ def test_other_tables_agree_with_the_entries(world: World, files: list[Path]) ->
     entries = world.entries()
     approvals = read(files[0], table="approvals")
     assert len(approvals) == sum(len(entry.quorum) for entry in entries.values())
-    footprints = read(files[0], table="footprints")
-    assert {row["access"] for row in footprints} == {"read", "write"}
-    assert {row["object"] for row in footprints if row["key"] is None} == {"t:accounts", "s:"}
-    points = sum(len(e.transaction.footprint.write_points) for e in entries.values())
-    assert sum(row["access"] == "write" and row["key"] is not None for row in footprints) == points
+    access_sets = read(files[0], table="footprints")
+    assert {row["access"] for row in access_sets} == {"read", "write"}
+    assert {row["object"] for row in access_sets if row["key"] is None} == {"t:accounts", "s:"}
+    points = sum(len(e.transaction.access_set.write_points) for e in entries.values())
+    assert sum(row["access"] == "write" and row["key"] is not None for row in access_sets) == points
     (schema,) = read(files[0], table="schema_history")
     assert schema["statement"].startswith("CREATE TABLE accounts")
     members = read(files[0], table="members")

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThan
 
 from bedrockish_journal.arrow import read_journal
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import (
     DELETE,
     INSERT,
@@ -25,7 +26,6 @@ from bedrockish_journal.model.changes import (
     same_value,
 )
 from bedrockish_journal.model.errors import EntryMalformedError, FileMissingError
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.spark.export.sink import parquet_batches
 from bedrockish_journal.spark.source import declared as declaring
@@ -37,7 +37,7 @@ from bedrockish_journal.spark.source.stream import BedrockishStreamReader
 from bedrockish_journal.spark.source.typed_rows import table_of
 from tests.spark.worlds import NODES, World, touching
 
-ALL = Footprint(write_ranges=((b"s:", b"s;"),))
+ALL = AccessSet(write_ranges=((b"s:", b"s;"),))
 KINDS = {"id": "INTEGER PRIMARY KEY", "n": "INT", "r": "DOUBLE", "t": "VARCHAR(9)", "b": "BLOB", "any thing": ""}
 COLUMNS = tuple(KINDS)
 VALUES: Sequence[Value] = (

@@ -13,9 +13,9 @@ import apsw
 import cbor2
 
 from bedrockish.engine.sqlite.key_encoding import table_key
+from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.changes import UPDATE, Change, encode_changes, encode_statements
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.footprint import Footprint, conflict
 from bedrockish_journal.model.key_text import read_columns
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.model.vector import covers
@@ -35,7 +35,7 @@ class Draft:
     txid: Txid
     base: dict[str, int]
     quorum: dict[str, int]
-    footprint: Footprint
+    access_set: AccessSet
     command: str
     config: int = 0
     kind: str = ROWS
@@ -59,17 +59,17 @@ def number(name: str) -> int:
     return int(name) if name.isdecimal() else int.from_bytes(name.encode().ljust(7, b"\0"))
 
 
-def touching(*writes: str, reads: Iterable[str] = (), ranges: Iterable[tuple[str, str]] = ()) -> Footprint:
-    return Footprint(
+def touching(*writes: str, reads: Iterable[str] = (), ranges: Iterable[tuple[str, str]] = ()) -> AccessSet:
+    return AccessSet(
         frozenset({b"s:accounts\0", *(key(name) for name in reads)}),
         tuple((key(low), key(high)) for low, high in ranges),
         frozenset(key(name) for name in writes),
     )
 
 
-def rows(footprint: Footprint) -> bytes:
-    """Return a change of each row that a footprint writes."""
-    points = sorted(point.partition(b"\0")[2] for point in footprint.write_points if point.startswith(b"t:"))
+def rows(access_set: AccessSet) -> bytes:
+    """Return a change of each row that a access set writes."""
+    points = sorted(point.partition(b"\0")[2] for point in access_set.write_points if point.startswith(b"t:"))
     rowids = [rowid for point in points for rowid in read_columns(point) or ()]
     return encode_changes(
         Change("accounts", ("id", "balance"), UPDATE, rowid, rowid, (rowid, 1.5), (rowid, 2.5)) for rowid in rowids
@@ -97,11 +97,11 @@ class World:
             if any(other == leader for other, _ in self.orders[node])
         }
 
-    def commit(self, leader: str, footprint: Footprint, **fields: object) -> Draft | None:
+    def commit(self, leader: str, access_set: AccessSet, **fields: object) -> Draft | None:
         """Commit at ``leader`` unless something that it has not seen conflicts; its own file has it at once."""
         base = self.applied(leader)
         for other in self.drafts.values():
-            if other.tick > base.get(other.leader, 0) and conflict(other.footprint, footprint):
+            if other.tick > base.get(other.leader, 0) and conflict(other.access_set, access_set):
                 known = [d.place for d in self.drafts.values() if d.txid == other.txid]
                 if not any(base.get(name, 0) >= tick for name, tick in known):
                     return None
@@ -110,8 +110,8 @@ class World:
         friend = NODES[(NODES.index(leader) + 1 + tick % 2) % 3]
         quorum = {leader: tick, friend: self.applied(friend).get(friend, 0)}
         draft = Draft(
-            leader, tick, Txid(self.clock, leader), base, quorum, footprint, f"{leader}{tick}-command", self.config,
-            changes=rows(footprint),
+            leader, tick, Txid(self.clock, leader), base, quorum, access_set, f"{leader}{tick}-command", self.config,
+            changes=rows(access_set),
         )  # fmt: skip
         draft = replace(draft, **fields)  # type: ignore[arg-type]
         self._take(leader, draft)
@@ -158,7 +158,7 @@ class World:
             before = made.get((draft.leader, draft.tick - 1))
             transaction = Transaction(
                 draft.txid, draft.base, 0, 0, draft.config, draft.command, "serializable", draft.kind,
-                draft.footprint, draft.changes, b"", joined=tuple((command, b"") for command in draft.joined),
+                draft.access_set, draft.changes, b"", joined=tuple((command, b"") for command in draft.joined),
                 shares=draft.shares, users=draft.users,
             )  # fmt: skip
             made[place] = Entry(
@@ -194,7 +194,7 @@ class World:
 def honest(commits: int = 240, seed: int = 7) -> World:
     """Return a world with a schema and a membership change, concurrency, ranges, an adoption and its repeat."""
     world, rng = World(), random.Random(seed)
-    schema = Footprint(write_ranges=((b"s:", b"s;"),))
+    schema = AccessSet(write_ranges=((b"s:", b"s;"),))
     statement = encode_statements(["CREATE TABLE accounts(id INTEGER PRIMARY KEY, balance REAL)"])
     assert world.commit("A", schema, kind=SCHEMA, changes=statement)
     world.settle()
@@ -208,7 +208,7 @@ def honest(commits: int = 240, seed: int = 7) -> World:
             world.adopt("A", draft)
         if number == commits // 2:
             world.settle()
-            config = Footprint(frozenset({b"config\0"}), (), frozenset({b"config\0"}))
+            config = AccessSet(frozenset({b"config\0"}), (), frozenset({b"config\0"}))
             grown = membership(1, A=True, B=True, C=True, D=False)
             assert world.commit("B", config, kind=MEMBERS, changes=grown)
             world.settle()
@@ -230,15 +230,15 @@ def retiring(says: dict[str, int] | None = None) -> World:
 
     ``says`` is what the change names as retired; None for what it must.
     """
-    world, everything = World(), Footprint(write_ranges=((b"", b"\xff\xff"),))
+    world, everything = World(), AccessSet(write_ranges=((b"", b"\xff\xff"),))
 
-    def commit(leader: str, footprint: Footprint, *, without: str = "", **fields: object) -> None:
+    def commit(leader: str, access_set: AccessSet, *, without: str = "", **fields: object) -> None:
         base = {name: tick for name, tick in world.applied(leader).items() if name not in without}
         voters = {"A", "B"} if world.config else {"A", "B", "C"}
         quorum = {name: world.applied(name).get(name, 0) for name in voters} | {
             leader: world.applied(leader).get(leader, 0) + 1
         }
-        assert world.commit(leader, footprint, base=base, quorum=quorum, **fields)
+        assert world.commit(leader, access_set, base=base, quorum=quorum, **fields)
         world.settle()
 
     commit("C", touching("x", reads=("y",)))

@@ -12,7 +12,7 @@ from itertools import combinations
 import cbor2
 
 from bedrockish.api.requests import SESSION, STRICT, Answer, Request, Token
-from bedrockish.core.coordinator.request import Ticket
+from bedrockish.core.coordinator.request import InFlight
 from bedrockish.core.describe import Printer, log_line
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import (
@@ -32,7 +32,7 @@ from bedrockish.core.protocol.messages import Entries, Gossip, Message, Outcome,
 from bedrockish.core.protocol.records import Member, Membership, Prepared, encode_membership
 from bedrockish.core.state.roster import Roster
 from bedrockish.core.state.settings import Settings
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.order import draws
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Txid
 from tests.traces.disk import Disk
@@ -120,7 +120,7 @@ class Table:
         self.names: dict[Txid, str] = {}
         self.attempts: Counter[str] = Counter()
         self.lines: list[Line] = []
-        self.printer = Printer(names, lambda txid: self.names.get(txid, str(txid)), self._ticket)
+        self.printer = Printer(names, lambda txid: self.names.get(txid, str(txid)), self._request_name)
         for name in names:
             self._start(name)
         for one, other in combinations(names, 2):
@@ -134,7 +134,7 @@ class Table:
             self._step(one, PeerUp(other))
             self._step(other, PeerUp(one))
 
-    def _ticket(self, number: int) -> str:
+    def _request_name(self, number: int) -> str:
         return self.scripts[number].name
 
     @property
@@ -179,10 +179,10 @@ class Table:
             match effect:
                 case Send(peer, message):
                     self._send(place, peer, message)
-                case Execute(ticket):
-                    following.append(self._execute(place, ticket))
-                case Reply(ticket, answer):
-                    self._keep(place, f"answers {self._ticket(ticket)}: {self._told(effect, answer)}", PLAIN)
+                case Execute(request_id):
+                    following.append(self._execute(place, request_id))
+                case Reply(request_id, answer):
+                    self._keep(place, f"answers {self._request_name(request_id)}: {self._told(effect, answer)}", PLAIN)
                 case SendEntries(peer, wants):
                     found = [
                         entry for entry, _ in place.disk.live.journal if entry.tick >= wants.get(entry.leader, 1 << 62)
@@ -206,27 +206,27 @@ class Table:
         """Give a new transaction its name in the trace: Betty, and at her second attempt Betty'."""
         if isinstance(effect, Persist) and effect.vote.txid not in self.names:
             attempt = self.core(leader).coordinator.attempts[effect.vote.txid]
-            called = self._ticket(attempt.tickets[0])
+            called = self._request_name(attempt.in_flight[0])
             self.names[effect.vote.txid] = called + "'" * self.attempts[called]
             self.attempts[called] += 1
 
     def _told(self, effect: Reply, answer: object) -> str:
         if isinstance(answer, Answer):
-            self.tokens[self._ticket(effect.ticket)] = answer.token
+            self.tokens[self._request_name(effect.request_id)] = answer.token
         if isinstance(answer, Answer) and answer.place is None:
             seen = cbor2.loads(answer.results)
             return "reads " + ", ".join(f"{key}={value}" for key, value in seen.items())
         return self.printer.effect(effect).partition(": ")[2]
 
-    def _execute(self, place: Place, ticket: int) -> Event:
-        script, image = self.scripts[ticket], place.disk.live
+    def _execute(self, place: Place, request_id: int) -> Event:
+        script, image = self.scripts[request_id], place.disk.live
         done = next((entry for entry, _ in image.journal if entry.transaction.command == script.command), None)
         if done is not None:
             self._keep(place, f"answers {script.name}: committed as {done.leader}{done.tick} before", PLAIN)
-            return Dropped(ticket)
+            return Dropped(request_id)
         if script.members:
-            return Executed(ticket, self._prepare_members(place, script.members))
-        footprint = Footprint(
+            return Executed(request_id, self._prepare_members(place, script.members))
+        access_set = AccessSet(
             frozenset(key.encode() for key in (*script.reads, *script.writes)),
             write_points=frozenset(key.encode() for key in script.writes),
         )
@@ -234,13 +234,13 @@ class Table:
         changes = cbor2.dumps(dict.fromkeys(script.writes, script.name))
         readonly = not script.writes
         return Executed(
-            ticket, Prepared(image.applied, 0, readonly, ROWS, footprint, b"" if readonly else changes, seen)
+            request_id, Prepared(image.applied, 0, readonly, ROWS, access_set, b"" if readonly else changes, seen)
         )
 
     def _prepare_members(self, place: Place, names: tuple[str, ...]) -> Prepared:
         version = self.core(place.name).state.roster.membership.version + 1
         changes = encode_membership(Membership(version, {name: Member(name, "") for name in names}))
-        return Prepared(place.disk.live.applied, 0, False, MEMBERS, Footprint(), changes, b"")
+        return Prepared(place.disk.live.applied, 0, False, MEMBERS, AccessSet(), changes, b"")
 
     def _keep(self, place: Place, text: str, level: int, flight: Flight | None = None) -> None:
         place.kept.append(Line(log_line(place.name, place.tick, ""), text, level, flight))
@@ -273,13 +273,13 @@ class Table:
         token = self.tokens[script.after] if script.after else Token()
         request = Request(script.command, (), read=STRICT if script.strict else SESSION, token=token)
         self._step(name, Submitted(number, request))
-        ticket = self.core(name).coordinator.replies.tickets.get(number)
-        if ticket is not None and not any(line.flight for line in (*self.lines, *self.places[name].kept)):
-            self._say_stage(name, ticket)
+        request_id = self.core(name).coordinator.replies.in_flight.get(number)
+        if request_id is not None and not any(line.flight for line in (*self.lines, *self.places[name].kept)):
+            self._say_stage(name, request_id)
 
-    def _say_stage(self, name: str, ticket: Ticket) -> None:
+    def _say_stage(self, name: str, request_id: InFlight) -> None:
         label = log_line(name, self.places[name].tick, "")
-        self.lines.append(Line(label, f"{self._ticket(ticket.number)} {ticket.stage.value}", PLAIN))
+        self.lines.append(Line(label, f"{self._request_name(request_id.number)} {request_id.stage.value}", PLAIN))
 
     def transaction(self, name: str, called: str) -> Txid:
         """Return the transaction of a name that a node knows."""

@@ -114,7 +114,9 @@ class Ending:
     def _at_rest(self) -> bool:
         applied = [place.core.state.timelines.applied for place in self.living]
         return all(one == applied[0] for one in applied) and not any(
-            len(place.core.state.votes.pending) or place.core.coordinator.replies.tickets or place.core.recovery.rounds
+            len(place.core.state.votes.pending)
+            or place.core.coordinator.replies.in_flight
+            or place.core.recovery.rounds
             for place in self.living
         )
 

@@ -7,7 +7,7 @@ enough to look whenever a node's facts have changed.
 from dataclasses import dataclass
 
 from bedrockish.core.protocol.records import ENDED
-from bedrockish_journal.model.footprint import conflict
+from bedrockish_journal.model.access_set import conflict
 from bedrockish_journal.model.transaction import Transaction, Txid
 from tools.modelcheck.frozen import number_of, shared
 from tools.modelcheck.place import Place
@@ -92,7 +92,7 @@ def _both(one: Facts, other: Facts, left: int, right: int) -> tuple[str, str] | 
     x, y = transaction(left), transaction(right)
     if twice := set(x.commands).intersection(y.commands):
         return "a command happens once", f"{min(twice)} is committed as {name(left)} and as {name(right)}"
-    if conflict(x.footprint, y.footprint) is None or _has_seen(x, one, right) or _has_seen(y, other, left):
+    if conflict(x.access_set, y.access_set) is None or _has_seen(x, one, right) or _has_seen(y, other, left):
         return None
     return "no concurrent conflicting commits", f"{name(left)} and {name(right)} meet, and neither has seen the other"
 

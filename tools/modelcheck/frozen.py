@@ -17,8 +17,8 @@ from typing import Any
 
 from bedrockish.core.protocol.records import Membership
 from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import Entry
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import Transaction
 
 # Statistics, numbers that only tell timers apart, and constants of a scope.
@@ -39,7 +39,7 @@ LEFT_OUT = frozenset(
     | {"_by_clock", "_order", "_unused"}  # another order of what is there anyway
     | {"cutter", "_forget_at"}  # what was cut lately, to be quick
 )
-SHARED = (Transaction, Entry, Footprint, Membership, Settings)
+SHARED = (Transaction, Entry, AccessSet, Membership, Settings)
 _PLAIN = (int, str, bytes, bool, type(None), float)
 _CALLABLE = (FunctionType, MethodType, BuiltinFunctionType)
 
@@ -54,7 +54,7 @@ def number_of(value: object) -> int:
             key: tuple[object, ...] = (1, value.body)
         case Entry():
             key = (2, value.hash)
-        case Footprint():
+        case AccessSet():
             key = (3, repr(value.pack()))
         case Membership():
             key = (4, value.version, tuple(sorted((m.node, m.voter) for m in value.members.values())))

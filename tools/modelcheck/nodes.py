@@ -163,7 +163,7 @@ class Nodes:
     def _choices(self, place: Place) -> list[Choice]:
         found, first = [], len(self.names) + len(self.names) ** 2
         for event in place.choices():
-            limit = "retries" if event[:2] == ("timer", "ticket_again") else LIMIT_OF.get(str(event[0]), "")
+            limit = "retries" if event[:2] == ("timer", "request_again") else LIMIT_OF.get(str(event[0]), "")
             if limit and not self.scope.allows(limit, place.name):
                 continue
             if limit in ("suspicions", "rollbacks") and self.scope.which:

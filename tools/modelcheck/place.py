@@ -88,7 +88,7 @@ class Place:
         eager: a write is durable at once; else by an event of its own.
         together: all requests of the script come at one moment.
         node: the core; None when it is dead.
-        tickets: the requests that wait for an answer.
+        requests: the requests that wait for an answer.
         told: what clients were told here, by command; it is the world's knowledge and outlives the node.
         timers: what the core asked to be reminded of, without the when.
         assembling: messages that are being put together of pieces.
@@ -103,7 +103,7 @@ class Place:
     eager: bool
     disk: Disk
     node: Node | None = None
-    tickets: dict[int, Request] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
     told: dict[str, str] = field(default_factory=dict)
     timers: set[tuple[str, object]] = field(default_factory=set)
     assembling: deque[do.Assemble] = field(default_factory=deque)
@@ -131,7 +131,7 @@ class Place:
     def crash(self, survivors: int = 0) -> None:
         """Lose everything but what is durable."""
         self.node = None
-        self.tickets.clear()
+        self.requests.clear()
         self.timers.clear()
         self.assembling.clear()
         self.disk.crash(survivors)
@@ -228,10 +228,10 @@ class Place:
         asked = []
         for request in self.script[self.taken : self.taken + count]:
             self.taken += 1
-            self.tickets[self.taken] = request
+            self.requests[self.taken] = request
             asked.append((self.taken, request))
-        (ticket, request), *others = asked
-        self.step(Submitted(ticket, request, others=tuple(others)))
+        (request_id, request), *others = asked
+        self.step(Submitted(request_id, request, others=tuple(others)))
 
     def perform(self, effects: Sequence[do.Effect]) -> None:
         """Do what the core asks, in order."""
@@ -246,7 +246,7 @@ class Place:
         timers = self.core.state.timers._timers
         if not self.timed:
             kept = {(name, subject) for _, _, name, subject in timers}
-            self.timers |= {one for one in kept if one[0] in ("ticket_again", "recover_again", "fetch")}
+            self.timers |= {one for one in kept if one[0] in ("request_again", "recover_again", "fetch")}
             timers.clear()
         self.disk.close_batch()
         if self.eager:
@@ -266,10 +266,10 @@ class Place:
                 disk.write(effect)
             case do.Assemble():
                 self.assembling.append(effect)
-            case do.Execute(ticket, _, group):
-                following.append(self._execute(ticket, group))
-            case do.Reply(ticket, answer):
-                self._tell(ticket, answer)
+            case do.Execute(request_id, _, group):
+                following.append(self._execute(request_id, group))
+            case do.Reply(request_id, answer):
+                self._tell(request_id, answer)
             case do.SendEntries(peer, wants, _):
                 entries = [
                     e for leader, first in wants.items() for e in disk.seen.timelines.get(leader, [])[first - 1 :]
@@ -293,8 +293,8 @@ class Place:
         else:
             self.disk.then(leave)
 
-    def _tell(self, ticket: int, answer: Answer | BedrockishError) -> None:
-        request = self.tickets.pop(ticket, None)
+    def _tell(self, request_id: int, answer: Answer | BedrockishError) -> None:
+        request = self.requests.pop(request_id, None)
         if request is None:
             return
         tell = Tell(self.told, request.command, told(answer))
@@ -307,21 +307,21 @@ class Place:
         entry = self.disk.seen.commands.get(command)
         return None if entry is None else entry.txid
 
-    def _execute(self, ticket: int, group: tuple[int, ...]) -> Event:
-        request = self.tickets.get(ticket)
+    def _execute(self, request_id: int, group: tuple[int, ...]) -> Event:
+        request = self.requests.get(request_id)
         if request is None:
-            return Dropped(ticket)
+            return Dropped(request_id)
         entry: Entry | None = self.disk.seen.commands.get(request.command)
         if entry is not None:
-            self._tell(ticket, answer_of(entry, request))
-            return Dropped(ticket)
+            self._tell(request_id, answer_of(entry, request))
+            return Dropped(request_id)
         try:
             seen = self.disk.seen
-            others = [self.tickets[number] for number in group if number in self.tickets]
+            others = [self.requests[number] for number in group if number in self.requests]
             others = [one for one in others if one.command not in seen.commands]
-            return Executed(ticket, execute(seen.rows, request, seen.applied, self.name, seen.schema, 0, others))
+            return Executed(request_id, execute(seen.rows, request, seen.applied, self.name, seen.schema, 0, others))
         except BedrockishError as error:
-            return Failed(ticket, error)
+            return Failed(request_id, error)
 
 
 def told(answer: Answer | BedrockishError) -> str:

@@ -101,7 +101,7 @@ def _choice(explorer: Explorer, state: State, node: int, what: str, command: str
     for event in place.choices():
         if event[0] != what:
             continue
-        if what == "timer" and event[1] == "ticket_again":
+        if what == "timer" and event[1] == "request_again":
             return explorer.nodes.event(event)
         if isinstance(event[1], Txid):
             transaction = place.core.state.votes.by_txid[event[1]].transaction

@@ -70,7 +70,7 @@ class Solo:
         self._tick, self._head = 0, GENESIS
 
     def prepare(self, statements: Statements) -> Prepared:
-        """Run a request and take it back."""
+        """Run a request and roll it back."""
         return self.engine.execute(Request("c", tuple(Statement(sql, params) for sql, params in statements)))
 
     def entry(self, prepared: Prepared) -> Entry:
@@ -85,7 +85,7 @@ class Solo:
             f"c{self._tick}",
             "serializable",
             prepared.kind,
-            prepared.footprint,
+            prepared.access_set,
             prepared.changes,
             prepared.result,
         )
@@ -99,7 +99,7 @@ class Solo:
 
 
 def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
-    """Whole requests, run and taken back."""
+    """Whole requests, run and rolled back."""
     for name, design in DESIGN.items():
 
         def ours(number: int, name: str = name) -> None:

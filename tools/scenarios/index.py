@@ -41,7 +41,7 @@ def filled(path: Path, rows: int) -> None:
 def decided(engine: Engine, sql: str) -> Entry:
     """Try a change of the schema, and put it into the journal."""
     prepared = engine.execute(Request("index", (Statement(sql),)))
-    what = (prepared.kind, prepared.footprint, prepared.changes, prepared.result)
+    what = (prepared.kind, prepared.access_set, prepared.changes, prepared.result)
     made = Transaction(Txid(1, "A"), prepared.base, 0, prepared.schema, 0, "index", "serializable", *what)
     entry = Entry("A", 1, {"A": 1}, replace(made, activates=100, body=b""), None, GENESIS)
     engine.apply(entry, repeat=False, applied_ms=0)

@@ -84,7 +84,7 @@ def works(number: int) -> dict[str, Statements]:
     }
 
 
-# Of the first experiments: to run a request, note what the hook is told, and take it back.
+# Of the first experiments: to run a request, note what the hook is told, and roll it back.
 EXPERIMENT = {"insert": 4.1, "update": 4.1, "transfer": 7.5}
 # And with 5 to bind each statement and 3 for the keys of each row.
 DESIGN = {"insert": 4.1 + 5 + 3, "update": 4.1 + 5 + 3, "transfer": 7.5 + 10 + 6, "select": 4.0 + 5}

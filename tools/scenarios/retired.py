@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bedrockish.core.protocol.messages import Gossip, decode, encode
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import UPDATE, Change, encode_changes
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import covers
 
@@ -23,10 +23,10 @@ ROUNDS = 20_000
 
 def _commit(base: dict[str, int]) -> Transaction:
     row = Change("accounts", ("id", "balance"), UPDATE, 7, 7, (7, 100), (7, 200))
-    footprint = Footprint(frozenset({b"s:accounts\0"}), (), frozenset({b"t:accounts\0" + bytes(9)}))
+    access_set = AccessSet(frozenset({b"s:accounts\0"}), (), frozenset({b"t:accounts\0" + bytes(9)}))
     return Transaction(
         *(Txid(CLOCK, "node1"), base, CLOCK - (500 << 22), 1, 60, "0198f1c2-7d3a-7000-8000-000000000001"),
-        *("serializable", ROWS, footprint, encode_changes([row]), b"\x81\x80"),
+        *("serializable", ROWS, access_set, encode_changes([row]), b"\x81\x80"),
     )
 
 

@@ -43,7 +43,7 @@ class Year:
         prepared = self.engine.execute(request)
         self._tick += 1
         clock = moved(0, unix_ms) + self._tick  # which is less than a millisecond
-        what = (prepared.kind, prepared.footprint, prepared.changes, prepared.result)
+        what = (prepared.kind, prepared.access_set, prepared.changes, prepared.result)
         transaction = Transaction(
             Txid(clock, "A"), prepared.base, 0, prepared.schema, 0, command, "serializable", *what
         )

@@ -16,8 +16,8 @@ from bedrockish.api.requests import SNAPSHOT, Request, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import ConstraintError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_statements
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction
 from bedrockish_journal.model.vector import Vector
 
@@ -126,7 +126,7 @@ class Outcome:
     ranges: tuple[tuple[bytes, bytes], ...]
     changes: list[list[Any]]
     told: list[list[Any]]
-    footprint: Footprint
+    access_set: AccessSet
 
 
 def run_program(rows: Mapping[str, Row], statements: Iterable[Statement], where: str, clock: int = 0) -> Outcome:
@@ -162,10 +162,10 @@ def outcomes_of(rows: Mapping[str, Row], run: Run, told: list[list[Any]]) -> lis
     for low, high in run.ranges:
         reads.update({key: 0 for key in rows if low <= point(key) < high})
     reads = {key: rows.get(key, NOTHING)[0] for key in sorted(reads)}
-    footprint = Footprint(
+    access_set = AccessSet(
         frozenset(run.points), tuple(sorted(run.ranges)), frozenset(point(key) for key in run.written)
     )
-    return [Outcome(reads, footprint.read_ranges, changes, one, footprint) for one in told]
+    return [Outcome(reads, access_set.read_ranges, changes, one, access_set) for one in told]
 
 
 def execute(
@@ -191,13 +191,13 @@ def execute(
         result = cbor2.dumps([[], {}, [], schema])
         # Some leave the time that an index takes which is built beside its table: longer than a conflict window, too.
         delay_ms = (0, 0, 0, 400, 2_500)[crc32(request.command.encode()) % 5]
-        return Prepared(dict(base), schema, False, SCHEMA, Footprint(), statements, result, delay_ms=delay_ms)
+        return Prepared(dict(base), schema, False, SCHEMA, AccessSet(), statements, result, delay_ms=delay_ms)
     try:
         outcomes = [run_program(rows, request.statements, where, clock)]
     except ConstraintError as error:
         seen = error.rests_on
         assert isinstance(seen, Outcome)
-        error.rests_on = Prepared(dict(base), schema, True, ROWS, seen.footprint, b"", result_of(seen, schema))
+        error.rests_on = Prepared(dict(base), schema, True, ROWS, seen.access_set, b"", result_of(seen, schema))
         raise
     while others:
         try:
@@ -210,11 +210,11 @@ def execute(
     result, *results = [result_of(one, schema) for one in outcomes]
     joined = tuple((one.command, each) for one, each in zip(others, results, strict=True))
     changes = b"" if readonly else cbor2.dumps(outcome.changes)
-    footprint = outcome.footprint
+    access_set = outcome.access_set
     if request.isolation == SNAPSHOT and not readonly:  # what was only read is not certified
-        footprint = Footprint(footprint.read_points & footprint.write_points, (), footprint.write_points)
+        access_set = AccessSet(access_set.read_points & access_set.write_points, (), access_set.write_points)
     own = clock if wants_clock(request) else 0
-    return Prepared(dict(base), schema, readonly, ROWS, footprint, changes, result, own, joined)
+    return Prepared(dict(base), schema, readonly, ROWS, access_set, changes, result, own, joined)
 
 
 def result_of(outcome: Outcome, schema: int) -> bytes:

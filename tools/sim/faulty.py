@@ -84,11 +84,11 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "no test 3": fault(
         "a voter tests against commits outside the base",
-        (voting, "prepare_commit", "next(recent.conflicts(footprint, base, own), None)", "None"),
+        (voting, "prepare_commit", "next(recent.conflicts(access_set, base, own), None)", "None"),
     ),
     "no test 4": fault(
         "a voter tests against what is pending",
-        (voting, "prepare_commit", "return found or next(pending.conflicts(footprint, own), None)", "return found"),
+        (voting, "prepare_commit", "return found or next(pending.conflicts(access_set, own), None)", "return found"),
     ),
     "no test 5": fault(
         "a leader whose transaction was rolled back turns down older ones that conflict",
@@ -100,7 +100,7 @@ _AGREEMENT: dict[str, Fault] = {
         (
             _Coordinator,
             "_hindrance",
-            "found = next(state.commit_window.conflicts(footprint, prepared.base), None)",
+            "found = next(state.commit_window.conflicts(access_set, prepared.base), None)",
             "return None",
         ),
         execute_ms=5.0,

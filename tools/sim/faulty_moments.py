@@ -42,7 +42,7 @@ MOMENTS: dict[str, Moment] = {
             (
                 _Recovery,
                 "_ended_against",
-                "state.votes.aborting.conflicts(transaction.footprint, transaction.txid)",
+                "state.votes.aborting.conflicts(transaction.access_set, transaction.txid)",
                 "()",
             ),
         ),
@@ -54,7 +54,7 @@ MOMENTS: dict[str, Moment] = {
             (
                 _Recovery,
                 "_ended_against",
-                "list(state.commit_window.any_conflicts(transaction.footprint, above=state.clock.safe))",
+                "list(state.commit_window.any_conflicts(transaction.access_set, above=state.clock.safe))",
                 "[]",
             ),
         ),
@@ -355,7 +355,7 @@ MOMENTS: dict[str, Moment] = {
     "isolations are mixed": Moment(
         fault(
             "a transaction has one isolation",
-            (wait_queue.WaitQueue, "group", "and other.request.isolation == ticket.request.isolation", ""),
+            (wait_queue.WaitQueue, "group", "and other.request.isolation == inflight.request.isolation", ""),
         ),
         "tests.core.test_shared_transactions:test_what_is_judged_otherwise_is_not_led_together",
     ),
@@ -376,16 +376,16 @@ MOMENTS: dict[str, Moment] = {
     "a group turned down is led again as it was": Moment(
         fault(
             "of a group that was turned down each goes alone",
-            (coordinator.Coordinator, "_give_up", "if ticket.is_free]", "if False]"),
+            (coordinator.Coordinator, "_give_up", "if inflight.is_free]", "if False]"),
         ),
         f"{_TOGETHER}:test_a_group_that_is_turned_down_is_led_one_by_one_and_the_next_is_smaller",
     ),
     "who came together waits for a slow one": Moment(
         fault(
-            "nobody waits for what is executed aside",
-            (coordinator.Coordinator, "aside", "self.together.part(ticket)", "pass"),
+            "nobody waits for what is executed in a worker",
+            (coordinator.Coordinator, "moved_to_worker", "self.together.part(inflight)", "pass"),
         ),
-        f"{_TOGETHER}:test_one_that_is_executed_aside_keeps_nobody",
+        f"{_TOGETHER}:test_one_that_is_executed_in_a_worker_keeps_nobody",
     ),
     "an id too old keeps those that came with it": Moment(
         fault(
@@ -393,7 +393,7 @@ MOMENTS: dict[str, Moment] = {
             (
                 coordinator.Coordinator,
                 "_lead",
-                "if not self._goes_alone(ticket, prepared):\n            self._happ",
+                "if not self._goes_alone(inflight, prepared):\n            self._happ",
                 "if True:\n            self._happ",
             ),
         ),

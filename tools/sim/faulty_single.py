@@ -147,12 +147,13 @@ SINGLE: dict[str, Moment] = {
     # -- clients -----------------------------------------------------------------------------------------------------
     "one attempt that is over is all": _here(
         "nothing happened when no attempt is open",
-        *(replies.Replies, "ended", " and not ticket.open", ""),
+        *(replies.Replies, "ended", " and not inflight.open", ""),
         "test_a_client_is_told_that_nothing_happened_when_the_last_attempt_is_over",
     ),
     "did not happen is told with attempts open": Moment(
         fault(
-            "nothing happened when no attempt is open", (_Coordinator, "past_deadline", "if ticket.open:", "if False:")
+            "nothing happened when no attempt is open",
+            (_Coordinator, "past_deadline", "if inflight.open:", "if False:"),
         ),
         "tests.core.test_once:test_without_a_majority_nobody_can_tell",
     ),

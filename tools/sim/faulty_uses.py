@@ -54,7 +54,7 @@ USES: dict[str, Fault] = {
     ),
     "strict refusals ask nobody": fault(
         "a strict refusal is true of some moment between question and answer",
-        (reading.Checking, "failed", "ticket.request.read != STRICT", "True"),
+        (reading.Checking, "failed", "inflight.request.read != STRICT", "True"),
         **{"voters": 3, "hot": 0.9, "keys": 4, "delay_ms": 20.0, "alter": 0.0, "talks": 0.0, "load_s": 3.0},
     ),
     "two voters at once": fault(
@@ -69,7 +69,7 @@ USES: dict[str, Fault] = {
     ),
     "a change conflicts with nothing": fault(
         "a change of the members conflicts with everything",
-        (coordinator, "claim", "(*footprint.write_ranges, EVERYTHING) if kind == MEMBERS else", ""),
+        (coordinator, "claim", "(*access_set.write_ranges, EVERYTHING) if kind == MEMBERS else", ""),
         **_CHANGES,
     ),
     "a change may lose the quorum": fault(
@@ -115,7 +115,7 @@ USES: dict[str, Fault] = {
     ),
     "once is as often as one likes": fault(
         "an interactive transaction is lost when what it read has changed",
-        (once, "overtaken", "found = next(state.commit_window.conflicts(footprint, base), None)", "found = None"),
+        (once, "overtaken", "found = next(state.commit_window.conflicts(access_set, base), None)", "found = None"),
         **_TALKS,
     ),
     "settled and yet it happens": fault(
@@ -135,15 +135,15 @@ USES: dict[str, Fault] = {
         (
             _Coordinator,
             "_hindrance",
-            "found = next(state.commit_window.conflicts(footprint, prepared.base), None)",
-            "found = None if ticket.request.isolation == 'snapshot' else "
-            "next(state.commit_window.conflicts(footprint, prepared.base), None)",
+            "found = next(state.commit_window.conflicts(access_set, prepared.base), None)",
+            "found = None if inflight.request.isolation == 'snapshot' else "
+            "next(state.commit_window.conflicts(access_set, prepared.base), None)",
         ),
         **{"snapshots": 1.0, "execute_ms": 5.0, "delay_ms": 5.0, "hot": 0.9, "talks": 0.0},
     ),
     "clocks are not read": fault(
         "a transaction conflicts with a schema change in force at its clock",
-        (coordinator, "claim", "footprint.read_points | {clock_key(clock)}", "footprint.read_points"),
+        (coordinator, "claim", "access_set.read_points | {clock_key(clock)}", "access_set.read_points"),
         **_ALTERS,
     ),
     "nobody waits for a schema change": fault(

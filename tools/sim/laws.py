@@ -243,7 +243,7 @@ class Laws:
             node, name = machine.node, machine.name
             state = node.state
             state_of: dict[str, Collection[object]] = {
-                "tickets": node.coordinator.replies.tickets,
+                "requests": node.coordinator.replies.in_flight,
                 "attempts": node.coordinator.attempts,
                 "waits": node.coordinator.replies.wait_queue.waits,
                 "rollbacks": node.coordinator.rollbacks.rolling,
@@ -256,7 +256,7 @@ class Laws:
                 "waiting entries": [entry for queue in node.apply_queue.waiting.values() for entry in queue],
                 "gaps": node.apply_queue.gaps if len(machines) == len(members) else (),
                 "schema changes": [state.schema.scheduled] if state.schema.scheduled else [],
-                "tickets that wait for one": [
+                "requests that wait for one": [
                     *node.coordinator.replies.schema_barrier.waiting,
                     *node.coordinator.replies.schema_barrier.decided,
                 ],

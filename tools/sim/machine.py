@@ -24,7 +24,7 @@ from bedrockish.errors import BedrockishError
 from bedrockish.node.cluster.incarnations import OLDER_FILE, PREFIX, Incarnations, Refusal
 from bedrockish.node.cluster.membership import facts
 from bedrockish.node.cluster.starts import STARTS
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import MEMBERS, Txid
 from tools.sim.damage import Care
 from tools.sim.database import DivergedError, execute, only_writes
@@ -72,7 +72,7 @@ class Machine:
         self.inbox: deque[Event] = deque()
         self.gathered: list[tuple[int, Request]] = []  # requests that came while it is busy
         self.waiters: dict[int, Waiter] = {}
-        self.tickets = 0
+        self.requests = 0
         self.wall_offset_ms = self.luck.randint(-world.options.skew_ms, world.options.skew_ms)
         self.seconds_offset = 0.0
         self.paused_until = self.slow_until = 0.0
@@ -197,16 +197,16 @@ class Machine:
         """Take a client's request; False if there is nobody to take it."""
         if self.node is None:
             return False
-        self.tickets += 1
-        self.waiters[self.tickets] = Waiter(request, answer, prepare)
+        self.requests += 1
+        self.waiters[self.requests] = Waiter(request, answer, prepare)
         gather_ms = self.world.options.gather_ms
         if gather_ms and not once and prepare is None and only_writes(request):
             if not self.gathered:
                 boot = self.boot
                 self.world.after(self.luck.expovariate(1000 / gather_ms), lambda: self._submit_gathered(boot))
-            self.gathered.append((self.tickets, request))
+            self.gathered.append((self.requests, request))
         else:
-            self.post(on.Submitted(self.tickets, request, once))
+            self.post(on.Submitted(self.requests, request, once))
         return True
 
     def _submit_gathered(self, boot: int) -> None:
@@ -215,10 +215,10 @@ class Machine:
             asked, self.gathered = self.gathered, []
             while asked:
                 isolation = asked[0][1].isolation
-                (ticket, request), *others = [one for one in asked if one[1].isolation == isolation]
+                (request_id, request), *others = [one for one in asked if one[1].isolation == isolation]
                 asked = [one for one in asked if one[1].isolation != isolation]
                 self.world.counts["came together"] += len(others)
-                self.post(on.Submitted(ticket, request, others=tuple(others)), boot)
+                self.post(on.Submitted(request_id, request, others=tuple(others)), boot)
 
     def answer_when_durable(self, answerer: Answerer, answer: Answer | BedrockishError) -> None:
         """Give an answer that rests on nothing but what is written by now."""
@@ -333,10 +333,10 @@ class Machine:
             case do.Activate(txid):
                 disk.write(effect)
                 following.append(on.Activated(txid, self.world.laws.schemas.activated(self, txid)))
-            case do.Execute(ticket, clock, group):
-                self._execute(ticket, clock, following, group)
-            case do.Reply(ticket, answer):
-                self._reply(ticket, answer)
+            case do.Execute(request_id, clock, group):
+                self._execute(request_id, clock, following, group)
+            case do.Reply(request_id, answer):
+                self._reply(request_id, answer)
             case do.SendEntries(peer, wants, limit):
                 self._send_entries(peer, dict(wants), limit)
             case do.SendOutcome(peer, txid):
@@ -352,49 +352,51 @@ class Machine:
                 self.world.broken("no node halts", f"{self.name}: {reason}")
 
     def _execute(
-        self, ticket: int, clock: int, following: deque[Event], group: tuple[int, ...], *, waited: bool = False
+        self, request_id: int, clock: int, following: deque[Event], group: tuple[int, ...], *, waited: bool = False
     ) -> None:
-        waiter = self.waiters.get(ticket)
+        waiter = self.waiters.get(request_id)
         if waiter is None:
-            following.append(on.Dropped(ticket))
+            following.append(on.Dropped(request_id))
             return
         request = waiter.request
         entry = self.disk.seen.commands.get(request.command)
         if entry is not None:
-            found = again(self.disk.seen, entry, request, ticket)
+            found = again(self.disk.seen, entry, request, request_id)
             if not isinstance(found, on.Decided):
-                self._reply(ticket, found)
-            following.append(found if isinstance(found, on.Decided) else on.Dropped(ticket))
+                self._reply(request_id, found)
+            following.append(found if isinstance(found, on.Decided) else on.Dropped(request_id))
             return
         wait_ms = self.world.options.wait_ms
         if wait_ms and not waited and waiter.prepare is None and request.change is None:
             boot = self.boot
-            self.world.after(self.luck.expovariate(1000 / wait_ms), lambda: self._go_on(boot, ticket, clock))
+            self.world.after(self.luck.expovariate(1000 / wait_ms), lambda: self._go_on(boot, request_id, clock))
             if group:
-                following.append(on.Aside(ticket))
+                following.append(on.MovedToWorker(request_id))
             return
         try:
             prepared = self._prepare(waiter, clock, self._others(group))
         except ClockNeededError:
-            following.append(on.ClockWanted(ticket))
+            following.append(on.ClockWanted(request_id))
             return
         except BedrockishError as error:
-            following.append(on.Failed(ticket, error))
+            following.append(on.Failed(request_id, error))
             return
         self.world.counts["executions"] += 1
-        event, boot, mean = on.Executed(ticket, prepared), self.boot, self.world.options.execute_ms / 1000
+        event, boot, mean = on.Executed(request_id, prepared), self.boot, self.world.options.execute_ms / 1000
         if mean:
             self.world.after(self.luck.expovariate(1 / mean), lambda: self.post(event, boot))
         else:
             following.append(event)
 
-    def _go_on(self, boot: int, ticket: int, clock: int) -> None:
+    def _go_on(self, boot: int, request_id: int, clock: int) -> None:
         """There is a background worker now: take a snapshot, look the id up in that very one, and execute."""
         following: deque[Event] = deque()
         if boot == self.boot:
             # A clock that it is told is of this moment, so that it is later than what the snapshot has.
             self.guarded(
-                lambda node: self._execute(ticket, node.state.clock.tick() if clock else 0, following, (), waited=True)
+                lambda node: self._execute(
+                    request_id, node.state.clock.tick() if clock else 0, following, (), waited=True
+                )
             )
         for event in following:
             self.post(event, boot)
@@ -423,7 +425,7 @@ class Machine:
             return self.execute(request, clock, others)
         known = facts(node, self.known.stores, self.now(), "simulated")
         changes = encode_membership(change_members(node.state.roster.membership, request.change, known))
-        return Prepared(dict(image.applied), image.schema, False, MEMBERS, Footprint(), changes, NOTHING)
+        return Prepared(dict(image.applied), image.schema, False, MEMBERS, AccessSet(), changes, NOTHING)
 
     def execute(self, request: Request, clock: int, others: Sequence[Request] = ()) -> Prepared:
         """Execute a request, and others on top of it, on the rows as they are.
@@ -441,8 +443,8 @@ class Machine:
         self.world.flips.executed(image, prepared.result, all_of_them)
         return prepared
 
-    def _reply(self, ticket: int, answer: Answer | BedrockishError) -> None:
-        waiter = self.waiters.pop(ticket, None)
+    def _reply(self, request_id: int, answer: Answer | BedrockishError) -> None:
+        waiter = self.waiters.pop(request_id, None)
         if waiter is not None:
             self.world.flips.answers(self, answer)
             self._reply_to(waiter.answer, answer)

@@ -34,5 +34,5 @@ def short(value: object) -> str:
     if fields is None:
         return str(value) if isinstance(value, Txid) else repr(value)[:100]
     return f"{type(value).__name__} " + " ".join(
-        f"{name}={short(getattr(value, name))}" for name in fields if name not in ("store", "footprint", "statements")
+        f"{name}={short(getattr(value, name))}" for name in fields if name not in ("store", "access_set", "statements")
     )

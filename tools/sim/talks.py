@@ -13,7 +13,7 @@ import cbor2
 from bedrockish.api.requests import SESSION, STRICT, Answer, Request, Token
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError, UnavailableError
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS
 from tools.sim.waiting import Answerer
 
@@ -86,4 +86,4 @@ class Talks:
     def _empty(self, *, readonly: bool = False) -> Prepared:
         changes = b"" if readonly else cbor2.dumps([])
         image = self.machine.disk.seen
-        return Prepared(dict(image.applied), image.schema, readonly, ROWS, Footprint(), changes, NOTHING)
+        return Prepared(dict(image.applied), image.schema, readonly, ROWS, AccessSet(), changes, NOTHING)

@@ -16,7 +16,7 @@ Answerer = Callable[[Answer | BedrockishError], object]
 
 @dataclass
 class Waiter:
-    """Who waits for a ticket; ``prepare`` executes it, if that is not for the database to do."""
+    """Who waits for a request; ``prepare`` executes it, if that is not for the database to do."""
 
     request: Request
     answer: Answerer
@@ -31,10 +31,10 @@ def answer_of(entry: Entry, request: Request) -> Answer:
     return Answer(entry.transaction.result_of(request.command), Token(vector, clock), entry.place)
 
 
-def again(image: Image, entry: Entry, request: Request, ticket: int) -> Answer | BedrockishError | Decided:
-    """Return what to answer a ticket whose command has happened before, or that its schema change is not in force."""
+def again(image: Image, entry: Entry, request: Request, request_id: int) -> Answer | BedrockishError | Decided:
+    """Return what to answer a request whose command has happened before, or that its schema change is not in force."""
     answer = answer_of(entry, request)
     if image.scheduled is not None and image.scheduled.txid == entry.txid:
-        return Decided(ticket, entry.txid, answer)
+        return Decided(request_id, entry.txid, answer)
     cut = image.cuts.get(entry.txid)
     return answer if cut is None or not cut.failure else ConstraintError(cut.failure)

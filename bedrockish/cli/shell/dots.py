@@ -8,7 +8,7 @@ from typing import TextIO
 from bedrockish.api.json_forms import pack_value, read_args, write_json
 from bedrockish.api.requests import READ_LEVELS
 from bedrockish.api.rows import Rows
-from bedrockish.cli.explain import print_footprints
+from bedrockish.cli.explain import print_access_sets
 from bedrockish.cli.output import ALL_MODES, FRAMES, INSERT, PLAIN
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.schema import print_versions
@@ -190,7 +190,7 @@ def _read_level(shell: Shell, words: list[str]) -> None:
 def _explain(shell: Shell, words: list[str]) -> None:
     if words[0].lower() in ("on", "off", "auto"):
         raise UsageError("EXPLAIN is printed like every result; .explain SQL tells what a statement reads and writes")
-    print_footprints(shell.connection.explain(words[0], timeout=shell.timeout), shell.out)
+    print_access_sets(shell.connection.explain(words[0], timeout=shell.timeout), shell.out)
 
 
 def _call(shell: Shell, words: list[str]) -> None:

@@ -19,12 +19,12 @@ class Round:
     """One question to everybody.
 
     Attributes:
-        ticket: for whom.
+        request_id: for whom.
         clock: what everybody is asked to move up to.
         heard: the voters whose clock we have moved up to, and that have moved up to ours.
     """
 
-    ticket: int
+    request_id: int
     clock: int
     heard: set[str] = field(default_factory=set)
 
@@ -37,17 +37,17 @@ class ClockQuorum:
         self.rounds: dict[int, Round] = {}
         self._count = 0
 
-    def ask(self, ticket: int, clock: int = 0) -> bool:
-        """Ask everybody, for a ticket; True if there is nobody to ask.
+    def ask(self, request_id: int, clock: int = 0) -> bool:
+        """Ask everybody, for a request; True if there is nobody to ask.
 
         Args:
-            ticket: for whom.
+            request_id: for whom.
             clock: what all move up to; 0: a new value of our own clock.
         """
         state = self.state
         self._count += 1
         heard = {state.me} if state.roster.certifies_reads else set()
-        found = Round(ticket, clock or state.clock.tick(), heard)
+        found = Round(request_id, clock or state.clock.tick(), heard)
         if len(found.heard) >= state.roster.majority:
             return True
         self.rounds[self._count] = found
@@ -62,7 +62,7 @@ class ClockQuorum:
             state.outbox.send(peer, ToldClock(message.number, state.clock.value))
 
     def on_told(self, peer: str, message: ToldClock) -> int | None:
-        """Move up to a voter's clock; the ticket for which a majority has told now, or None."""
+        """Move up to a voter's clock; the request for which a majority has told now, or None."""
         state = self.state
         found = self.rounds.get(message.number)
         if not state.hear_clock(peer, message.clock) or found is None or not state.roster.is_voter(peer):
@@ -71,15 +71,15 @@ class ClockQuorum:
         if len(found.heard) < state.roster.majority:
             return None
         del self.rounds[message.number]
-        return found.ticket
+        return found.request_id
 
-    def repeat(self, tickets: Container[int]) -> None:
+    def repeat(self, under_way: Container[int]) -> None:
         """Ask those again that have not told: a message may be lost, a node may have come back.
 
         Args:
-            tickets: those that are still under way; the others need no clock any more.
+            under_way: those that are still under way; the others need no clock any more.
         """
-        self.rounds = {number: found for number, found in self.rounds.items() if found.ticket in tickets}
+        self.rounds = {number: found for number, found in self.rounds.items() if found.request_id in under_way}
         for number, found in self.rounds.items():
             for node in self.state.roster.voters:
                 if node not in found.heard and node != self.state.me:
@@ -94,7 +94,7 @@ class ClockQuorum:
 
         Args:
             clock: what was told.
-            begun: the last clock with which this ticket has begun a transaction.
+            begun: the last clock with which this request has begun a transaction.
         """
         state = self.state
         return clock > max(

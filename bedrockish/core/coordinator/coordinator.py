@@ -1,6 +1,6 @@
 """Our own transactions, from a client's request to its answer (section 3 of the protocol).
 
-A *ticket* is one client's request; it may need several attempts. An *attempt* is one transaction in flight. A ticket
+A *request* is one client's request; it may need several attempts. An *attempt* is one transaction in flight. A request
 waits for what it conflicts with, and is then executed again on what has become true since. It is answered "did not
 happen" only when every attempt that it made is known to have ended so.
 """
@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from bedrockish.api.requests import STRICT, Request
-from bedrockish.core.coordinator import request as ticketing
+from bedrockish.core.coordinator import request as requests
 from bedrockish.core.coordinator.abort import Rollbacks
 from bedrockish.core.coordinator.commit_clock import ClockQuorum
 from bedrockish.core.coordinator.offers import Offers
 from bedrockish.core.coordinator.reads import Checking, Reading
 from bedrockish.core.coordinator.replies import Replies
-from bedrockish.core.coordinator.request import Attempt, Stage, Ticket
+from bedrockish.core.coordinator.request import Attempt, InFlight, Stage
 from bedrockish.core.coordinator.revalidation import move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
 from bedrockish.core.coordinator.wait_queue import Together
@@ -29,8 +29,8 @@ from bedrockish.core.state.certifier import Conflict, Known, claim, command_key
 from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ReadOnlyError, UnavailableError, forgotten, told_too_early
+from bedrockish_journal.model.access_set import is_clock
 from bedrockish_journal.model.clock import moved
-from bedrockish_journal.model.footprint import is_clock
 from bedrockish_journal.model.transaction import ROWS, Txid
 
 
@@ -48,11 +48,11 @@ class Coordinator:
         self.rollbacks = Rollbacks(state)
         self.clock_quorum = ClockQuorum(state)
         self.offers = Offers(state, staging)
-        self.together = Together(self.replies.tickets, self._execute)
+        self.together = Together(self.replies.in_flight, self._execute)
         self.attempts: dict[Txid, Attempt] = {}
-        self._behind: dict[int, Ticket] = {}  # those whose session has seen more than this node
+        self._behind: dict[int, InFlight] = {}  # those whose session has seen more than this node
 
-    # -- a ticket's way --------------------------------------------------------------------------------------------
+    # -- a request's way --------------------------------------------------------------------------------------------
 
     def submit(
         self, number: int, request: Request, *, once: bool = False, others: Sequence[tuple[int, Request]] = ()
@@ -60,232 +60,232 @@ class Coordinator:
         """Take a request; ``once`` if it cannot be executed again. ``others`` came with it, and may share with it."""
         state, ready = self.state, []
         for each, asked in ((number, request), *others):
-            ticket = Ticket(each, asked, state.clock.now.seconds + asked.timeout_s, once=once)
-            self.replies.tickets[each] = ticket
+            inflight = InFlight(each, asked, state.clock.now.seconds + asked.timeout_s, once=once)
+            self.replies.in_flight[each] = inflight
             if state.trouble:
-                self.replies.finish(ticket, UnavailableError(state.trouble))
+                self.replies.finish(inflight, UnavailableError(state.trouble))
                 continue
-            state.timers.set(asked.timeout_s * 1000, "ticket_deadline", each)
+            state.timers.set(asked.timeout_s * 1000, "request_deadline", each)
             if state.has_seen(asked.token):
-                ready.append(ticket)
+                ready.append(inflight)
             else:
-                self._behind[each] = ticket
+                self._behind[each] = inflight
                 self.apply_queue.want(asked.token.vector)
         self.together.start(ready)
 
     def settle(self) -> None:
-        """Start the tickets whose session, and whose schema, this node has caught up with."""
-        for ticket in self.replies.schema_barrier.released():
-            self._execute(ticket)
-        for ticket in list(self._behind.values()):
-            if ticket.stage is not Stage.TOKEN or ticket.number not in self.replies.tickets:
-                del self._behind[ticket.number]  # its time was over
-            elif self.state.has_seen(ticket.request.token):
-                del self._behind[ticket.number]
-                self._execute(ticket)
+        """Start the requests whose session, and whose schema, this node has caught up with."""
+        for inflight in self.replies.schema_barrier.released():
+            self._execute(inflight)
+        for inflight in list(self._behind.values()):
+            if inflight.stage is not Stage.TOKEN or inflight.number not in self.replies.in_flight:
+                del self._behind[inflight.number]  # its time was over
+            elif self.state.has_seen(inflight.request.token):
+                del self._behind[inflight.number]
+                self._execute(inflight)
 
-    def _execute(self, ticket: Ticket) -> None:
-        ticket.is_free = False
-        if self.checking.waits_for_schema(ticket):
+    def _execute(self, inflight: InFlight) -> None:
+        inflight.is_free = False
+        if self.checking.waits_for_schema(inflight):
             return
-        if ticket.wants_clock and not ticket.once:
-            ticket.move(Stage.CLOCK)
-            ticket.read = None
-            if not self.clock_quorum.ask(ticket.number):
+        if inflight.wants_clock and not inflight.once:
+            inflight.move(Stage.CLOCK)
+            inflight.read = None
+            if not self.clock_quorum.ask(inflight.number):
                 return
-        self._execute_at(ticket)
+        self._execute_at(inflight)
 
-    def _execute_at(self, ticket: Ticket) -> None:
-        ticket.move(Stage.EXECUTING)
-        ticket.refused = None
-        clock = self.state.clock.tick() if ticket.wants_clock else 0
-        self.together.goes_first(ticket)
-        self.state.outbox.emit(Execute(ticket.number, clock, self.replies.wait_queue.group(ticket)))
+    def _execute_at(self, inflight: InFlight) -> None:
+        inflight.move(Stage.EXECUTING)
+        inflight.refused = None
+        clock = self.state.clock.tick() if inflight.wants_clock else 0
+        self.together.goes_first(inflight)
+        self.state.outbox.emit(Execute(inflight.number, clock, self.replies.wait_queue.group(inflight)))
 
     def clock_wanted(self, number: int) -> None:
         """What is executed calls ``transaction_clock()``: get one first."""
-        ticket = self.replies.tickets.get(number)
-        if ticket is not None and ticket.stage is Stage.EXECUTING:
-            ticket.wants_clock = True
-            self._execute(ticket)
+        inflight = self.replies.in_flight.get(number)
+        if inflight is not None and inflight.stage is Stage.EXECUTING:
+            inflight.wants_clock = True
+            self._execute(inflight)
 
     def clock_told(self, peer: str, message: ToldClock) -> None:
         """A voter has told its clock: with those of a majority, execute; or answer what was only read with it."""
-        ticket = self.replies.tickets.get(self.clock_quorum.on_told(peer, message) or 0)
-        if ticket is None or ticket.stage is not Stage.CLOCK:
+        inflight = self.replies.in_flight.get(self.clock_quorum.on_told(peer, message) or 0)
+        if inflight is None or inflight.stage is not Stage.CLOCK:
             return
-        self._execute_at(ticket) if ticket.read is None else self.checking.read(ticket, ticket.read)
+        self._execute_at(inflight) if inflight.read is None else self.checking.read(inflight, inflight.read)
 
-    def aside(self, number: int) -> None:
-        """A ticket is executed aside: nobody waits that long for it only because they came together."""
-        ticket = self.replies.tickets.get(number)
-        if ticket is not None:
-            self.together.part(ticket)
+    def moved_to_worker(self, number: int) -> None:
+        """A request is executed in a worker: nobody waits that long for it only because they came together."""
+        inflight = self.replies.in_flight.get(number)
+        if inflight is not None:
+            self.together.part(inflight)
 
     def executed(self, number: int, prepared: Prepared) -> None:
         """Lead what was executed, or answer it if it only read."""
-        ticket = self.replies.tickets.get(number)
-        if ticket is None or ticket.stage is not Stage.EXECUTING:
+        inflight = self.replies.in_flight.get(number)
+        if inflight is None or inflight.stage is not Stage.EXECUTING:
             return
-        ticket.attempts += 1
-        ticket.read = None
+        inflight.attempts += 1
+        inflight.read = None
         state = self.state
-        if ticket.once and not (prepared.readonly and ticket.request.read != STRICT):
-            moved = move(state, ticket, prepared)
+        if inflight.once and not (prepared.readonly and inflight.request.read != STRICT):
+            moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
-                self.replies.end(ticket, moved)
+                self.replies.end(inflight, moved)
                 return
             prepared = moved
-        if prepared.schema != state.schema.version and (ticket.request.read == STRICT or not prepared.readonly):
-            self._execute(ticket)  # a schema change has come into force meanwhile
+        if prepared.schema != state.schema.version and (inflight.request.read == STRICT or not prepared.readonly):
+            self._execute(inflight)  # a schema change has come into force meanwhile
             return
         if prepared.readonly:
-            ticket.move(Stage.CLOCK)
-            ticket.read = prepared
+            inflight.move(Stage.CLOCK)
+            inflight.read = prepared
             if not prepared.clock or self.clock_quorum.ask(number, prepared.clock):
-                self.checking.read(ticket, prepared)
+                self.checking.read(inflight, prepared)
             return
         if not state.roster.is_voter(state.me):
-            self._refuse_write(ticket)
+            self._refuse_write(inflight)
             return
         if self.offers.has_to_wait(number, prepared):
-            ticket.move(Stage.AHEAD)
-            ticket.ahead = prepared
-            self.replies.wait_queue.leave(ticket)  # nobody is to wait for what may take seconds to arrive
+            inflight.move(Stage.AHEAD)
+            inflight.ahead = prepared
+            self.replies.wait_queue.leave(inflight)  # nobody is to wait for what may take seconds to arrive
             return
-        self._lead(ticket, prepared)
+        self._lead(inflight, prepared)
 
     def arrived(self, number: int) -> None:
         """The pieces of a large transaction are at a quorum: begin it, unless what it has read has changed since."""
-        ticket = self.replies.tickets.get(number)
-        if ticket is None or ticket.stage is not Stage.AHEAD:
+        inflight = self.replies.in_flight.get(number)
+        if inflight is None or inflight.stage is not Stage.AHEAD:
             return
-        prepared, ticket.ahead = ticket.ahead, None
+        prepared, inflight.ahead = inflight.ahead, None
         assert prepared is not None
-        ticket.move(Stage.EXECUTING)
+        inflight.move(Stage.EXECUTING)
         if not self.state.roster.is_voter(self.state.me):
-            self.replies.end(ticket, ticketing.write_elsewhere(self.state))
+            self.replies.end(inflight, requests.write_elsewhere(self.state))
             return
-        moved = move(self.state, ticket, prepared)
+        moved = move(self.state, inflight, prepared)
         if not isinstance(moved, BedrockishError):
-            self._lead(ticket, moved)
-        elif ticket.once:
-            self.replies.end(ticket, moved)
+            self._lead(inflight, moved)
+        elif inflight.once:
+            self.replies.end(inflight, moved)
         else:
-            self._execute(ticket)
+            self._execute(inflight)
 
-    def _lead(self, ticket: Ticket, prepared: Prepared) -> None:
+    def _lead(self, inflight: InFlight, prepared: Prepared) -> None:
         """Test a transaction on ourselves, and begin it."""
         state = self.state
         clock = prepared.clock or state.clock.tick()  # what its client was told, or a new one
-        activates = activation_clock(state, ticket, prepared, clock)
-        commands = (ticket.request.command, *(command for command, _ in prepared.joined))
-        ticket.writes = True
-        ticket.footprint = claim(prepared.footprint, commands, prepared.kind, clock, activates)
+        activates = activation_clock(state, inflight, prepared, clock)
+        commands = (inflight.request.command, *(command for command, _ in prepared.joined))
+        inflight.writes = True
+        inflight.access_set = claim(prepared.access_set, commands, prepared.kind, clock, activates)
         happened = state.happened(commands)
         if happened is not None:
-            if not self._goes_alone(ticket, prepared):
-                self._happened(ticket, happened)
+            if not self._goes_alone(inflight, prepared):
+                self._happened(inflight, happened)
             return
-        if self.replies.schema_barrier.holds_up(ticket, prepared, clock):
-            self.replies.wait_queue.leave(ticket)
+        if self.replies.schema_barrier.holds_up(inflight, prepared, clock):
+            self.replies.wait_queue.leave(inflight)
             return
         if state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms):
-            ticket.refusal = ticketing.no_safe_time(state)
-            self.replies.pause(ticket, 20)  # (a node that just started): a BEGIN now would be TOO OLD
+            inflight.refusal = requests.no_safe_time(state)
+            self.replies.pause(inflight, 20)  # (a node that just started): a BEGIN now would be TOO OLD
             return
         if state.clock.follows_wall and not state.knows_wall:
-            ticket.refusal = ticketing.no_time(state)
-            self.replies.pause(ticket, 20)  # a new cluster's first commits would have the clocks of 1970
+            inflight.refusal = requests.no_time(state)
+            self.replies.pause(inflight, 20)  # a new cluster's first commits would have the clocks of 1970
             return
-        ticket.refusal = ""
-        hindrance = self._hindrance(ticket, prepared)
+        inflight.refusal = ""
+        hindrance = self._hindrance(inflight, prepared)
         if hindrance is None:
-            self._begin(ticket, prepared, clock, activates)
-        elif not self._goes_alone(ticket, prepared):
+            self._begin(inflight, prepared, clock, activates)
+        elif not self._goes_alone(inflight, prepared):
             hindrance()
 
-    def _refuse_write(self, ticket: Ticket) -> None:
+    def _refuse_write(self, inflight: InFlight) -> None:
         """Refuse what writes: this node may lead nothing."""
         state = self.state
         if state.health.writes:
-            self.replies.end(ticket, ticketing.write_elsewhere(state))
+            self.replies.end(inflight, requests.write_elsewhere(state))
             return
         why = f"node {state.me} only reads for now: {state.health.reason}"
-        self.replies.end(ticket, ReadOnlyError(why, alarm=state.health.name))
+        self.replies.end(inflight, ReadOnlyError(why, alarm=state.health.name))
 
-    def _happened(self, ticket: Ticket, found: Conflict) -> None:
-        """One of a ticket's commands has happened: executed again, it is answered from the journal."""
-        if found == (FORGOTTEN, command_key(ticket.request.command)):
-            self.replies.end(ticket, forgotten(ticket.request.command, None))
+    def _happened(self, inflight: InFlight, found: Conflict) -> None:
+        """One of a request's commands has happened: executed again, it is answered from the journal."""
+        if found == (FORGOTTEN, command_key(inflight.request.command)):
+            self.replies.end(inflight, forgotten(inflight.request.command, None))
         else:
-            self.replies.pause(ticket, 1)  # it may have to be applied first
+            self.replies.pause(inflight, 1)  # it may have to be applied first
 
-    def _goes_alone(self, ticket: Ticket, prepared: Prepared) -> bool:
+    def _goes_alone(self, inflight: InFlight, prepared: Prepared) -> bool:
         """Something is in the way of a transaction, and who came with its command need not wait for that: part them.
 
-        Return whether the ticket is executed again, since others had a part in what it was to begin.
+        Return whether the request is executed again, since others had a part in what it was to begin.
         """
         again = bool(prepared.joined)
-        if not self.together.part(ticket, again=again) or not again:
+        if not self.together.part(inflight, again=again) or not again:
             return False
         self.together.shrink()
         return True
 
-    def _hindrance(self, ticket: Ticket, prepared: Prepared) -> Callable[[], None] | None:
+    def _hindrance(self, inflight: InFlight, prepared: Prepared) -> Callable[[], None] | None:
         """Test the transaction on ourselves; return how it waits for what is in its way, or None if nothing is."""
-        state, footprint = self.state, ticket.footprint
-        assert footprint is not None
-        found = next(state.commit_window.conflicts(footprint, prepared.base), None)
+        state, access_set = self.state, inflight.access_set
+        assert access_set is not None
+        found = next(state.commit_window.conflicts(access_set, prepared.base), None)
         if found is not None:
             # It is committed and not in the snapshot: execute it, with those behind it, on a newer one.
             after_ms = max(1, state.settings.schema_delay_ms * is_clock(found.key))
-            return partial(self.replies.pause, ticket, after_ms)
+            return partial(self.replies.pause, inflight, after_ms)
         queue = self.replies.wait_queue
-        for found in state.votes.pending.conflicts(footprint):
+        for found in state.votes.pending.conflicts(access_set):
             if found.other not in self.rollbacks:  # else our own, given up: our BEGIN carries its rollback
-                return partial(self._wait, ticket, found.other)
-        head = queue.head(ticket, footprint)
+                return partial(self._wait, inflight, found.other)
+        head = queue.head(inflight, access_set)
         if head is not None:
-            return partial(queue.line_up, ticket, head)
-        left_ms = self.replies.turns.left_ms(footprint)
-        return partial(self.replies.wait_for_turn, ticket, left_ms) if left_ms else None
+            return partial(queue.line_up, inflight, head)
+        left_ms = self.replies.turns.left_ms(access_set)
+        return partial(self.replies.wait_for_turn, inflight, left_ms) if left_ms else None
 
-    def _wait(self, ticket: Ticket, other: Txid) -> None:
+    def _wait(self, inflight: InFlight, other: Txid) -> None:
         self.state.counts["waited"] += 1
-        self.replies.wait_queue.wait(ticket, other)
+        self.replies.wait_queue.wait(inflight, other)
 
-    def _begin(self, ticket: Ticket, prepared: Prepared, clock: int, activates: int) -> None:
+    def _begin(self, inflight: InFlight, prepared: Prepared, clock: int, activates: int) -> None:
         state = self.state
-        assert ticket.footprint is not None
-        if prepared.clock and not self.clock_quorum.fits(prepared.clock, ticket.begun):
-            ticket.unfit += 1
-            if ticket.once or ticket.unfit > ticketing.UNFIT_MAX:
-                self.replies.end(ticket, told_too_early(ticket.request.command))
+        assert inflight.access_set is not None
+        if prepared.clock and not self.clock_quorum.fits(prepared.clock, inflight.begun):
+            inflight.unfit += 1
+            if inflight.once or inflight.unfit > requests.UNFIT_MAX:
+                self.replies.end(inflight, told_too_early(inflight.request.command))
             else:
-                self.replies.pause(ticket, 1)
+                self.replies.pause(inflight, 1)
             return
         # What it conflicts with has to be rolled back first where it is approved; the others are none of its business.
-        met = state.votes.pending.conflicts(ticket.footprint) if self.rollbacks.rolling else ()
+        met = state.votes.pending.conflicts(inflight.access_set) if self.rollbacks.rolling else ()
         rolling = tuple(sorted(found.other for found in met if found.other in self.rollbacks))
-        transaction = ticketing.make_transaction(state, ticket, prepared, clock, activates, rolling)
+        transaction = requests.make_transaction(state, inflight, prepared, clock, activates, rolling)
         if self.voting.held_back(transaction):
-            self.replies.pause(ticket, 10 + 20 * state.draw())
+            self.replies.pause(inflight, 10 + 20 * state.draw())
             return
-        joined = self.replies.wait_queue.joined(ticket, [command for command, _ in prepared.joined])
+        joined = self.replies.wait_queue.joined(inflight, [command for command, _ in prepared.joined])
         if joined is None:
-            self._execute(ticket)  # one of them is over: its time, or it was answered
+            self._execute(inflight)  # one of them is over: its time, or it was answered
             return
         txid = transaction.txid
         state.votes.hold(transaction)
         approvals = {state.me: state.timelines.applied.get(state.me, 0)}
         now = state.clock.now.seconds
-        trace = next((one.request.trace for one in (ticket, *joined) if one.request.trace), "")
-        numbers = (ticket.number, *(one.number for one in joined))
+        trace = next((one.request.trace for one in (inflight, *joined) if one.request.trace), "")
+        numbers = (inflight.number, *(one.number for one in joined))
         attempt = Attempt(transaction, numbers, now, approvals, said=now, trace=trace)
         attempt.is_group = any(one.is_free for one in joined)
         self.attempts[txid] = attempt
-        for one in (ticket, *joined):
+        for one in (inflight, *joined):
             one.move(Stage.IN_FLIGHT)
             one.begun = txid.clock
             one.open.add(txid)
@@ -294,7 +294,7 @@ class Coordinator:
         state.counts["grouped"] += sum(one.is_free for one in joined)
         state.counts["joined"] += sum(not one.is_free for one in joined)
         state.outbox.send_voters(attempt.begin)
-        self.replies.wait_queue.begun(ticket, transaction)
+        self.replies.wait_queue.begun(inflight, transaction)
         self._count(attempt)
 
     # -- answers from voters ---------------------------------------------------------------------------------------
@@ -331,13 +331,13 @@ class Coordinator:
         if message.reason == Reason.PROMISED:
             return  # a recovery runs; its outcome will come
         attempt.rejects[peer] = message
-        for ticket in self._tickets_of(attempt):
-            if message.reason == Reason.FORGOTTEN and message.key == command_key(ticket.request.command):
-                ticket.error = forgotten(ticket.request.command, None)
+        for inflight in self._requests_of(attempt):
+            if message.reason == Reason.FORGOTTEN and message.key == command_key(inflight.request.command):
+                inflight.error = forgotten(inflight.request.command, None)
             if message.reason == Reason.AHEAD:
-                ticket.refusal = ticketing.clock_refused(self.state.me, peer)
+                inflight.refusal = requests.clock_refused(self.state.me, peer)
             if message.reason == Reason.TOO_LATE:
-                ticket.late = peer
+                inflight.late = peer
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
         self.state.doubts += message.reason == Reason.DIFFERS
         if message.other is not None:
@@ -347,7 +347,7 @@ class Coordinator:
 
     def _count_rejects(self, attempt: Attempt, *, patient: bool) -> None:
         """Give up when approvals enough cannot come any more."""
-        if ticketing.is_lost(attempt, self.state, patient=patient):
+        if requests.is_lost(attempt, self.state, patient=patient):
             self._give_up(attempt)
 
     def check(self) -> None:
@@ -357,7 +357,7 @@ class Coordinator:
             self._count_rejects(attempt, patient=self.state.clock.now.seconds - attempt.since < patience)
         self._repeat(patience)
         self.rollbacks.repeat(patience)
-        self.offers.check(set(self.replies.tickets))
+        self.offers.check(set(self.replies.in_flight))
         for number in self.checking.reading.overdue():
             self.checking.read_checked(number, valid=False)
 
@@ -381,47 +381,47 @@ class Coordinator:
         self.state.counts["given_up"] += 1
         lost = attempt.lost_for()
         if lost is not None:
-            note_conflict(self.state.counts, attempt.transaction.footprint, lost.key)
+            note_conflict(self.state.counts, attempt.transaction.access_set, lost.key)
             self.state.note_rival(lost.key, lost.other)
         self.rollbacks.give_up(attempt.transaction.txid)
-        tickets = [ticket for ticket in self._tickets_of(attempt) if ticket.stage is Stage.IN_FLIGHT]
-        for ticket in tickets:
-            ticket.last, ticket.contested = lost or ticket.last, True
-            ticket.rejections += 1
-        alone = [ticket for ticket in tickets[1:] if ticket.is_free]
+        in_flight = [inflight for inflight in self._requests_of(attempt) if inflight.stage is Stage.IN_FLIGHT]
+        for inflight in in_flight:
+            inflight.last, inflight.contested = lost or inflight.last, True
+            inflight.rejections += 1
+        alone = [inflight for inflight in in_flight[1:] if inflight.is_free]
         if attempt.is_group:
             self.together.shrink()
-        for ticket in (*tickets[:1], *alone):  # which of them was in another's way, nobody has said
-            ticket.is_free = False
-            self.replies.pause(ticket, ticketing.retry_pause_ms(ticket, self.state.settings, self.state.draw()))
-        if tickets:
-            others = [ticket for ticket in tickets[1:] if ticket not in alone]
-            self.replies.wait_queue.stay(tickets[0], others, attempt.transaction.txid)
+        for inflight in (*in_flight[:1], *alone):  # which of them was in another's way, nobody has said
+            inflight.is_free = False
+            self.replies.pause(inflight, requests.retry_pause_ms(inflight, self.state.settings, self.state.draw()))
+        if in_flight:
+            others = [inflight for inflight in in_flight[1:] if inflight not in alone]
+            self.replies.wait_queue.stay(in_flight[0], others, attempt.transaction.txid)
 
     def _is_shared(self, attempt: Attempt) -> bool:
         """Whether somebody still waits for its approvals."""
-        return any(ticket.stage is Stage.IN_FLIGHT for ticket in self._tickets_of(attempt))
+        return any(inflight.stage is Stage.IN_FLIGHT for inflight in self._requests_of(attempt))
 
-    def _tickets_of(self, attempt: Attempt) -> list[Ticket]:
-        found = [self.replies.tickets.get(number) for number in attempt.tickets]
-        return [ticket for ticket in found if ticket is not None]
+    def _requests_of(self, attempt: Attempt) -> list[InFlight]:
+        found = [self.replies.in_flight.get(number) for number in attempt.in_flight]
+        return [inflight for inflight in found if inflight is not None]
 
     def again(self, number: int) -> None:
         """A pause is over."""
-        ticket = self.replies.tickets.get(number)
-        if ticket is None or ticket.stage is not Stage.PAUSED:
+        inflight = self.replies.in_flight.get(number)
+        if inflight is None or inflight.stage is not Stage.PAUSED:
             return
         self.replies.wait_queue.go_on(number)
-        if ticket.turn is not None:
-            self.replies.turns.passed(ticket.turn)
-        if ticket.error is not None:
-            self.replies.end(ticket, ticket.error)
+        if inflight.turn is not None:
+            self.replies.turns.passed(inflight.turn)
+        if inflight.error is not None:
+            self.replies.end(inflight, inflight.error)
         else:
-            self._execute(ticket)
+            self._execute(inflight)
 
     def doom(self, committed: Known) -> None:
         """Give up what conflicts with a commit that arrived and is not in its base."""
-        for found in list(self.state.votes.pending.conflicts(committed.footprint, committed.txid)):
+        for found in list(self.state.votes.pending.conflicts(committed.access_set, committed.txid)):
             attempt = self.attempts.get(found.other)
             # L4: what has lost is given up at once; those who hold it keep others waiting for nothing.
             if attempt is not None and attempt.counting and not committed.is_in(attempt.transaction.base):
@@ -456,12 +456,12 @@ class Coordinator:
         attempt = self.attempts.pop(txid, None)
         self.rollbacks.forget(txid)
         known, queue = self.state.commit_window.known.get(txid), self.replies.wait_queue
-        contested = attempt is not None and any(ticket.contested for ticket in self._tickets_of(attempt))
+        contested = attempt is not None and any(inflight.contested for inflight in self._requests_of(attempt))
         if known is not None and known.kind == ROWS and (contested or txid in queue.waits):
-            self.replies.turns.reserve(txid, known.footprint)
-        for ticket in self._tickets_of(attempt) if attempt is not None else ():
+            self.replies.turns.reserve(txid, known.access_set)
+        for inflight in self._requests_of(attempt) if attempt is not None else ():
             assert attempt is not None
-            self.replies.ended(ticket, attempt.transaction, commit=self.state.votes.outcomes[txid])
+            self.replies.ended(inflight, attempt.transaction, commit=self.state.votes.outcomes[txid])
         if attempt is not None and known is not None and not contested:
             self.together.grow()
         queue.released(txid, known.kind if known is not None else ROWS)
@@ -472,22 +472,22 @@ class Coordinator:
 
     def past_deadline(self, number: int) -> None:
         """The client's time is over: say what is known, or wait a little for the end of the last attempt."""
-        ticket = self.replies.tickets.get(number)
-        if ticket is None or ticket.extend(self.state):
+        inflight = self.replies.in_flight.get(number)
+        if inflight is None or inflight.extend(self.state):
             return
-        if ticket.stage in (Stage.ENDING, Stage.ACTIVATING):
-            self.replies.finish(ticket, ticketing.unknown(ticket))
+        if inflight.stage in (Stage.ENDING, Stage.ACTIVATING):
+            self.replies.finish(inflight, requests.unknown(inflight))
             return
-        in_flight = ticket.stage is Stage.IN_FLIGHT
-        ticket.move(Stage.ENDING)
-        self.replies.wait_queue.leave(ticket)
+        in_flight = inflight.stage is Stage.IN_FLIGHT
+        inflight.move(Stage.ENDING)
+        self.replies.wait_queue.leave(inflight)
         if in_flight:
-            for txid in sorted(ticket.open):
+            for txid in sorted(inflight.open):
                 attempt = self.attempts.get(txid)
                 if attempt is not None and attempt.counting and not self._is_shared(attempt):
                     self._give_up(attempt)
-        if number in self.replies.tickets:
-            if ticket.open:
-                self.state.timers.set(ticketing.ENDING_MS, "ticket_deadline", number)
+        if number in self.replies.in_flight:
+            if inflight.open:
+                self.state.timers.set(requests.ENDING_MS, "request_deadline", number)
             else:
-                self.replies.finish(ticket, ticketing.did_not_happen(ticket, self.state))
+                self.replies.finish(inflight, requests.did_not_happen(inflight, self.state))

@@ -1,4 +1,4 @@
-"""A ticket: one client's request on its way through this node, and what it is told when it cannot be done."""
+"""A request: one client's request on its way through this node, and what it is told when it cannot be done."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -19,19 +19,19 @@ from bedrockish.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from bedrockish_journal.model.access_set import AccessSet, is_clock, object_of
 from bedrockish_journal.model.changes import OVERTAKEN
 from bedrockish_journal.model.clock import milliseconds
-from bedrockish_journal.model.footprint import Footprint, is_clock, object_of
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import merge
 
-ENDING_MS = 1_500  # how long a ticket past its deadline waits for the end of its last attempt
+ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
 UNFIT_MAX = 5  # times; what is that slow will be so again
 READ_AGAIN_MS = 5  # pause before a strict read that met a writer is executed again
 
 
 class Stage(Enum):
-    """Where a ticket is."""
+    """Where a request is."""
 
     TOKEN = "waits until this node has seen what its session has"
     EXECUTING = "is being executed"
@@ -67,7 +67,7 @@ MOVES: Mapping[Stage, frozenset[Stage]] = {
 
 
 @dataclass(slots=True)
-class Ticket:
+class InFlight:
     """One client's request.
 
     Attributes:
@@ -75,7 +75,7 @@ class Ticket:
         deadline: seconds at which the client stops waiting.
         attempts: how often it was executed.
         rejections: how often voters turned it down.
-        footprint: of its last execution.
+        access_set: of its last execution.
         read: what it read, while a majority is asked about it.
         wants_clock: it calls transaction_clock().
         begun: the last clock with which it has begun a transaction.
@@ -83,7 +83,7 @@ class Ticket:
         refusal: what to say if it did not happen, because somebody takes our clock for wrong.
         late: the voter that last had closed its time when it arrived.
         open: its transactions of which the end is not known yet.
-        behind: tickets that wait until this one, which goes first, is in flight or done.
+        behind: requests that wait until this one, which goes first, is in flight or done.
         last: the last reject that named another transaction.
         once: it cannot be executed again: what it did rests on what its client has been told of its reads.
         is_long: it was given more time, because it was being executed when its first time was over.
@@ -103,7 +103,7 @@ class Ticket:
     stage: Stage = Stage.TOKEN
     attempts: int = 0
     rejections: int = 0
-    footprint: Footprint | None = None
+    access_set: AccessSet | None = None
     read: Prepared | None = None
     open: set[Txid] = field(default_factory=set)
     behind: deque[int] = field(default_factory=deque)
@@ -147,7 +147,7 @@ class Ticket:
             return False
         self.is_long = True
         self.deadline += more_s
-        state.timers.set(1000 * more_s, "ticket_deadline", self.number)
+        state.timers.set(1000 * more_s, "request_deadline", self.number)
         return True
 
 
@@ -160,7 +160,7 @@ class Attempt:
     """
 
     transaction: Transaction
-    tickets: tuple[int, ...]  # whose: of the command, and of those that joined it
+    in_flight: tuple[int, ...]  # whose: of the command, and of those that joined it
     since: float
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
@@ -179,37 +179,37 @@ class Attempt:
         return next((reject for reject in self.rejects.values() if reject.reason == Reason.FOR), None)
 
 
-def committed(state: State, ticket: Ticket, transaction: Transaction, place: tuple[str, int]) -> Answer:
-    """Return the answer of a ticket whose transaction was committed at a place."""
-    seen = ticket.request.token
+def committed(state: State, inflight: InFlight, transaction: Transaction, place: tuple[str, int]) -> Answer:
+    """Return the answer of a request whose transaction was committed at a place."""
+    seen = inflight.request.token
     vector = merge(transaction.base, {place[0]: place[1]}, seen.vector)
     clock = max(transaction.txid.clock, transaction.activates, seen.clock)
-    result = transaction.result_of(ticket.request.command)
-    return Answer(result, Token(state.timelines.in_short(vector), clock), place, ticket.attempts)
+    result = transaction.result_of(inflight.request.command)
+    return Answer(result, Token(state.timelines.in_short(vector), clock), place, inflight.attempts)
 
 
 def make_transaction(
-    state: State, ticket: Ticket, prepared: Prepared, clock: int, activates: int, rollbacks: tuple[Txid, ...]
+    state: State, inflight: InFlight, prepared: Prepared, clock: int, activates: int, rollbacks: tuple[Txid, ...]
 ) -> Transaction:
-    """Return what a ticket's BEGIN asks approval for; its footprint is the ticket's."""
-    assert ticket.footprint is not None
+    """Return what a request's BEGIN asks approval for; its access set is the request's."""
+    assert inflight.access_set is not None
     return Transaction(
         Txid(clock, state.me),
         dict(sorted(state.timelines.in_short(prepared.base).items())),
         state.clock.safe,
         prepared.schema,
         state.roster.membership.version,
-        ticket.request.command,
-        ticket.request.isolation,
+        inflight.request.command,
+        inflight.request.isolation,
         prepared.kind,
-        ticket.footprint,
+        inflight.access_set,
         prepared.changes,
         prepared.result,
         rollbacks,
         activates,
         prepared.joined,
         prepared.shares,
-        prepared.users or ((ticket.request.user,) if ticket.request.user else ()),
+        prepared.users or ((inflight.request.user,) if inflight.request.user else ()),
     )
 
 
@@ -276,21 +276,21 @@ def came_too_late(peer: str) -> str:
     )
 
 
-def retry_pause_ms(ticket: Ticket, settings: Settings, draw: float) -> float:
-    """Return how long a ticket pauses after a rejection: longer each time, with jitter.
+def retry_pause_ms(inflight: InFlight, settings: Settings, draw: float) -> float:
+    """Return how long a request pauses after a rejection: longer each time, with jitter.
 
     If it was for a schema change that is not here yet, nothing can come of it before that is, and that ends the pause.
     """
-    ceiling: float = min(settings.retry_ms_max, settings.retry_ms_min * 2 ** min(ticket.rejections, 10))
-    if ticket.last is not None and is_clock(ticket.last.key):
+    ceiling: float = min(settings.retry_ms_max, settings.retry_ms_min * 2 ** min(inflight.rejections, 10))
+    if inflight.last is not None and is_clock(inflight.last.key):
         ceiling = max(ceiling, settings.schema_delay_ms)
     return ceiling * (0.25 + 0.75 * draw)
 
 
-def unknown(ticket: Ticket) -> BedrockishError:
-    """Return the error for a ticket of which nobody can tell now whether it happened."""
-    command = ticket.request.command
-    if ticket.stage is Stage.ACTIVATING:
+def unknown(inflight: InFlight) -> BedrockishError:
+    """Return the error for a request of which nobody can tell now whether it happened."""
+    command = inflight.request.command
+    if inflight.stage is Stage.ACTIVATING:
         return OutcomeUnknownError(
             f"command {command} is committed, and its schema change was not in force in time; send it again with the "
             "same id to learn whether it is",
@@ -322,19 +322,19 @@ def lagging(error: BedrockishError) -> BedrockishError:
     return type(error)(error.message, **{**error.details, "lagging": True})
 
 
-def did_not_happen(ticket: Ticket, state: State) -> BedrockishError:
-    """Return the error for a ticket of which every attempt here is known to have ended without a commit."""
-    reject, request = ticket.last, ticket.request
-    if not ticket.attempts and not state.has_seen(request.token):
+def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
+    """Return the error for a request of which every attempt here is known to have ended without a commit."""
+    reject, request = inflight.last, inflight.request
+    if not inflight.attempts and not state.has_seen(request.token):
         return UnavailableError(
             f"node {state.me} has not caught up with this session in {request.timeout_s:g} s; try another node"
         )
-    if ticket.error is not None:
-        return ticket.error
-    if ticket.refusal:
-        return UnavailableError(f"command {request.command} did not happen: {ticket.refusal}")
-    if ticket.ahead is not None:
-        size = len(ticket.ahead.changes) + len(ticket.ahead.result)
+    if inflight.error is not None:
+        return inflight.error
+    if inflight.refusal:
+        return UnavailableError(f"command {request.command} did not happen: {inflight.refusal}")
+    if inflight.ahead is not None:
+        size = len(inflight.ahead.changes) + len(inflight.ahead.result)
         return DeadlineError(
             f"the {size} bytes of command {request.command} were not at a quorum of {state.roster.quorum} nodes in "
             f"{request.timeout_s:g} s; it did not happen: give it more time, or split it into several"
@@ -342,17 +342,17 @@ def did_not_happen(ticket: Ticket, state: State) -> BedrockishError:
     if reject is None or reject.other is None:
         return DeadlineError(
             f"no quorum of {state.roster.quorum} approvals in {request.timeout_s:g} s; command {request.command} "
-            f"did not happen{came_too_late(ticket.late) if ticket.late else ''}"
+            f"did not happen{came_too_late(inflight.late) if inflight.late else ''}"
         )
     name = readable(object_of(reject.key))
     return ConflictError(
-        f"command {request.command} met {reject.other} of {reject.other.leader} on {name} in {ticket.attempts} "
+        f"command {request.command} met {reject.other} of {reject.other.leader} on {name} in {inflight.attempts} "
         "attempts; it did not happen, and it is safe to run it again",
         table=name,
         key=reject.key.hex(),
         other=str(reject.other),
         leader=reject.other.leader,
-        attempts=ticket.attempts,
+        attempts=inflight.attempts,
     )
 
 

@@ -8,22 +8,22 @@ took a minute to make is as young as any other when it is led. As soon as someth
 from dataclasses import replace
 from typing import Protocol
 
-from bedrockish.core.coordinator.request import Ticket, readable
+from bedrockish.core.coordinator.request import InFlight, readable
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import Conflict, claim
 from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ConflictError
-from bedrockish_journal.model.footprint import LAST_CLOCK, Footprint
+from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet
 from bedrockish_journal.model.vector import Vector
 
 
-def overtaken(state: State, footprint: Footprint, base: Vector) -> ConflictError | None:
+def overtaken(state: State, access_set: AccessSet, base: Vector) -> ConflictError | None:
     """Return the error for a transaction that a commit outside its base has overtaken; None if it can go on.
 
     Args:
         state: of the node that executed it.
-        footprint: what it has read and written.
+        access_set: what it has read and written.
         base: the commits that it has seen.
     """
     if any(base.get(leader, 0) < tick for leader, tick in state.commit_window.floor.items()):
@@ -32,10 +32,10 @@ def overtaken(state: State, footprint: Footprint, base: Vector) -> ConflictError
             f"the transaction's snapshot is older than {window_s:g} s, and what it read may have changed since; "
             "it did not happen: run it again"
         )
-    found = next(state.commit_window.conflicts(footprint, base), None)
+    found = next(state.commit_window.conflicts(access_set, base), None)
     if found is None:
         return None
-    note_conflict(state.counts, footprint, found.key)
+    note_conflict(state.counts, access_set, found.key)
     state.note_rival(found.key, found.other)
     return lost_to(found)
 
@@ -43,16 +43,16 @@ def overtaken(state: State, footprint: Footprint, base: Vector) -> ConflictError
 class AccessSets(Protocol):
     """What an open transaction has read and written so far."""
 
-    def meets(self, writer: Footprint) -> bytes | None:
+    def meets(self, writer: AccessSet) -> bytes | None:
         """Return a key that another one writes and this one has read, looked up or written; None if there is none."""
 
-    def overwrites(self, reader: Footprint) -> bytes | None:
+    def overwrites(self, reader: AccessSet) -> bytes | None:
         """Return a key that another one has read or looked up, and this one writes; None if there is none."""
 
-    def rests_on(self) -> Footprint:
+    def rests_on(self) -> AccessSet:
         """Return all that nobody else may have written since, as something that was read."""
 
-    def footprint(self) -> Footprint:
+    def access_set(self) -> AccessSet:
         """Return what is to be certified."""
 
 
@@ -66,9 +66,9 @@ def invalidated(state: State, sets: AccessSets, base: Vector) -> ConflictError |
     """
     newer = state.commit_window.newer_than(base)
     if newer is None:
-        return overtaken(state, sets.footprint(), base)
+        return overtaken(state, sets.access_set(), base)
     for known in newer:
-        key = sets.meets(known.footprint) or sets.overwrites(known.footprint)
+        key = sets.meets(known.access_set) or sets.overwrites(known.access_set)
         if key is not None:
             note_conflict(state.counts, sets.rests_on(), key)
             state.note_rival(key, known.txid)
@@ -95,16 +95,16 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
         return ConflictError(
             "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
         )
-    footprint = prepared.footprint
+    access_set = prepared.access_set
     if not prepared.readonly:
         now = state.clock.read()
-        footprint = claim(footprint, (command,), prepared.kind, now, LAST_CLOCK)
-    return overtaken(state, footprint, prepared.base)
+        access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
+    return overtaken(state, access_set, prepared.base)
 
 
-def move(state: State, ticket: Ticket, prepared: Prepared) -> Prepared | BedrockishError:
+def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | BedrockishError:
     """Return what was prepared as if it had been executed now, or why it would have done something else."""
-    error = lost(state, ticket.request.command, prepared)
+    error = lost(state, inflight.request.command, prepared)
     if error is not None:
         return error
     # One that was told its clock stays younger than all that it has seen; others move up.

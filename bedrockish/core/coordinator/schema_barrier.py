@@ -7,7 +7,7 @@ cluster; and nobody is turned down for it, unless D's delay was shorter than tha
 """
 
 from bedrockish.api.requests import Answer
-from bedrockish.core.coordinator.request import Stage, Ticket
+from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.clock import moved
@@ -16,7 +16,7 @@ from bedrockish_journal.model.transaction import SCHEMA, Txid
 DOUBLINGS_MAX = 6
 
 
-def activation_clock(state: State, ticket: Ticket, prepared: Prepared, clock: int) -> int:
+def activation_clock(state: State, inflight: InFlight, prepared: Prepared, clock: int) -> int:
     """Return from which clock on a schema change of this clock is to be in force; 0 for any other transaction.
 
     Alone, a voter has nobody to tell. A change that was turned down came into force too soon for somebody, so its next
@@ -26,56 +26,56 @@ def activation_clock(state: State, ticket: Ticket, prepared: Prepared, clock: in
         return 0
     delay_ms = 0
     if len(state.roster.voters) > 1:
-        delay_ms = state.settings.schema_delay_ms << min(ticket.rejections, DOUBLINGS_MAX)
+        delay_ms = state.settings.schema_delay_ms << min(inflight.rejections, DOUBLINGS_MAX)
     return moved(clock, max(prepared.delay_ms, min(delay_ms, state.settings.clock_offset_ms))) + 1
 
 
 class SchemaBarrier:
-    """The tickets that wait for a schema change to be in force."""
+    """The requests that wait for a schema change to be in force."""
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.waiting: list[Ticket] = []  # those that belong on the schema that it makes
-        self.decided: dict[Txid, list[Ticket]] = {}  # those that asked for it
+        self.waiting: list[InFlight] = []  # those that belong on the schema that it makes
+        self.decided: dict[Txid, list[InFlight]] = {}  # those that asked for it
 
-    def holds_up(self, ticket: Ticket, prepared: Prepared, clock: int) -> bool:
-        """Whether a ticket has to wait before it is led: there is one change at a time, and it comes first."""
+    def holds_up(self, inflight: InFlight, prepared: Prepared, clock: int) -> bool:
+        """Whether a request has to wait before it is led: there is one change at a time, and it comes first."""
         scheduled = self.state.schema.scheduled
         if scheduled is None or (prepared.kind != SCHEMA and clock < scheduled.activates):
             return False
-        self._wait(ticket)
+        self._wait(inflight)
         return True
 
-    def will_hold_up(self, ticket: Ticket) -> bool:
-        """Whether a ticket that would be led now has to wait, whatever it does."""
+    def will_hold_up(self, inflight: InFlight) -> bool:
+        """Whether a request that would be led now has to wait, whatever it does."""
         if not self.state.schema.is_behind(self.state.clock.read()):
             return False
-        self._wait(ticket)
+        self._wait(inflight)
         return True
 
-    def _wait(self, ticket: Ticket) -> None:
-        ticket.move(Stage.SCHEMA)
-        self.waiting.append(ticket)
+    def _wait(self, inflight: InFlight) -> None:
+        inflight.move(Stage.SCHEMA)
+        self.waiting.append(inflight)
         self.state.counts["waited_for_schema"] += 1
 
-    def released(self) -> list[Ticket]:
+    def released(self) -> list[InFlight]:
         """Take those that need not wait any longer."""
         if not self.waiting or self.state.schema.scheduled is not None:
             return []
         waiting, self.waiting = self.waiting, []
-        return [ticket for ticket in waiting if ticket.stage is Stage.SCHEMA]
+        return [inflight for inflight in waiting if inflight.stage is Stage.SCHEMA]
 
-    def decide(self, ticket: Ticket, txid: Txid, answer: Answer) -> None:
-        """A ticket's schema change is committed: it is answered when that is in force here.
+    def decide(self, inflight: InFlight, txid: Txid, answer: Answer) -> None:
+        """A request's schema change is committed: it is answered when that is in force here.
 
         Its attempt's end may tell so, and the journal when it was executed again: it is noted once.
         """
-        if ticket.stage is Stage.ACTIVATING:
+        if inflight.stage is Stage.ACTIVATING:
             return
-        ticket.move(Stage.ACTIVATING)
-        ticket.answer = answer
-        self.decided.setdefault(txid, []).append(ticket)
+        inflight.move(Stage.ACTIVATING)
+        inflight.answer = answer
+        self.decided.setdefault(txid, []).append(inflight)
 
-    def activated(self, txid: Txid) -> list[Ticket]:
-        """Take the tickets that asked for what is in force now."""
-        return [ticket for ticket in self.decided.pop(txid, ()) if ticket.stage is Stage.ACTIVATING]
+    def activated(self, txid: Txid) -> list[InFlight]:
+        """Take the requests that asked for what is in force now."""
+        return [inflight for inflight in self.decided.pop(txid, ()) if inflight.stage is Stage.ACTIVATING]

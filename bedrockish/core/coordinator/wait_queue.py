@@ -9,10 +9,10 @@ wait for it in turn, and the rest are executed.
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from bedrockish.core.coordinator.request import Stage, Ticket
+from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.state.access_index import AccessIndex
 from bedrockish.core.state.state import State
-from bedrockish_journal.model.footprint import Footprint, conflict
+from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 COMMITS = 4  # as many times as long as a commit takes may a leader's BEGIN take when it is its turn
@@ -52,27 +52,27 @@ class Turns:
         """One of ours had its quorum so long after its BEGIN."""
         self._commit_s += WEIGHT * (min(seconds, COMMIT_S_MAX) - self._commit_s)
 
-    def reserve(self, txid: Txid, footprint: Footprint) -> None:
+    def reserve(self, txid: Txid, access_set: AccessSet) -> None:
         """A transaction has ended for which others wait as well: what comes anew waits for its turn, too."""
         pause_ms = self.pause_ms(txid.leader)
         if pause_ms and txid not in self._until:
-            self._reserved.add(txid, footprint)
+            self._reserved.add(txid, access_set)
             self._until[txid] = self._state.clock.now.seconds + pause_ms / 1000
 
-    def begins(self, footprint: Footprint) -> None:
+    def begins(self, access_set: AccessSet) -> None:
         """Somebody has taken the turn on these keys."""
         if self._until:
-            for found in list(self._reserved.conflicts(footprint)):
+            for found in list(self._reserved.conflicts(access_set)):
                 self._forget(found[0])
 
-    def left_ms(self, footprint: Footprint) -> float:
-        """Return for how long it is the turn of others on keys of a footprint, in milliseconds; 0 if it is not."""
+    def left_ms(self, access_set: AccessSet) -> float:
+        """Return for how long it is the turn of others on keys of a access set, in milliseconds; 0 if it is not."""
         if not self._until:
             return 0.0
         now, left_s = self._state.clock.now.seconds, 0.0
         for txid in [txid for txid, until in self._until.items() if until <= now]:
             self._forget(txid)
-        for found in self._reserved.conflicts(footprint):
+        for found in self._reserved.conflicts(access_set):
             left_s = max(left_s, self._until[found[0]] - now)
         return 1000 * left_s
 
@@ -104,88 +104,88 @@ class WaitQueue:
     """Who waits for what.
 
     Args:
-        tickets: all that are under way.
-        execute: executes a ticket again.
+        in_flight: all that are under way.
+        execute: executes a request again.
         pause: executes it again after so many milliseconds, when it is its turn.
         turns: who goes next.
     """
 
     def __init__(
         self,
-        tickets: Mapping[int, Ticket],
-        execute: Callable[[Ticket], None],
-        pause: Callable[[Ticket, float], None],
+        in_flight: Mapping[int, InFlight],
+        execute: Callable[[InFlight], None],
+        pause: Callable[[InFlight, float], None],
         turns: Turns,
     ) -> None:
-        self._tickets, self._execute, self._pause, self._turns = tickets, execute, pause, turns
+        self._in_flight, self._execute, self._pause, self._turns = in_flight, execute, pause, turns
         self.waits: dict[Txid, deque[int]] = {}
-        self.heads: dict[int, Ticket] = {}  # those that pause, as their footprints tell; others line up behind them
+        self.heads: dict[int, InFlight] = {}  # those that pause, as their access sets tell; others line up behind them
         self._head_keys: AccessIndex[int] = AccessIndex()
 
-    def wait(self, ticket: Ticket, other: Txid) -> None:
-        """Let a ticket, and those behind it, wait for the end of a transaction."""
-        self.go_on(ticket.number)
-        ticket.contested = True
+    def wait(self, inflight: InFlight, other: Txid) -> None:
+        """Let a request, and those behind it, wait for the end of a transaction."""
+        self.go_on(inflight.number)
+        inflight.contested = True
         self._turns.met(other.leader)
-        _queue(ticket, self.waits.setdefault(other, deque()))
+        _queue(inflight, self.waits.setdefault(other, deque()))
 
-    def pause(self, ticket: Ticket) -> None:
-        """Let others that want the same keys line up behind a ticket that pauses."""
-        if ticket.footprint is not None:
-            self.go_on(ticket.number)
-            self.heads[ticket.number] = ticket
-            self._head_keys.add(ticket.number, ticket.footprint)
+    def pause(self, inflight: InFlight) -> None:
+        """Let others that want the same keys line up behind a request that pauses."""
+        if inflight.access_set is not None:
+            self.go_on(inflight.number)
+            self.heads[inflight.number] = inflight
+            self._head_keys.add(inflight.number, inflight.access_set)
 
     def go_on(self, number: int) -> None:
-        """A ticket does not pause any more."""
+        """A request does not pause any more."""
         if self.heads.pop(number, None) is not None:
             self._head_keys.remove(number)
 
-    def head(self, ticket: Ticket, footprint: Footprint) -> int | None:
-        """Return the number of another ticket that pauses and wants the same keys."""
-        found = next(self._head_keys.conflicts(footprint, ticket.number), None)
+    def head(self, inflight: InFlight, access_set: AccessSet) -> int | None:
+        """Return the number of another request that pauses and wants the same keys."""
+        found = next(self._head_keys.conflicts(access_set, inflight.number), None)
         return None if found is None else found[0]
 
-    def line_up(self, ticket: Ticket, head: int) -> None:
-        """Let a ticket, and those behind it, stay behind one that pauses."""
-        _queue(ticket, self.heads[head].behind)
+    def line_up(self, inflight: InFlight, head: int) -> None:
+        """Let a request, and those behind it, stay behind one that pauses."""
+        _queue(inflight, self.heads[head].behind)
 
-    def met(self, txid: Txid, footprint: Footprint) -> None:
+    def met(self, txid: Txid, access_set: AccessSet) -> None:
         """A transaction has become pending here: who waits for its turn on these keys now waits for its end."""
-        self._turns.begins(footprint)
+        self._turns.begins(access_set)
         if self.heads:
-            for number, _ in list(self._head_keys.conflicts(footprint)):
+            for number, _ in list(self._head_keys.conflicts(access_set)):
                 if self.heads[number].turn is not None:
                     self.wait(self.heads[number], txid)
 
-    def begun(self, ticket: Ticket, transaction: Transaction) -> None:
-        """A ticket is in flight: those behind it wait for its transaction if they conflict with it; others run."""
-        waiting, ticket.behind = ticket.behind, deque()
+    def begun(self, inflight: InFlight, transaction: Transaction) -> None:
+        """A request is in flight: those behind it wait for its transaction if they conflict with it; others run."""
+        waiting, inflight.behind = inflight.behind, deque()
         queue: deque[int] = deque()
         for number in waiting:
-            other = self._tickets.get(number)
+            other = self._in_flight.get(number)
             if other is None or other.stage is not Stage.WAITING:
                 continue
-            if other.footprint is not None and conflict(other.footprint, transaction.footprint) is not None:
+            if other.access_set is not None and conflict(other.access_set, transaction.access_set) is not None:
                 queue.append(number)
             else:
                 self._execute(other)
         if queue:
             self.waits.setdefault(transaction.txid, deque()).extend(queue)
 
-    def group(self, ticket: Ticket) -> tuple[int, ...]:
-        """Return the tickets behind one that may share its transaction, in order."""
-        if not ticket.behind or not ticket.is_plain:
+    def group(self, inflight: InFlight) -> tuple[int, ...]:
+        """Return the requests behind one that may share its transaction, in order."""
+        if not inflight.behind or not inflight.is_plain:
             return ()
         group: list[int] = []
-        commands = {ticket.request.command}
-        for number in ticket.behind:
-            other = self._tickets.get(number)
+        commands = {inflight.request.command}
+        for number in inflight.behind:
+            other = self._in_flight.get(number)
             if (
                 other is not None
                 and other.stage is Stage.WAITING
                 and other.is_plain
-                and other.request.isolation == ticket.request.isolation
+                and other.request.isolation == inflight.request.isolation
                 and other.request.command not in commands
             ):
                 commands.add(other.request.command)
@@ -194,25 +194,25 @@ class WaitQueue:
                     break
         return tuple(group)
 
-    def joined(self, ticket: Ticket, commands: Collection[str]) -> list[Ticket] | None:
-        """Take the tickets behind one that share its transaction; None if one of them is not there any more."""
-        found: dict[str, Ticket] = {}
-        for number in self.group(ticket):
-            other = self._tickets[number]
+    def joined(self, inflight: InFlight, commands: Collection[str]) -> list[InFlight] | None:
+        """Take the requests behind one that share its transaction; None if one of them is not there any more."""
+        found: dict[str, InFlight] = {}
+        for number in self.group(inflight):
+            other = self._in_flight[number]
             if other.request.command in commands:
                 found[other.request.command] = other
         if len(found) < len(commands):
             return None
         taken = {other.number for other in found.values()}
-        ticket.behind = deque(number for number in ticket.behind if number not in taken)
+        inflight.behind = deque(number for number in inflight.behind if number not in taken)
         return list(found.values())
 
-    def stay(self, ticket: Ticket, others: Sequence[Ticket], txid: Txid) -> None:
-        """Let those that shared a transaction, which was given up, and those that wait for it stay behind a ticket."""
+    def stay(self, inflight: InFlight, others: Sequence[InFlight], txid: Txid) -> None:
+        """Let those that shared a transaction, which was given up, and those that wait for it stay behind a request."""
         for other in others:
             other.move(Stage.WAITING)
-        ticket.behind.extend(other.number for other in others)
-        ticket.behind.extend(self.waits.pop(txid, ()))
+        inflight.behind.extend(other.number for other in others)
+        inflight.behind.extend(self.waits.pop(txid, ()))
 
     def released(self, txid: Txid, kind: str = ROWS) -> None:
         """A transaction is in nobody's way here any more: go on with those that waited for it, when it is their turn.
@@ -224,20 +224,20 @@ class WaitQueue:
             self._go_on(queue, self._turns.pause_ms(txid.leader) if queue else 0.0)
             return
         for number in queue:
-            ticket = self._tickets.get(number)
-            if ticket is not None and ticket.stage is Stage.WAITING:
-                self._execute(ticket)
+            inflight = self._in_flight.get(number)
+            if inflight is not None and inflight.stage is Stage.WAITING:
+                self._execute(inflight)
 
-    def leave(self, ticket: Ticket) -> None:
-        """A ticket does not go first any more: let those behind it go on."""
-        self.go_on(ticket.number)
-        if ticket.behind:
-            queue, ticket.behind = ticket.behind, deque()
+    def leave(self, inflight: InFlight) -> None:
+        """A request does not go first any more: let those behind it go on."""
+        self.go_on(inflight.number)
+        if inflight.behind:
+            queue, inflight.behind = inflight.behind, deque()
             self._go_on(queue)
 
     def _go_on(self, queue: deque[int], pause_ms: float = 0.0) -> None:
         while queue:
-            first = self._tickets.get(queue.popleft())
+            first = self._in_flight.get(queue.popleft())
             if first is None or first.stage is not Stage.WAITING:
                 continue
             if first.read is not None:  # a strict read, which nobody has to wait for
@@ -251,12 +251,12 @@ class WaitQueue:
             return
 
 
-def _queue(ticket: Ticket, queue: deque[int]) -> None:
-    """Let a ticket, and those behind it, wait at the end of a queue."""
-    ticket.move(Stage.WAITING)
-    queue.append(ticket.number)
-    queue.extend(ticket.behind)
-    ticket.behind.clear()
+def _queue(inflight: InFlight, queue: deque[int]) -> None:
+    """Let a request, and those behind it, wait at the end of a queue."""
+    inflight.move(Stage.WAITING)
+    queue.append(inflight.number)
+    queue.extend(inflight.behind)
+    inflight.behind.clear()
 
 
 SIZE_MAX = 64  # commands in one group
@@ -273,22 +273,22 @@ class Together:
     met nobody.
 
     Args:
-        tickets: all that are under way.
-        execute: executes a ticket, and those behind it with it.
+        in_flight: all that are under way.
+        execute: executes a request, and those behind it with it.
 
     Attributes:
         size: of the next group, at most.
     """
 
-    def __init__(self, tickets: Mapping[int, Ticket], execute: Callable[[Ticket], None]) -> None:
-        self._tickets, self._execute = tickets, execute
-        self._leading: dict[int, Ticket] = {}  # those that others came together with and are behind
+    def __init__(self, in_flight: Mapping[int, InFlight], execute: Callable[[InFlight], None]) -> None:
+        self._in_flight, self._execute = in_flight, execute
+        self._leading: dict[int, InFlight] = {}  # those that others came together with and are behind
         self.size = SIZE_MAX
 
-    def start(self, tickets: list[Ticket]) -> None:
-        """Execute tickets that came together, in groups."""
-        while tickets:
-            group, tickets = tickets[: self.size], tickets[self.size :]
+    def start(self, in_flight: list[InFlight]) -> None:
+        """Execute requests that came together, in groups."""
+        while in_flight:
+            group, in_flight = in_flight[: self.size], in_flight[self.size :]
             first, *others = group
             first.writes = bool(others)
             for other in others:
@@ -297,30 +297,30 @@ class Together:
             first.behind.extend(other.number for other in others)
             self._execute(first)
 
-    def goes_first(self, ticket: Ticket) -> None:
-        """A ticket is executed with those behind it; whoever came with it is not to wait longer than that takes."""
-        if any(other.is_free for other in self._behind(ticket)):
-            self._leading[ticket.number] = ticket
+    def goes_first(self, inflight: InFlight) -> None:
+        """A request is executed with those behind it; whoever came with it is not to wait longer than that takes."""
+        if any(other.is_free for other in self._behind(inflight)):
+            self._leading[inflight.number] = inflight
 
-    def part(self, ticket: Ticket, *, again: bool = False) -> bool:
-        """Let each that came together with a ticket go on alone; False if nobody did.
+    def part(self, inflight: InFlight, *, again: bool = False) -> bool:
+        """Let each that came together with a request go on alone; False if nobody did.
 
-        ``again``: execute the ticket, too, and before them.
+        ``again``: execute the request, too, and before them.
         """
-        if self._leading.pop(ticket.number, None) is None:
+        if self._leading.pop(inflight.number, None) is None:
             return False
-        free = [other for other in self._behind(ticket) if other.is_free]
-        ticket.behind = deque(other.number for other in self._behind(ticket) if not other.is_free)
-        for one in (ticket, *free) if again and free else free:
+        free = [other for other in self._behind(inflight) if other.is_free]
+        inflight.behind = deque(other.number for other in self._behind(inflight) if not other.is_free)
+        for one in (inflight, *free) if again and free else free:
             one.is_free = False
             self._execute(one)
         return bool(free)
 
     def settle(self) -> None:
         """Part those whose first has something to wait for."""
-        for number, ticket in list(self._leading.items()):
-            if ticket.stage is not Stage.EXECUTING or number not in self._tickets:
-                self.part(ticket)
+        for number, inflight in list(self._leading.items()):
+            if inflight.stage is not Stage.EXECUTING or number not in self._in_flight:
+                self.part(inflight)
 
     def grow(self) -> None:
         """A group was committed, or a command alone that met nobody: else groups of one would stay so for ever."""
@@ -330,6 +330,6 @@ class Together:
         """A group was rejected, here or by others."""
         self.size = max(1, self.size // 2)
 
-    def _behind(self, ticket: Ticket) -> list[Ticket]:
-        found = (self._tickets.get(number) for number in ticket.behind)
+    def _behind(self, inflight: InFlight) -> list[InFlight]:
+        found = (self._in_flight.get(number) for number in inflight.behind)
         return [other for other in found if other is not None and other.stage is Stage.WAITING]

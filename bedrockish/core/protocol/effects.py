@@ -29,22 +29,22 @@ class Send:
 class Reply:
     """Answer a client."""
 
-    ticket: int
+    request_id: int
     answer: Answer | BedrockishError
 
 
 @value
 class Execute:
-    """Run this ticket's request on the database as it is now and step ``Executed``.
+    """Run this request's request on the database as it is now and step ``Executed``.
 
     ``clock`` is what ``transaction_clock()`` gives in it; if that is called and it is 0, step ``ClockWanted``.
     If the command is in the journal already, answer from there and step ``Dropped``, or ``Decided`` if it is a schema
     change that is not activated yet; if it fails, step ``Failed``.
-    ``group`` are tickets that may be executed after it, one on top of the other, in the same transaction: as many of
+    ``group`` are requests that may be executed after it, one on top of the other, in the same transaction: as many of
     them, from the first on, as are done in a short time and without an error. None at all is right, too.
     """
 
-    ticket: int
+    request_id: int
     clock: int = 0
     group: tuple[int, ...] = ()
 

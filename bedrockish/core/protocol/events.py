@@ -21,31 +21,31 @@ class Now(NamedTuple):
 
 @value
 class Submitted:
-    """A client asked for something. ``ticket`` is the driver's name for whom to answer.
+    """A client asked for something. ``request_id`` is the driver's name for whom to answer.
 
     ``once``: what the driver executes is the same each time; if it cannot be led as it is, it cannot be led.
     ``others``: what came at the same moment, and may share a transaction with it: requests that are known to write
     rows and nothing else, of the same isolation.
     """
 
-    ticket: int
+    request_id: int
     request: Request
     once: bool = False
     others: tuple[tuple[int, Request], ...] = ()
 
 
 @value
-class Aside:
+class MovedToWorker:
     """A request, with others behind it, is executed beside the loop, which may take long; ``Executed`` comes later."""
 
-    ticket: int
+    request_id: int
 
 
 @value
 class Executed:
     """A request was executed, as an Execute effect asked."""
 
-    ticket: int
+    request_id: int
     prepared: Prepared
 
 
@@ -53,7 +53,7 @@ class Executed:
 class ClockWanted:
     """Executing a request met ``transaction_clock()``, and there was none: ask for one, and Execute it again."""
 
-    ticket: int
+    request_id: int
 
 
 @value
@@ -85,7 +85,7 @@ class Failed:
     ``error.rests_on`` is what it had read when it was refused, as a ``Prepared`` that only reads.
     """
 
-    ticket: int
+    request_id: int
     error: BedrockishError
 
 
@@ -93,14 +93,14 @@ class Failed:
 class Dropped:
     """A request needs no more: it was answered from the journal, or nobody waits for it any longer."""
 
-    ticket: int
+    request_id: int
 
 
 @value
 class Decided:
     """A request is a schema change that was committed before and is not activated here yet: ``answer`` is for then."""
 
-    ticket: int
+    request_id: int
     txid: Txid
     answer: Answer
 
@@ -175,7 +175,7 @@ class Woken:
 
 Event = (
     Submitted
-    | Aside
+    | MovedToWorker
     | Executed
     | ClockWanted
     | ClockSet

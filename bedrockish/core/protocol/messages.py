@@ -227,7 +227,7 @@ class Check:
 
     read: int
     vector: Vector
-    footprint: bytes
+    access_set: bytes
     clock: int
 
 

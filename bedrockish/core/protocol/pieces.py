@@ -17,8 +17,8 @@ import cbor2
 
 from bedrockish.core.protocol.messages import NUMBERS, Message
 from bedrockish.core.protocol.records import Prepared
+from bedrockish_journal.model.access_set import READS, WRITES, AccessSet, is_clock
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import READS, WRITES, Footprint, is_clock
 from bedrockish_journal.model.transaction import Transaction, decode_transaction, head
 
 Name = tuple[bytes, int]  # of a piece: its sha256 and its size in bytes
@@ -57,15 +57,15 @@ class Cut:
 
 def is_large(prepared: Prepared, limit: int) -> bool:
     """Whether what was executed is too large to be sent in the BEGIN itself; cheap, and about right."""
-    keys = prepared.footprint
+    keys = prepared.access_set
     size = len(prepared.changes) + len(prepared.result) + sum(len(result) for _, result in prepared.joined)
     return size + KEY_BYTES * (len(keys.read_points) + len(keys.write_points)) > limit
 
 
-def stable(footprint: Footprint, changes: bytes, result: bytes, joined: Sequence[tuple[str, bytes]]) -> list[bytes]:
+def stable(access_set: AccessSet, changes: bytes, result: bytes, joined: Sequence[tuple[str, bytes]]) -> list[bytes]:
     """Return the byte strings of a transaction's encoding that do not depend on when it is begun, in their order."""
-    reads = [key for key in footprint.ordered(READS) if not is_clock(key)]
-    writes = [key for key in footprint.ordered(WRITES) if not key.startswith(COMMAND)]
+    reads = [key for key in access_set.ordered(READS) if not is_clock(key)]
+    writes = [key for key in access_set.ordered(WRITES) if not key.startswith(COMMAND)]
     return [_items(reads), _items(writes), changes, result, *(result for _, result in joined)]
 
 
@@ -115,7 +115,7 @@ class Cutter:
         """Return the pieces of what was executed that its transaction will have, too."""
         parts: list[Part] = []
         pieces: dict[bytes, Slice] = {}
-        for text in stable(prepared.footprint, prepared.changes, prepared.result, prepared.joined):
+        for text in stable(prepared.access_set, prepared.changes, prepared.result, prepared.joined):
             if len(text) >= self._size:
                 self._cut_run(text, parts, pieces)
         return Cut(tuple(parts), pieces)
@@ -133,7 +133,7 @@ class Cutter:
         parts: list[Part] = []
         pieces: dict[bytes, Slice] = {}
         at = 0
-        for text in stable(t.footprint, t.changes, t.result, t.joined):
+        for text in stable(t.access_set, t.changes, t.result, t.joined):
             if len(text) < self._size:
                 continue
             start = _find(body, text, at)

@@ -11,9 +11,9 @@ import cbor2
 
 from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.health import Alarm
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.membership import MemberSaid, MembershipSaid, UserSaid, pack_membership, read_membership
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.value import value
@@ -32,7 +32,7 @@ class Prepared:
         schema: version of the schema that it ran on.
         readonly: it wrote nothing; ``result`` is the answer and ``changes`` is empty.
         kind: ``rows``, ``schema`` or ``members``.
-        footprint: what it read and wrote.
+        access_set: what it read and wrote.
         changes: encoded changes (see ``bedrockish_journal.model.changes``).
         result: encoded results (see ``bedrockish.api.requests``).
         clock: what ``transaction_clock()`` gave in it, which is later than all in ``base``; 0 if it was not called.
@@ -47,7 +47,7 @@ class Prepared:
     schema: int
     readonly: bool
     kind: str
-    footprint: Footprint
+    access_set: AccessSet
     changes: bytes
     result: bytes
     clock: int = 0
@@ -186,7 +186,7 @@ class Recovered:
         membership: the membership in force.
         applied: the last tick applied of each timeline.
         heads: hash of that last entry of each timeline.
-        window: recent entries, newest last, whose footprints conflict tests still need.
+        window: recent entries, newest last, whose access sets conflict tests still need.
         votes: every vote on record.
         ceiling: the clock never went above this before the restart.
         cut: the highest cut that was ever announced (section 6 of the protocol).

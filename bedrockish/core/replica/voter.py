@@ -12,8 +12,8 @@ from bedrockish.core.protocol.records import FORGOTTEN
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.state.certifier import Conflict, prepare_commit
 from bedrockish.core.state.state import State
+from bedrockish_journal.model.access_set import conflict
 from bedrockish_journal.model.clock import moved
-from bedrockish_journal.model.footprint import conflict
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 from bedrockish_journal.model.vector import covers
 
@@ -109,7 +109,7 @@ class Voting:
             return
         # V9: it conflicts with no commit outside its base, and with nothing pending.
         found = found or prepare_commit(
-            transaction.footprint, transaction.base, state.commit_window, state.votes.pending, txid
+            transaction.access_set, transaction.base, state.commit_window, state.votes.pending, txid
         )
         # V10: nor with what this node rolled back itself later than its clock, which others may still hold.
         found = found or state.votes.own_ends.vetoes(transaction)
@@ -189,7 +189,7 @@ class Voting:
         if self.state.clock.now.seconds > barrier.until:
             self.barrier = None
             return False
-        return conflict(barrier.transaction.footprint, transaction.footprint) is not None
+        return conflict(barrier.transaction.access_set, transaction.access_set) is not None
 
     def held_back(self, transaction: Transaction) -> bool:
         """Whether one of our own transactions should step back for a membership change."""

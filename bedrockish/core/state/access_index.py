@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from bedrockish_journal.model.footprint import MANY, Footprint, Range, clocks_from, conflict
+from bedrockish_journal.model.access_set import MANY, AccessSet, Range, clocks_from, conflict
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -132,10 +132,10 @@ class AccessIndex(Generic[Name]):
     """Access sets of transactions, or of whatever has a name."""
 
     def __init__(self) -> None:
-        self.sets: dict[Name, Footprint] = {}
+        self.sets: dict[Name, AccessSet] = {}
         self._writers: _Keys[Name] = _Keys()
         self._readers: _Keys[Name] = _Keys()
-        self._ranged: dict[Name, Footprint] = {}
+        self._ranged: dict[Name, AccessSet] = {}
         self._read_ranges: _Ranges[Name] = _Ranges()
         self._write_ranges: _Ranges[Name] = _Ranges()
 
@@ -145,27 +145,27 @@ class AccessIndex(Generic[Name]):
     def __len__(self) -> int:
         return len(self.sets)
 
-    def add(self, name: Name, footprint: Footprint) -> None:
+    def add(self, name: Name, access_set: AccessSet) -> None:
         """Hold an access set."""
         assert name not in self.sets
-        self.sets[name] = footprint
-        self._writers.add(footprint.write_points, name)
-        self._readers.add(_without_clocks(footprint.read_points), name)
-        if footprint.has_ranges:
-            self._ranged[name] = footprint
-            self._read_ranges.add(footprint.read_ranges, name)
-            self._write_ranges.add(footprint.write_ranges, name)
+        self.sets[name] = access_set
+        self._writers.add(access_set.write_points, name)
+        self._readers.add(_without_clocks(access_set.read_points), name)
+        if access_set.has_ranges:
+            self._ranged[name] = access_set
+            self._read_ranges.add(access_set.read_ranges, name)
+            self._write_ranges.add(access_set.write_ranges, name)
 
     def remove(self, name: Name) -> None:
         """Let go of an access set, if it is here."""
-        footprint = self.sets.pop(name, None)
-        if footprint is None:
+        access_set = self.sets.pop(name, None)
+        if access_set is None:
             return
         if self._ranged.pop(name, None) is not None:
-            self._read_ranges.remove(footprint.read_ranges, name)
-            self._write_ranges.remove(footprint.write_ranges, name)
-        self._writers.remove(footprint.write_points, name)
-        self._readers.remove(_without_clocks(footprint.read_points), name)
+            self._read_ranges.remove(access_set.read_ranges, name)
+            self._write_ranges.remove(access_set.write_ranges, name)
+        self._writers.remove(access_set.write_points, name)
+        self._readers.remove(_without_clocks(access_set.read_points), name)
 
     def writers_of(self, key: bytes) -> list[Name]:
         """Return who writes a key as such, in the order in which they came."""
@@ -179,69 +179,69 @@ class AccessIndex(Generic[Name]):
         """Yield those that touch more than single keys."""
         return iter(self._ranged)
 
-    def conflicts(self, footprint: Footprint, own: Name | None = None) -> Iterator[tuple[Name, bytes]]:
+    def conflicts(self, access_set: AccessSet, own: Name | None = None) -> Iterator[tuple[Name, bytes]]:
         """Yield everybody whose access set conflicts with this one, once each, and a key; without ``own``."""
-        return iter(()) if self._is_apart(footprint) else self._conflicts(footprint, own)
+        return iter(()) if self._is_apart(access_set) else self._conflicts(access_set, own)
 
-    def _is_apart(self, footprint: Footprint) -> bool:
+    def _is_apart(self, access_set: AccessSet) -> bool:
         """Whether this access set meets nobody, as nearly all do, and has no ranges for which that takes longer."""
-        if self._ranged or footprint.read_ranges or footprint.write_ranges:
+        if self._ranged or access_set.read_ranges or access_set.write_ranges:
             return False
-        writers, writes = self._writers.holders.keys(), footprint.write_points
+        writers, writes = self._writers.holders.keys(), access_set.write_points
         return (
             writers.isdisjoint(writes)
-            and writers.isdisjoint(footprint.read_points)
+            and writers.isdisjoint(access_set.read_points)
             and self._readers.holders.keys().isdisjoint(writes)
         )
 
-    def _conflicts(self, footprint: Footprint, own: Name | None) -> Iterator[tuple[Name, bytes]]:
+    def _conflicts(self, access_set: AccessSet, own: Name | None) -> Iterator[tuple[Name, bytes]]:
         seen: set[Name | None] = {own}
-        for key, holders in self._touching(footprint):
+        for key, holders in self._touching(access_set):
             for name in holders:
                 if name not in seen:
                     seen.add(name)
                     yield name, key
-        everybody = any(_has_clocks(each) for each in footprint.write_ranges)
+        everybody = any(_has_clocks(each) for each in access_set.write_ranges)
         others = self.sets if everybody else self._ranged
         if not others:
             return
-        met = None if everybody else self._ranges_met(footprint)
+        met = None if everybody else self._ranges_met(access_set)
         if met is not None and met <= seen:
             return
         for name, other in others.items():
             if name not in seen and (met is None or name in met):
-                found = conflict(footprint, other)
+                found = conflict(access_set, other)
                 if found is not None:
                     seen.add(name)
                     yield name, found
 
-    def _ranges_met(self, footprint: Footprint) -> set[Name] | None:
+    def _ranges_met(self, access_set: AccessSet) -> set[Name] | None:
         """Return who has touched ranges that meet this access set in a way that conflicts; None if it is too large to
         look at it key by key.
         """
-        reads, writes = footprint.read_points, footprint.write_points
+        reads, writes = access_set.read_points, access_set.write_points
         if len(reads) + len(writes) > MANY:
             return None
-        read_ranges, write_ranges = footprint.read_ranges, footprint.write_ranges
+        read_ranges, write_ranges = access_set.read_ranges, access_set.write_ranges
         met = set(self._read_ranges.touching(writes, write_ranges))
         if self._write_ranges:
             met.update(self._write_ranges.touching(reads, read_ranges))
             met.update(self._write_ranges.touching(writes, write_ranges))
         return met
 
-    def _touching(self, footprint: Footprint) -> Iterator[tuple[bytes, dict[Name, None]]]:
+    def _touching(self, access_set: AccessSet) -> Iterator[tuple[bytes, dict[Name, None]]]:
         """Yield the keys that are held in a way that conflicts, with their holders."""
         writers, readers = self._writers, self._readers
         for points, keys in (
-            (footprint.write_points, writers),
-            (footprint.write_points, readers),
-            (footprint.read_points, writers),
+            (access_set.write_points, writers),
+            (access_set.write_points, readers),
+            (access_set.read_points, writers),
         ):
             held = keys.holders
             fewer, other = (held, points) if len(points) > len(held) else (points, held)
             for key in sorted([key for key in fewer if key in other]):
                 yield key, held[key]
-        for ranges, kinds in ((footprint.write_ranges, (writers, readers)), (footprint.read_ranges, (writers,))):
+        for ranges, kinds in ((access_set.write_ranges, (writers, readers)), (access_set.read_ranges, (writers,))):
             for low, high in ranges:
                 for keys in kinds:
                     for key in keys.between(low, high):

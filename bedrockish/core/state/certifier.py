@@ -2,7 +2,7 @@
 
 ``test_conflict(a, b)`` tells whether two transactions conflict; ``prepare_commit(x)`` whether x conflicts with anything
 that this node holds pending, or knows to be committed and x has not seen. A command's id, the membership and the schema
-need no rules of their own: ``claim`` puts them into the footprint as keys.
+need no rules of their own: ``claim`` puts them into the access set as keys.
 
 Commits that some snapshot in use may not have seen are kept in a *window*. What is above safe time is looked at at
 every BEGIN, and is kept as it came, by key. What is below it is only asked for by transactions that take long, a minute
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from bedrockish.core.state.access_index import AccessIndex
-from bedrockish_journal.model.footprint import Footprint, clock_key, clocks_from, conflict, object_of
+from bedrockish_journal.model.access_set import AccessSet, clock_key, clocks_from, conflict, object_of
 from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
@@ -52,40 +52,40 @@ def command_key(command: str) -> bytes:
     return b"c:\0" + command.encode()
 
 
-def claim(footprint: Footprint, commands: tuple[str, ...], kind: str, clock: int, activates: int = 0) -> Footprint:
-    """Return the footprint with the keys of its commands, and the keys that put it before or after schema changes.
+def claim(access_set: AccessSet, commands: tuple[str, ...], kind: str, clock: int, activates: int = 0) -> AccessSet:
+    """Return the access set with the keys of its commands, and the keys that put it before or after schema changes.
 
     A transaction reads its own clock. A schema change writes all clocks from its activation on, so that it conflicts
     with what has such a clock, with every other schema change, and with nothing else. A change of the membership writes
     every key.
     """
-    write_points = footprint.write_points | {command_key(command) for command in commands}
+    write_points = access_set.write_points | {command_key(command) for command in commands}
     if kind == SCHEMA:
-        return Footprint(
-            footprint.read_points,
-            footprint.read_ranges,
+        return AccessSet(
+            access_set.read_points,
+            access_set.read_ranges,
             write_points,
-            (*footprint.write_ranges, clocks_from(activates)),
+            (*access_set.write_ranges, clocks_from(activates)),
         )
-    return Footprint(
-        footprint.read_points | {clock_key(clock)},
-        footprint.read_ranges,
+    return AccessSet(
+        access_set.read_points | {clock_key(clock)},
+        access_set.read_ranges,
         write_points,
-        (*footprint.write_ranges, EVERYTHING) if kind == MEMBERS else footprint.write_ranges,
+        (*access_set.write_ranges, EVERYTHING) if kind == MEMBERS else access_set.write_ranges,
     )
 
 
 def test_conflict(left: Transaction, right: Transaction) -> bytes | None:
     """Return a key on which two transactions conflict, or None if they commute."""
-    return conflict(left.footprint, right.footprint)
+    return conflict(left.access_set, right.access_set)
 
 
 def prepare_commit(
-    footprint: Footprint, base: Vector, recent: "CommitWindow", pending: "Pending", own: Txid | None = None
+    access_set: AccessSet, base: Vector, recent: "CommitWindow", pending: "Pending", own: Txid | None = None
 ) -> Conflict | None:
     """Test a transaction against what is committed outside its base and what is pending; None if it may be approved."""
-    found = next(recent.conflicts(footprint, base, own), None)
-    return found or next(pending.conflicts(footprint, own), None)
+    found = next(recent.conflicts(access_set, base, own), None)
+    return found or next(pending.conflicts(access_set, own), None)
 
 
 class Pending:
@@ -109,7 +109,7 @@ class Pending:
         assert txid not in self.transactions
         self.transactions[txid] = transaction
         self.since[txid] = seconds
-        self._index.add(txid, transaction.footprint)
+        self._index.add(txid, transaction.access_set)
         heapq.heappush(self._by_clock, txid)
 
     def since_before(self, seconds: float) -> list[Transaction]:
@@ -129,9 +129,9 @@ class Pending:
             while self._by_clock and self._by_clock[0] not in self.transactions:
                 heapq.heappop(self._by_clock)
 
-    def conflicts(self, footprint: Footprint, own: Txid | None = None) -> Iterator[Conflict]:
+    def conflicts(self, access_set: AccessSet, own: Txid | None = None) -> Iterator[Conflict]:
         """Yield every pending transaction that conflicts, once each, without ``own``."""
-        return (Conflict(txid, key) for txid, key in self._index.conflicts(footprint, own))
+        return (Conflict(txid, key) for txid, key in self._index.conflicts(access_set, own))
 
     def is_writing(self, key: bytes) -> bool:
         """Whether a pending transaction writes a key as such."""
@@ -164,13 +164,13 @@ class OwnEnds:
         assert clock >= self.latest
         self.latest, self._at[transaction.txid] = clock, clock
         self._ended.append((clock, transaction.txid))
-        self._index.add(transaction.txid, transaction.footprint)
+        self._index.add(transaction.txid, transaction.access_set)
 
     def vetoes(self, transaction: Transaction) -> Conflict | None:
         """Return one that conflicts and whose end was learned at or after a transaction's clock."""
         if self.latest < transaction.txid.clock:
             return None
-        found = self._index.conflicts(transaction.footprint)
+        found = self._index.conflicts(transaction.access_set)
         return next((Conflict(txid, key) for txid, key in found if self._at[txid] >= transaction.txid.clock), None)
 
     def forget(self, closed: int) -> None:
@@ -188,15 +188,15 @@ class Known:
         txid: what was committed.
         kind: ``rows``, ``schema`` or ``members``.
         command: its first command.
-        footprint: its access set.
+        access_set: its access set.
         places: where: more than one if it was adopted and its own label turned up.
     """
 
-    __slots__ = ("command", "everywhere", "footprint", "kind", "places", "txid")
+    __slots__ = ("access_set", "command", "everywhere", "kind", "places", "txid")
 
     def __init__(self, transaction: Transaction) -> None:
         self.txid, self.kind, self.command = transaction.txid, transaction.kind, transaction.command
-        self.footprint = transaction.footprint
+        self.access_set = transaction.access_set
         self.places: list[Place] = []
         self.everywhere = False  # it stands in a timeline that is retired: every base has seen it
 
@@ -245,16 +245,16 @@ class Segment:
                 self._last[leader] = max(tick, self._last.get(leader, 0))
         self.oldest, self.newest = min(self._clocks), max(self._clocks)
         self._ranged = {
-            owner: Footprint(read_ranges=one.footprint.read_ranges, write_ranges=one.footprint.write_ranges)
+            owner: AccessSet(read_ranges=one.access_set.read_ranges, write_ranges=one.access_set.write_ranges)
             for owner, one in enumerate(commits)
-            if one.footprint.has_ranges
+            if one.access_set.has_ranges
         }
         self._pack(commits)
 
     def _pack(self, commits: Sequence[Known]) -> None:
         touched: list[tuple[bytes, int]] = []
         for owner, one in enumerate(commits):
-            reads, writes = one.footprint.read_points, one.footprint.write_points
+            reads, writes = one.access_set.read_points, one.access_set.write_points
             touched += [(key, owner << 2 | _WRITE | _READ * (key in reads)) for key in writes]
             touched += [(key, owner << 2 | _READ) for key in reads - writes]
         touched.sort()
@@ -297,26 +297,26 @@ class Segment:
         for leader in leaders:
             self._last.pop(leader, None)
 
-    def conflicts(self, footprint: Footprint, base: Vector, own: Txid | None) -> Iterator[Conflict]:
+    def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None) -> Iterator[Conflict]:
         """Yield the commits outside a base that conflict, once each."""
         seen: set[int] = set()
-        for key, owner in self._touching(footprint):
+        for key, owner in self._touching(access_set):
             if owner not in seen:
                 seen.add(owner)
                 if not self._owner_is_in(owner, base) and self._txid(owner) != own:
                     yield Conflict(self._txid(owner), key)
         for owner, ranged in self._ranged.items():
             if owner not in seen and not self._owner_is_in(owner, base) and self._txid(owner) != own:
-                found = conflict(footprint, ranged)
+                found = conflict(access_set, ranged)
                 if found is not None:
                     yield Conflict(self._txid(owner), found)
 
-    def _touching(self, footprint: Footprint) -> Iterator[tuple[bytes, int]]:
+    def _touching(self, access_set: AccessSet) -> Iterator[tuple[bytes, int]]:
         """Yield the keys that were touched in a way that conflicts, each with the number of its commit."""
-        for points, wanted in ((footprint.write_points, _READ | _WRITE), (footprint.read_points, _WRITE)):
+        for points, wanted in ((access_set.write_points, _READ | _WRITE), (access_set.read_points, _WRITE)):
             for key in sorted([key for key in points if self._bits[_bit(key) >> 3] & 1 << (_bit(key) & 7)]):
                 yield from self._between(key, key + b"\0", wanted)
-        for ranges, wanted in ((footprint.write_ranges, _READ | _WRITE), (footprint.read_ranges, _WRITE)):
+        for ranges, wanted in ((access_set.write_ranges, _READ | _WRITE), (access_set.read_ranges, _WRITE)):
             for low, high in ranges:
                 yield from self._between(low, high, wanted)
 
@@ -419,7 +419,7 @@ class CommitWindow:
                 self._lines[place[0]] = _Line(place[1] + 1)
                 return
             known = self.known[txid] = Known(transaction)
-            self._index.add(txid, known.footprint)
+            self._index.add(txid, known.access_set)
             heapq.heappush(self._by_clock, txid)
         known.places.append(place)
         known.everywhere = known.everywhere or place[0] in self._retired  # read again after a restart
@@ -466,20 +466,20 @@ class CommitWindow:
             if leader not in self._retired:
                 self.floor[leader] = next((tick for tick in range(last, 0, -1) if tick not in known), 0)
 
-    def conflicts(self, footprint: Footprint, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
+    def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
         """Yield the commits that ``base`` has not seen under any of their places and that conflict, without ``own``."""
-        for txid, key in self._index.conflicts(footprint, own):
+        for txid, key in self._index.conflicts(access_set, own):
             if not self.known[txid].is_in(base):
                 yield Conflict(txid, key)
         if covers(base, self._packed):
             return  # nearly always: it has seen all that is packed
         for segment in reversed(self._segments):
             if not segment.is_in(base):
-                yield from segment.conflicts(footprint, base, own)
+                yield from segment.conflicts(access_set, base, own)
 
-    def any_conflicts(self, footprint: Footprint, above: int) -> Iterator[Txid]:
+    def any_conflicts(self, access_set: AccessSet, above: int) -> Iterator[Txid]:
         """Yield the commits with a clock above ``above``, safe time or more, that conflict, seen or not."""
-        for txid, _ in self._index.conflicts(footprint):
+        for txid, _ in self._index.conflicts(access_set):
             if txid.clock > above:
                 yield txid
 

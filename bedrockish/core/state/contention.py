@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from bedrockish_journal.model.footprint import Footprint, object_of, object_range
+from bedrockish_journal.model.access_set import AccessSet, object_of, object_range
 
 OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together, and meetings forgotten
 MEMORY_S = 10.0  # how long a meeting counts
@@ -29,22 +29,22 @@ class ConflictCount(NamedTuple):
     times: int
 
 
-def exactness(footprint: Footprint, key: bytes) -> str:
+def exactness(access_set: AccessSet, key: bytes) -> str:
     """Return how a transaction named the key at which it met another one: as ``key``, in a ``range``, or ``whole``."""
-    if key in footprint.touched:
+    if key in access_set.touched:
         return "key"
     low, high = object_range(object_of(key))
-    for first, last in (*footprint.read_ranges, *footprint.write_ranges):
+    for first, last in (*access_set.read_ranges, *access_set.write_ranges):
         if first <= key < last and first <= low and last >= high:
             return "whole"
     return "range"
 
 
-def note_conflict(counts: Counter[str], footprint: Footprint, key: bytes) -> None:
+def note_conflict(counts: Counter[str], access_set: AccessSet, key: bytes) -> None:
     """Count a conflict of a transaction with this access set."""
-    name = f"{_PREFIX}{exactness(footprint, key)} {object_of(key)}"
+    name = f"{_PREFIX}{exactness(access_set, key)} {object_of(key)}"
     if name not in counts and len(counts) > OBJECTS_MAX:
-        name = f"{_PREFIX}{exactness(footprint, key)} {_OTHERS}"
+        name = f"{_PREFIX}{exactness(access_set, key)} {_OTHERS}"
     counts[name] += 1
 
 

@@ -168,6 +168,6 @@ def _size(message: Message) -> int:
         case Entries():
             return sum(len(label) + len(body) + 48 for _, label, body in message.entries)
         case Check():
-            return len(message.footprint)
+            return len(message.access_set)
         case _:
             return len(getattr(message, "body", b"") or b"")

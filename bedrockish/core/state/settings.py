@@ -15,7 +15,7 @@ class Settings:
         closing_lag_ms: how far behind its clock a node closes time at most; transactions slower than this are told
             TOO LATE.
         closing_lag_ms_min: how far at least; between the two it follows how late transactions arrive.
-        conflict_window_ms: how old a snapshot may be at BEGIN, and how long footprints are kept (twice that at most).
+        conflict_window_ms: how old a snapshot may be at BEGIN, and how long access sets are kept (twice that at most).
         clock_offset_ms: a BEGIN whose clock is further than this ahead of our wall clock is refused.
         clock_block_ms: how far ahead the clock's ceiling is made durable at a time.
         fetch_after_ms: how long a gap in a timeline may last before it is fetched.

@@ -23,9 +23,9 @@ from bedrockish.core.state.schema import Schema
 from bedrockish.core.state.settings import SCHEMA_GRACE_MS, Settings
 from bedrockish.core.state.timelines import Timelines
 from bedrockish.core.state.votes import Votes
+from bedrockish_journal.model.access_set import object_of
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.entry import Entry
-from bedrockish_journal.model.footprint import object_of
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import covers
 

@@ -9,7 +9,7 @@ from bedrockish.core.state.certifier import EVERYTHING, OwnEnds, Pending
 from bedrockish.core.state.clock import Clock
 from bedrockish.core.state.outbox import Outbox
 from bedrockish.core.state.pieces import Pieces
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import Transaction, Txid
 
 
@@ -89,8 +89,8 @@ class Votes:
             self.aborting.remove(vote.txid)
         if vote.accepted is not None and not vote.accepted[1]:
             # Where only its rollback was seen, it may conflict with anything.
-            everything = Footprint(write_ranges=(EVERYTHING,))
-            self.aborting.add(vote.txid, vote.transaction.footprint if vote.transaction is not None else everything)
+            everything = AccessSet(write_ranges=(EVERYTHING,))
+            self.aborting.add(vote.txid, vote.transaction.access_set if vote.transaction is not None else everything)
 
     def drop(self, txid: Txid) -> None:
         """Forget a vote, if there is one."""

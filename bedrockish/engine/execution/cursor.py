@@ -16,7 +16,7 @@ from bedrockish.engine.sqlite.call_costs import Lengths, too_long
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnavailableError, UnsupportedError
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 
 BATCH_BYTES = 256 << 10  # of rows, after which a batch is sent
 BATCH_S = 0.1  # seconds, after which it is sent if it has a row
@@ -40,7 +40,7 @@ def compile_read(parts: Parts, statement: Statement, user: str = "") -> tuple[Pi
     return found
 
 
-def footprint_of(parts: Parts, piece: Piece, params: tuple[Any, ...], snapshot: Snapshot) -> Footprint:
+def access_set_of(parts: Parts, piece: Piece, params: tuple[Any, ...], snapshot: Snapshot) -> AccessSet:
     """Return what a statement reads on a snapshot."""
     gatherer = AccessSetBuilder(parts.executor.analysis, serializable=True)
     gatherer.read(piece, params, snapshot.query)

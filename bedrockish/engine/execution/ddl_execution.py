@@ -28,8 +28,8 @@ from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnsupportedError, UsageError
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, parameter_numbers, tokens
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import DO, FAIL, SEE, Step, encode_changes, encode_steps
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
 from bedrockish_journal.storage.drawn_ids import WHY, DrawnIds
@@ -84,7 +84,7 @@ def execute(
             raise UnsupportedError(pragmas.KEYS_OFF)
         return mixed.prepared(base, version, results)
     except UsageError as error:
-        error.rests_on = refused_on(base, version, Footprint(read_ranges=EVERYTHING))
+        error.rests_on = refused_on(base, version, AccessSet(read_ranges=EVERYTHING))
         raise
     finally:
         executor.allow(float("inf"))
@@ -205,10 +205,10 @@ class Mixed:
         does = self._writes or self._numbers != pragmas.numbers(self._db)
         kind = SCHEMA_KIND if does else ROWS
         changes = encode_steps(self.steps) if does else encode_changes([])
-        return Prepared(base, version, False, kind, Footprint(), changes, encode_results(results))
+        return Prepared(base, version, False, kind, AccessSet(), changes, encode_results(results))
 
     def close(self) -> None:
-        """Take back what was set on the connection. Its savepoint must have been rolled back."""
+        """Undo what was set on the connection. Its savepoint must have been rolled back."""
         if self._options:
             for option in (KEYS_ON, DEFER_OFF):
                 set_option(self._db, option)
@@ -249,7 +249,7 @@ class Mixed:
             self._drawn.schema_changed()
 
     def _watched(self, piece: Piece, room: int, allowed: Lengths | None) -> tuple[list[tuple[Any, ...]], int]:
-        """Run a statement; take it back if SQLite may have drawn ids for it.
+        """Run a statement; roll it back if SQLite may have drawn ids for it.
 
         Raises:
             UnsupportedError: it may.

@@ -1,6 +1,6 @@
 """An open transaction that changes the schema: its statements run on a private copy that is thrown away.
 
-The copy is an overlay on a snapshot (``engine.aside``), and is kept until COMMIT, so that nobody waits for its
+The copy is an overlay on a snapshot (``workspace``), and is kept until COMMIT, so that nobody waits for its
 statements, however long they take. What they did and were told is noted; at COMMIT that is submitted, and done again
 at the activation (``engine.mixed``). What the transaction did before its first schema statement is done again here.
 
@@ -44,7 +44,7 @@ class Draft:
 
     def __init__(self, beside: Beside, user: str) -> None:
         self._user = user
-        self._aside = Workspace(beside)
+        self._workspace = Workspace(beside)
         self._mixed: Mixed | None = None
         self.version = 0
         self._base: dict[str, int] = {}
@@ -59,16 +59,16 @@ class Draft:
             UnavailableError: it cannot be taken.
         """
         self._base, self.version = dict(base), schema_version
-        self._aside.begin(base, schema_version, moment, applied_clock)
+        self._workspace.begin(base, schema_version, moment, applied_clock)
 
     def stop(self, error: BedrockishError) -> None:
         """Let what runs end soon."""
-        self._aside.stop(error)
+        self._workspace.stop(error)
 
     def close(self) -> None:
         """Throw the copy away. Nothing of it may be at work."""
         self._mixed = None
-        self._aside.close()
+        self._workspace.close()
 
     # -- in a thread -----------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class Draft:
             ConflictError: it would be told something else now.
             BedrockishError: a statement cannot be in such a transaction.
         """
-        writer = self._aside.hold(MEMORY_BYTES)
+        writer = self._workspace.hold(MEMORY_BYTES)
         self._writer = writer
         try:
             self._mixed = Mixed(writer.executor, self._user)

@@ -1,4 +1,4 @@
-"""Runs a client's request on the writer connection and takes it back: what it would do, and nothing of it done.
+"""Runs a client's request on the writer connection and rolls it back: what it would do, and nothing of it done.
 
 The request runs in a savepoint inside the batch's open transaction, so it sees everything that is decided, and is
 always rolled back. Some failures make SQLite roll back the whole transaction instead (ROLLBACK conflict clauses, a
@@ -14,7 +14,7 @@ import apsw
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.snapshot import WAY_OUT
-from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, Analysis, footprint
+from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, Analysis, access_set
 from bedrockish.engine.readwrite.change_capture import Capture, row_bytes
 from bedrockish.engine.readwrite.dependent_reads import connection_query
 from bedrockish.engine.readwrite.key_values import Params
@@ -34,8 +34,8 @@ from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnsupportedError, UsageError
+from bedrockish_journal.model.access_set import AccessSet, Range
 from bedrockish_journal.model.changes import encode_changes, encode_statements
-from bedrockish_journal.model.footprint import Footprint, Range
 from bedrockish_journal.model.membership import ADMIN
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
@@ -117,7 +117,7 @@ class Executor:
     def progress(self) -> bool:
         """Whether the statement that runs is to be interrupted; SQLite asks now and then.
 
-        Only a statement of a client's is, between setting ``_until`` and taking it back. The engine's own, before and
+        Only a statement of a client's is, between setting ``_until`` and clearing it. The engine's own, before and
         after, also of other transactions, must not pay for what a request has used up: SQLite asks for each of them in
         the end, since it counts a statement's steps over all its runs.
         """
@@ -151,7 +151,7 @@ class Executor:
     def execute(
         self, request: Request, base: dict[str, int], schema_version: int, budget_s: float = _FOREVER
     ) -> Prepared:
-        """Run a request inside the open transaction; the caller takes it back, whatever comes out.
+        """Run a request inside the open transaction; the caller rolls it back, whatever comes out.
 
         Raises:
             MixesError: it changes the schema and has other statements, too: ``mixed.execute`` is for that.
@@ -189,7 +189,7 @@ class Executor:
                     continue
                 if piece.kind == SCHEMA:
                     if self._budget.is_brief and self._tables.definitions.are_many:
-                        raise TakesLongError(piece.sql)  # when it is taken back, SQLite has to read all of them
+                        raise TakesLongError(piece.sql)  # when it is rolled back, SQLite has to read all of them
                     if cookie is None:
                         cookie = pragmas.numbers(self._db)
                     run.schema.append(piece.sql)
@@ -258,7 +258,7 @@ class Executor:
         if not found:
             raise SqlError("the text holds no statement, only blanks or comments")
         binder.finish()
-        if until_schema:  # what follows a schema statement was compiled for a schema that is taken back
+        if until_schema:  # what follows a schema statement was compiled for a schema that is rolled back
             if len(texts) >= TEXTS_MAX:
                 texts.clear()
                 self.analysis.forget()
@@ -421,10 +421,10 @@ class Executor:
             raise UnsupportedError(
                 "names that begin with bedrockish_ belong to the database itself; choose another name"
             )
-        footprint = Footprint()  # it reads nothing now: its statements run for good at its activation
+        access_set = AccessSet()  # it reads nothing now: its statements run for good at its activation
         changes = encode_statements(run.schema) if changed else encode_changes([])
         kind = SCHEMA_KIND if changed else ROWS
-        return Prepared(base, version, False, kind, footprint, changes, encode_results(run.results))
+        return Prepared(base, version, False, kind, access_set, changes, encode_results(run.results))
 
     @property
     def breaks_foreign_keys(self) -> bool:
@@ -439,7 +439,7 @@ class Executor:
     def prepare_rows(
         self, gatherer: AccessSetBuilder, result: bytes, base: dict[str, int], version: int, *, writes: bool
     ) -> Prepared:
-        """Return what was executed since the capture began, and take it back."""
+        """Return what was executed since the capture began, and roll it back."""
         capture, db = self.capture, self._db
         changes, touched = capture.stop()
         blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
@@ -451,13 +451,13 @@ class Executor:
         # A write that met no row is led like any other: it claims its command's id, or, sent again after a lost answer,
         # it could say "nothing" here while its first attempt commits elsewhere.
         packed = encode_changes(changes) if writes else b""
-        footprint = gatherer.rows(changes, blurred)
-        return Prepared(base, version, not writes, ROWS, footprint, packed, result)
+        access_set = gatherer.rows(changes, blurred)
+        return Prepared(base, version, not writes, ROWS, access_set, packed, result)
 
 
-def refused_on(base: dict[str, int], version: int, footprint: Footprint) -> Prepared:
+def refused_on(base: dict[str, int], version: int, access_set: AccessSet) -> Prepared:
     """Return what a refusal rests on, as something that only reads."""
-    return Prepared(base, version, True, ROWS, footprint, b"", NOTHING)
+    return Prepared(base, version, True, ROWS, access_set, b"", NOTHING)
 
 
 class Run:
@@ -496,13 +496,13 @@ class Run:
         rowcount = db.changes() if piece.kind == WRITE else -1
         self.results.append(Result(piece.columns, rows, rowcount, db.last_insert_rowid() or None))
 
-    def looked_at(self) -> Footprint:
+    def looked_at(self) -> AccessSet:
         """Return what decided that the request goes as far as it went: all that was read, and that constraints read."""
         if self.schema:
-            return Footprint(read_ranges=EVERYTHING)  # a schema statement says nothing of the rows that it reads
+            return AccessSet(read_ranges=EVERYTHING)  # a schema statement says nothing of the rows that it reads
         points, ranges = set[bytes](), set[Range]()
         for piece, params in self._begun:
             more_points, more_ranges = self._executor.analysis.plan(piece).bind_failed(params)
             points.update(more_points)
             ranges.update(more_ranges)
-        return footprint(points, ranges, set(), set())
+        return access_set(points, ranges, set(), set())

@@ -11,7 +11,7 @@ from bedrockish.engine.sqlite.catalog import Index, Schema
 from bedrockish.engine.sqlite.limits import TakesLongError, out_of_time
 from bedrockish.engine.statements.classify import READ, SCHEMA, Piece
 from bedrockish.errors import BedrockishError, DamagedError, StatementTimeoutError
-from bedrockish_journal.model.footprint import HIGH, Footprint, Range
+from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.key_text import key_text
 
 ITEMS_MAX = 100
@@ -19,7 +19,7 @@ _ALL = {b"t:": "every table", b"i:": "every index"}
 
 
 def explain(executor: Executor, statement: Statement, user: str = "", *, columns: bool = False) -> list[dict[str, Any]]:
-    """Run a text inside the open transaction and tell what each of its statements did; the caller takes it back.
+    """Run a text inside the open transaction and tell what each of its statements did; the caller rolls it back.
 
     Returns:
         a map for each statement: its ``sql``; its ``kind``, ``read``, ``write`` or ``schema``; ``ids``, whether the
@@ -70,13 +70,13 @@ def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[
         gatherer.read(piece, params)
     else:
         gatherer.complete(resolved, changes, touched)
-    footprint = gatherer.rows([] if error else changes, [] if error else list(touched))
+    access_set = gatherer.rows([] if error else changes, [] if error else list(touched))
     reasons = () if piece.kind == READ and piece.whole_schema else resolved.fallbacks
     wider = [[_object(analysis.schema, name), reason] for reason, name in reasons]
     ops = program_of(executor._db, piece.sql, len(piece.names)) if reasons else []
     texts = [advice(analysis.schema, ops, reason, name) for reason, name in reasons]
     told["advice"] = list(dict.fromkeys(filter(None, texts)))
-    return {**told, **_words(analysis, footprint), "wider": wider, "error": error}
+    return {**told, **_words(analysis, access_set), "wider": wider, "error": error}
 
 
 def _try(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> str:
@@ -91,12 +91,12 @@ def _try(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> str:
     return ""
 
 
-def _words(analysis: Analysis, footprint: Footprint) -> dict[str, list[str]]:
+def _words(analysis: Analysis, access_set: AccessSet) -> dict[str, list[str]]:
     schema = analysis.schema
-    reads = [_range(schema, one) for one in footprint.read_ranges]
-    reads += [_point(schema, key) for key in sorted(footprint.read_points)]
-    writes = [_range(schema, one) for one in footprint.write_ranges]
-    writes += [_point(schema, key) for key in sorted(footprint.write_points)]
+    reads = [_range(schema, one) for one in access_set.read_ranges]
+    reads += [_point(schema, key) for key in sorted(access_set.read_points)]
+    writes = [_range(schema, one) for one in access_set.write_ranges]
+    writes += [_point(schema, key) for key in sorted(access_set.write_points)]
     return {"reads": _short(reads), "writes": _short(writes)}
 
 

@@ -56,7 +56,7 @@ def execute(
     scope: Scope,
     requests: Sequence[Request],
 ) -> Prepared:
-    """Run requests, at least two, inside the open transaction; the caller takes them back, whatever comes out.
+    """Run requests, at least two, inside the open transaction; the caller rolls them back, whatever comes out.
 
     Args:
         executor: of the writing connection.

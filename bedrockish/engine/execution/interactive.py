@@ -1,8 +1,8 @@
 """Transactions that stay open while their client thinks. Nothing of them is in the database between two statements.
 
 SQLite lets one connection write, and everybody's decided changes go through it. So an open transaction is a list of row
-changes and a footprint in memory. For each statement it is *swapped in*: its rows are done again in a savepoint of the
-writer's transaction, the statement runs, its new rows join the list, and all of it is taken back when somebody else
+changes and a access set in memory. For each statement it is *swapped in*: its rows are done again in a savepoint of the
+writer's transaction, the statement runs, its new rows join the list, and all of it is rolled back when somebody else
 needs the writer, not before. As long as it has only read, it has a snapshot of its own instead.
 
 Doing its rows again on what others have committed since gives the same as at first, because nothing of what it has read
@@ -197,11 +197,11 @@ class Interactive:
         if session.wrote:
             self._check_foreign_keys(session)
             self._move(session)
-        footprint = session.sets.footprint(reads=True if not session.wrote else None)
+        access_set = session.sets.access_set(reads=True if not session.wrote else None)
         changes = encode_changes(session.changes) if session.wrote else b""
         result = encode_results([Result((), [], -1, session.lastrowid or None)])
         base, reads, clock = dict(session.base), not session.wrote, session.clock
-        return Prepared(base, session.schema, reads, ROWS, footprint, changes, result, clock)
+        return Prepared(base, session.schema, reads, ROWS, access_set, changes, result, clock)
 
     def end(self, session: Session) -> None:
         """Forget the transaction. Ending it twice is fine."""
@@ -369,7 +369,7 @@ class Interactive:
         session.sets.changed(changes, blurred)
 
     def _failed(self, session: Session, piece: Piece, params: tuple[Any, ...], error: BedrockishError) -> None:
-        """Take back what a failed statement has left, and keep what SQLite keeps of it."""
+        """Roll back what a failed statement has left, and keep what SQLite keeps of it."""
         db, capture = self._db, self._capture
         assert session.sets is not None
         if self._restore():

@@ -77,7 +77,7 @@ class Lends(Protocol):
         """Let them use the writer; ``leave`` is called when it is needed for something else."""
 
     def execute(self, request: Request) -> Prepared:
-        """Run a request and take it back."""
+        """Run a request and roll it back."""
 
 
 @dataclass(frozen=True, slots=True)

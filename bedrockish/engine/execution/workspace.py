@@ -2,7 +2,7 @@
 
 Two connections show the same moment. One only reads; what has not changed anything yet runs there, at full speed. The
 other one writes, on an *overlay* whose changes nobody else ever sees; it is rolled back at the end. What comes out is
-the same as of a request that the loop executes: results, row changes, and a footprint, on a base that is a little old.
+the same as of a request that the loop executes: results, row changes, and a access set, on a base that is a little old.
 
 ``begin``, ``stop``, ``end`` and ``close`` belong to the loop; what is between ``begin`` and ``end`` to one thread.
 """
@@ -34,8 +34,8 @@ from bedrockish.engine.statements.clock_functions import ClockNeededError, Holde
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import Change
-from bedrockish_journal.model.footprint import Footprint
 
 T = TypeVar("T")
 READER_KIB = WRITER_KIB = 8 << 10  # page caches
@@ -304,7 +304,7 @@ class Work:
         self.applied, self.schema_version = dict(base), version
         self.flushed = Flushed(self.applied, version, applied_clock)
         self._room = writer.limits.result_bytes  # of each statement: its rows are kept by whoever asked only
-        self._interactive = Interactive(self, lambda _footprint, _base: None)
+        self._interactive = Interactive(self, lambda _access_set, _base: None)
         self.session = session
         self._end: BedrockishError | None = None
 
@@ -349,8 +349,8 @@ class Work:
     def looked_at(self) -> Prepared:
         """Return what a refusal rests on: all that was read, looked up or written."""
         sets = self.session.sets
-        footprint = sets.looked_at() if sets is not None else Footprint()
-        return refused_on(self.applied, self.schema_version, footprint)
+        access_set = sets.looked_at() if sets is not None else AccessSet()
+        return refused_on(self.applied, self.schema_version, access_set)
 
     def finish(self) -> Prepared:
         """Return what was read and written.
@@ -385,7 +385,7 @@ class Work:
         self.session.mark(name)
 
     def rollback_to(self, name: str) -> None:
-        """Take back what was written since a savepoint."""
+        """Roll back what was written since a savepoint."""
         self._interactive.rollback_to(self.session, name)
 
     def execute(self, request: Request) -> Prepared:  # noqa: ARG002

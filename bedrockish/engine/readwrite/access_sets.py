@@ -1,6 +1,6 @@
 """What a request read and wrote, gathered statement by statement and row by row; and how large that may be.
 
-Every voter holds a footprint until its transaction is decided, and for the conflict window after that. That of a bulk
+Every voter holds a access set until its transaction is decided, and for the conflict window after that. That of a bulk
 load would be larger than its rows. So where single keys of an object are many, the range from the first to the last
 stands for them: other databases call that lock escalation.
 """
@@ -18,8 +18,8 @@ from bedrockish.engine.sqlite.catalog import Prepare, Schema, read_schema
 from bedrockish.engine.sqlite.definitions import Definitions
 from bedrockish.engine.statements.classify import Piece
 from bedrockish.errors import TooLargeError
+from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
-from bedrockish_journal.model.footprint import HIGH, Footprint, Range
 
 ROWS_MAX = 100_000  # rows that a statement or a request changes in one table, above which it writes the whole table
 POINTS_MAX = 100_000  # single keys of a transaction, above which ...
@@ -35,13 +35,13 @@ def tables_in_bulk(changes: Sequence[Change]) -> frozenset[str]:
     return frozenset(table for table, count in counts.items() if count > ROWS_MAX)
 
 
-def footprint(reads: Set[bytes], read_ranges: Set[Range], writes: Set[bytes], write_ranges: Set[Range]) -> Footprint:
+def access_set(reads: Set[bytes], read_ranges: Set[Range], writes: Set[bytes], write_ranges: Set[Range]) -> AccessSet:
     """Return what a transaction read and wrote."""
     if len(reads) > POINTS_MAX:
         reads, read_ranges = _ranged(reads, read_ranges)
     if len(writes) > POINTS_MAX:
         writes, write_ranges = _ranged(writes, write_ranges)
-    return Footprint(frozenset(reads), tuple(sorted(read_ranges)), frozenset(writes), tuple(sorted(write_ranges)))
+    return AccessSet(frozenset(reads), tuple(sorted(read_ranges)), frozenset(writes), tuple(sorted(write_ranges)))
 
 
 def _ranged(points: Set[bytes], ranges: Iterable[Range]) -> tuple[set[bytes], set[Range]]:
@@ -64,7 +64,7 @@ def check_size(prepared: Prepared) -> None:
     Raises:
         TooLargeError: it cannot.
     """
-    keys = prepared.footprint
+    keys = prepared.access_set
     size = 0 if prepared.readonly else len(prepared.changes) + len(prepared.result)
     size += sum(len(result) for _, result in prepared.joined)
     size += sum(map(len, keys.read_points)) + sum(map(len, keys.write_points))
@@ -114,7 +114,7 @@ class Analysis:
 
 
 class AccessSetBuilder:
-    """Collects the footprint of one request."""
+    """Collects the access set of one request."""
 
     def __init__(self, analysis: Analysis, *, serializable: bool) -> None:
         self._analysis, self._serializable = analysis, serializable
@@ -159,8 +159,8 @@ class AccessSetBuilder:
         if ranges:
             self._ranges.update(ranges)
 
-    def rows(self, changes: list[Change], blurred: list[str]) -> Footprint:
-        """Return the footprint of a request that made these changes.
+    def rows(self, changes: list[Change], blurred: list[str]) -> AccessSet:
+        """Return the access set of a request that made these changes.
 
         Args:
             changes: every row change.
@@ -176,4 +176,4 @@ class AccessSetBuilder:
         keys.gather(changes, bulk, (self._points, self._ranges), (writes, write_ranges))
         for table in (*blurred, *sorted(bulk)):
             write_ranges.update(keys.whole(table))
-        return footprint(self._points, self._ranges, writes, write_ranges)
+        return access_set(self._points, self._ranges, writes, write_ranges)

@@ -28,8 +28,8 @@ from bedrockish.engine.readwrite.register_values import Atom
 from bedrockish.engine.sqlite.catalog import ROWID, Index, Schema, Table, stored_column
 from bedrockish.engine.sqlite.key_encoding import AFFINITY_INTEGER, ROWID_SPEC, encoder, object_prefix
 from bedrockish.engine.sqlite.opcodes import Op
+from bedrockish_journal.model.access_set import HIGH, Range
 from bedrockish_journal.model.changes import Change
-from bedrockish_journal.model.footprint import HIGH, Range
 
 TEXTS_MAX = 100  # auxiliary queries of one loop, which differ by LIMIT, that are remembered
 KEYS_MAX = 1_000
@@ -726,7 +726,7 @@ class Resolution:
         """Take into account that the statement has changed rows which it, or a trigger, may have come to afterwards.
 
         Args:
-            changes: each change that it made, in order; those taken back by an error may be among them.
+            changes: each change that it made, in order; those rolled back by an error may be among them.
             blind: tables of whose rows the changes are not known.
         """
         plan = self._plan

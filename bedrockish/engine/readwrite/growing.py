@@ -1,17 +1,17 @@
-"""The footprint of a transaction that is still going on, statement by statement.
+"""The access set of a transaction that is still going on, statement by statement.
 
-It only grows, except that rows taken back by ROLLBACK TO are no longer written. Having been there for a while, they
+It only grows, except that rows rolled back by ROLLBACK TO are no longer written. Having been there for a while, they
 have told something all the same: that their unique values were free and their parents there. So they turn into reads.
 """
 
 from collections.abc import Iterable, Sequence
 
-from bedrockish.engine.readwrite.access_sets import Analysis, footprint, tables_in_bulk
+from bedrockish.engine.readwrite.access_sets import Analysis, access_set, tables_in_bulk
 from bedrockish.engine.readwrite.dependent_reads import Query
 from bedrockish.engine.readwrite.readset import ResolvedReads
 from bedrockish.engine.statements.classify import Piece
+from bedrockish_journal.model.access_set import WRITES, AccessSet, Range, meeting
 from bedrockish_journal.model.changes import Change
-from bedrockish_journal.model.footprint import WRITES, Footprint, Range, meeting
 
 
 class Growing:
@@ -35,7 +35,7 @@ class Growing:
     def read(self, piece: Piece, params: tuple[object, ...], *, failed: bool = False) -> None:
         """Add what a statement with these parameters reads, or looked up before it failed.
 
-        That decides what it failed with. Rows that it made before, and that SQLite took back, decide nothing else.
+        That decides what it failed with. Rows that it made before, and that SQLite rolled back, decide nothing else.
         """
         plan = self._analysis.plan(piece)
         points, ranges = plan.bind_failed(params) if failed else plan.bind(params)
@@ -76,7 +76,7 @@ class Growing:
             self._write_ranges.update(keys.whole(name))
 
     def cut(self, kept: Sequence[Change], blurred: Iterable[str]) -> None:
-        """Some changes were taken back: these are left. What was written, and is no longer, was read."""
+        """Some changes were rolled back: these are left. What was written, and is no longer, was read."""
         self._reads |= self._writes
         self._read_ranges |= self._write_ranges
         self._writes, self._write_ranges = set(), set()
@@ -91,20 +91,20 @@ class Growing:
         self._writes |= other._writes
         self._write_ranges |= other._write_ranges
 
-    def looked_at(self) -> Footprint:
+    def looked_at(self) -> AccessSet:
         """Return all that was read, looked up or written as something that was read."""
         points, ranges = self._reads | self._probes | self._writes, {*self._read_ranges, *self._probe_ranges}
-        return footprint(points, ranges | self._write_ranges, set(), set())
+        return access_set(points, ranges | self._write_ranges, set(), set())
 
-    def rests_on(self) -> Footprint:
+    def rests_on(self) -> AccessSet:
         """Return what nobody else may have written since, as something that was read: what was read counts only for a
         serializable transaction.
         """
         if self._serializable:
             return self.looked_at()
-        return footprint(self._probes | self._writes, self._probe_ranges | self._write_ranges, set(), set())
+        return access_set(self._probes | self._writes, self._probe_ranges | self._write_ranges, set(), set())
 
-    def meets(self, writer: Footprint, *, reads: bool | None = None) -> bytes | None:
+    def meets(self, writer: AccessSet, *, reads: bool | None = None) -> bytes | None:
         """Return a key that another transaction writes and this one rests on, None if there is none.
 
         Args:
@@ -124,17 +124,17 @@ class Growing:
         if not writer.write_ranges:
             return None
         points = self._writes | self._probes | (self._reads if with_reads else set())
-        return meeting(writer, Footprint(frozenset(points), tuple(mine)))
+        return meeting(writer, AccessSet(frozenset(points), tuple(mine)))
 
-    def overwrites(self, reader: Footprint) -> bytes | None:
+    def overwrites(self, reader: AccessSet) -> bytes | None:
         """Return a key that another transaction has read or looked up and this one writes, None if there is none."""
         if not self._writes.isdisjoint(reader.read_points):
             return min(self._writes & reader.read_points)
         if not (self._write_ranges or (self._writes and reader.read_ranges)):
             return None
-        return meeting(footprint(set(), set(), self._writes, self._write_ranges), reader)
+        return meeting(access_set(set(), set(), self._writes, self._write_ranges), reader)
 
-    def footprint(self, *, reads: bool | None = None) -> Footprint:
+    def access_set(self, *, reads: bool | None = None) -> AccessSet:
         """Return what is to be certified.
 
         Args:
@@ -146,4 +146,4 @@ class Growing:
         if with_reads:
             points |= self._reads
             ranges |= self._read_ranges
-        return footprint(points, ranges, self._writes, self._write_ranges)
+        return access_set(points, ranges, self._writes, self._write_ranges)

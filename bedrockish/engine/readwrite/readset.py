@@ -30,8 +30,8 @@ from bedrockish.engine.sqlite.call_costs import OF_SCHEMA, Lengths, lengths
 from bedrockish.engine.sqlite.catalog import Schema, Table
 from bedrockish.engine.sqlite.key_encoding import Spec, encoder, object_prefix
 from bedrockish.engine.sqlite.opcodes import Op
+from bedrockish_journal.model.access_set import HIGH, Range, object_range
 from bedrockish_journal.model.changes import Change
-from bedrockish_journal.model.footprint import HIGH, Range, object_range
 
 Reads = tuple[list[bytes], list[Range]]
 ReadKeys = tuple[Collection[bytes], Collection[Range]]

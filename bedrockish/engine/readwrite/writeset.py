@@ -30,8 +30,8 @@ from bedrockish.engine.sqlite.key_encoding import (
     encoder,
     object_prefix,
 )
+from bedrockish_journal.model.access_set import Range, object_range
 from bedrockish_journal.model.changes import Change, Row
-from bedrockish_journal.model.footprint import Range, object_range
 
 Keys = tuple[list[bytes], list[Range]]
 Gathered = tuple[set[bytes], set[Range]]

@@ -3,7 +3,7 @@
 The time of most functions grows with the length of their values; that of a few with the product of two lengths, so that
 one ``trim(x, y)`` of two short books takes hours. A statement's program says how many calls stand between two jumps at
 most: all of them. SQLite itself refuses what is longer than its limit. In the loop that only means that the statement
-is run again aside; there it is refused for good, since nobody could end it.
+is run again in a worker; there it is refused for good, since nobody could end it.
 """
 
 from collections.abc import Sequence
@@ -47,14 +47,14 @@ class Lengths:
 
     Attributes:
         loop: in the node's loop.
-        aside: in another thread; 0: as long as any.
+        in_worker: in another thread; 0: as long as any.
         has_patterns: it calls LIKE or GLOB.
-        culprits: the functions because of which it may not be ``aside``, as a text.
+        culprits: the functions because of which it may not be ``in_worker``, as a text.
         is_brief: whatever is in the tables, it is over in a moment: nobody needs to look after it.
     """
 
     loop: int
-    aside: int = 0
+    in_worker: int = 0
     has_patterns: bool = False
     culprits: str = ""
     is_brief: bool = False
@@ -69,17 +69,17 @@ def lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
     if not names:
         return _BRIEF if len(programs) == 1 and is_brief(programs[0]) else _PLAIN
     products = [name for name in names if name in _PRODUCTS]
-    loop, aside = min(LOOP_BYTES, LINE_BYTES // len(names)), 0
+    loop, in_worker = min(LOOP_BYTES, LINE_BYTES // len(names)), 0
     culprits: set[str] = set()
     root = max(1, isqrt(len(products)))
     for name in products:
         brief, most = _PRODUCTS[name]
         loop = min(loop, brief // root)
         if most:
-            aside = min(aside or most, most // root)
+            in_worker = min(in_worker or most, most // root)
             culprits.add(f"{name.partition('(')[0]}()")
     has_patterns = not _PATTERNS.isdisjoint(products)
-    return Lengths(max(loop, LEAST_BYTES), aside, has_patterns, ", ".join(sorted(culprits)))
+    return Lengths(max(loop, LEAST_BYTES), in_worker, has_patterns, ", ".join(sorted(culprits)))
 
 
 _PLAIN = Lengths(LOOP_BYTES)
@@ -88,7 +88,7 @@ _BRIEF = Lengths(LOOP_BYTES, is_brief=True)
 
 def shorten(db: apsw.Connection, lengths: Lengths, *, in_loop: bool, most: int) -> None:
     """Let values on a connection be as long as those of a statement that is about to run may be, at most ``most``."""
-    length = lengths.loop if in_loop else lengths.aside
+    length = lengths.loop if in_loop else lengths.in_worker
     if length:
         db.limit(apsw.SQLITE_LIMIT_LENGTH, min(length, most))
     if in_loop and lengths.has_patterns:
@@ -96,8 +96,8 @@ def shorten(db: apsw.Connection, lengths: Lengths, *, in_loop: bool, most: int) 
 
 
 def restore(db: apsw.Connection, lengths: Lengths, *, in_loop: bool, most: int) -> None:
-    """Take back what ``shorten`` has done: the statement is over."""
-    if in_loop or lengths.aside:
+    """Undo what ``shorten`` has done: the statement is over."""
+    if in_loop or lengths.in_worker:
         db.limit(apsw.SQLITE_LIMIT_LENGTH, most)
     if in_loop and lengths.has_patterns:
         db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
@@ -116,12 +116,12 @@ def is_too_long(error: apsw.Error) -> bool:
 
 def too_long(error: apsw.Error, lengths: Lengths, sql: str) -> TooLargeError | None:
     """Return the error for a statement whose values are too long for what it does with them; None: it is another."""
-    if isinstance(error, apsw.TooBigError) and lengths.aside:
+    if isinstance(error, apsw.TooBigError) and lengths.in_worker:
         return TooLargeError(
-            f"{lengths.culprits} in a statement may have values of at most {lengths.aside} bytes here, since its time "
-            "grows with the product of two lengths and nothing can interrupt it; do this in your program",
+            f"{lengths.culprits} in a statement may have values of at most {lengths.in_worker} bytes here, since its "
+            "time grows with the product of two lengths and nothing can interrupt it; do this in your program",
             sql=sql,
-            limit=lengths.aside,
+            limit=lengths.in_worker,
         )
     if str(error) == TOO_COMPLEX:
         return TooLargeError(

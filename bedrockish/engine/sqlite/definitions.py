@@ -79,7 +79,7 @@ class Definitions:
 
     @property
     def are_many(self) -> bool:
-        """Whether SQLite itself takes long to read them, as it does on a connection on which a change is taken back."""
+        """Whether SQLite itself takes long to read them, as it does on a connection that rolls a change back."""
         return len(self._rows) > _MANY
 
     def changed_since(self, known: "Definitions | None") -> Set[str]:

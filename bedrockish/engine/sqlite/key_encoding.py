@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from bedrockish_journal.model.footprint import HIGH
+from bedrockish_journal.model.access_set import HIGH
 
 Encoder = Callable[[Any], bytes]
 

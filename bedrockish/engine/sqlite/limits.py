@@ -173,7 +173,7 @@ class Limits:
         seconds: a clock that only goes forward, in seconds.
         busy: how long the calling thread has had the processor, in seconds.
         busy_of: the same of another thread, which runs, by its identity.
-        budget_s: how long a request may have the processor in the loop before it is run again aside.
+        budget_s: how long a request may have the processor in the loop before it is run again in a worker.
         memory: what all requests may take together.
     """
 

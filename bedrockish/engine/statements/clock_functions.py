@@ -77,7 +77,7 @@ class Scope:
         self.locked.clear()
         return locked
 
-    def begin_aside(self, command: str, clock: int, tick: Callable[[], int]) -> None:
+    def begin_in_worker(self, command: str, clock: int, tick: Callable[[], int]) -> None:
         """A whole transaction runs from now on, in another thread."""
         self.begin(command, clock)
         self.tick, self.is_missing = tick, False

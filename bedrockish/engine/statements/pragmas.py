@@ -143,7 +143,7 @@ def apply(db: apsw.Connection, sql: str) -> None:
 
 
 def settle(db: apsw.Connection) -> None:
-    """Take back what a request has set."""
+    """Undo what a request has set."""
     defer(db, on=False)
 
 

@@ -1,6 +1,6 @@
 """A private, writable view of the node's file as it was at one moment. It costs the pages that are changed, no more.
 
-SQLite has one writer for each file, and that is the node's loop. Whoever else wants to write and take it back gets a
+SQLite has one writer for each file, and that is the node's loop. Whoever else wants to write and roll it back gets a
 connection on a file that is not there: its pages are those of a snapshot, read from the WAL as far as it belongs to
 the snapshot and else from the database file, and what it writes stays in memory or, if that is much, in a temporary
 file. To SQLite it is an ordinary database with a rollback journal that nobody else uses.

@@ -124,7 +124,7 @@ class RowApplier:
         return ""
 
     def redo(self, changes: list[Change]) -> str:
-        """Make changes again that were made before and taken back; return why that fails, or an empty text."""
+        """Make changes again that were made before and rolled back; return why that fails, or an empty text."""
         try:
             self._make(changes)
         except _MisfitError as error:

@@ -37,7 +37,7 @@ class Versions:
         self.reload()
 
     def reload(self) -> None:
-        """Read what the file says: the open batch was taken back."""
+        """Read what the file says: the open batch was rolled back."""
         self.current = int(system.get_meta(self._db, "schema_version"))
 
     def apply(self, entry: Entry) -> None:

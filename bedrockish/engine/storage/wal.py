@@ -30,7 +30,7 @@ class Wal:
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._checkpointer: apsw.Connection | None = None
         self._file = db.filename
-        # What a killed process has left in the WAL counts: places aside read there by themselves.
+        # What a killed process has left in the WAL counts: workspaces read there by themselves.
         self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)[0])
         self._copied_at = self.frames  # frames when the last background checkpoint began
         self._copied = self.frames  # of those, how many it has copied

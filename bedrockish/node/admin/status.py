@@ -79,7 +79,7 @@ def describe_node(
         "safe_lag_ms": max(0, now.wall_ms - milliseconds(state.clock.safe)) if state.clock.safe else None,
         "nodes": nodes,
         "in_flight": len(core.coordinator.attempts),
-        "tickets": len(core.coordinator.replies.tickets),
+        "requests": len(core.coordinator.replies.in_flight),
         "in_doubt": in_doubt(core, now),
         "recoveries": dict(core.recovery.counts),
         "wal_frames": engine.wal_frames,

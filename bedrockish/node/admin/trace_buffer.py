@@ -17,10 +17,10 @@ from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol import events as on
 from bedrockish.core.protocol import messages as say
 from bedrockish.core.state.state import State
+from bedrockish_journal.model.access_set import object_of
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.entry import Entry, decode_label
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import object_of
 from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.model.transaction import Txid, decode_transaction
 

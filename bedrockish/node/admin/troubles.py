@@ -148,7 +148,7 @@ def _clock(status: Status) -> str:
 
 
 def _workers(status: Status) -> str:
-    workers = status.get("asides", {})
+    workers = status.get("workers", {})
     places = workers.get("places", 0)
     if (
         not places
@@ -317,7 +317,7 @@ KINDS = (
     Kind(
         "workers_busy",
         "requests wait for a background worker",
-        "look for the statements that take long ('bedrockish explain'), give them an index, or raise asides_max; "
+        "look for the statements that take long ('bedrockish explain'), give them an index, or raise workers_max; "
         "restart a node with commands that do not stop",
         _workers,
         after_s=10.0,

@@ -26,7 +26,7 @@ from bedrockish.errors import BedrockishError
 from bedrockish.node.cluster.identity import ID, judge_identity
 from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.starts import STARTS, add_start, read_starts
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.membership import ROLES
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_net.errors import RefusedError
@@ -168,7 +168,7 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
         schema=engine.schema_version,
         readonly=False,
         kind=MEMBERS,
-        footprint=Footprint(),  # the core adds that it conflicts with everything
+        access_set=AccessSet(),  # the core adds that it conflicts with everything
         changes=encode_membership(membership),
         result=encode_results([(users_table if change.action in USER_ACTIONS else members_table)(membership)]),
     )

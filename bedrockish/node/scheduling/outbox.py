@@ -31,13 +31,13 @@ class Submit(Protocol):
 
 @dataclass(slots=True)
 class Waiter:
-    """Who waits for the answer of a ticket, if it has one by now; ``done`` is called with it once it may leave.
+    """Who waits for the answer of a request, if it has one by now; ``done`` is called with it once it may leave.
 
     ``prepare`` executes the request, if that is not for the engine alone to do; ``held`` are the bytes that are kept
     of what it does and of its answer, if they are many; ``span`` is what records it.
     """
 
-    ticket: int
+    request_id: int
     request: Request
     done: Done
     prepare: Prepare | None = None

@@ -99,8 +99,8 @@ class Tracing:
         self._tracer = trace.get_tracer(SCOPE, __version__)
         self._me, self._cluster, self._faults, self._now_ns = me, cluster, faults, now_ns
         self._is_on = True
-        self._live: dict[int, RequestSpan] = {}  # by ticket
-        self._groups: dict[int, tuple[int, ...]] = {}  # tickets that are executed with one
+        self._live: dict[int, RequestSpan] = {}  # by request
+        self._groups: dict[int, tuple[int, ...]] = {}  # requests that are executed with one
         self._by_command: dict[str, RequestSpan] = {}
         self._own: dict[Txid, list[RequestSpan]] = {}  # our transactions that ask for votes
         self._heard: OrderedDict[Txid, tuple[Context, int, str]] = OrderedDict()  # others', since when, and whose
@@ -110,7 +110,7 @@ class Tracing:
             do.Persist: self._persist,
             do.Send: self._send,
             do.Apply: self._apply,
-            do.Reply: lambda effect: self._move(self._live.get(effect.ticket), DURABLE),
+            do.Reply: lambda effect: self._move(self._live.get(effect.request_id), DURABLE),
             on.Received: self._received,
             on.Assembled: self._assembled,
             **dict.fromkeys((on.Executed, on.Failed, on.ClockWanted, on.Dropped, on.Decided), self._executed),
@@ -123,28 +123,28 @@ class Tracing:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def begin(self, ticket: int, request: Request) -> tuple[Request, RequestSpan | None]:
+    def begin(self, request_id: int, request: Request) -> tuple[Request, RequestSpan | None]:
         """Begin a request's span; return the request as it goes on, which says to others whose part they are."""
         if self._is_on:
             try:
-                return self._begin(ticket, request)
+                return self._begin(request_id, request)
             except Exception as error:
                 self._failed(error)
         return request, None
 
-    def _begin(self, ticket: int, request: Request) -> tuple[Request, RequestSpan | None]:
+    def _begin(self, request_id: int, request: Request) -> tuple[Request, RequestSpan | None]:
         span = self._start(request, operation_of(request))
         if not span.is_recording():
             return (replace(request, trace="") if request.trace else request), None
         request = replace(request, trace=self._traceparent(span))
         one = RequestSpan(span, self._api.set_span_in_context(span), request, self._now_ns())
-        self._live[ticket] = self._by_command[request.command] = one
+        self._live[request_id] = self._by_command[request.command] = one
         return request, one
 
-    def ended(self, ticket: int, one: RequestSpan, answer: Answer | BedrockishError | None) -> None:
+    def ended(self, request_id: int, one: RequestSpan, answer: Answer | BedrockishError | None) -> None:
         """A request is answered; None: the node is leaving."""
-        self._live.pop(ticket, None)
-        self._groups.pop(ticket, None)
+        self._live.pop(request_id, None)
+        self._groups.pop(request_id, None)
         if one.txid is not None and one in (sharing := self._own.get(one.txid, [])):  # others may have ended it
             sharing.remove(one)
             if not sharing:
@@ -243,14 +243,14 @@ class Tracing:
         one.stage, one.since_ns = stage, now_ns
 
     def _execute(self, effect: do.Execute) -> None:
-        for ticket in (effect.ticket, *effect.group):
-            self._move(self._live.get(ticket), EXECUTE)
+        for request_id in (effect.request_id, *effect.group):
+            self._move(self._live.get(request_id), EXECUTE)
         if effect.group and self._live:
-            self._groups[effect.ticket] = effect.group
+            self._groups[effect.request_id] = effect.group
 
     def _executed(self, event: on.Executed | on.Failed | on.ClockWanted | on.Dropped | on.Decided) -> None:
-        for ticket in (event.ticket, *self._groups.pop(event.ticket, ())):
-            one = self._live.get(ticket)
+        for request_id in (event.request_id, *self._groups.pop(event.request_id, ())):
+            one = self._live.get(request_id)
             if one is not None and one.stage == EXECUTE:
                 self._move(one, WAIT)
 

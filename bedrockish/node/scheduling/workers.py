@@ -1,8 +1,8 @@
-"""What takes long runs aside: in threads, on snapshots, so that the node's loop goes on for everybody else.
+"""What takes long runs in background workers: threads with snapshots, so that the loop goes on for everybody else.
 
 The loop gives a request a few milliseconds. What needs more, and what is a function of somebody's, comes here: it gets
-a place (``engine.aside``) and a snapshot at the next moment at which the file has exactly what was applied, and runs.
-What comes out is compared with all that was committed meanwhile. If nothing of it meets, it is led like any other; else
+a ``Workspace`` and a snapshot at the next moment at which the file has exactly what was applied, and runs. What comes
+out is compared with all that was committed meanwhile. If nothing of it meets, it is led like any other; else
 it runs again, on a newer snapshot, until its client's time is over.
 """
 
@@ -54,11 +54,11 @@ class StopWorkError(BaseException):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request that runs aside, once.
+    """One request that runs in a worker, once.
 
     Attributes:
-        key: the ticket, or something else that no other job has.
-        take: takes what comes out, if it is not for a ticket.
+        key: the request, or something else that no other job has.
+        take: takes what comes out, if it is not for a request.
         since: seconds at which it was given a place.
         stopped: seconds at which it was told to stop; 0: it was not.
         clock: whether a majority has been asked for its transaction's clock.
@@ -72,7 +72,7 @@ class Job:
     is_python: bool
     clock: bool = False
     take: Callable[[Any], None] | None = None
-    aside: Workspace | None = None
+    workspace: Workspace | None = None
     thread: threading.Thread | None = None
     since: float = 0.0
     stopped: float = 0.0
@@ -109,7 +109,7 @@ class _Clocks:
 
 
 class WorkerPool:
-    """All that runs aside at one node.
+    """All that runs in background workers at one node.
 
     Args:
         engine: whose file it is.
@@ -135,7 +135,7 @@ class WorkerPool:
         self._jobs: dict[object, Job] = {}  # those that somebody waits for
         self._queue: deque[Job] = deque()  # those without a place
         self._running: set[Job] = set()
-        self._lost: dict[int, tuple[int, ConflictError]] = {}  # by ticket: how often it was overtaken, and by what
+        self._lost: dict[int, tuple[int, ConflictError]] = {}  # by request: how often it was overtaken, and by what
         self._long: dict[str, deque[bool]] = {}  # texts that took long: whether they did, the last few times
         self._damage: BaseException | None = None
         self._switch_s = sys.getswitchinterval()
@@ -171,12 +171,12 @@ class WorkerPool:
                 if not any(times):
                     del self._long[text]
 
-    def start(self, ticket: int, request: Request, action: Action, *, is_python: bool, clock: bool) -> None:
+    def start(self, request_id: int, request: Request, action: Action, *, is_python: bool, clock: bool) -> None:
         """Do something with a place as soon as there is one; if it is somebody's function, it has its own limit."""
-        self._add(Job(ticket, request, action, is_python, clock))
+        self._add(Job(request_id, request, action, is_python, clock))
 
     async def run(self, request: Request, action: Callable[[Workspace], T]) -> T:
-        """Do something with a place, for nobody's ticket, and return what comes of it."""
+        """Do something with a place, for nobody's request, and return what comes of it."""
         found: list[Any] = []
         over = trio.Event()
 
@@ -200,13 +200,13 @@ class WorkerPool:
     def scope(self, command: str, clock: int) -> Scope:
         """Return what the clock's functions give in a statement of an open transaction that runs in another thread."""
         scope = Scope(locks=self._engine.locks)
-        scope.begin_aside(command, clock, _Clocks(self._engine.scope, trio.lowlevel.current_trio_token()).take)
+        scope.begin_in_worker(command, clock, _Clocks(self._engine.scope, trio.lowlevel.current_trio_token()).take)
         return scope
 
     def _add(self, job: Job) -> None:
         self._jobs[job.key] = job
         self._queue.append(job)
-        self.counts["asides"] += 1
+        self.counts["worker_runs"] += 1
         if not self._engine.dirty:
             self._fill()
 
@@ -230,7 +230,7 @@ class WorkerPool:
         """Stop functions that run too long; until cancelled."""
         while True:
             await trio.sleep(WATCH_S)
-            for job in [job for job in self._jobs.values() if job.is_python and job.aside is not None]:
+            for job in [job for job in self._jobs.values() if job.is_python and job.workspace is not None]:
                 if time.monotonic() - job.since > self._command_s:
                     name = job.request.call.name if job.request.call is not None else ""
                     error = StatementTimeoutError(
@@ -242,10 +242,10 @@ class WorkerPool:
                     self._stop(job)
                     self._give(job, error)
 
-    def settle(self, ticket: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
-        """A ticket is answered: stop what still runs for it, and return what to answer."""
-        lost = self._lost.pop(ticket, None)
-        job = self._jobs.pop(ticket, None)
+    def settle(self, request_id: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
+        """A request is answered: stop what still runs for it, and return what to answer."""
+        lost = self._lost.pop(request_id, None)
+        job = self._jobs.pop(request_id, None)
         if job is not None:
             self._stop(job)
         if not isinstance(answer, DeadlineError):
@@ -256,7 +256,7 @@ class WorkerPool:
             return ConflictError(text, **{**error.details, "attempts": times})
         if job is None:
             return answer
-        waited = "was waiting for others that take long" if job.aside is None else "was still running"
+        waited = "was waiting for others that take long" if job.workspace is None else "was still running"
         seconds = max(job.request.timeout_s, job.request.longest_s)
         return DeadlineError(f"command {job.request.command} {waited} after {seconds:g} s; it did not happen")
 
@@ -278,8 +278,8 @@ class WorkerPool:
         for job in list(self._running):
             assert job.thread is not None
             job.thread.join(STUCK_S)
-        for aside in self._free:
-            aside.close()
+        for workspace in self._free:
+            workspace.close()
         self._free.clear()
 
     # -- places ----------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class WorkerPool:
 
     def _begin(self, job: Job) -> None:
         engine = self._engine
-        aside: Workspace | None = None
+        workspace: Workspace | None = None
         if isinstance(job.key, int) and engine.journal.command_txid(job.request.command) is not None:
             # Sent a second time, it has happened while it waited: what it would do on top of itself is nothing.
             del self._jobs[job.key]
@@ -315,30 +315,32 @@ class WorkerPool:
             return
         try:
             engine.memory.check_large()  # what runs here may take much
-            aside = self._free.pop() if self._free else Workspace(engine.beside())
-            aside.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+            workspace = self._free.pop() if self._free else Workspace(engine.beside())
+            workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
         except Exception as error:  # no room for another connection, or thread, is this job's trouble alone
-            self._refuse(job, aside, error)
+            self._refuse(job, workspace, error)
             return
-        job.aside, job.since = aside, time.monotonic()
+        job.workspace, job.since = workspace, time.monotonic()
         token = trio.lowlevel.current_trio_token()
         clocks = _Clocks(engine.scope, token)
         # The clock is of this moment, so that it is later than what the snapshot has.
-        aside.scope.begin_aside(job.request.command, engine.scope.take() if job.clock else 0, clocks.take)
-        job.thread = threading.Thread(target=self._run, args=(job, aside, token), name="aside", daemon=True)
+        workspace.scope.begin_in_worker(job.request.command, engine.scope.take() if job.clock else 0, clocks.take)
+        job.thread = threading.Thread(target=self._run, args=(job, workspace, token), name="worker", daemon=True)
         self._running.add(job)
         try:
             job.thread.start()
         except RuntimeError as error:  # the machine has no room for another thread
             self._running.discard(job)
-            job.aside = job.thread = None
-            self._refuse(job, aside, UnavailableError(f"the node has no room for another thread ({error}); try again"))
+            job.workspace = job.thread = None
+            self._refuse(
+                job, workspace, UnavailableError(f"the node has no room for another thread ({error}); try again")
+            )
             return
         self._share()
 
-    def _refuse(self, job: Job, aside: Workspace | None, error: Exception) -> None:
-        if aside is not None:
-            aside.close()
+    def _refuse(self, job: Job, workspace: Workspace | None, error: Exception) -> None:
+        if workspace is not None:
+            workspace.close()
         self._give(job, error)
 
     def _share(self) -> None:
@@ -347,13 +349,13 @@ class WorkerPool:
         if sys.getswitchinterval() != wanted:
             sys.setswitchinterval(wanted)
 
-    def _run(self, job: Job, aside: Workspace, token: trio.lowlevel.TrioToken) -> None:
+    def _run(self, job: Job, workspace: Workspace, token: trio.lowlevel.TrioToken) -> None:
         """Do the work; in its own thread."""
         found: Any
         began = time.thread_time()
         try:
             try:
-                found = job.action(aside)
+                found = job.action(workspace)
             except BaseException as error:
                 found = error if isinstance(error, DamagedError) else _bare(error)
             job.busy_s = time.thread_time() - began
@@ -363,25 +365,25 @@ class WorkerPool:
             job.is_over, found = True, error
         for _ in range(2):  # again, if it comes as late as this
             try:
-                token.run_sync_soon(self._done, job, aside, found)
+                token.run_sync_soon(self._done, job, workspace, found)
                 return
             except trio.RunFinishedError:
-                aside.close()
+                workspace.close()
                 return
             except StopWorkError:
                 continue
 
-    def _done(self, job: Job, aside: Workspace, found: Any) -> None:
+    def _done(self, job: Job, workspace: Workspace, found: Any) -> None:
         if job not in self._running:
             return
-        aside.end()
+        workspace.end()
         self._running.discard(job)
         self._share()
-        if aside.is_broken or (job.is_python and job.stopped):  # a function may have been stopped anywhere
-            aside.close()
+        if workspace.is_broken or (job.is_python and job.stopped):  # a function may have been stopped anywhere
+            workspace.close()
             self._engine.locks.release(job.request.command)
         else:
-            self._free.append(aside)
+            self._free.append(workspace)
         if isinstance(found, Prepared) and not job.is_python and job.busy_s < 0.5 * self._budget_s:
             self.was_short(*job.request.texts)
         if self._jobs.get(job.key) is job:
@@ -410,9 +412,9 @@ class WorkerPool:
 
     def _certify(self, job: Job, found: Prepared | BedrockishError, read: Prepared | None) -> None:
         """Hand on what a request does, or is refused with, if it would be the same now; else have it run again."""
-        ticket = _ticket(job)
+        request_id = _request_name(job)
         if read is None or (read.readonly and job.request.read != STRICT):
-            self._deliver(ticket, found)
+            self._deliver(request_id, found)
             return
         error = lost(self._core.state, job.request.command, read)
         if error is None:
@@ -420,25 +422,25 @@ class WorkerPool:
             moved = read if read.clock else replace(read, base=dict(self._engine.applied))
             if isinstance(found, BedrockishError):
                 found.rests_on = moved
-            self._deliver(ticket, found if isinstance(found, BedrockishError) else moved)
+            self._deliver(request_id, found if isinstance(found, BedrockishError) else moved)
             return
-        times, _ = self._lost.get(ticket, (0, error))
-        self._lost[ticket] = times + 1, error
-        self.counts["asides_overtaken"] += 1
-        self._deliver(ticket, None)
+        times, _ = self._lost.get(request_id, (0, error))
+        self._lost[request_id] = times + 1, error
+        self.counts["worker_runs_overtaken"] += 1
+        self._deliver(request_id, None)
 
     def _stop(self, job: Job) -> None:
         """Let a job end soon; nobody waits for it."""
         if job.stopped:
             return
         job.stopped = time.monotonic()
-        if job.aside is None:
+        if job.workspace is None:
             return
         error = DeadlineError(f"command {job.request.command} was stopped; it did not happen")
         with job.lock:
             if job.is_over:
                 return
-            job.aside.stop(error)
+            job.workspace.stop(error)
             if job.is_python and job.thread is not None and job.thread.ident is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(job.thread.ident), ctypes.py_object(StopWorkError)
@@ -457,6 +459,6 @@ def _bare(error: BaseException) -> BaseException:
     return error
 
 
-def _ticket(job: Job) -> int:
+def _request_name(job: Job) -> int:
     assert isinstance(job.key, int)
     return job.key

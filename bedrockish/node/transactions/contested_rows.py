@@ -2,7 +2,7 @@
 
 from bedrockish.core.state.state import State
 from bedrockish.engine.statements.row_locks import Base
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 
 
 class ContestedRows:
@@ -17,7 +17,7 @@ class ContestedRows:
         if state.votes.pending.is_writing(key):
             return True
         # Another thread, which has no base to give, may not look at what the loop changes meanwhile.
-        return base is not None and any(state.commit_window.conflicts(Footprint(frozenset({key})), dict(base)))
+        return base is not None and any(state.commit_window.conflicts(AccessSet(frozenset({key})), dict(base)))
 
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:
         """Return our place among the nodes that have met at a table or its indexes, and how many they are."""

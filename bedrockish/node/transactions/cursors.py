@@ -20,7 +20,7 @@ from bedrockish.config.config import Bounds
 from bedrockish.core.coordinator.request import lagging
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.cursor import Batches, compile_read, footprint_of
+from bedrockish.engine.execution.cursor import Batches, access_set_of, compile_read
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.snapshot import Snapshot
 from bedrockish.engine.sqlite.errors import is_in_the_text
@@ -36,7 +36,7 @@ from bedrockish.errors import (
 )
 from bedrockish.node.scheduling.outbox import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
-from bedrockish_journal.model.footprint import Footprint
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector
 
@@ -164,7 +164,7 @@ class Streams:
     async def _begin(self, owner: object, request: Request) -> Stream:
         interactive, engine = self._interactive, self._interactive.engine
         caught_up = replace(request, read=SESSION, statements=())
-        await self._submit(caught_up, lambda: self._read_on(dict(engine.applied), Footprint()))
+        await self._submit(caught_up, lambda: self._read_on(dict(engine.applied), AccessSet()))
         while True:
             piece, params = await self._compile(request)
             version = engine.schema_version
@@ -173,7 +173,7 @@ class Streams:
                 if version == engine.schema_version and (
                     request.read != STRICT
                     or await self._is_current(
-                        request, self._read_on(base, footprint_of(interactive.parts, piece, params, snapshot))
+                        request, self._read_on(base, access_set_of(interactive.parts, piece, params, snapshot))
                     )
                 ):
                     break
@@ -186,10 +186,10 @@ class Streams:
         batches = Batches(snapshot, piece, params, interactive.parts.executor.lengths(piece))
         return Stream(request.command, owner, piece.columns, token, snapshot, batches, now, now)
 
-    def _read_on(self, base: Vector, footprint: Footprint) -> Prepared:
+    def _read_on(self, base: Vector, access_set: AccessSet) -> Prepared:
         """Return a read of these keys that was made on a snapshot."""
         schema = self._interactive.engine.schema_version
-        return Prepared(dict(base), schema, True, ROWS, footprint, b"", NOTHING)
+        return Prepared(dict(base), schema, True, ROWS, access_set, b"", NOTHING)
 
     async def _is_current(self, request: Request, read: Prepared) -> bool:
         """Whether a majority knows of nothing newer than a strict read.
@@ -216,7 +216,7 @@ class Streams:
             except SqlError as error:
                 if is_in_the_text(error):
                     raise
-                read = self._read_on(dict(engine.applied), Footprint())
+                read = self._read_on(dict(engine.applied), AccessSet())
                 if request.read != STRICT:
                     raise lagging(error) if self._core.reading.may_lag(read) else error from None
                 if await self._is_current(request, read):

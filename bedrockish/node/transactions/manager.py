@@ -65,8 +65,8 @@ from bedrockish.node.transactions.ddl import SchemaTransactions
 from bedrockish.node.transactions.open import Open
 from bedrockish.node.transactions.statements import StatementRunner
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, parse_control
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector, covers
 
@@ -356,7 +356,7 @@ class Transactions:
             return False
 
     def _nothing(self) -> Prepared:
-        return Prepared(dict(self._engine.applied), self._engine.schema_version, True, ROWS, Footprint(), b"", NOTHING)
+        return Prepared(dict(self._engine.applied), self._engine.schema_version, True, ROWS, AccessSet(), b"", NOTHING)
 
     def _find(self, owner: object, name: str) -> Open:
         one = self._open.get(name)
@@ -481,7 +481,7 @@ class Transactions:
         if session.base != applied:
             newer = self._core.state.commit_window.newer_than(session.base)
             session.behind = newer is None or any(
-                one.is_in(applied) and sets.meets(one.footprint) is not None for one in newer
+                one.is_in(applied) and sets.meets(one.access_set) is not None for one in newer
             )
         return not session.behind
 
@@ -496,7 +496,7 @@ class Transactions:
             return False
         newer, sets = self._core.state.commit_window.newer_than(before), session.sets
         assert sets is not None
-        if newer is None or any(sets.meets(one.footprint) is not None for one in newer):
+        if newer is None or any(sets.meets(one.access_set) is not None for one in newer):
             return False
         self._interactive.take_snapshot(session)
         session.behind = False
@@ -564,7 +564,7 @@ class Transactions:
         newer = self._core.state.commit_window.newer_than(durable)
         if newer is None or session.sets is None or session.draft is not None or session.looked_behind:
             return False
-        return all(session.sets.meets(one.footprint, reads=True) is None for one in newer if one.is_in(seen))
+        return all(session.sets.meets(one.access_set, reads=True) is None for one in newer if one.is_in(seen))
 
     def _token(self, one: Open) -> Token:
         state = self._core.state
@@ -600,7 +600,7 @@ class Transactions:
         def empty() -> Prepared:
             changes = encode_changes([])
             engine = self._engine
-            return Prepared(dict(engine.applied), engine.schema_version, False, ROWS, Footprint(), changes, NOTHING)
+            return Prepared(dict(engine.applied), engine.schema_version, False, ROWS, AccessSet(), changes, NOTHING)
 
         return await self._submit(replace(request, statements=(), read=SESSION), empty, once=True)
 

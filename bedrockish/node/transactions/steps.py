@@ -55,7 +55,7 @@ async def _go_on(steps: Steps[T], wanted: Wanted) -> T:
             try:
                 try:
                     got = await wanted()
-                except BaseException as error:  # also Cancelled: the steps take back what they hold
+                except BaseException as error:  # also Cancelled: the steps release what they hold
                     wanted = steps.throw(error)
                 else:
                     wanted = steps.send(got)

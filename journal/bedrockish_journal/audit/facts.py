@@ -80,7 +80,7 @@ def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
         said, transaction = _decode(cut, label, body)
     except EntryMalformedError as error:
         return (own, cut, str(error), *(None,) * (len(FACTS) - 3))
-    txid, footprint = transaction.txid, transaction.footprint
+    txid, access_set = transaction.txid, transaction.access_set
     makes = members = retired = wrong = None
     if transaction.kind == MEMBERS:
         try:
@@ -89,10 +89,10 @@ def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
             retired = _vector(made.retired)
         except EntryMalformedError as error:
             wrong = str(error)
-    touched = [{"obj": key, "writes": False} for key in footprint.read_points - footprint.write_points]
-    touched += [{"obj": key, "writes": True} for key in footprint.write_points]
-    spans = [{"low": low, "high": high, "writes": False} for low, high in footprint.read_ranges]
-    spans += [{"low": low, "high": high, "writes": True} for low, high in footprint.write_ranges]
+    touched = [{"obj": key, "writes": False} for key in access_set.read_points - access_set.write_points]
+    touched += [{"obj": key, "writes": True} for key in access_set.write_points]
+    spans = [{"low": low, "high": high, "writes": False} for low, high in access_set.read_ranges]
+    spans += [{"low": low, "high": high, "writes": True} for low, high in access_set.write_ranges]
     return (
         *(own, cut, None, wrong_shares(transaction), changed_unwritten(transaction)),
         *(said.leader, txid.leader, str(txid), transaction.command, transaction.kind, said.adopted_from),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bedrockish_journal.audit.queries import FAULT, INFORMATION
-from bedrockish_journal.model.footprint import object_of
+from bedrockish_journal.model.access_set import object_of
 
 
 class Finding(NamedTuple):

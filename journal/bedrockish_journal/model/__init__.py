@@ -1,1 +1,1 @@
-"""The journal's values: vectors, entries, footprints, hash chains and causal order. Pure."""
+"""The journal's values: vectors, entries, access sets, hash chains and causal order. Pure."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import cbor2
 
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, canonical, check
 
@@ -131,7 +131,7 @@ class Transaction:
         command: the client's id of the command; two executions of one command always conflict.
         isolation: ``serializable`` or ``snapshot``.
         kind: ``rows``, ``schema`` or ``members``: how ``changes`` is to be read.
-        footprint: what X read and wrote.
+        access_set: what X read and wrote.
         changes: encoded row changes, schema statements or membership.
         result: what the client is answered, encoded; kept so that a retry gets the same answer.
         rollbacks: the leader's transactions that it has given up and of which it did not yet know that a majority
@@ -156,7 +156,7 @@ class Transaction:
     command: str
     isolation: str
     kind: str
-    footprint: Footprint
+    access_set: AccessSet
     changes: bytes
     result: bytes
     rollbacks: tuple[Txid, ...] = ()
@@ -206,7 +206,7 @@ class Transaction:
                 self.command,
                 self.isolation,
                 self.kind,
-                self.footprint.pack(),
+                self.access_set.pack(),
                 self.changes,
                 self.result,
                 [[clock, leader] for clock, leader in self.rollbacks],
@@ -246,7 +246,7 @@ def decode_transaction(body: bytes) -> Transaction:
         command,
         isolation,
         kind,
-        footprint,
+        access_set,
         changes,
         result,
     ) = packed[:13]
@@ -270,7 +270,7 @@ def decode_transaction(body: bytes) -> Transaction:
         command,
         isolation,
         kind,
-        Footprint.unpack(footprint),
+        AccessSet.unpack(access_set),
         changes,
         result,
         tuple(check_txid(txid) for txid in _list(packed[13])),

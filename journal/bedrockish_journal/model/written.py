@@ -6,9 +6,9 @@ Voters compare keys, not rows: a change outside the write set was approved by no
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import Change, Row, decode_changes
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import Footprint
 from bedrockish_journal.model.key_text import read_columns, rowid_bytes
 from bedrockish_journal.model.transaction import ROWS, Transaction
 
@@ -21,15 +21,15 @@ def changed_unwritten(transaction: Transaction) -> str | None:
         changes = decode_changes(transaction.changes)
     except (EntryMalformedError, RecursionError, TypeError) as error:
         return f"has changes that cannot be read: {error}"
-    return next(_unwritten(transaction.footprint, changes), None)
+    return next(_unwritten(transaction.access_set, changes), None)
 
 
-def _unwritten(footprint: Footprint, changes: Iterable[Change]) -> Iterator[str]:
+def _unwritten(access_set: AccessSet, changes: Iterable[Change]) -> Iterator[str]:
     tables: dict[str, _Written] = {}
     for change in changes:
         table = tables.get(change.table)
         if table is None:
-            table = tables[change.table] = _Written(footprint, change.table)
+            table = tables[change.table] = _Written(access_set, change.table)
         if change.rowid is None and change.rowid_after is None:
             for row in (change.before, change.after):
                 if row is not None and not table.has_values(row):
@@ -43,10 +43,10 @@ def _unwritten(footprint: Footprint, changes: Iterable[Change]) -> Iterator[str]
 class _Written:
     """What a transaction says that it wrote of one table."""
 
-    def __init__(self, footprint: Footprint, table: str) -> None:
+    def __init__(self, access_set: AccessSet, table: str) -> None:
         self._prefix = b"t:%b\0" % table.encode(errors="surrogatepass")
-        self._points = footprint.write_points
-        self._ranges = footprint.write_ranges
+        self._points = access_set.write_points
+        self._ranges = access_set.write_ranges
         self._whole = any(low <= self._prefix and self._prefix + b"\xff" <= high for low, high in self._ranges)
         self._keys: set[tuple[Any, ...]] | None = None
 

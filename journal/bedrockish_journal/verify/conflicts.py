@@ -14,9 +14,9 @@ from itertools import chain
 
 import apsw
 
+from bedrockish_journal.model.access_set import object_of
 from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.entry import Entry
-from bedrockish_journal.model.footprint import object_of
 from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.model.transaction import MEMBERS
 
@@ -86,27 +86,27 @@ class Conflicts:
         return self._leaders[name]
 
     def _take(self, number: int, leader: int, entry: Entry) -> None:
-        transaction, footprint = entry.transaction, entry.transaction.footprint
+        transaction, access_set = entry.transaction, entry.transaction.access_set
         assert number == len(self._led), "transactions are numbered one by one"
         self._clock.append(entry.txid.clock)
         self._led.append(leader)
         self._at.append(entry.tick)
         self._config.append(transaction.config)
-        self._wide.append(footprint.has_ranges or transaction.kind == MEMBERS)
+        self._wide.append(access_set.has_ranges or transaction.kind == MEMBERS)
         if transaction.kind == MEMBERS:
             self._changes_members.add(number)
         for name, tick in entry.after.items():
             saw = self._saw[self._leader(name)]
             saw.extend([0] * (number - len(saw)))
             saw.append(tick)
-        clock, writes = entry.txid.clock, footprint.write_points
-        touched = [(number, key, clock, False) for key in footprint.read_points - writes]
+        clock, writes = entry.txid.clock, access_set.write_points
+        touched = [(number, key, clock, False) for key in access_set.read_points - writes]
         touched += [(number, key, clock, True) for key in writes]
         touched.sort()
         self._db.executemany("INSERT INTO touch VALUES (?, ?, ?, ?)", touched).fetchall()
-        if footprint.has_ranges:
-            spans = [(number, low, high, False) for low, high in footprint.read_ranges]
-            spans += [(number, low, high, True) for low, high in footprint.write_ranges]
+        if access_set.has_ranges:
+            spans = [(number, low, high, False) for low, high in access_set.read_ranges]
+            spans += [(number, low, high, True) for low, high in access_set.write_ranges]
             self._db.executemany("INSERT INTO reach VALUES (?, ?, ?, ?)", spans).fetchall()
 
     def check(self, files: str, horizon: int, retired: Mapping[str, int]) -> Iterator[Finding]:

@@ -146,13 +146,13 @@ def changed_since(changes: DataFrame, moment: str | Column) -> DataFrame:
     return found.where("NOT before <=> after").orderBy("last_at", "table", "key")
 
 
-def hot_keys(footprints: DataFrame) -> DataFrame:
+def hot_keys(access_sets: DataFrame) -> DataFrame:
     """Return the keys that were written most, with who wrote them; where leaders share a key, they wait or abort.
 
     Args:
-        footprints: the table ``footprints``.
+        access_sets: the table ``footprints``.
     """
-    touched = footprints.where("key IS NOT NULL").groupBy("object", "key")
+    touched = access_sets.where("key IS NOT NULL").groupBy("object", "key")
     counted = touched.agg(
         F.count_if(F.col("access") == "write").alias("writes"),
         F.count_if(F.col("access") == "read").alias("reads"),
@@ -169,16 +169,16 @@ def readable_key(key: str | Column) -> Column:
     return F.udf(key_text_of, useArrow=False)(key)
 
 
-def meetings(footprints: DataFrame, within_ms: int = 1000) -> DataFrame:
+def meetings(access_sets: DataFrame, within_ms: int = 1000) -> DataFrame:
     """Return who meets whom: how often a transaction of one leader wrote a key that another had just used.
 
     Only neighbours in the order of a key are counted, so a key that everybody writes costs no more than others.
 
     Args:
-        footprints: the table ``footprints``.
+        access_sets: the table ``footprints``.
         within_ms: how close to each other the two must have begun.
     """
-    uses = footprints.where("key IS NOT NULL").groupBy("object", "key", "clock", "origin")
+    uses = access_sets.where("key IS NOT NULL").groupBy("object", "key", "clock", "origin")
     each = uses.agg(F.max(F.col("access") == "write").alias("writes"))
     before = Window.partitionBy("key").orderBy("clock", "origin")
     pairs = each.withColumn("earlier", F.lag(F.struct("clock", "origin", "writes")).over(before))

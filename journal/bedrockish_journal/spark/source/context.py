@@ -17,7 +17,11 @@ from bedrockish_journal.model.transaction import ROWS, Transaction, decode_trans
 from bedrockish_journal.spark.source.founding import Beginning
 from bedrockish_journal.storage.row import Stored
 
-COMMAND, FOOTPRINT, CHANGES = 7, 10, 11  # places in the body of a transaction, see bedrockish_journal.model.transaction
+COMMAND, ACCESS_SET, CHANGES = (
+    7,
+    10,
+    11,
+)  # places in the body of a transaction, see bedrockish_journal.model.transaction
 BARE = 14  # how many fields it has if there is one command, and nobody had to say whose
 _INT64 = 1 << 63
 

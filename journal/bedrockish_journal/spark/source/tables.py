@@ -7,15 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from bedrockish_journal.model.access_set import AccessSet, object_of
 from bedrockish_journal.model.changes import decode_statements
 from bedrockish_journal.model.entry import Label, decode_label, wrong_shares
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.footprint import Footprint, object_of
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.spark.source.builders import BATCH_ROWS, Builder
 from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
 from bedrockish_journal.spark.source.columns import batch
-from bedrockish_journal.spark.source.context import FOOTPRINT, HEAD, Context, Decoded, head
+from bedrockish_journal.spark.source.context import ACCESS_SET, HEAD, Context, Decoded, head
 from bedrockish_journal.spark.source.founding import decode_members
 from bedrockish_journal.storage.row import Stored
 
@@ -156,19 +156,19 @@ def _approvals(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
         yield *of_all, approver, tick
 
 
-def _footprints(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
-    packed = context.field(row, FOOTPRINT)
+def _access_sets(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+    packed = context.field(row, ACCESS_SET)
     if packed is None:
         return
     try:
-        of_all, footprint = head(context, row), Footprint.unpack(packed)
+        of_all, access_set = head(context, row), AccessSet.unpack(packed)
     except EntryMalformedError as error:
         if not context.skip:
             raise context.unreadable(row, error) from error
         return
     for access, points, ranges in (
-        ("read", footprint.read_points, footprint.read_ranges),
-        ("write", footprint.write_points, footprint.write_ranges),
+        ("read", access_set.read_points, access_set.read_ranges),
+        ("write", access_set.write_points, access_set.write_ranges),
     ):
         for key in points:
             yield *of_all, access, object_of(key), key, None, None
@@ -226,7 +226,7 @@ TABLES: dict[str, Table] = {
     "approvals": _made({**HEAD, "approver": "STRING", "approver_tick": "BIGINT"}, _approvals),
     "footprints": _made(
         {**HEAD, "access": "STRING", "object": "STRING", "key": "BINARY", "low": "BINARY", "high": "BINARY"},
-        _footprints,
+        _access_sets,
     ),
     "schema_history": _made(
         {**HEAD, "seq_in_txn": "INT", "statement": "STRING", "activates": "BIGINT"}, _schema_history, kind=SCHEMA

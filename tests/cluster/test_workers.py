@@ -22,7 +22,7 @@ LONG = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i <
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    folder = tmp_path_factory.mktemp("asides")
+    folder = tmp_path_factory.mktemp("workers")
     cluster = LocalCluster(folder / "cluster", settings={"limits": {"statement_ms_max": 4_000, "loop_ms_max": 5}})
     cluster.write_files()
     try:
@@ -55,7 +55,7 @@ async def test_what_takes_long_holds_nobody_up(cluster: LocalCluster) -> None:
             ended.append(name)
 
         async def all_run() -> bool:
-            return bool((await other.status())["asides"]["running"] == 3)  # and one on its transaction's own snapshot
+            return bool((await other.status())["workers"]["running"] == 3)  # and one on its transaction's own snapshot
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_away, "read", client, f"{ENDLESS} SELECT count(*) FROM n")
@@ -115,13 +115,13 @@ async def test_long_requests_do_what_short_ones_do(cluster: LocalCluster) -> Non
         with pytest.raises(ConstraintError, match="UNIQUE"):
             await client.execute(wanted, timeout=40)
         assert (await client.execute("SELECT count(*) FROM log")).value() == 30
-        assert (await client.status())["counts"]["asides"] >= 4
+        assert (await client.status())["counts"]["worker_runs"] >= 4
         patient = f"{LONG.replace('400000', '12000000')} SELECT count(*) FROM n"
         with pytest.raises(StatementTimeoutError):  # after more than the 2.5 s that the first of several nodes gets
             await client.execute(patient.replace("12000000", "1200000000"), timeout=40)
     for index in (1, 2):
         async with open_client(cluster.url(index, only=True, options=PATIENT)) as other:
-            assert "asides" not in (await other.status())["counts"]
+            assert "worker_runs" not in (await other.status())["counts"]
 
 
 async def test_long_statements_of_open_transactions(cluster: LocalCluster) -> None:

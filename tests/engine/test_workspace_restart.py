@@ -1,14 +1,14 @@
-"""What runs aside right after a start sees what the node had committed before it."""
+"""What runs in a worker right after a start sees what the node had committed before it."""
 
 import shutil
 from pathlib import Path
 
 from bedrockish.engine.execution.workspace import Workspace
 from tests.engine.nodes import TestNode, request
-from tests.engine.test_aside import begin, in_thread
+from tests.engine.test_workspace import begin, in_thread
 
 
-def test_what_a_killed_node_left_in_its_wal_is_seen_aside(tmp_path: Path) -> None:
+def test_what_a_killed_node_left_in_its_wal_is_seen_in_a_worker(tmp_path: Path) -> None:
     """Before anything is committed after the start."""
     (tmp_path / "old").mkdir()
     (tmp_path / "new").mkdir()
@@ -20,10 +20,10 @@ def test_what_a_killed_node_left_in_its_wal_is_seen_aside(tmp_path: Path) -> Non
         shutil.copy(tmp_path / "old" / name, tmp_path / "new" / name)
     killed.engine.close()
     node = TestNode(tmp_path / "new" / "a.db")
-    aside = Workspace(node.engine.beside())
-    begin(node, aside)
+    workspace = Workspace(node.engine.beside())
+    begin(node, workspace)
     text = "UPDATE t SET n = n + 1 RETURNING n"
-    assert in_thread(lambda: aside.execute(request(text))) == node.prepare(text)
-    aside.end()
-    aside.close()
+    assert in_thread(lambda: workspace.execute(request(text))) == node.prepare(text)
+    workspace.end()
+    workspace.close()
     node.engine.close()

@@ -1,4 +1,4 @@
-"""Conflicts of footprints, against a model that expands every range to the keys of a tiny key space."""
+"""Conflicts of access sets, against a model that expands every range to the keys of a tiny key space."""
 
 from dataclasses import replace
 from unittest import mock
@@ -6,22 +6,22 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-import bedrockish_journal.model.footprint as module
-from bedrockish_journal.model.footprint import READS, Footprint, Range, conflict, meeting, object_of, object_range
+import bedrockish_journal.model.access_set as module
+from bedrockish_journal.model.access_set import READS, AccessSet, Range, conflict, meeting, object_of, object_range
 
 KEYS = [b"", *(bytes([first, second]) for first in range(3) for second in range(3))]  # the empty key is one, too
 points = st.frozensets(st.sampled_from(KEYS), max_size=3)
 ranges = st.lists(
     st.tuples(st.sampled_from(KEYS), st.sampled_from(KEYS)).map(lambda pair: (min(pair), max(pair) + b"\0")), max_size=2
 ).map(tuple)
-footprints = st.builds(Footprint, points, ranges, points, ranges)
+access_sets = st.builds(AccessSet, points, ranges, points, ranges)
 
 
 def expand(some: frozenset[bytes], spans: tuple[Range, ...]) -> set[bytes]:
     return {*some, *(key for low, high in spans for key in KEYS if low <= key < high)}
 
 
-def model(left: Footprint, right: Footprint) -> bool:
+def model(left: AccessSet, right: AccessSet) -> bool:
     """Writes of one meet reads or writes of the other; ranges in this key space always hold a key of it."""
     left_writes = expand(left.write_points, left.write_ranges)
     right_writes = expand(right.write_points, right.write_ranges)
@@ -30,14 +30,14 @@ def model(left: Footprint, right: Footprint) -> bool:
     return bool(left_writes & right_all or right_writes & left_all)
 
 
-@given(footprints, footprints, st.sampled_from([0, 1_000]), st.booleans())
+@given(access_sets, access_sets, st.sampled_from([0, 1_000]), st.booleans())
 def test_conflict_is_what_the_model_says_and_symmetric(
-    left: Footprint, right: Footprint, many: int, read: bool
+    left: AccessSet, right: AccessSet, many: int, read: bool
 ) -> None:
     """Also where the keys are so many that they are put in order, by themselves or as they were read."""
     with mock.patch.object(module, "MANY", many):
         if read:
-            left, right = Footprint.unpack(left.pack()), Footprint.unpack(right.pack())
+            left, right = AccessSet.unpack(left.pack()), AccessSet.unpack(right.pack())
         found = conflict(left, right)
         assert (found is not None) == model(left, right)
         assert (found is None) == (conflict(right, left) is None)
@@ -48,13 +48,13 @@ def test_conflict_is_what_the_model_says_and_symmetric(
 def test_keys_that_come_out_of_order_are_put_in_order() -> None:
     packed = [[b"c", b"a", b"b"], [], [], []]
     with mock.patch.object(module, "MANY", 0):
-        found = Footprint.unpack(packed)
+        found = AccessSet.unpack(packed)
         assert found.ordered(READS) == [b"a", b"b", b"c"]
         assert replace(found, read_points=frozenset({b"z"})).ordered(READS) == [b"z"]
 
 
-@given(footprints, footprints)
-def test_the_key_named_is_touched_by_both(left: Footprint, right: Footprint) -> None:
+@given(access_sets, access_sets)
+def test_the_key_named_is_touched_by_both(left: AccessSet, right: AccessSet) -> None:
     key = conflict(left, right)
     if key is not None:
         for one in (left, right):
@@ -62,12 +62,12 @@ def test_the_key_named_is_touched_by_both(left: Footprint, right: Footprint) -> 
             assert key in one.read_points | one.write_points or any(low <= key < high for low, high in spans)
 
 
-@given(footprints)
-def test_what_is_packed_is_unpacked(footprint: Footprint) -> None:
-    again = Footprint.unpack(footprint.pack())
-    assert again.pack() == footprint.pack()
-    assert again.read_points == footprint.read_points
-    assert sorted(again.write_ranges) == sorted(footprint.write_ranges)
+@given(access_sets)
+def test_what_is_packed_is_unpacked(access_set: AccessSet) -> None:
+    again = AccessSet.unpack(access_set.pack())
+    assert again.pack() == access_set.pack()
+    assert again.read_points == access_set.read_points
+    assert sorted(again.write_ranges) == sorted(access_set.write_ranges)
 
 
 def test_an_object_is_an_interval_of_the_key_space() -> None:

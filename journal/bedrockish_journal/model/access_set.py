@@ -57,7 +57,7 @@ def object_of(key: bytes) -> str:
 
 
 @value
-class Footprint:
+class AccessSet:
     """The reads and writes of one transaction."""
 
     read_points: frozenset[bytes] = frozenset()
@@ -109,14 +109,14 @@ class Footprint:
         return order[at] if at < len(order) and order[at] < high else None
 
     @classmethod
-    def unpack(cls, packed: object) -> "Footprint":
+    def unpack(cls, packed: object) -> "AccessSet":
         """Read the canonical form.
 
         Raises:
             EntryMalformedError: it is not one.
         """
         if not isinstance(packed, list) or [*map(type, packed)] != [list] * 4:
-            raise EntryMalformedError("a footprint should be four lists")
+            raise EntryMalformedError("a access set should be four lists")
         read_points, read_ranges, write_points, write_ranges = packed
         for point in (*read_points, *write_points):
             if type(point) is not bytes:
@@ -147,7 +147,7 @@ def _ranges(packed: list[Any]) -> Iterator[Range]:
         yield pair[0], pair[1]
 
 
-def meeting(writer: Footprint, other: Footprint) -> bytes | None:
+def meeting(writer: AccessSet, other: AccessSet) -> bytes | None:
     """Return a key at which the writes of ``writer`` meet the reads or writes of ``other``, or None.
 
     This is one direction; a conflict is either direction.
@@ -172,7 +172,7 @@ def meeting(writer: Footprint, other: Footprint) -> bytes | None:
     return None
 
 
-def conflict(left: Footprint, right: Footprint) -> bytes | None:
+def conflict(left: AccessSet, right: AccessSet) -> bytes | None:
     """Return a key on which two transactions conflict, or None if they commute.
 
     They conflict when the writes of one meet the reads or the writes of the other. Symmetric, except for which of

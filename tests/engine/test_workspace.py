@@ -1,4 +1,4 @@
-"""What runs aside, on a private snapshot in a thread, is what the loop would have run."""
+"""What runs in a worker, on a private snapshot in a thread, is what the loop would have run."""
 
 import random
 import threading
@@ -85,15 +85,15 @@ def node(tmp_path: Path) -> Iterator[TestNode]:
 
 
 @pytest.fixture
-def aside(node: TestNode) -> Iterator[Workspace]:
-    aside = Workspace(node.engine.beside())
-    yield aside
-    aside.close()
+def workspace(node: TestNode) -> Iterator[Workspace]:
+    workspace = Workspace(node.engine.beside())
+    yield workspace
+    workspace.close()
 
 
-def begin(node: TestNode, aside: Workspace) -> None:
+def begin(node: TestNode, workspace: Workspace) -> None:
     node.save()
-    aside.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), node.engine.applied_clock)
+    workspace.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), node.engine.applied_clock)
 
 
 def outcome(action: Callable[[], Prepared]) -> Any:
@@ -115,29 +115,29 @@ def in_thread(action: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("statements", REQUESTS, ids=lambda statements: str(statements[0])[:60])
 @pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
 def test_it_gives_what_the_loop_gives(
-    node: TestNode, aside: Workspace, statements: tuple[Sql, ...], isolation: str
+    node: TestNode, workspace: Workspace, statements: tuple[Sql, ...], isolation: str
 ) -> None:
-    """Results, changes, footprint and errors are the same, and the next use knows nothing of it."""
+    """Results, changes, access set and errors are the same, and the next use knows nothing of it."""
     wanted = replace(request(*statements), isolation=isolation)
     expected = outcome(lambda: node.engine.execute(wanted))
     before = node.tables()
     for _ in range(2):
-        begin(node, aside)
+        begin(node, workspace)
         node.engine._ids._highest.clear()  # or ids would go on from those that nobody has used
-        assert in_thread(lambda: aside.execute(wanted)) == expected
-        aside.end()
+        assert in_thread(lambda: workspace.execute(wanted)) == expected
+        workspace.end()
     assert node.tables() == before
-    assert not aside.is_broken
+    assert not workspace.is_broken
 
 
-def test_it_sees_its_snapshot_while_others_commit_and_the_wal_begins_anew(node: TestNode, aside: Workspace) -> None:
+def test_it_sees_its_snapshot_while_others_commit_and_the_wal_begins_anew(node: TestNode, workspace: Workspace) -> None:
     """Whatever the file goes through, both connections show the moment of ``begin``."""
     draw = random.Random(5)
     engine = node.engine
     question = "SELECT group_concat(id || name || age) FROM (SELECT * FROM person ORDER BY id)"
     write = ("UPDATE person SET age = 1000 WHERE id % 3 = 0", question)
     for number in range(120):
-        begin(node, aside)
+        begin(node, workspace)
         expected = node.prepare(question).result, node.prepare(*write).result
         for _ in range(draw.randint(0, 4)):
             values = draw.randrange(200), str(draw.random()) * draw.randint(1, 200), draw.randrange(99)
@@ -150,12 +150,15 @@ def test_it_sees_its_snapshot_while_others_commit_and_the_wal_begins_anew(node: 
             node.run("UPDATE word SET n = n + 1")
             node.save()
             engine._limits = Limits()
-        found = in_thread(lambda: aside.execute(request(question))), in_thread(lambda: aside.execute(request(*write)))
+        found = (
+            in_thread(lambda: workspace.execute(request(question))),
+            in_thread(lambda: workspace.execute(request(*write))),
+        )
         assert (found[0].result, found[1].result) == expected, number
-        aside.end()
+        workspace.end()
 
 
-def test_a_change_larger_than_the_page_cache_is_taken_back(node: TestNode, aside: Workspace) -> None:
+def test_a_change_larger_than_the_page_cache_is_rolled_back(node: TestNode, workspace: Workspace) -> None:
     """Pages that SQLite writes before the end of a transaction are in memory, and gone afterwards."""
     node.run("CREATE TABLE big(id INTEGER PRIMARY KEY, x BLOB)")
     many = (
@@ -163,58 +166,58 @@ def test_a_change_larger_than_the_page_cache_is_taken_back(node: TestNode, aside
         "INSERT INTO big SELECT i, randomblob(30000) FROM n"
     )
     for _ in range(2):
-        begin(node, aside)
-        prepared = in_thread(lambda: aside.execute(request(many, "SELECT count(*), sum(length(x)) FROM big")))
+        begin(node, workspace)
+        prepared = in_thread(lambda: workspace.execute(request(many, "SELECT count(*), sum(length(x)) FROM big")))
         assert decode_results(prepared.result)[1].rows == [(500, 15_000_000)]
         assert len(prepared.changes) > 15_000_000
-        aside.end()
+        workspace.end()
     assert node.rows("SELECT count(*) FROM big") == [(0,)]
 
 
-def test_the_loop_can_stop_it(node: TestNode, aside: Workspace) -> None:
+def test_the_loop_can_stop_it(node: TestNode, workspace: Workspace) -> None:
     """A statement that would take for ever ends with the error that it was stopped with, and the place goes on."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     writing = f"INSERT INTO word {endless.replace('count(*)', 'i, 1')}"
     for statements in ([endless], ["DELETE FROM word", endless], [writing]):
-        begin(node, aside)
-        timer = threading.Timer(0.2, aside.stop, [DeadlineError("enough")])
+        begin(node, workspace)
+        timer = threading.Timer(0.2, workspace.stop, [DeadlineError("enough")])
         timer.start()
-        found = in_thread(partial(aside.execute, request(*statements)))
+        found = in_thread(partial(workspace.execute, request(*statements)))
         timer.join()
         assert found == (DeadlineError, "enough")
-        aside.end()
-    begin(node, aside)
-    assert decode_results(in_thread(lambda: aside.execute(request("SELECT count(*) FROM word"))).result)[0].rows == [
-        (2,)
-    ]
-    aside.end()
+        workspace.end()
+    begin(node, workspace)
+    assert decode_results(in_thread(lambda: workspace.execute(request("SELECT count(*) FROM word"))).result)[
+        0
+    ].rows == [(2,)]
+    workspace.end()
 
 
-def test_what_is_stopped_before_it_begins_does_not_begin(node: TestNode, aside: Workspace) -> None:
-    begin(node, aside)
-    aside.stop(DeadlineError("enough"))
-    assert in_thread(lambda: aside.execute(request("SELECT 1"))) == (DeadlineError, "enough")
-    aside.end()
+def test_what_is_stopped_before_it_begins_does_not_begin(node: TestNode, workspace: Workspace) -> None:
+    begin(node, workspace)
+    workspace.stop(DeadlineError("enough"))
+    assert in_thread(lambda: workspace.execute(request("SELECT 1"))) == (DeadlineError, "enough")
+    workspace.end()
 
 
 def test_a_statement_has_its_time(tmp_path: Path) -> None:
-    """The limit interrupts a run-away with an error of its own, in the loop and aside, for reads and for writes."""
+    """The limit interrupts a run-away with an error of its own, in loop and worker, for reads and for writes."""
     node = TestNode(tmp_path / "a.db", limits=Limits(statement_s=0.05))
     node.run("CREATE TABLE t(x)")
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n WHERE i < 0"
-    aside = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.beside())
     for text in (endless, f"INSERT INTO t {endless}"):
         with pytest.raises(StatementTimeoutError, match=r"longer than 0\.05 s") as caught:
             node.prepare(text)
         assert caught.value.details == {"sql": text, "limit_s": 0.05}
-        begin(node, aside)
-        assert in_thread(partial(aside.execute, request(text)))[0] is StatementTimeoutError
-        aside.end()
-    aside.close()
+        begin(node, workspace)
+        assert in_thread(partial(workspace.execute, request(text)))[0] is StatementTimeoutError
+        workspace.end()
+    workspace.close()
     node.engine.close()
 
 
-def test_what_is_over_its_budget_in_the_loop_is_to_be_run_aside(node: TestNode) -> None:
+def test_what_is_over_its_budget_in_the_loop_is_to_be_run_in_a_worker(node: TestNode) -> None:
     """One long statement, or many short ones, or those that change the schema; and the open batch survives it."""
     long = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000000) "
@@ -232,47 +235,47 @@ def test_what_is_over_its_budget_in_the_loop_is_to_be_run_aside(node: TestNode) 
     schema = request("CREATE INDEX i ON numbers(x)", "DROP TABLE numbers")
     with pytest.raises(TakesLongError):
         node.engine.execute(schema, 0.0)
-    aside = Workspace(node.engine.beside())
-    begin(node, aside)
-    assert in_thread(lambda: aside.execute(schema)) == node.engine.execute(schema)
-    aside.end()
-    aside.close()
+    workspace = Workspace(node.engine.beside())
+    begin(node, workspace)
+    assert in_thread(lambda: workspace.execute(schema)) == node.engine.execute(schema)
+    workspace.end()
+    workspace.close()
 
 
-def test_ids_that_were_given_aside_are_not_given_again(tmp_path: Path) -> None:
+def test_ids_that_were_given_in_a_worker_are_not_given_again(tmp_path: Path) -> None:
     node = TestNode(tmp_path / "a.db")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
     node.run("CREATE TABLE u(id INTEGER PRIMARY KEY, x)")
-    aside = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.beside())
     seen: set[int] = set()
     text = "INSERT INTO t(x) VALUES (1), (2) RETURNING id"
     for _ in range(3):
-        begin(node, aside)
-        for prepared in (in_thread(lambda: aside.execute(request(text))), node.prepare(text)):
+        begin(node, workspace)
+        for prepared in (in_thread(lambda: workspace.execute(request(text))), node.prepare(text)):
             ids = {row[0] for row in decode_results(prepared.result)[0].rows}
             assert not ids & seen
             seen |= ids
-        aside.end()
+        workspace.end()
     node.run("DROP TABLE t")
-    begin(node, aside)
-    assert decode_results(in_thread(lambda: aside.execute(request("INSERT INTO u(x) VALUES (1)"))).result)
-    aside.end()
-    aside.close()
+    begin(node, workspace)
+    assert decode_results(in_thread(lambda: workspace.execute(request("INSERT INTO u(x) VALUES (1)"))).result)
+    workspace.end()
+    workspace.close()
     node.engine.close()
 
 
-def work(aside: Workspace, action: Callable[[Work], Any]) -> tuple[Any, Any]:
+def work(workspace: Workspace, action: Callable[[Work], Any]) -> tuple[Any, Any]:
     told: list[Any] = []
 
     def run(desk: Work) -> Prepared:
         told.append(action(desk))
         return desk.finish()
 
-    prepared = in_thread(lambda: aside.work(run))
+    prepared = in_thread(lambda: workspace.work(run))
     return (told[0] if told else None), prepared
 
 
-def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode, aside: Workspace) -> None:
+def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode, workspace: Workspace) -> None:
     def action(desk: Work) -> Any:
         first = desk.run(Statement("SELECT count(*) FROM person")).rows
         desk.run(Statement("INSERT INTO person VALUES (10, 'Kim', 3)"))
@@ -284,9 +287,9 @@ def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode
         desk.rollback_to("s")
         return first, gone, desk.run(Statement("SELECT count(*) FROM person")).rows
 
-    begin(node, aside)
-    told, prepared = work(aside, action)
-    aside.end()
+    begin(node, workspace)
+    told, prepared = work(workspace, action)
+    workspace.end()
     assert told == ([(3,)], [(0,)], [(4,)])
     assert not prepared.readonly
     node.apply(node.entry(prepared))
@@ -294,7 +297,7 @@ def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode
     assert len(node.tables()["pet"]) == 3
 
 
-def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: TestNode, aside: Workspace) -> None:
+def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: TestNode, workspace: Workspace) -> None:
     def action(desk: Work) -> Any:
         with pytest.raises(UnsupportedError, match="may only read"):
             desk.run(Statement("DELETE FROM person"), read_only=True)
@@ -305,44 +308,46 @@ def test_work_is_read_only_where_it_has_to_be_and_leaves_the_schema_alone(node: 
             desk.run(Statement("SELEC"))
         return desk.run(Statement("SELECT 1"), read_only=True).rows
 
-    begin(node, aside)
-    told, prepared = work(aside, action)
-    aside.end()
+    begin(node, workspace)
+    told, prepared = work(workspace, action)
+    workspace.end()
     assert told == [(1,)]
     assert prepared.readonly
 
 
-def test_works_read_set_is_that_of_its_statements(node: TestNode, aside: Workspace) -> None:
+def test_works_read_set_is_that_of_its_statements(node: TestNode, workspace: Workspace) -> None:
     """The same points and ranges as of a request with the same statements."""
     texts = ["SELECT * FROM person WHERE id = 1", "SELECT * FROM pet WHERE kind = 'cat'", "UPDATE word SET n = 3"]
-    begin(node, aside)
-    _, prepared = work(aside, lambda desk: [desk.run(Statement(text)) for text in texts])
-    aside.end()
-    assert prepared.footprint == node.prepare(*texts).footprint
+    begin(node, workspace)
+    _, prepared = work(workspace, lambda desk: [desk.run(Statement(text)) for text in texts])
+    workspace.end()
+    assert prepared.access_set == node.prepare(*texts).access_set
     assert prepared.changes == node.prepare(*texts).changes
 
 
 def test_the_rows_of_each_statement_are_bounded(tmp_path: Path) -> None:
     """Not those of all together: work that reads a lot reads it piece by piece."""
     node = TestNode(tmp_path / "a.db", limits=Limits(result_bytes=10_000))
-    aside = Workspace(node.engine.beside())
-    begin(node, aside)
-    told, _ = work(aside, lambda desk: [len(desk.run(Statement("SELECT randomblob(1000)")).rows) for _ in range(20)])
+    workspace = Workspace(node.engine.beside())
+    begin(node, workspace)
+    told, _ = work(
+        workspace, lambda desk: [len(desk.run(Statement("SELECT randomblob(1000)")).rows) for _ in range(20)]
+    )
     assert told == [1] * 20
-    _, failed = work(aside, lambda desk: desk.run(Statement("SELECT randomblob(20000)")))
+    _, failed = work(workspace, lambda desk: desk.run(Statement("SELECT randomblob(20000)")))
     assert failed[0] is TooLargeError
-    aside.end()
-    aside.close()
+    workspace.end()
+    workspace.close()
     node.engine.close()
 
 
 def test_closing_it_leaves_sqlites_locks_alone(node: TestNode) -> None:
     """A closed descriptor on the file would drop the locks of the node's own connection."""
-    aside = Workspace(node.engine.beside())
-    begin(node, aside)
-    in_thread(lambda: aside.execute(request("DELETE FROM word")))
-    aside.end()
-    aside.close()
+    workspace = Workspace(node.engine.beside())
+    begin(node, workspace)
+    in_thread(lambda: workspace.execute(request("DELETE FROM word")))
+    workspace.end()
+    workspace.close()
     other = apsw.Connection(str(node.path))
     with pytest.raises(apsw.BusyError):
         other.execute("BEGIN IMMEDIATE")
@@ -350,19 +355,19 @@ def test_closing_it_leaves_sqlites_locks_alone(node: TestNode) -> None:
 
 
 def test_functions_of_a_plugin_are_everywhere_or_the_node_stops(tmp_path: Path) -> None:
-    """In the loop, aside and in a replay; a node without them names them and stops, and goes on when it has them."""
+    """In loop, worker and replay; a node without them names them and stops, and goes on when it has them."""
     first = TestNode(tmp_path / "a.db", prepare=register)
     second = TestNode(tmp_path / "b.db", "B")
     first.run("CREATE TABLE word(w TEXT COLLATE backwards UNIQUE)")
     first.run("CREATE INDEX loud ON word(shout(w))")
     first.run("INSERT INTO word VALUES ('a'), ('b')")
     assert first.rows("SELECT w FROM word ORDER BY w") == [("b",), ("a",)]
-    aside = Workspace(first.engine.beside())
-    begin(first, aside)
+    workspace = Workspace(first.engine.beside())
+    begin(first, workspace)
     asked = request("UPDATE word SET w = 'c' WHERE shout(w) = 'A!'", "SELECT w FROM word ORDER BY w")
-    assert decode_results(in_thread(lambda: aside.execute(asked)).result)[1].rows == [("c",), ("b",)]
-    aside.end()
-    aside.close()
+    assert decode_results(in_thread(lambda: workspace.execute(asked)).result)[1].rows == [("c",), ("b",)]
+    workspace.end()
+    workspace.close()
     with pytest.raises(DamagedError, match="no such collation sequence: backwards; it is a function or a collation of"):
         second.apply(first.entries[0])
     second.engine.close()

@@ -12,6 +12,7 @@ from bedrockish_journal.storage.row import Stored
 
 BATCH_ROWS = 1024  # with more, Python looks at what is held for garbage so often that it costs a third
 BATCH_BYTES = 8 << 20  # of entries, that are held at once
+Part = tuple[Sequence[int], Mapping[str, Any]]  # some rows: the place of each among all, and columns by name
 
 
 class Builder(Protocol):
@@ -36,13 +37,12 @@ class Builder(Protocol):
         """Return the rows, and begin anew with none."""
 
 
-def arrow_batch(types: Mapping[str, str], parts: Sequence[tuple[Sequence[int], Mapping[str, Any]]]) -> pa.RecordBatch:
+def arrow_batch(types: Mapping[str, str], parts: Sequence[Part]) -> pa.RecordBatch:
     """Return columns as an Arrow batch.
 
     Args:
         types: name and Spark type of each.
-        parts: some rows each: which place each row has among all, and the values of each column by name; there may be
-            more columns.
+        parts: the rows; their columns may be more.
     """
     schema = pa.schema([(name, ARROW[kind]) for name, kind in types.items()])
     made = []

@@ -1,13 +1,16 @@
 """The row changes of some entries, by table and column by column, so that columns can be made of many at once."""
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import is_
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from bedrockish_journal.model.changes import DELETE, INSERT, INT64, UPDATE, ChangeColumns, Value
-from bedrockish_journal.spark.source.builders import BATCH_BYTES, BATCH_ROWS
+from bedrockish_journal.spark.source.builders import BATCH_BYTES, BATCH_ROWS, Part, arrow_batch
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.storage.row import Stored
 
@@ -80,22 +83,31 @@ class OfTable:
             raise ValueError("a row has a value of no type of SQLite's")
 
 
-class ChangeBatch:
-    """Gathers the changes of entries.
+class ChangeBuilder(ABC):
+    """Gathers the changes of entries, and builds columns of them; what columns, the classes below it say.
 
     Args:
         context: of the journal.
-        wants: whether the changes of a table are wanted.
-        makers: whether it is asked which command made each change.
+        types: name and Spark type of the columns wanted.
+        makers: names of the columns for which it must be known which command made a change.
 
     Attributes:
         count: how many changes there are.
     """
 
-    def __init__(self, context: Context, wants: Callable[[str], bool], *, makers: bool) -> None:
-        self._context, self._wants, self._makers = context, wants, makers
+    def __init__(self, context: Context, types: Mapping[str, str], makers: Iterable[str]) -> None:
+        self._context, self._types = context, dict(types)
+        self._makers = not self._types.keys().isdisjoint(makers)
         self._entries: list[_Entry] = []
         self.count = self._bytes = 0
+
+    @abstractmethod
+    def _wants(self, table: str) -> bool:
+        """Whether the changes of a table are wanted."""
+
+    @abstractmethod
+    def _parts(self, one: OfTable) -> Iterable[Part]:
+        """Return the rows that some changes make, in parts with the same columns each."""
 
     @property
     def is_full(self) -> bool:
@@ -116,17 +128,18 @@ class ChangeBatch:
         self.count += count
         self._bytes += len(row.body)
 
-    def take(self) -> list[OfTable]:
-        """Return the changes, and begin anew with none.
+    def take(self) -> pa.RecordBatch:
+        """Return the rows, and begin anew with none.
 
         Raises:
             EntryMalformedError: an entry has changes that cannot be, and may not be skipped.
         """
         entries, self._entries, self.count, self._bytes = self._entries, [], 0, 0
         try:
-            return self._tables(entries)
+            tables = self._tables(entries)
         except (ValueError, TypeError, IndexError, AttributeError):
-            return self._tables([entry for entry in entries if self._is_right(entry)])
+            tables = self._tables([entry for entry in entries if self._is_right(entry)])
+        return arrow_batch(self._types, [part for one in tables for part in self._parts(one)])
 
     def _is_right(self, entry: _Entry) -> bool:
         try:

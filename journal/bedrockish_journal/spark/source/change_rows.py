@@ -1,16 +1,13 @@
 """The table ``changes``: a row for each change of a row, of any table, with the rows before and after it as JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE
-from bedrockish_journal.spark.source.builders import arrow_batch
-from bedrockish_journal.spark.source.change_batches import ChangeBatch, Image, OfTable
+from bedrockish_journal.spark.source.builders import Part
+from bedrockish_journal.spark.source.change_batches import ChangeBuilder, Image, OfTable
 from bedrockish_journal.spark.source.context import HEAD, Context, head
 from bedrockish_journal.spark.source.json_rows import row_texts, value_texts
-from bedrockish_journal.storage.row import Stored
 
 CHANGES: Mapping[str, str] = {
     **HEAD,
@@ -29,47 +26,22 @@ CHANGES: Mapping[str, str] = {
 _TYPES = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
 
 
-class ChangeRows:
+class ChangeRows(ChangeBuilder):
     """Builds columns of the table ``changes``.
 
     Args:
-        context: of the journal.
+        context: of the journal; it says of which tables changes are wanted.
         types: name and Spark type of the columns wanted.
     """
 
     def __init__(self, context: Context, types: Mapping[str, str]) -> None:
-        self._context, self._types = context, dict(types)
-        makers = not self._types.keys().isdisjoint(("command", "user_name"))
-        self._batch = ChangeBatch(context, self._wants, makers=makers)
+        super().__init__(context, types, makers=("command", "user_name"))
 
     def _wants(self, table: str) -> bool:
         return self._context.tables is None or table in self._context.tables
 
-    @property
-    def count(self) -> int:
-        """How many changes there are."""
-        return self._batch.count
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it is time to take them."""
-        return self._batch.is_full
-
-    def add(self, row: Stored) -> None:
-        """Add the changes of an entry.
-
-        Raises:
-            EntryMalformedError: it cannot be decoded, and may not be skipped.
-        """
-        self._batch.add(row)
-
-    def take(self) -> pa.RecordBatch:
-        """Return the rows, and begin anew with none.
-
-        Raises:
-            EntryMalformedError: an entry has changes that cannot be, and may not be skipped.
-        """
-        return arrow_batch(self._types, [(one.order, self._columns(one)) for one in self._batch.take()])
+    def _parts(self, one: OfTable) -> Iterable[Part]:
+        return [(one.order, self._columns(one))]
 
     def _columns(self, one: OfTable) -> dict[str, Sequence[Any]]:
         heads = zip(*[head(self._context, row) for row in one.rows], strict=True)

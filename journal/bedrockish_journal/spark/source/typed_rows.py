@@ -5,14 +5,12 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
-
 from bedrockish_journal.model.changes import Value
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.plain_names import plain_name
 from bedrockish_journal.model.transaction import ROWS
-from bedrockish_journal.spark.source.builders import arrow_batch
-from bedrockish_journal.spark.source.change_batches import ChangeBatch, OfTable
+from bedrockish_journal.spark.source.builders import Part
+from bedrockish_journal.spark.source.change_batches import ChangeBuilder, OfTable
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.declared import Declared, declared, folded
 from bedrockish_journal.spark.source.feeds import expand, nodes_of, open_feed
@@ -34,7 +32,6 @@ from bedrockish_journal.spark.source.typed_values import (
 from bedrockish_journal.storage.row import Stored
 
 OF_A_JOURNAL = {"_node": TEXT, "_leader": TEXT, "_tick": INTEGER}  # whose file, and the place in a timeline
-Part = tuple[list[int], dict[str, Sequence[Any]]]  # the place of each row among all, and columns
 TOLD = {"_leader": "leader", "_tick": "tick", "_commit_clock": "clock", "_committed_at": "committed_at"}
 
 
@@ -55,7 +52,7 @@ def table_of(options: Options) -> Table:
     return Table(columns, partial(TypedRows, found), kind=ROWS, told=TOLD)
 
 
-class TypedRows:
+class TypedRows(ChangeBuilder):
     """Builds typed columns of the changes of one table.
 
     Args:
@@ -65,39 +62,11 @@ class TypedRows:
     """
 
     def __init__(self, of: Declared, context: Context, types: Mapping[str, str]) -> None:
-        self._of, self._context, self._types = of, context, dict(types)
-        makers = not self._types.keys().isdisjoint(("_command", "_user"))
-        self._table = folded(of.table)
-        self._batch = ChangeBatch(context, self._wants, makers=makers)
+        super().__init__(context, types, makers=("_command", "_user"))
+        self._of, self._table = of, folded(of.table)
 
     def _wants(self, table: str) -> bool:
         return table == self._of.table or folded(table) == self._table
-
-    @property
-    def count(self) -> int:
-        """How many changes there are."""
-        return self._batch.count
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it is time to take them."""
-        return self._batch.is_full
-
-    def add(self, row: Stored) -> None:
-        """Add the changes of an entry.
-
-        Raises:
-            EntryMalformedError: it cannot be decoded, and may not be skipped.
-        """
-        self._batch.add(row)
-
-    def take(self) -> pa.RecordBatch:
-        """Return the rows, and begin anew with none.
-
-        Raises:
-            EntryMalformedError: an entry has changes that cannot be, and may not be skipped.
-        """
-        return arrow_batch(self._types, [part for one in self._batch.take() for part in self._parts(one)])
 
     def _parts(self, one: OfTable) -> Iterator[Part]:
         """Yield the rows for changes with the same columns: first the rows that were, then those that are."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables
 from bedrockish_journal.feed.change_feed import Cursor
@@ -83,9 +84,16 @@ def test_rows_at_a_moment_and_their_versions(spark: "SparkSession", kind: str, t
     with pytest.raises(MomentError):
         found.register("never_", as_of=datetime(2026, 1, 1))
     names = found.register("lake_")
-    assert names == sorted(f"lake_{name}{end}" for name in found.tables for end in ("", "__changes", "__history"))
+    ends = ("", "__changes", "__history", "__as_of")
+    assert names == sorted(f"lake_{name}{end}" for name in found.tables for end in ends)
     sql = "SELECT v, count(*) FROM lake_u JOIN lake_u__changes USING (v) GROUP BY v"
     assert values(spark.sql(sql), "v", "count(1)") == [("moved", 1)]
+    for moment in (commit(3).at, commit(8).at, commit(10).at, commit(3).at - timedelta(milliseconds=1)):
+        then = spark.sql(f"SELECT * FROM lake_u__as_of(TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S.%f}')")
+        assert then.columns == found.rows("u").columns
+        assert values(then, "id", "v") == values(found.rows("u", moment), "id", "v"), moment
+    with pytest.raises(AnalysisException, match=r"(?i)time.?travel"):  # why there is a function for it
+        spark.sql("SELECT * FROM lake_u TIMESTAMP AS OF current_timestamp()").collect()
 
 
 @pytest.mark.parametrize("kind", SINKS)
@@ -130,6 +138,12 @@ def test_what_a_lake_does_not_know(spark: "SparkSession", tmp_path: Path) -> Non
     with pytest.raises(MomentError, match="is in no time zone"):
         found.rows("t", as_of=datetime(2026, 1, 1))
     assert found.rows("t", as_of=datetime(2026, 1, 1, tzinfo=UTC)).count() == 3
+    assert found.register("copied_")
+    for name in ("t", "w"):
+        of = f"SELECT * FROM copied_{name}__as_of"
+        assert spark.sql(f"{of}(TIMESTAMP '2026-01-01 00:00:00')").count() == 3
+        with pytest.raises(Exception, match="is before the copy that the lake begins with"):  # Py4J's or Spark's
+            spark.sql(f"{of}(timestamp_millis(0))").collect()
     with pytest.raises(FileMissingError, match=r"no table 'nothing'; it has t, w"):
         found.changes("nothing")
 

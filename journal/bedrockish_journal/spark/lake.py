@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 COMMITS = "_commits"
 CATALOG = "catalog.db"
-CHANGES, HISTORY = "__changes", "__history"  # what the names of views end with
+CHANGES, HISTORY, AS_OF = "__changes", "__history", "__as_of"  # what the names of views and functions end with
 _PLACE = ("_commit_clock", "_commit_origin", "_commit_seq")
 _OF_THE_CHANGE = ("_change_type", "_commit_seq")  # columns that say nothing of a row
+_THERE = "_change_type IN ('insert', 'update_postimage')"
 _SPARK: Mapping[pa.DataType, str] = {kind: name for name, kind in ARROW.items()} | {
     pa.large_string(): "STRING",
     pa.large_binary(): "BINARY",
@@ -141,18 +142,23 @@ class Lake:
     def register(self, prefix: str = "", as_of: int | datetime | None = None) -> list[str]:
         """Make views for SQL: of each table its rows under its name, and ``…__changes`` and ``…__history``.
 
+        ``…__as_of(moment TIMESTAMP)`` is a function: the rows as they were then, such as
+        ``SELECT * FROM account__as_of(TIMESTAMP '2026-11-24 12:00:00')``. It raises an error for a moment before the
+        copy that the lake begins with. It asks the view ``…__changes``, so this must stay.
+
         Args:
             prefix: what their names begin with.
             as_of: the rows as they were at a clock or at a time; the other views have all that there is.
 
         Returns:
-            the names.
+            the names of all of them.
 
         Raises:
             JournalError: two would have the same name.
             MomentError: ``as_of`` was before the lake begins, or is a time without a time zone.
         """
         views: dict[str, DataFrame] = {}
+        functions: dict[str, str] = {}
         for table in self.tables:
             for name, found in (
                 (table, self.rows(table, as_of)),
@@ -161,9 +167,29 @@ class Lake:
             ):
                 if views.setdefault((prefix + name).lower(), found) is not found:
                     raise JournalError(f"two views would be called {prefix + name}; register none, and use rows()")
+            functions[(prefix + table + AS_OF).lower()] = self._as_of((prefix + table + CHANGES).lower())
         for name, found in views.items():
             found.createOrReplaceTempView(name)
-        return sorted(views)
+        for name, query in functions.items():
+            self._spark.sql(
+                f"CREATE OR REPLACE TEMPORARY FUNCTION {_quoted(name)}(moment TIMESTAMP) RETURNS TABLE RETURN {query}"
+            )
+        return sorted([*views, *functions])
+
+    def _as_of(self, changes: str) -> str:
+        """Return the query for what a table was at ``moment``, from the view of its changes."""
+        then = f"{_quoted(changes)} WHERE _committed_at <= moment"
+        if self._first:  # the moment is looked at before any row: where there are none it must be refused, too
+            begin = f"timestamp_millis({milliseconds(self._first)})"
+            text = f"concat(moment, ' is before the copy that the lake begins with (', {begin}, ')')"
+            known = f"SELECT CASE WHEN moment < {begin} THEN raise_error({text}) ELSE moment END AS _moment"
+            then = f"({known}) JOIN {_quoted(changes)} ON _committed_at <= _moment"
+        latest = ", ".join(f"{name} DESC" for name in _PLACE)
+        more = ", _moment" if self._first else ""
+        return (
+            f"SELECT * EXCEPT (_latest, {', '.join(_OF_THE_CHANGE)}{more}) FROM (SELECT *, row_number() OVER "
+            f"(PARTITION BY _key ORDER BY {latest}) AS _latest FROM {then}) WHERE _latest = 1 AND {_THERE}"
+        )
 
     def _clock(self, as_of: int | datetime) -> int:
         if isinstance(as_of, datetime):
@@ -204,9 +230,13 @@ class Lake:
         )
 
 
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _there(found: "DataFrame") -> "DataFrame":
     """Leave out images of rows that were not there any more after their change."""
-    return found.where("_change_type IN ('insert', 'update_postimage')")
+    return found.where(_THERE)
 
 
 def _table(schema: pa.Schema, files: "list[str]") -> _Table:

@@ -179,6 +179,10 @@ class AccessIndex(Generic[Name]):
         """Yield those that touch more than single keys."""
         return iter(self._ranged)
 
+    def has_ranges(self) -> bool:
+        """Whether anybody touches more than single keys."""
+        return bool(self._ranged)
+
     def conflicts(self, access_set: AccessSet, own: Name | None = None) -> Iterator[tuple[Name, bytes]]:
         """Yield everybody whose access set conflicts with this one, once each, and a key; without ``own``."""
         return iter(()) if self._is_apart(access_set) else self._conflicts(access_set, own)

@@ -28,6 +28,7 @@ from bedrockish_journal.model.vector import Vector, covers, merge
 EVERYTHING = (b"", b"\xff\xff")
 SEGMENT = 256  # commits that are packed together
 FILTER_BYTES = 4_096  # of a segment: one key in ten that is not there passes it
+FEW = 32  # commits that are compared one by one, where some of them have ranges
 LATEST = 128  # commits of each timeline that are found by their ticks
 _READ, _WRITE = 1, 2
 
@@ -468,6 +469,15 @@ class CommitWindow:
 
     def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
         """Yield the commits that ``base`` has not seen under any of their places and that conflict, without ``own``."""
+        # Of a queue, everybody's range has the keys of all that was taken before: who has seen nearly all of those asks
+        # the few others, and not for each key whose it is.
+        newer = self.newer_than(base) if access_set.has_ranges or self._index.has_ranges() else None
+        if newer is not None and len(newer) <= FEW:
+            for known in dict.fromkeys(newer):  # one that was adopted stands in two timelines
+                met = None if known.txid == own else conflict(access_set, known.access_set)
+                if met is not None:
+                    yield Conflict(known.txid, met)
+            return
         for txid, key in self._index.conflicts(access_set, own):
             if not self.known[txid].is_in(base):
                 yield Conflict(txid, key)

@@ -10,7 +10,7 @@ from bedrockish.errors import BedrockishError
 from bedrockish.sqltext.statement_kinds import verb_of
 
 SCOPE = "bedrockish"
-CONTROLS = frozenset({BEGIN, COMMIT, ROLLBACK, SETTLE})  # steps of an open transaction that bring no statement
+CONTROLS = frozenset({BEGIN, COMMIT, ROLLBACK, SETTLE})  # steps of an open transaction that need no statement
 OTHER = "STATEMENT"
 VERBS = {
     *("SELECT", "VALUES", "INSERT", "REPLACE", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP", "PRAGMA", "EXPLAIN"),
@@ -26,7 +26,7 @@ def operation_of(request: Request, op: str = "") -> str:
         request: what was asked.
         op: which step of an open transaction or a stream it is; empty: none, it is a whole one.
     """
-    if op in CONTROLS:
+    if op in CONTROLS and not request.texts:
         return op.upper()
     if request.change is not None:
         return "MEMBERS"

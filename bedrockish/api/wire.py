@@ -49,6 +49,7 @@ CALL = "call"
 JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "events", "explain", "upkeep"
 LONG_BYTES = 1 << 16  # of results that are not copied to be encoded
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
+BEGUN = "begun"  # in the details of an error: the transaction is open all the same
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
 QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
 OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
@@ -67,6 +68,8 @@ class Execute:
 @value
 class Step:
     """One step of an interactive transaction, named by the command that its COMMIT is. The reply is an answer.
+
+    ``begin`` may bring the first statements. Nodes of release 0.1.0 run none of them, and answer without results.
 
     ``settle`` makes sure that the command has happened or never will; the results are empty if it never will.
     Or one of a streamed result: ``stream`` opens it (columns, no rows), ``fetch`` takes rows, ``close`` gives it up.

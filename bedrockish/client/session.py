@@ -246,7 +246,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         Args:
             isolation: ``serializable`` or ``snapshot``.
             read: see ``execute``; what a transaction that only reads must have seen.
-            timeout: seconds for BEGIN, for COMMIT, and for each statement that has no time of its own.
+            timeout: seconds for COMMIT, and for each statement that has no time of its own.
 
         Raises:
             OutcomeUnknownError: it cannot be told whether it happened; ``settle`` asks again.
@@ -263,12 +263,9 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
     ) -> Transaction:
         """Open a transaction that the caller commits or rolls back. See ``transaction`` for the rest.
 
-        Raises:
-            BedrockishError: no node has taken it.
+        Nothing is sent: BEGIN goes with the first statement.
         """
-        opened = Transaction(self._call, self._options(isolation, read, timeout), self._farewell)
-        await opened.begin()
-        return opened
+        return Transaction(self._call, self._options(isolation, read, timeout), self._farewell)
 
     async def run_transaction(
         self,

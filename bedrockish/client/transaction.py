@@ -1,7 +1,9 @@
 """Interactive transactions as an application holds them: statements one by one, then COMMIT or ROLLBACK.
 
-It lives at one node, in that node's memory, until COMMIT. So whatever happens to the node or to the link before that,
-it did not happen; and COMMIT, whose answer may be lost like any other, has an id by which its outcome is found out.
+BEGIN goes with the first statement, so that it costs no round trip, and the snapshot is no older than that. From then
+on the transaction lives at one node, in that node's memory, until COMMIT. So whatever happens to the node or to the
+link before that, it did not happen; and COMMIT, whose answer may be lost like any other, has an id by which its outcome
+is found out.
 """
 
 import random
@@ -12,9 +14,9 @@ from typing import Any, TypeVar
 
 import trio
 
-from bedrockish.api.requests import Params, Request, Statement, check_params, check_timeout
+from bedrockish.api.requests import NOTHING, Params, Request, Statement, check_params, check_timeout
 from bedrockish.api.rows import Rows, rows_of
-from bedrockish.api.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS, Answered, Step, Told
+from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, ROLLBACK, STATEMENTS, Answered, Step, Told
 from bedrockish.client.request_builder import new_command
 from bedrockish.client.sansio.retry import Backoff
 from bedrockish.client.sansio.transaction_steps import What
@@ -24,6 +26,7 @@ from bedrockish.sqltext.single_statement import check_statement
 T = TypeVar("T")
 Call = Callable[[What, float], Awaitable[Answered | Told]]
 
+CANCELLED = "its first statement was cancelled; it did not happen: begin another transaction"
 BATCH = 1_000  # statements that go in one round trip
 FAREWELL_S = 2.0  # how long a rollback on the way out may take: it is only a courtesy to the node
 
@@ -56,7 +59,7 @@ class Transaction:
         self.command = new_command()
         self._call, self._farewell = call, farewell
         self._request = Request(self.command, (), options.read, options.isolation, timeout_s=options.timeout_s)
-        self._is_open = False
+        self._is_open, self._is_begun = True, False  # it can be committed; a node knows of it
         self._error: BedrockishError | None = None
         self._marks = 0
 
@@ -64,15 +67,6 @@ class Transaction:
     def is_open(self) -> bool:
         """Whether it can still be committed, as far as is known here."""
         return self._is_open
-
-    async def begin(self) -> None:
-        """Open it at a node.
-
-        Raises:
-            BedrockishError: no node has taken it.
-        """
-        await self._step(BEGIN, (), None)
-        self._is_open = True
 
     async def execute(self, sql: str, params: Params = None, *, timeout: float | None = None) -> Rows:  # noqa: ASYNC109
         """Run one statement, which may also be SAVEPOINT, RELEASE or ROLLBACK TO.
@@ -82,7 +76,7 @@ class Transaction:
         Raises:
             ConflictError: another transaction has changed what this one has read or written. It did not happen.
             UnavailableError: the node is gone, or has ended the transaction. It did not happen.
-            BedrockishError: as for ``Client.execute``.
+            BedrockishError: as for ``Client.execute``; with the first statement also that no node has taken it.
         """
         return (await self.run([(sql, params)], timeout=timeout))[0]
 
@@ -126,6 +120,11 @@ class Transaction:
             sql, params = (statement, None) if isinstance(statement, str) else statement
             made.append(Statement(check_statement(sql), check_params(params)))
         self._check_open()
+        if not self._is_begun:
+            reply = await self._step(BEGIN, tuple(made), timeout)
+            if reply.answer.results != NOTHING:
+                return rows_of(reply.answer, len(made))
+            # A node of release 0.1.0 has begun it, and has left the statements.
         reply = await self._step(STATEMENTS, tuple(made), timeout)
         return rows_of(reply.answer, len(made))
 
@@ -158,6 +157,9 @@ class Transaction:
             BedrockishError: it did not happen.
         """
         self._check_open()
+        if not self._is_begun:
+            self._is_open = False
+            return Rows((), [])  # nothing was done, and no node knows of it
         reply = await self._step(COMMIT, (), timeout)
         self._is_open = False
         rows = rows_of(reply.answer)
@@ -167,6 +169,8 @@ class Transaction:
         """Roll everything back. Fine also when it is over already."""
         if self._is_open or self._error is not None:
             self._is_open, self._error = False, None
+            if not self._is_begun:
+                return
             with suppress(BedrockishError):  # without its node it is rolled back as well
                 await self._step(ROLLBACK, (), timeout)
 
@@ -198,14 +202,18 @@ class Transaction:
         try:
             reply = await self._call(Step(0, request, op), seconds)
         except BedrockishError as error:
+            self._is_begun = self._is_begun or bool(error.details.get(BEGUN))
             if not isinstance(error, UsageError) or error.details.get("ended") or isinstance(error, ClientClosedError):
                 self._is_open, self._error = False, error
             raise
         except trio.Cancelled:
             if op == COMMIT:
                 self._is_open = False
+            if op == BEGIN:  # whether it was begun is not known; the client rolls it back if so
+                self._is_open, self._error = False, ClientClosedError(CANCELLED)
             raise
         assert isinstance(reply, Answered)
+        self._is_begun = True
         return reply
 
 
@@ -213,7 +221,6 @@ class Transaction:
 async def transaction(call: Call, options: Options) -> AsyncIterator[Transaction]:
     """Open a transaction; commit it at the end of the block, roll it back if the block raises."""
     opened = Transaction(call, options)
-    await opened.begin()
     try:
         yield opened
         await opened.finish()

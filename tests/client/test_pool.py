@@ -10,7 +10,7 @@ from bedrockish.api.requests import NOTHING, Answer, Request, Token, decode_toke
 from bedrockish.api.wire import COMMIT, ROLLBACK
 from bedrockish.client import pool as pools
 from bedrockish.errors import ClientClosedError, DeadlineError, UnavailableError, UsageError
-from tests.client.scripted import ScriptedNode, running
+from tests.client.scripted import ScriptedNode, answer, running
 from tests.client.test_blocking_client import in_background
 
 WRITE = "INSERT INTO t VALUES (1)"
@@ -24,7 +24,7 @@ class Opens:
 
     def begin(self, owner: object, op: str, request: Request) -> Answer:
         self.steps.append(op)
-        return Answer(NOTHING, Token(), None)
+        return answer() if request.statements else Answer(NOTHING, Token(), None)
 
     def end_owner(self, owner: object) -> None:
         self.steps.append("gone")
@@ -85,11 +85,13 @@ async def test_a_session_that_left_a_transaction_open_is_closed() -> None:
     node = ScriptedNode(transactions=Opens())
     async with running(node) as url, open_pool(url, size=1) as pool:
         async with pool.client() as first:
-            await first.begin()
+            await (await first.begin()).execute(WRITE)
         async with pool.client() as second:
             assert second is not first
             opened = await second.begin()
+            await opened.execute(WRITE)
             await opened.rollback()
+            await second.begin()  # and nothing in it: no node knows of it
         async with pool.client() as third:
             assert third is second
 
@@ -187,6 +189,7 @@ def test_an_open_transaction_is_rolled_back_and_a_closed_connection_replaced() -
     with in_background(node) as url, connect_pool(url, size=1) as pool:
         with pool.connection() as db:
             db.execute("BEGIN")
+            db.execute(WRITE)
         assert ROLLBACK in opens.steps
         assert COMMIT not in opens.steps
         with pool.connection() as db:

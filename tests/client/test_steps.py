@@ -42,6 +42,16 @@ def step(w: Wire, op: str, timeout_s: float = 10.0) -> int:
     return number
 
 
+FIRST = (Statement("INSERT INTO t VALUES (1)"),)
+
+
+def first(w: Wire, timeout_s: float = 10.0) -> int:
+    """Begin a transaction with its first statement."""
+    number, effects = w.core.call(Step(0, Request("tx", FIRST), BEGIN), timeout_s, w.now)
+    w.do(effects)
+    return number
+
+
 def begun() -> tuple[Wire, int]:
     w = wire()
     number = step(w, BEGIN)
@@ -80,6 +90,55 @@ def test_a_lost_statement_is_not_sent_again() -> None:
     later = step(w, COMMIT)
     assert isinstance(w.finished[later], UnavailableError)
     assert [call.op for _, call in w.sent] == [BEGIN, STATEMENTS]
+
+
+def test_a_first_statement_that_fails_leaves_a_transaction_open() -> None:
+    """If the node says so: then what follows goes there. An error of BEGIN itself opens nothing."""
+    for details in ({"begun": True}, {}):
+        w = wire()
+        number, link = first(w), w.open()
+        w.reply(Failed(number, ConstraintError("taken", **details)), link)
+        assert isinstance(w.finished[number], ConstraintError)
+        later = step(w, STATEMENTS)
+        assert (w.sent[-1][1].op == STATEMENTS) is bool(details)
+        assert isinstance(w.finished.get(later), UnavailableError) is not bool(details)
+
+
+def test_a_lost_first_statement_is_sent_again_elsewhere_and_to_no_third_node() -> None:
+    """Nobody has seen anything of it. What two nodes died of is not tried with another one."""
+    w = wire()
+    number, link = first(w), w.open()
+    w.close(link)
+    second = w.open()
+    assert [(at, call.op, call.request.statements) for at, call in w.sent] == [
+        (link, BEGIN, FIRST),
+        (second, BEGIN, FIRST),
+    ]
+    w.close(second)
+    error = w.finished[number]
+    assert isinstance(error, UnavailableError)
+    assert error.details["reason"] == "two_died"
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late", "interrupted"])
+def test_what_nobody_waits_for_any_longer_is_ended_at_its_node(how: str) -> None:
+    """A transaction and a stream alike; a link is not kept for the answer."""
+    for beginning, end in ((first, ROLLBACK), (lambda w, s=10.0: step(w, STREAM, s), CLOSE)):
+        w = wire()
+        number, link = beginning(w, 1.0), w.open()
+        match how:
+            case "cancelled":
+                w.do(w.core.cancel(number, w.now))
+            case "late":
+                w.wait()
+            case "interrupted":
+                w.do(w.core.interrupt(w.now))
+        at, call = w.sent[-1]
+        assert (at, call.op, call.request.statements) == (link, end, ())
+        assert w.core.has_homes
+        while w.core.has_homes:
+            w.wait()
+        assert w.sent[-1] == (at, call)
 
 
 @pytest.mark.parametrize("happened", [True, False])

@@ -1,12 +1,14 @@
 """Interactive transactions over three real nodes: what they can do, many at once, lost nodes and lost answers."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 import trio
 
 from bedrockish import Connection, connect, open_client
-from bedrockish.api.requests import SERIALIZABLE
+from bedrockish.api.requests import SERIALIZABLE, Statement
+from bedrockish.api.wire import BEGIN, COMMIT, ROLLBACK, Step
 from bedrockish.client.transaction import Transaction
 from bedrockish.errors import (
     BedrockishError,
@@ -60,6 +62,46 @@ async def test_what_a_transaction_can_do(cluster: LocalCluster) -> None:
             for _ in range(8):
                 nursery.start_soon(client.run_transaction, add, 5)
         assert (await client.execute("SELECT n FROM parent WHERE id = 0")).value() == 40
+
+
+async def test_begin_goes_with_the_first_statement(cluster: LocalCluster) -> None:
+    """A transaction in which nothing is done is known to no node; one whose first statement fails is open."""
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True)) as client:
+        await client.execute("CREATE TABLE one(id INTEGER PRIMARY KEY)")
+        await client.execute("INSERT INTO one VALUES (1)")
+
+        async def is_open(tx: Transaction) -> bool:
+            told = await client.upkeep({"do": "activity"})
+            return tx.command in {each["command"] for each in told["transactions"]}
+
+        async with client.transaction() as tx:
+            assert not await is_open(tx)
+        tx = await client.begin()
+        with pytest.raises(ConstraintError):
+            await tx.execute("INSERT INTO one VALUES (1)")
+        assert tx.is_open
+        assert await is_open(tx)
+        await tx.execute("INSERT INTO one VALUES (2)")
+        assert (await tx.commit()).place is not None
+        tx = await client.begin()
+        with pytest.raises(UsageError):
+            await tx.execute("SELECT nothing FROM nowhere")
+        await tx.rollback()
+        assert not await is_open(tx)
+        tx = await client.begin()
+        with trio.move_on_after(0.2) as scope:
+            await tx.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n")
+        assert scope.cancelled_caught
+        with pytest.raises(BedrockishError, match="cancelled"):
+            await tx.execute("SELECT 1")
+        await tx.rollback()
+
+        async def is_over() -> bool:
+            return not await is_open(tx)
+
+        await until("it is rolled back", is_over)
+        assert (await client.execute("SELECT count(*) FROM one")).value() == 2
 
 
 async def _spoil(tx: Transaction) -> None:
@@ -232,9 +274,11 @@ async def test_what_is_idle_or_too_many_is_ended_or_refused(cluster: LocalCluste
     async with open_client(cluster.url(0, only=True)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
         opened = [await client.begin() for _ in range(3)]
+        for one in opened:
+            await one.execute("SELECT * FROM t")
         await opened[0].execute("INSERT INTO t VALUES (1)")
         with pytest.raises(UnavailableError, match="limit"):
-            await client.begin(timeout=0.2)
+            await (await client.begin(timeout=0.2)).execute("SELECT * FROM t")
 
         async def ended() -> bool:
             return bool((await client.status())["open_transactions"] == 0)
@@ -269,16 +313,19 @@ async def test_a_begin_whose_answer_was_lost_is_sent_again_to_the_same_node(clus
         await client.execute("CREATE TABLE note(text TEXT)")
         async with open_client(url) as lost:
             first = await lost.begin()
-            again = await client.begin()
-            await again.rollback()
-            again.command, again._request = first.command, first._request
-            await again.begin()  # while the first link lives
+            await first.execute("SELECT 1")
+            request = first._request
+
+            async def step(op: str, *sql: str) -> None:
+                statements = tuple(Statement(each) for each in sql)
+                await client._call(Step(0, replace(request, statements=statements), op), 10.0)
+
+            await step(BEGIN, "INSERT INTO note VALUES ('twice')")  # while the first link lives
             with pytest.raises(UnavailableError):
                 await first.execute("SELECT 1")
-        await again.rollback()
-        await again.begin()  # after both have ended
-        await again.execute("INSERT INTO note VALUES ('once')")
-        await again.commit()
+        await step(ROLLBACK)
+        await step(BEGIN, "INSERT INTO note VALUES ('once')")  # after both have ended
+        await step(COMMIT)
         assert (await client.execute("SELECT text FROM note")).rows == [("once",)]
         with pytest.raises(UsageError, match="before"):
-            await again.begin()
+            await step(BEGIN, "SELECT 1")

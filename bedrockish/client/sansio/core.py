@@ -20,8 +20,8 @@ from bedrockish.api.wire import (
     CLOSE,
     COMMIT,
     LINK_ID,
+    ROLLBACK,
     SETTLE,
-    STREAM,
     Answered,
     Ask,
     AskOutcome,
@@ -49,6 +49,7 @@ from bedrockish.client.sansio.transaction_steps import (
     What,
     begins,
     ends,
+    giving_up,
     gone,
     is_harmless,
     judged,
@@ -134,9 +135,8 @@ class ClientCore:
         """Forget a call: nobody waits for it any longer. What was sent may still happen."""
         one = self._calls.get(call)
         self._forget(call)
-        if one is not None and one.link is not None and isinstance(one.what, Step) and one.what.op == STREAM:
-            self._homes[one.what.request.command] = one.link  # it may be open there by now; nobody waits for the answer
-            return self.call(replace(one.what, op=CLOSE), DIAL_TIMEOUT_S, now)[1]
+        if one is not None:
+            self._end_there(one, now)
         return self._pump(now)
 
     def interrupt(self, now: float) -> list[Effect]:
@@ -149,6 +149,7 @@ class ClientCore:
             error = out_of_time(call.what, uncertain=True, waited_s=waited_s, last=why) if uncertain else why
             error.details = {**error.details, "interrupted": True}
             self._forget(number)
+            self._end_there(call, now)
             effects.append(Finish(number, error))
         return [*effects, *self._pump(now)]
 
@@ -258,6 +259,11 @@ class ClientCore:
             effects.append(Finish(reply.id, outcome))
             return
         call.error = reply.error
+        if begins(call.what, reply):  # with a statement that failed
+            self._forget(reply.id)
+            self._homes[call.what.request.command] = link
+            effects.append(Finish(reply.id, reply.error))
+            return
         if name_of(call.what) is not None and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
             self._forget(reply.id)
             if ends(call.what, reply):
@@ -312,6 +318,13 @@ class ClientCore:
         if link == self._current and (towards or len(self.route) > 1):
             self._current = None
             self.route.leave(towards, now)
+
+    def _end_there(self, given_up: _Call, now: float) -> None:
+        """Have a node end what it may have opened by now for a call that nobody waits for any longer."""
+        end = giving_up(given_up.what)
+        if end is not None and given_up.link is not None and given_up.link in self._links:
+            self._homes[end.request.command] = given_up.link
+            self._calls[self._number()] = _Call(end, now, now + DIAL_TIMEOUT_S, harmless=True)
 
     def _forget(self, number: int) -> None:
         call = self._calls.pop(number, None)
@@ -449,6 +462,9 @@ class ClientCore:
             else:
                 error = out_of_time(call.what, uncertain=uncertain, waited_s=now - call.started, last=call.error)
             self._forget(number)
+            self._end_there(call, now)
+            if isinstance(call.what, Step) and call.what.op in (ROLLBACK, CLOSE):
+                self._homes.pop(call.what.request.command, None)  # else its link would be kept for it
             effects.append(Finish(number, error))
 
     def _number(self) -> int:

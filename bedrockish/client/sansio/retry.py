@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from bedrockish.api.requests import Request
-from bedrockish.api.wire import STREAM, Ask, Step
+from bedrockish.api.wire import BEGIN, STREAM, Ask, Step
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.errors import (
     BedrockishError,
@@ -87,7 +87,7 @@ def has_text(what: What) -> bool:
     """Whether a call brings a client's own text or values to the node, which may be what a link died of."""
     if isinstance(what, Request) and what.change is not None:
         return False  # an operator's, and its answer does not tell whether it happened
-    return isinstance(what, Request | Ask) or (isinstance(what, Step) and what.op == STREAM)
+    return isinstance(what, Request | Ask) or (isinstance(what, Step) and what.op in (BEGIN, STREAM))
 
 
 def is_farewell(error: BedrockishError) -> bool:

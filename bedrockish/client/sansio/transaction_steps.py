@@ -13,6 +13,7 @@ from typing import TypeGuard
 from bedrockish.api.requests import NOTHING, Request
 from bedrockish.api.wire import (
     BEGIN,
+    BEGUN,
     CLOSE,
     COMMIT,
     ROLLBACK,
@@ -40,7 +41,11 @@ def name_of(what: What) -> str | None:
 
 def begins(what: What, reply: Reply) -> TypeGuard[Step]:
     """Whether a transaction or a stream is open with this reply, at its node."""
-    if not isinstance(what, Step) or not isinstance(reply, Answered):
+    if not isinstance(what, Step):
+        return False
+    if isinstance(reply, Failed):
+        return what.op == BEGIN and bool(reply.error.details.get(BEGUN))
+    if not isinstance(reply, Answered):
         return False
     return what.op == BEGIN or (what.op == STREAM and reply.answer.more)
 
@@ -54,6 +59,13 @@ def ends(what: What, reply: Reply) -> TypeGuard[Step]:
     if isinstance(reply, Failed):
         return what.op == ROLLBACK or not isinstance(reply.error, UsageError)
     return what.op in (COMMIT, ROLLBACK)
+
+
+def giving_up(what: What) -> Step | None:
+    """Return what ends at a node what a call may have opened there, once nobody waits for its answer."""
+    if not isinstance(what, Step) or what.op not in (BEGIN, STREAM):
+        return None
+    return Step(0, replace(what.request, statements=()), ROLLBACK if what.op == BEGIN else CLOSE)
 
 
 def is_harmless(what: Step) -> bool:

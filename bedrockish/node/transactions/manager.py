@@ -29,7 +29,7 @@ from bedrockish.api.requests import (
 )
 from bedrockish.api.requests import encode_results as encode
 from bedrockish.api.shown import is_refused
-from bedrockish.api.wire import BEGIN, CLOSE, FETCH, ROLLBACK, SETTLE, STATEMENTS, STREAM, STREAM_STEPS
+from bedrockish.api.wire import BEGIN, BEGUN, CLOSE, COMMIT, FETCH, ROLLBACK, SETTLE, STATEMENTS, STREAM, STREAM_STEPS
 from bedrockish.config.config import Bounds
 from bedrockish.core.coordinator.request import write_elsewhere
 from bedrockish.core.coordinator.revalidation import invalidated
@@ -256,7 +256,9 @@ class Transactions:
             case _ if op in STREAM_STEPS:
                 return (yield from steps.wait(partial(self.streams.handle, owner, op, request)))
             case _ if op == BEGIN:
-                return (yield from self._begin(owner, request))
+                begun = yield from self._begin(owner, request)
+                if not request.statements:
+                    return begun
             case _ if op == SETTLE:
                 return (yield from steps.wait(partial(self._settle, request)))
             case _ if op == ROLLBACK:
@@ -269,7 +271,7 @@ class Transactions:
         try:
             yield from self._take_turn(one)
             try:
-                return (yield from (self._statements if op == STATEMENTS else self._commit)(one, request))
+                return (yield from (self._commit if op == COMMIT else self._statements)(one, request))
             finally:
                 one.turn.release()
         except DamagedError as error:
@@ -283,6 +285,8 @@ class Transactions:
                 raise ended from error
             if not isinstance(error, UsageError):
                 self._end(one, error)
+            elif op == BEGIN:
+                error.details = {**error.details, BEGUN: True}
             raise
         except Exception as error:  # nobody knows how much of the statement is in it: it must not be committed
             fault = self._faults.caught(f"a step of transaction {request.command}", error)
@@ -320,7 +324,7 @@ class Transactions:
         self._ended.pop(request.command, None)
         now = time.monotonic()
         session = Session(request.isolation == SERIALIZABLE, request.command, request.user)
-        one = Open(request, owner, session, now, now)
+        one = Open(replace(request, statements=()), owner, session, now, now)
         self._open[request.command] = one
         if self._is_new(request):
             return Answer(NOTHING, request.token)

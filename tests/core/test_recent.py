@@ -93,6 +93,22 @@ def test_recent_finds_what_comparing_with_everything_finds(
     }
 
 
+@pytest.mark.parametrize("segment", [3], indirect=True)
+def test_a_late_place_counts_also_for_what_was_packed_before_its_turn(segment: int) -> None:
+    """One whose outcome is needed stays, and those after it stay in the line of their timeline though they are packed:
+    whoever has seen one of these under another place has seen it.
+    """
+    written = AccessSet(write_points=frozenset({b"t:a\x001"}))
+    recent, ranged = CommitWindow(), AccessSet(read_ranges=((b"t:a\0", b"t:a\0\xff"),))
+    for clock in range(1, segment + 2):
+        recent.add(("A", clock), transaction(clock, written))
+    needed = Txid(2, "A")
+    recent.pack(segment + 1, {needed})
+    assert {found.other.clock for found in recent.conflicts(ranged, {"A": 2})} == {3, 4}
+    recent.add(("B", 1), transaction(3, written))
+    assert {found.other.clock for found in recent.conflicts(ranged, {"A": 2, "B": 1})} == {4}
+
+
 @pytest.mark.parametrize("segment", [SEGMENT], indirect=True)
 def test_a_commit_of_ten_keys_takes_less_than_400_bytes_below_safe_time(segment: int) -> None:
     """As much as 60 s of 1,000 commits a second are kept for transactions that take long."""

@@ -366,6 +366,13 @@ class _Line:
         while self.commits and self.commits[0].txid not in known:
             self._drop()
 
+    def let_go_up_to(self, txid: Txid) -> None:
+        """Drop a commit if it is here, with all before it: of its places, it does not know the last one."""
+        if any(known.txid == txid for known in self.commits):
+            while self.commits[0].txid != txid:
+                self._drop()
+            self._drop()
+
     def _drop(self) -> None:
         self.commits.popleft()
         self.first += 1
@@ -454,6 +461,8 @@ class CommitWindow:
             return False
         if place[0] in self._retired:
             segment.retire({place[0]})
+        for line in self._lines.values():
+            line.let_go_up_to(txid)  # one that is needed for its outcome has kept it there
         self._sum_up()
         return True
 

@@ -23,8 +23,8 @@ from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Prepared, Recovered, Vote, decode_membership
 from bedrockish.engine.execution import group_execution as together
-from bedrockish.engine.execution.ddl_execution import execute
-from bedrockish.engine.execution.executor import Executor
+from bedrockish.engine.execution.ddl_execution import execute_mixed
+from bedrockish.engine.execution.executor import Executor, MixesError
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interfaces import Beside, Flushed, Parts
 from bedrockish.engine.readwrite.change_capture import Capture
@@ -194,10 +194,16 @@ class Engine:
         base, version = dict(self.applied), self.schema_version
         self.scope.begin(request.command, clock, base)
         try:
-            prepared = self._roll_back(lambda: execute(self._executor, request, base, version, budget_s))
+            prepared = self._roll_back(lambda: self._execute(request, base, version, budget_s))
         finally:
             self.locks.release(request.command)  # from now on, those who lead it tell what it writes
         return replace(prepared, clock=clock) if self.scope.used else prepared
+
+    def _execute(self, request: Request, base: dict[str, int], version: int, budget_s: float) -> Prepared:
+        try:
+            return self._executor.execute(request, base, version, budget_s)
+        except MixesError:
+            return execute_mixed(self._executor, request, base, version, budget_s)
 
     def only_writes(self, texts: Sequence[str]) -> bool:
         """Whether all of these texts were run before, and write rows, and do nothing else that outlasts them."""

@@ -622,7 +622,7 @@ class Runtime:
 
         That is so where others' commits are applied. Was it lost in a crash, they are fetched again.
         """
-        if self._kept or not self.engine.dirty or self.transactions.wants_boundary or self.workers.wants_boundary:
+        if self._kept or not self.engine.dirty or self.transactions.boundary or self.workers.wants_boundary:
             return False
         now = time.monotonic()
         self._linger_until = self._linger_until or now + LINGER_S
@@ -641,7 +641,7 @@ class Runtime:
             kept.spans = self.tracing.take()
         wrote = (yield engine.flush) if engine.flush_is_long else engine.flush()
         if not engine.dirty:  # else somebody who waited for the writer has written already
-            self.transactions.at_boundary()
+            self.transactions.boundary.reach()
             self.workers.at_boundary()
         if not wrote:
             if kept:

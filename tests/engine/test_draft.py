@@ -20,6 +20,7 @@ from bedrockish.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.transactions import ddl as drafting
 from bedrockish.node.transactions.ddl import SchemaTransactions
 from bedrockish.sqltext.transaction_control import parse_control
@@ -39,13 +40,14 @@ class Desk:
     def __init__(self, path: Path) -> None:
         self.node = TestNode(path)
         self.interactive = Interactive(self.node.engine, lambda _access_set, _base: None)
-        self.schema_transactions = SchemaTransactions(self.node.engine, self.interactive, self.durable)
+        self.boundary = Boundary()
+        self.schema_transactions = SchemaTransactions(self.node.engine, self.interactive, self.durable, self.boundary)
         self.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v UNIQUE)")
         self.node.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 
     async def durable(self) -> None:
         self.node.save()
-        self.schema_transactions.at_boundary()
+        self.boundary.reach()
 
     async def run(self, session: Session, sql: Sql) -> Result:
         """Run one text, as ``Transactions`` does."""

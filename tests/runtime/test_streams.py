@@ -10,7 +10,7 @@ from bedrockish.config.config import Bounds
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import ConflictError
-from bedrockish.node.scheduling.snapshots import Snapshots
+from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.transactions.cursors import Streams
 from tests.engine.test_interactive import Desk
 
@@ -60,7 +60,7 @@ async def test_a_strict_stream_reads_what_a_majority_was_asked_about(tmp_path: P
     desk.node.run("INSERT INTO t VALUES (1, 'old')")
     desk.node.engine.flush()
     majority = Majority(desk)
-    snapshots = Snapshots(desk.node.engine, desk.interactive.readers, durable)
+    snapshots = Snapshots(desk.node.engine, desk.interactive.readers, durable, Boundary())
     damaged = cast(Any, None)
     streams = Streams(desk.interactive, cast(Node, StillCore()), majority, snapshots, Bounds(), damaged)
     statement = Statement("SELECT id FROM t", None)

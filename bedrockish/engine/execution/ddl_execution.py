@@ -14,7 +14,7 @@ import apsw
 
 from bedrockish.api.requests import Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.executor import Executor, MixesError, refused_on
+from bedrockish.engine.execution.executor import Executor, refused_on
 from bedrockish.engine.readwrite.readset import EVERYTHING
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.call_costs import Lengths, lengths
@@ -58,19 +58,18 @@ _SAME_EVERYWHERE = frozenset({"json_each", "json_tree"})
 _WAY_OUT = "in a transaction that changes the schema and rows, every node runs each statement; {}"
 
 
-def execute(
+def execute_mixed(
     executor: Executor, request: Request, base: dict[str, int], version: int, budget_s: float = float("inf")
 ) -> Prepared:
-    """Run a request inside the open transaction, after the savepoint ``request``, as ``Executor.execute``.
+    """Run a request of which ``Executor.execute`` has found that it mixes changes of rows and of the schema.
+
+    It begins anew, from the savepoint ``request`` of the open transaction.
 
     Raises:
         TakesLongError: as there.
         BedrockishError: as there.
     """
-    try:
-        return executor.execute(request, base, version, budget_s)
-    except MixesError:
-        executor.capture.deafen()
+    executor.capture.deafen()
     executor._db.execute("ROLLBACK TO request")
     mixed, room = Mixed(executor, request.user), executor._limits.result_bytes
     results: list[Result] = []

@@ -154,7 +154,7 @@ class Executor:
         """Run a request inside the open transaction; the caller rolls it back, whatever comes out.
 
         Raises:
-            MixesError: it changes the schema and has other statements, too: ``mixed.execute`` is for that.
+            MixesError: it changes the schema and has other statements, too: ``execute_mixed`` is for that.
             TakesLongError: it has run for ``budget_s`` and is not done.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.

@@ -16,8 +16,8 @@ import apsw
 
 from bedrockish.api.requests import Request, Result, Statement
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.ddl_execution import execute
-from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, refused_on
+from bedrockish.engine.execution.ddl_execution import execute_mixed
+from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, refused_on
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Beside, Flushed, Parts
@@ -127,10 +127,17 @@ class Workspace:
             BedrockishError: as there, or what ``stop`` was given.
         """
         try:
-            prepared = self._inside(lambda writer: execute(writer.executor, request, dict(self._base), self._version))
+            prepared = self._inside(lambda writer: self._execute(writer.executor, request))
         finally:
             self._unlock()
         return replace(prepared, clock=self.scope.clock) if self.scope.used else prepared
+
+    def _execute(self, executor: Executor, request: Request) -> Prepared:
+        base = dict(self._base)
+        try:
+            return executor.execute(request, base, self._version)
+        except MixesError:
+            return execute_mixed(executor, request, base, self._version)
 
     def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Tell what each statement of a text would read and write, as ``engine.explain.explain`` does."""

@@ -15,6 +15,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage.index_build import IndexBuild, Phase
 from bedrockish.engine.storage.index_plan import IndexPlan
 from bedrockish.errors import UnavailableError
+from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.transaction import Transaction
 
@@ -31,29 +32,20 @@ class IndexBuilds:
         engine: whose tables they are of.
         state: knows which change is scheduled.
         durable: returns when all that was written so far is durable.
+        boundary: when the snapshot of one can be taken.
     """
 
-    def __init__(self, engine: Engine, state: State, durable: Callable[[], Awaitable[None]]) -> None:
-        self._engine, self._state, self._durable = engine, state, durable
+    def __init__(
+        self, engine: Engine, state: State, durable: Callable[[], Awaitable[None]], boundary: Boundary
+    ) -> None:
+        self._engine, self._state, self._durable, self._boundary = engine, state, durable, boundary
         self._due = trio.Event()
         self._seen: Transaction | None = None  # the change that was looked at last
-        self._begin: Callable[[], None] | None = None
 
-    @property
-    def wants_boundary(self) -> bool:
-        """Whether something waits for the end of a batch."""
-        return self._begin is not None
-
-    def at_boundary(self) -> None:
-        """Look whether a change was scheduled, and take the snapshot that is wanted.
-
-        Everything that was applied has just been committed to the file.
-        """
+    def look(self) -> None:
+        """Look whether a change was scheduled, or has come into force, in the batch that has just been committed."""
         if self._state.schema.scheduled is not self._seen:
             self._due.set()
-        begin, self._begin = self._begin, None
-        if begin is not None:
-            begin()
 
     async def watch(self) -> None:
         """Build what comes; until cancelled."""
@@ -96,25 +88,26 @@ class IndexBuilds:
     async def _started(self, plan: IndexPlan, change: Transaction) -> IndexBuild | None:
         """Begin at the next boundary; None if the change is in force before that."""
         found: list[IndexBuild | UnavailableError] = []
-        done = trio.Event()
+        done, abandoned = trio.Event(), False
 
         def begin() -> None:
             try:
-                if self._state.schema.scheduled is change:
+                if self._state.schema.scheduled is change and not abandoned:
                     found.append(self._engine.begin_index(plan, change.txid))
             except UnavailableError as error:
                 found.append(error)
             done.set()
 
         if self._engine.dirty:
-            self._begin = begin
+            self._boundary.call(begin)
         else:
             begin()
         try:
             await self._durable()
             await done.wait()
-        finally:
-            self._begin = None
+        except BaseException:
+            abandoned = True
+            raise
         for one in found:
             if isinstance(one, UnavailableError):
                 raise one

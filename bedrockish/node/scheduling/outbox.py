@@ -48,10 +48,10 @@ class Waiter:
 
     def tell(self) -> None:
         """Give the answer; if there is none, the node is leaving."""
-        unknown = OutcomeUnknownError(
-            "the node is leaving; ask another one with the same command id", command=self.request.command
-        )
-        self.done(unknown if self.answer is None else self.answer)
+        if self.answer is None:
+            text = "the node is leaving; ask another one with the same command id"
+            self.answer = OutcomeUnknownError(text, command=self.request.command)
+        self.done(self.answer)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,33 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.snapshot import Readers, Snapshot
 
 
+class Boundary:
+    """What is to be done at the next boundary.
+
+    Attributes:
+        each_time: done at every one.
+    """
+
+    def __init__(self) -> None:
+        self.each_time: Callable[[], None] = lambda: None
+        self._actions: list[Callable[[], None]] = []
+
+    def __bool__(self) -> bool:
+        """Whether somebody waits for it: then the open batch is not kept open any longer."""
+        return bool(self._actions)
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Do something once, at the next boundary, in the node's loop. If it raises, the node stops."""
+        self._actions.append(action)
+
+    def reach(self) -> None:
+        """Do it: everything that was applied has just been committed to the file."""
+        self.each_time()
+        actions, self._actions = self._actions, []
+        for action in actions:
+            action()
+
+
 class Snapshots:
     """Takes snapshots.
 
@@ -18,22 +45,13 @@ class Snapshots:
         engine: whose file is read.
         readers: the connections.
         durable: returns when all that was written so far is durable.
+        boundary: when they can be taken.
     """
 
-    def __init__(self, engine: Engine, readers: Readers, durable: Callable[[], Awaitable[None]]) -> None:
-        self._engine, self._readers, self._durable = engine, readers, durable
-        self._wanted: list[Callable[[], None]] = []
-
-    @property
-    def wants_boundary(self) -> bool:
-        """Whether something waits for the end of a batch."""
-        return bool(self._wanted)
-
-    def at_boundary(self) -> None:
-        """Take those that are wanted: everything that was applied has just been committed to the file."""
-        wanted, self._wanted = self._wanted, []
-        for take in wanted:
-            take()
+    def __init__(
+        self, engine: Engine, readers: Readers, durable: Callable[[], Awaitable[None]], boundary: Boundary
+    ) -> None:
+        self._engine, self._readers, self._durable, self._boundary = engine, readers, durable, boundary
 
     async def take(self) -> tuple[Snapshot, dict[str, int]]:
         """Return a snapshot, all of it durable, and which tick of each timeline is the last in it.
@@ -55,7 +73,7 @@ class Snapshots:
 
         try:
             if self._engine.dirty:
-                self._wanted.append(take)
+                self._boundary.call(take)
             else:
                 take()
             await self._durable()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -13,6 +14,7 @@ from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import LOG_BYTES, LOG_MAX, Session
 from bedrockish.errors import ConflictError, TooLargeError, UnavailableError
+from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.sqltext.transaction_control import Control
 
 logger = logging.getLogger(__name__)
@@ -22,24 +24,20 @@ DRAFTS_MAX = 4  # each may take much memory
 
 
 class SchemaTransactions:
-    """Those of one node; ``durable`` returns when all that the node has written so far is."""
+    """Those of one node.
 
-    def __init__(self, engine: Engine, interactive: Interactive, durable: Callable[[], Awaitable[None]]) -> None:
-        self._engine, self._interactive, self._durable = engine, interactive, durable
+    Args:
+        engine: whose file is copied.
+        interactive: what they have in common with other open transactions.
+        durable: returns when all that the node has written so far is.
+        boundary: when a copy can begin.
+    """
+
+    def __init__(
+        self, engine: Engine, interactive: Interactive, durable: Callable[[], Awaitable[None]], boundary: Boundary
+    ) -> None:
+        self._engine, self._interactive, self._durable, self._boundary = engine, interactive, durable, boundary
         self._open: set[Session] = set()
-        self._waiting: list[tuple[Session, Draft, trio.Event]] = []
-
-    @property
-    def wants_boundary(self) -> bool:
-        """Whether something waits for the end of a batch."""
-        return bool(self._waiting)
-
-    def at_boundary(self) -> None:
-        """Take the snapshots that are wanted: everything that was applied has just been committed to the file."""
-        waiting, self._waiting = self._waiting, []
-        for session, draft, begun in waiting:
-            self._begin(session, draft)
-            begun.set()
 
     async def run(self, session: Session, statement: Statement, room: int) -> tuple[Result, int]:
         """Run one text; the first one makes the transaction one that changes the schema.
@@ -91,11 +89,11 @@ class SchemaTransactions:
         try:
             if self._engine.dirty:
                 begun = trio.Event()
-                self._waiting.append((session, draft, begun))
+                self._boundary.call(partial(self._begin, session, draft, begun))
                 await self._durable()
                 await begun.wait()
             else:
-                self._begin(session, draft)
+                self._begin(session, draft, trio.Event())
             await self._durable()  # its client is going to be told what is in it
         finally:
             self._back(session)
@@ -103,7 +101,7 @@ class SchemaTransactions:
         session.log = []
         await self._in_thread(session, lambda: draft.open(log, room))
 
-    def _begin(self, session: Session, draft: Draft) -> None:
+    def _begin(self, session: Session, draft: Draft, begun: trio.Event) -> None:
         engine = self._engine
         try:
             draft.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
@@ -113,6 +111,7 @@ class SchemaTransactions:
             logger.exception("a schema workspace could not be opened")
             draft.stop(UnavailableError(f"the node has no room for a schema workspace ({error}); try again"))
         self._interactive.forget(session)
+        begun.set()
 
     def _draft(self, session: Session) -> Draft:
         """Return a transaction's copy, if it has one and that is still of the schema in force.

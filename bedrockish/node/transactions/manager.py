@@ -54,7 +54,7 @@ from bedrockish.errors import (
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.index_builds import IndexBuilds
 from bedrockish.node.scheduling.outbox import Submit
-from bedrockish.node.scheduling.snapshots import Snapshots
+from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.statement_statistics import Ran
 from bedrockish.node.scheduling.tracing import Tracing
 from bedrockish.node.scheduling.workers import WorkerPool
@@ -96,15 +96,15 @@ class Transactions:
         self._bounds, self._faults = bounds, faults
         engine.locks.others = ContestedRows(core.state)
         self._interactive = Interactive(engine, lambda sets, base: invalidated(core.state, sets, base))
-        self.snapshots = Snapshots(engine, self._interactive.readers, durable)
-        self.builds = IndexBuilds(engine, core.state, durable)
+        self.boundary = Boundary()
+        self.snapshots = Snapshots(engine, self._interactive.readers, durable, self.boundary)
+        self.builds = IndexBuilds(engine, core.state, durable, self.boundary)
+        self.boundary.each_time = self.builds.look
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, self._damaged)
-        self._schema_transactions = SchemaTransactions(engine, self._interactive, durable)
+        self._schema_transactions = SchemaTransactions(engine, self._interactive, durable, self.boundary)
         self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
         self._open: dict[str, Open] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
-        self._waiting: list[tuple[Session, trio.Event]] = []  # for a snapshot
-        self._damage: DamagedError | None = None
         self._is_closed = False
         self.on_ran: Callable[[Sequence[str], Ran], None] = lambda _texts, _ran: None
         self.tracing: Tracing | None = None
@@ -118,33 +118,6 @@ class Transactions:
         return sum(one.session.size for one in self._open.values())
 
     # -- what the runtime does -------------------------------------------------------------------------------------
-
-    @property
-    def wants_boundary(self) -> bool:
-        """Whether something waits for the end of a batch."""
-        places = (self._schema_transactions, self.snapshots, self.builds)
-        return bool(self._waiting) or self._damage is not None or any(one.wants_boundary for one in places)
-
-    def at_boundary(self) -> None:
-        """Take the snapshots that are wanted: everything that was applied has just been committed to the file.
-
-        Raises:
-            DamagedError: a statement has found that the node must stop.
-        """
-        if self._damage is not None:
-            raise self._damage
-        self.snapshots.at_boundary()
-        self._schema_transactions.at_boundary()
-        self.builds.at_boundary()
-        waiting, self._waiting = self._waiting, []
-        for session, taken in waiting:
-            try:
-                self._interactive.take_snapshot(session)
-            except UnavailableError as error:
-                logger.warning("%s", error)
-            except Exception as error:  # the transaction finds that it has none
-                self._faults.caught(f"taking a snapshot for transaction {session.command}", error)
-            taken.set()
 
     async def watch(self) -> None:
         """End what was idle, or has lasted, too long; until cancelled."""
@@ -178,7 +151,10 @@ class Transactions:
         self._interactive.close()
 
     def _damaged(self, error: DamagedError) -> None:
-        self._damage = error
+        def stop() -> None:
+            raise error
+
+        self.boundary.call(stop)  # in the loop: here it would only be its client's error
 
     # -- what operators do -----------------------------------------------------------------------------------------
 
@@ -275,7 +251,7 @@ class Transactions:
             finally:
                 one.turn.release()
         except DamagedError as error:
-            self._damage = error
+            self._damaged(error)
             yield self._durable  # which never comes: the node's loop ends instead
             raise
         except BedrockishError as error:
@@ -533,7 +509,7 @@ class Transactions:
             self._interactive.take_snapshot(one.session)
             return
         taken = trio.Event()
-        self._waiting.append((one.session, taken))
+        self.boundary.call(partial(self._take_snapshot, one.session, taken))
         yield self._durable
         yield taken.wait
         if self._open.get(one.name) is not one:
@@ -541,6 +517,15 @@ class Transactions:
             self._find(one.owner, one.name)
         if one.session.snapshot is None:
             raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
+
+    def _take_snapshot(self, session: Session, taken: trio.Event) -> None:
+        try:
+            self._interactive.take_snapshot(session)
+        except UnavailableError as error:
+            logger.warning("%s", error)
+        except Exception as error:  # the transaction finds that it has none
+            self._faults.caught(f"taking a snapshot for transaction {session.command}", error)
+        taken.set()
 
     def _rest(self, one: Open) -> steps.Steps[None]:
         """Wait until all that this client is going to be told rests on what is durable.

@@ -297,6 +297,8 @@ class Runtime:
         """Count what a request is going to do, and its answer, as memory that is taken until it is answered."""
         waiter = self.waiters.get(request_id)
         if waiter is not None:
+            if not prepared.readonly:
+                self._comparison.unpack(prepared.changes)
             self._hold(waiter, len(prepared.changes) + len(prepared.result))
 
     def _hold(self, waiter: Waiter, size: int) -> None:

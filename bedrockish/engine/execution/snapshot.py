@@ -22,6 +22,7 @@ from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import Piece
 from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.storage.row_applier import RowApplier
+from bedrockish.engine.storage.staged_changes import StagedChanges
 from bedrockish.errors import SqlError, UnavailableError
 from bedrockish_journal.model.changes import decode_changes_in_pieces
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -55,6 +56,7 @@ class Snapshot:
         self._unlimited_query = connection_query(db)
         self._interrupter = Interrupter(self._is_late)
         self._holder = Holder()
+        self._attached: StagedChanges | None = None
         give_functions(db, self._holder)
         db.set_progress_handler(self._progress, STEPS)
 
@@ -103,6 +105,9 @@ class Snapshot:
     def end(self) -> None:
         """Let go of the snapshot."""
         self._db.execute("ROLLBACK")
+        if self._attached is not None:
+            self._attached.detach(self._db)
+            self._attached = None
 
     def close(self) -> None:
         """Close the connection."""
@@ -133,12 +138,13 @@ class Snapshot:
             self._interrupter.end()
             self._budget.allow(float("inf"))
 
-    def compare(self, changes: bytes, known: Tables | None = None) -> str:
+    def compare(self, changes: bytes, known: Tables | None = None, staged: StagedChanges | None = None) -> str:
         """Return why encoded changes were not made of the rows that are here, in words; empty if they were.
 
         Args:
             changes: the changes.
             known: the tables as another connection knows them.
+            staged: the changes, if they are unpacked; their owner may let go of them when the snapshot has ended.
 
         Raises:
             DamagedError: the file cannot be read.
@@ -146,6 +152,11 @@ class Snapshot:
         try:
             applier = RowApplier(self._db)
             applier.use(Tables(self._db, known))
+            if staged is not None:
+                staged.attach(self._db)
+                self._attached = staged
+                if applier.compare_staged(staged):
+                    return ""
             return applier.compare(decode_changes_in_pieces(changes))
         except EntryMalformedError as error:
             return f"its changes cannot be read: {error}"

@@ -104,7 +104,8 @@ def connect(
     """
     check_version(apsw.sqlite_lib_version())
     with _as_config_errors(path):
-        flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if founding is not None else 0)
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI  # for what is attached (``staged_changes``)
+        flags |= apsw.SQLITE_OPEN_CREATE if founding is not None else 0
         if founding is not None:
             create_private(path)
         db = apsw.Connection(str(path), flags=flags, statementcachesize=512)

@@ -18,6 +18,7 @@ import apsw
 
 from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
 from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
+from bedrockish.engine.storage.staged_changes import StagedChanges
 from bedrockish.errors import DamagedError, EntryMismatchError
 from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value, same_value
 from bedrockish_journal.model.entry import Entry
@@ -92,6 +93,41 @@ class RowApplier:
                 self._make(changes)
         except _MisfitError as error:
             raise self._mismatch(entry, error.change, error.why) from error.__cause__
+
+    def apply_staged(self, staged: StagedChanges) -> bool:
+        """Make changes that are unpacked, all of them or none, inside the open transaction; whether they are made.
+
+        Raises:
+            apsw.Error: the file or the machine failed.
+        """
+        db = self._db
+        if any(self._tables.get(run.table.name) != run.table for run in staged.runs):
+            return False
+        for run in staged.runs:
+            self._hush(run.table)
+        db.execute("SAVEPOINT piece")
+        try:
+            fit = all(self._take(staged.take(run), run.changes) for run in staged.runs)
+        except Exception as error:
+            if not _is_refusal(error) or not db.in_transaction:
+                raise
+            fit = False
+        if not fit:
+            db.execute("ROLLBACK TO piece")
+        db.execute("RELEASE piece")
+        return fit
+
+    def _take(self, text: str, changes: int) -> bool:
+        before = self._db.total_changes()
+        self._db.execute(text, prepare_flags=_OWN, can_cache=False)
+        return self._db.total_changes() - before == changes
+
+    def compare_staged(self, staged: StagedChanges) -> bool:
+        """Whether changes that are unpacked were made of the rows that are here; if not, ``compare`` tells why."""
+        if any(self._tables.get(run.table.name) != run.table for run in staged.runs):
+            return False
+        some = (run for run in staged.runs if run.op != INSERT)
+        return all(self._db.execute(staged.count(run)).get == run.changes for run in some)
 
     def compare(self, pieces: Iterable[list[Change]]) -> str:
         """Return why changes were not made of the rows that are here, in words; empty if they were.

@@ -3,6 +3,9 @@
 The snapshot has all that was applied when the voter asked, the transaction's base with it. What is applied between then
 and the vote makes no difference: it is not in that base, so if it has written one of these rows, the two conflict, and
 the voter, which tests that in the same step in which it takes the verdict, rejects the transaction anyway.
+
+The rows are unpacked for that, and stay so until they are applied (``engine.storage.staged_changes``). Those that this
+node leads itself need no comparison, and are unpacked all the same.
 """
 
 from collections import OrderedDict
@@ -13,11 +16,13 @@ import trio
 
 from bedrockish.core.protocol.events import Compared, Event
 from bedrockish.engine.engine import LONG_BYTES, Engine
+from bedrockish.engine.storage.staged_changes import StagedChanges, stage
 from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Snapshots
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
+STAGED_S = 60.0  # for which rows stay unpacked, if they are not applied
 KEPT_MAX = 16  # verdicts that nobody has asked for again, for their transactions have ended
 
 
@@ -92,8 +97,47 @@ class RowComparison:
 
     async def _on_snapshot(self, transaction: Transaction) -> str:
         async with self._limiter:
-            snapshot, _ = await self._snapshots.take()
+            staged = await self._unpacked(transaction.changes)
             try:
-                return await trio.to_thread.run_sync(snapshot.compare, transaction.changes, self._engine.tables)
-            finally:
-                self._snapshots.give_back(snapshot)
+                snapshot, _ = await self._snapshots.take()
+                try:
+                    tables = self._engine.tables
+                    why = await trio.to_thread.run_sync(snapshot.compare, transaction.changes, tables, staged)
+                finally:
+                    self._snapshots.give_back(snapshot)
+            except BaseException:
+                if staged is not None:
+                    staged.close()
+                raise
+            if staged is not None:
+                self._keep(staged)
+            return why
+
+    # -- unpacking -------------------------------------------------------------------------------------------------
+
+    def unpack(self, changes: bytes) -> None:
+        """Unpack the rows of a transaction that this node leads, if they are many."""
+        if len(changes) > LONG_BYTES:
+            self._start(self._unpack, changes)
+
+    async def _unpack(self, changes: bytes) -> None:
+        try:
+            async with self._limiter:
+                staged = await self._unpacked(changes)
+        except Exception as error:  # they are applied as they came
+            self._faults.caught("unpacking a large transaction", error)
+            return
+        if staged is not None:
+            self._keep(staged)
+
+    async def _unpacked(self, changes: bytes) -> StagedChanges | None:
+        engine = self._engine
+        return await trio.to_thread.run_sync(stage, changes, engine.tables, engine.schema_version)
+
+    def _keep(self, staged: StagedChanges) -> None:
+        self._engine.keep_staged(staged)
+        self._start(self._expire, staged.changes)
+
+    async def _expire(self, changes: bytes) -> None:
+        await trio.sleep(STAGED_S)
+        self._engine.drop_staged(changes)

@@ -169,11 +169,41 @@ def decode_changes_in_pieces(data: bytes) -> Iterator[list[Change]]:
     Raises:
         EntryMalformedError: the bytes are not a list of changes, which may be found only after the first of them.
     """
+    heads, pieces = decode_change_rows(data)
+    for rows in pieces:
+        try:
+            piece = _changes(heads, rows)
+        except (ValueError, TypeError, IndexError) as error:
+            raise _malformed(data, error) from error
+        yield piece
+
+
+def decode_change_rows(data: bytes) -> tuple[Any, Iterator[list[Any]]]:
+    """Return the tables of ``encode_changes``, each with its columns, and its changes as they were packed, in pieces.
+
+    A change is a list: the place of its table, and then as in ``Change``. What they are is not checked.
+
+    Raises:
+        EntryMalformedError: the bytes are no two lists; of the changes, that is found only on the way.
+    """
     start = _start_of_rows(data) if len(data) > AT_ONCE_BYTES else None
-    if start is None:
-        yield decode_changes(data)
-        return
-    heads, count, at = start
+    if start is not None:
+        heads, count, at = start
+        return heads, _rows(data, count, at)
+    try:
+        heads, rows = cbor2.loads(data)
+        return heads, iter([list(rows)])
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise _malformed(data, error) from error
+
+
+def count_changes(data: bytes) -> int:
+    """Return how many changes there are, or 0 if the bytes are not as ``encode_changes`` makes them."""
+    start = _start_of_rows(data)
+    return 0 if start is None else start[1]
+
+
+def _rows(data: bytes, count: int, at: int) -> Iterator[list[Any]]:
     file = BytesIO(data)
     file.seek(at)
     decoder = cbor2.CBORDecoder(file, read_size=READ_BYTES)
@@ -184,10 +214,9 @@ def decode_changes_in_pieces(data: bytes) -> Iterator[list[Change]]:
             while count and len(rows) < PIECE and (not rows or file.tell() < until):
                 rows.append(decoder.decode())
                 count -= 1
-            piece = _changes(heads, rows)
         except (cbor2.CBORError, ValueError, TypeError, IndexError) as error:
             raise _malformed(data, error) from error
-        yield piece
+        yield rows
 
 
 def _start_of_rows(data: bytes) -> tuple[Any, int, int] | None:

@@ -1,0 +1,360 @@
+"""Large transactions that are unpacked before their turn: the same tables as change by change, or nothing of them."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import cbor2
+import pytest
+
+from bedrockish.engine import engine as module
+from bedrockish.engine.execution.snapshot import Readers
+from bedrockish.engine.storage import staged_changes
+from bedrockish.engine.storage.row_applier import RowApplier
+from bedrockish.engine.storage.staged_changes import StagedChanges, stage
+from bedrockish.errors import EntryMismatchError
+from bedrockish_journal.model.changes import decode_changes, encode_changes
+from bedrockish_journal.model.entry import Entry
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import TestNode
+
+SCHEMA = (
+    "CREATE TABLE parent(id INTEGER PRIMARY KEY, code TEXT UNIQUE COLLATE NOCASE)",
+    "CREATE TABLE item(id INTEGER PRIMARY KEY AUTOINCREMENT, parent REFERENCES parent ON DELETE CASCADE, v, r REAL, "
+    "twice AS (v || v) STORED, CHECK (r IS NULL OR r < 1e9))",
+    "CREATE INDEX item_v ON item(v)",
+    "CREATE TABLE bare(v TEXT COLLATE NOCASE, n INT UNIQUE)",
+    "CREATE TABLE noted(what)",
+    "CREATE TRIGGER note AFTER UPDATE ON item WHEN new.r < 0 BEGIN INSERT INTO noted VALUES (new.id); END",
+)
+COUNT = "WITH k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT 40) "
+FILL = (
+    COUNT + "INSERT INTO parent SELECT i, 'Code' || i FROM k",
+    COUNT + "INSERT INTO item(id, parent, v, r) SELECT i, i % 40 + 1, 'v' || i, i / 2.0 FROM k",
+    COUNT + "INSERT INTO bare SELECT 'b' || i, i FROM k",
+)
+STATEMENTS = (
+    "UPDATE item SET r = r + 1",
+    "UPDATE item SET r = -r WHERE id < 20",  # the trigger's rows come between
+    "UPDATE item SET v = CASE id % 3 WHEN 0 THEN 1 WHEN 1 THEN 1.0 ELSE x'0061' END",
+    "UPDATE item SET v = CASE typeof(v) WHEN 'real' THEN CAST(v AS INT) ELSE v END",
+    "UPDATE item SET v = 0.0 WHERE id > 5",
+    "UPDATE item SET v = -0.0 WHERE id > 5",
+    "UPDATE bare SET n = n - 1",
+    "UPDATE bare SET n = 100 - n",
+    "UPDATE bare SET v = upper(v)",
+    "UPDATE bare SET rowid = rowid + 1000 WHERE n % 2",
+    "DELETE FROM item WHERE id % 3 = 1",
+    "DELETE FROM parent WHERE id % 4 = 1",  # and their items
+    "DELETE FROM bare WHERE n < 30",
+    COUNT + "INSERT INTO bare SELECT 'c' || i, i + 1000 FROM k",
+    COUNT + "INSERT INTO item(v) SELECT NULL FROM k",
+    "UPDATE item SET v = v",
+    "UPDATE item SET id = id + 1000, v = 'moved' WHERE id > 30",
+)
+
+
+@pytest.fixture(autouse=True)
+def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONG_BYTES", 0)
+    monkeypatch.setattr(staged_changes, "STAGED_MIN", 5)
+
+
+@pytest.fixture
+def pair(make_node: MakeNode) -> tuple[TestNode, TestNode]:
+    """Two nodes with the same rows: what the first one does is applied at the second."""
+    first, second = make_node("A"), make_node("B")
+    for sql in (*SCHEMA, *FILL):
+        first.run(sql)
+    for entry in first.entries:
+        second.apply(entry)
+    first.save()
+    second.save()
+    return first, second
+
+
+def unpacked(node: TestNode, changes: bytes) -> StagedChanges | None:
+    return stage(changes, node.engine.tables, node.engine.schema_version)
+
+
+def apply_unpacked(node: TestNode, entry: Entry) -> StagedChanges:
+    staged = unpacked(node, entry.transaction.changes)
+    assert staged is not None
+    node.engine.keep_staged(staged)
+    node.apply(entry)
+    return staged
+
+
+def row_by_row(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note the changes that are not made by one statement."""
+    made: list[str] = []
+    make = RowApplier._make
+
+    def noted(self: RowApplier, changes: Any) -> None:
+        made.extend(change.op for change in changes)
+        make(self, changes)
+
+    monkeypatch.setattr(RowApplier, "_make", noted)
+    return made
+
+
+@pytest.mark.parametrize("sql", STATEMENTS)
+def test_rows_are_the_same_as_change_by_change(
+    pair: tuple[TestNode, TestNode], sql: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair
+    first.run("UPDATE item SET v = 0.0 WHERE id > 5")
+    second.apply(first.entries[-1])
+    first.run(sql)
+    entry = first.entries[-1]
+    assert len(decode_changes(entry.transaction.changes)) >= 5
+    staged = unpacked(second, entry.transaction.changes)
+    made = row_by_row(monkeypatch)
+    if staged is not None:
+        second.engine.keep_staged(staged)
+    second.apply(entry)
+    assert (made == []) == (staged is not None and "id + 1000" not in sql), made
+    assert second.tables() == first.tables()
+    second.save()
+    assert second.engine.digest() == first_digest(first)
+    assert second.engine._staged == {}
+    assert second.engine._attached == []
+    assert second.engine.memory.held(staged) == 0
+
+
+def first_digest(first: TestNode) -> str:
+    first.save()
+    return first.engine.digest()
+
+
+def test_many_changes_of_many_kinds_at_random(make_node: MakeNode, pair: tuple[TestNode, TestNode]) -> None:
+    """Also several statements in one transaction, which may change a row twice."""
+    first, second = pair
+    luck = random.Random(5)
+    used = 0
+    for number in range(60):
+        chosen = luck.sample(STATEMENTS[:13], luck.randint(1, 3))
+        try:
+            first.run(*chosen)
+        except Exception:  # what some do together is forbidden
+            continue
+        entry = first.entries[-1]
+        staged = unpacked(second, entry.transaction.changes)
+        if staged is not None:
+            used += 1
+            second.engine.keep_staged(staged)
+        second.apply(entry)
+        assert second.tables() == first.tables(), (number, chosen)
+        if luck.random() < 0.3:
+            second.save()
+        if number % 10 == 9:
+            for sql in ("DELETE FROM item", "DELETE FROM parent", "DELETE FROM bare", "DELETE FROM noted", *FILL):
+                first.run(sql)
+                second.apply(first.entries[-1])
+    assert used > 10
+
+
+def test_one_row_that_is_another_one_lets_nothing_of_it_be_applied(pair: tuple[TestNode, TestNode]) -> None:
+    first, second = pair
+    second.engine._write(lambda: second.engine._db.execute("UPDATE bare SET v = 'B7' WHERE n = 7").get)  # NOCASE: equal
+    before = second.tables()
+    for sql in ("UPDATE bare SET n = n + 500", "DELETE FROM bare"):
+        entry = first.entry(first.prepare(sql))
+        with pytest.raises(EntryMismatchError, match="B7"):
+            apply_unpacked(second, entry)
+        first.tick -= 1
+        first.head = first.entries[-1].hash
+        assert second.tables() == before
+    second.save()
+    assert second.tables() == before
+
+
+def test_a_batch_that_sqlite_gives_up_has_it_again(pair: tuple[TestNode, TestNode]) -> None:
+    first, second = pair
+    first.run("UPDATE item SET v = 'again'")
+    apply_unpacked(second, first.entries[-1])
+    with pytest.raises(Exception, match="UNIQUE"):
+        second.prepare("INSERT INTO bare VALUES ('x', 5000)", "INSERT OR ROLLBACK INTO bare VALUES ('y', 1)")
+    assert second.tables() == first.tables()
+    second.save()
+    assert second.tables() == first.tables()
+    assert second.engine._staged == {}
+
+
+def test_those_of_another_schema_are_not_taken(
+    pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair
+    first.run("UPDATE item SET v = 'again'")
+    staged = unpacked(second, first.entries[-1].transaction.changes)
+    assert staged is not None
+    staged.version += 1
+    second.engine.keep_staged(staged)
+    made = row_by_row(monkeypatch)
+    second.apply(first.entries[-1])
+    assert len(made) == 40
+    assert second.tables() == first.tables()
+
+
+def test_few_are_kept_and_what_the_open_batch_has_is_not_let_go(pair: tuple[TestNode, TestNode]) -> None:
+    first, second = pair
+    first.run("UPDATE item SET v = 'one'")
+    used = apply_unpacked(second, first.entries[-1])
+    others = [first.prepare(f"UPDATE item SET v = '{number}'").changes for number in range(5)]
+    for changes in others:
+        kept = unpacked(second, changes)
+        assert kept is not None
+        second.engine.keep_staged(kept)
+    twice = unpacked(second, used.changes)
+    assert twice is not None
+    second.engine.keep_staged(twice)
+    assert [*second.engine._staged] == [used.changes, *others[-3:]]
+    second.save()
+    assert used.changes not in second.engine._staged
+    for changes in others:
+        second.engine.drop_staged(changes)
+    assert second.engine._staged == {}
+
+
+def test_a_statement_that_still_reads_them_only_delays_the_end(pair: tuple[TestNode, TestNode]) -> None:
+    first, second = pair
+    first.run("UPDATE item SET v = 'one'")
+    staged = apply_unpacked(second, first.entries[-1])
+    cursor = second.engine._db.cursor()
+    rows = cursor.execute(f"SELECT k FROM {staged._attached}.{staged.runs[0].name}")
+    next(rows)
+    second.save()
+    assert second.engine._attached == [staged]
+    cursor.close()
+    second.run("INSERT INTO noted VALUES ('x')")
+    second.save()
+    assert second.engine._attached == []
+    assert second.engine._staged == {}
+
+
+def test_a_comparison_by_one_query_says_the_same(pair: tuple[TestNode, TestNode]) -> None:
+    first, second = pair
+    readers = Readers(second.engine.open_reader, second.engine._limits)
+    for sql in ("UPDATE item SET v = 'one'", "DELETE FROM bare", COUNT + "INSERT INTO bare SELECT 'c', i + 99 FROM k"):
+        changes = first.prepare(sql).changes
+        for spoilt in (False, True):
+            if spoilt:
+                touched = "UPDATE item SET r = 77 WHERE id = 9" if "item" in sql else "DELETE FROM bare WHERE n = 9"
+                second.engine._write(lambda text: second.engine._db.execute(text).get, touched)
+                second.save()
+            snapshot = readers.take()
+            staged = unpacked(second, changes)
+            assert staged is not None
+            found = snapshot.compare(changes, second.engine.tables, staged)
+            readers.give_back(snapshot)
+            assert snapshot._attached is None
+            assert ("is another one here" in found) == (spoilt and "INSERT" not in sql), (sql, found)
+            staged.close()
+    readers.close()
+
+
+def packed(heads: Sequence[Any], rows: Sequence[Any]) -> bytes:
+    return cbor2.dumps([heads, rows])
+
+
+HEAD = [["bare", ["v", "n"]]]
+GOOD = [[0, "UPDATE", n, n, [f"b{n}", n], [f"b{n}", -n]] for n in range(1, 11)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*GOOD, [0, "UPSERT", 11, 11, ["b11", 11], ["b11", -11]]],
+        [*GOOD, [0, "UPDATE", 11, 11, ["b11", 11], ["b11", -11], 1]],
+        [*GOOD, [0, "UPDATE", None, None, ["b11", 11], ["b11", -11]]],
+        [*GOOD, [0, "UPDATE", 11, 11, ["b11"], ["b11", -11]]],
+        [*GOOD, [0, "UPDATE", 11, 11, ["b11", 11], ["b11", -11, 3]]],
+        [*GOOD, [0, "UPDATE", 11, 11, None, ["b11", -11]]],
+        [*GOOD, [0, "UPDATE", 11, 11, ["b11", 11], ["b11", [1]]]],
+        [*GOOD, [0, "UPDATE", 11, 11, ["b11", 11], ["b11", 1 << 70]]],
+        [*GOOD, [9, "UPDATE", 11, 11, ["b11", 11], ["b11", -11]]],
+        [*GOOD, [0, "DELETE", 1, 1, ["b1", -1], None], *GOOD[:1], [0, "DELETE", 1, 1, ["b1", -1], None], *GOOD] * 9,
+        [*GOOD, GOOD[0]],
+        [*GOOD, 7],
+    ],
+)
+def test_what_is_not_for_one_statement_is_not_unpacked(pair: tuple[TestNode, TestNode], rows: Sequence[Any]) -> None:
+    assert unpacked(pair[1], packed(HEAD, GOOD)) is not None
+    assert unpacked(pair[1], packed(HEAD, rows)) is None
+
+
+def test_neither_is_a_table_without_rowid_or_one_of_other_columns(pair: tuple[TestNode, TestNode]) -> None:
+    node = pair[0]
+    assert unpacked(node, packed([["bare", ["n", "v"]]], GOOD)) is None
+    node.run("CREATE TABLE w(a PRIMARY KEY, b) WITHOUT ROWID")
+    assert unpacked(node, node.prepare(COUNT + "INSERT INTO w SELECT i, i FROM k").changes) is None
+    few = decode_changes(node.prepare("UPDATE bare SET n = -n WHERE n < 5").changes)
+    assert unpacked(node, encode_changes(few)) is None
+
+
+def test_only_columns_that_change_are_written(pair: tuple[TestNode, TestNode]) -> None:
+    """Or every index of the table would be; what is equal and not the same is another value."""
+    node = pair[0]
+    node.run("UPDATE item SET v = 0.0")
+    for sql, written in (
+        ("UPDATE item SET r = r + 1", {3}),
+        (("UPDATE item SET v = ?", (-0.0,)), {2, 4}),  # and what is made of it
+        ("UPDATE item SET v = 0", {2, 4}),
+        ("UPDATE item SET v = v", set[int]()),
+    ):
+        staged = unpacked(node, node.prepare(sql).changes)
+        assert staged is not None
+        assert staged.runs[0].written == written - {4}, sql
+        staged.close()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from bedrockish.engine import engine as module
+from bedrockish.engine.storage import staged_changes
+from bedrockish.engine.storage.row_applier import RowApplier
+from tests.engine.nodes import TestNode
+from tests.engine.test_staged_changes import COUNT, apply_unpacked
+module.LONG_BYTES = 0
+node = TestNode(Path(sys.argv[1]))
+take = RowApplier._take
+runs = []
+def killed(self, text, changes):
+    done = take(self, text, changes)
+    runs.append(changes)
+    if len(runs) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return done
+RowApplier._take = killed
+node.engine._db.pragma("cache_size", -100)  # pages of it go to the file before it is committed
+node.run("UPDATE big SET x = 'saved' WHERE id = 1")
+node.save()
+prepared = node.prepare("UPDATE big SET x = hex(zeroblob(200))", "DELETE FROM big WHERE id % 3 = 0")
+apply_unpacked(node, node.entry(prepared))
+node.engine.flush()
+"""
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_process_that_is_killed_amid_it_has_applied_nothing_of_it(tmp_path: Path, at: int) -> None:
+    place = tmp_path / "A.db"
+    node = TestNode(place)
+    node.run("CREATE TABLE big(id INTEGER PRIMARY KEY, x)")
+    node.run(COUNT.replace("40", "5000") + "INSERT INTO big SELECT i, 'row' FROM k")
+    node.save()
+    node.engine.close()
+    ran = subprocess.run([sys.executable, "-c", KILLED, str(place), str(at)], capture_output=True, text=True)
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    assert os.path.getsize(f"{place}-wal") > 100_000
+    again = TestNode(place)
+    assert again.rows("SELECT count(*), sum(x = 'row') FROM big") == [(5000, 4999)]
+    assert apsw.Connection(str(place)).pragma("integrity_check") == "ok"
+    assert again.tick == 3
+    again.engine.close()

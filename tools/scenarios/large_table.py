@@ -1,0 +1,187 @@
+"""What other clients notice of a statement over a large table, at every node.
+
+    tools/bench large_table [--rows 5000000] [--only update --only delete …] [--holds] [--work DIRECTORY]
+
+Three nodes on this machine begin with a table of so many rows: one file, copied for each. At each node three clients go
+on all the time: one reads random rows of the table, one writes single rows into it, and one into another table. Each
+statement is run in turn, and from its beginning until some seconds after its end each client's longest wait is noted.
+``--holds`` tells for how long each node's loop was held, and where.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+import apsw
+import click
+import trio
+
+from bedrockish import open_client
+from bedrockish.client.trio_client import Client
+from bedrockish.errors import BedrockishError
+from tools.cluster import LocalCluster
+from tools.scenarios.large import tell_holds
+
+STATEMENTS = {
+    "update": "UPDATE big SET n = n + 1 WHERE id BETWEEN 1000001 AND 1100000",
+    "scattered": "UPDATE big SET n = n + 1 WHERE id % 50 = 7",
+    "delete": "DELETE FROM big WHERE id BETWEEN 2000001 AND 2200000",
+    "many": "UPDATE big SET n = n + 1 WHERE id BETWEEN 3000001 AND 3500000",
+    "index": "CREATE INDEX made ON big(n)",
+    "indexed": "UPDATE big SET n = n * 7919 % 1000003 WHERE id BETWEEN 1200001 AND 1300000",
+    "drop": "ALTER TABLE big DROP COLUMN w",
+}
+FILL = (
+    "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) "
+    "INSERT INTO big SELECT i, i * 7919 % 1000003, 'row ' || i, i % 7 FROM k"
+)
+PAUSE_S = 0.02  # between two calls of a client
+QUIET_S, AFTER_S, TIMEOUT_S = 5.0, 4.0, 180.0
+
+
+def filled(path: Path, rows: int) -> None:
+    """Make a plain database with a table of so many rows."""
+    db = apsw.Connection(str(path))
+    db.pragma("auto_vacuum", 2)
+    db.execute("CREATE TABLE big(id INTEGER PRIMARY KEY, n INTEGER, v TEXT, w INTEGER)")
+    db.execute("CREATE TABLE small(id INTEGER PRIMARY KEY, x)")
+    with db:
+        db.execute(FILL, (rows,))
+    db.close()
+
+
+class Waits:
+    """How long each call of each kind of client took, and at which node."""
+
+    def __init__(self) -> None:
+        self._took: dict[tuple[str, str], list[float]] = {}
+        self.failures: dict[str, int] = {}
+
+    def clear(self) -> None:
+        """Forget what was noted."""
+        self._took.clear()
+        self.failures.clear()
+
+    def note(self, what: str, node: str, took_s: float) -> None:
+        """Note a call."""
+        self._took.setdefault((what, node), []).append(took_s)
+
+    def tell(self) -> None:
+        """Print a line for each kind, with the longest wait at each node."""
+        for what in sorted({what for what, _ in self._took}):
+            all_s = sorted(took_s for (one, _), some in self._took.items() if one == what for took_s in some)
+            p50, p99 = (1e3 * all_s[int(part * (len(all_s) - 1))] for part in (0.5, 0.99))
+            longest = ", ".join(
+                f"{node} {1e3 * max(some):.0f}" for (one, node), some in sorted(self._took.items()) if one == what
+            )
+            print(f"  {what:16} {len(all_s):6} calls: p50 {p50:.1f}, p99 {p99:.1f}, longest {longest} ms", flush=True)
+        for failure, count in self.failures.items():
+            print(f"  {count} x {failure}", flush=True)
+
+
+async def go_on(node: str, what: str, call: Callable[[], Awaitable[object]], waits: Waits) -> None:
+    """Call again and again."""
+    while True:
+        began = trio.current_time()
+        try:
+            await call()
+        except BedrockishError as error:
+            failure = f"{what} at {node}: {type(error).__name__}: {error}"[:160]
+            waits.failures[failure] = waits.failures.get(failure, 0) + 1
+        waits.note(what, node, trio.current_time() - began)
+        await trio.sleep(PAUSE_S)
+
+
+def start_clients(nursery: trio.Nursery, node: str, clients: list[Client], rows: int, waits: Waits) -> None:
+    """Let three clients work at a node until the nursery is cancelled."""
+    luck = Random(node)
+    reader, near, other = clients
+
+    async def read() -> object:
+        return await reader.execute("SELECT * FROM big WHERE id = ?", (luck.randint(1, rows),))
+
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "read a row": read,
+        "insert there": lambda: near.execute("INSERT INTO big(n, v) VALUES (1, 'x')"),
+        "insert elsewhere": lambda: other.execute("INSERT INTO small(x) VALUES (1)"),
+    }
+    for what, call in calls.items():
+        nursery.start_soon(go_on, node, what, call, waits)
+
+
+async def run(cluster: LocalCluster, rows: int, names: list[str], sizes: Callable[[], str]) -> None:
+    """Run the statements in turn."""
+    for number in range(len(cluster.nodes)):
+        await cluster.wait_ready(number)
+    waits = Waits()
+    async with trio.open_nursery() as nursery:
+        for number, node in enumerate(cluster.nodes):
+            clients = [await nursery.start(_client, cluster.url(number, only=True)) for _ in range(3)]
+            start_clients(nursery, node.name, clients, rows, waits)
+        own: Client = await nursery.start(_client, cluster.url(0, only=True))
+        await trio.sleep(2.0)
+        waits.clear()
+        await trio.sleep(QUIET_S)
+        print("nothing else", flush=True)
+        waits.tell()
+        for name in names:
+            waits.clear()
+            print(STATEMENTS[name], flush=True)
+            began = trio.current_time()
+            try:
+                await own.execute(STATEMENTS[name], timeout=TIMEOUT_S)
+                said = "done"
+            except BedrockishError as error:
+                said = f"{type(error).__name__}: {error}"
+            took_s = trio.current_time() - began
+            await trio.sleep(AFTER_S)
+            print(f"  {said} after {took_s:.2f} s; {sizes()}", flush=True)
+            waits.tell()
+        nursery.cancel_scope.cancel()
+
+
+async def _client(url: str, *, task_status: trio.TaskStatus[Client]) -> None:
+    async with open_client(url) as client:
+        task_status.started(client)
+        await trio.sleep_forever()
+
+
+@click.command()
+@click.option("--rows", default=5_000_000, show_default=True, help="How many the table has.")
+@click.option("--only", multiple=True, type=click.Choice([*STATEMENTS]), help="Statements; all, if none is named.")
+@click.option("--holds", is_flag=True, help="Tell where each node's loop was held.")
+@click.option("--work", type=click.Path(path_type=Path), help="Directory for the files; by default a temporary one.")
+def main(rows: int, only: tuple[str, ...], holds: bool, work: Path | None) -> None:
+    """Measure what other clients notice of a statement over a large table."""
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary) / "made.sqlite"
+        began = time.monotonic()
+        filled(made, rows)
+        print(f"{rows} rows, {made.stat().st_size / 1e6:.0f} MB, in {time.monotonic() - began:.1f} s", flush=True)
+        cluster = LocalCluster(work or Path(temporary) / "nodes")
+        cluster.write_files()
+        for node in cluster.nodes:
+            shutil.copyfile(made, node.database)
+        files = [cluster.directory / f"{node.name}.holds" for node in cluster.nodes]
+        try:
+            for node, path in zip(cluster.nodes, files, strict=True):
+                if holds:
+                    node.program = ("-m", "tools.loop_holds", str(path))
+                node.start()
+
+            def sizes() -> str:
+                wals = (node.database.with_name(f"{node.database.name}-wal").stat().st_size for node in cluster.nodes)
+                return "write-ahead logs of " + ", ".join(f"{size / 1e6:.0f}" for size in wals) + " MB"
+
+            trio.run(run, cluster, rows, [*(only or STATEMENTS)], sizes)
+        finally:
+            cluster.stop()
+        if holds:
+            tell_holds(files)
+
+
+if __name__ == "__main__":
+    main()

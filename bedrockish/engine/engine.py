@@ -47,7 +47,7 @@ from bedrockish.engine.storage.journal_tables import Journal
 from bedrockish.engine.storage.overlay_vfs import Moment, salt_of
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.schema_versions import Versions
-from bedrockish.engine.storage.staged_changes import StagedChanges
+from bedrockish.engine.storage.staged_changes import StagedStore
 from bedrockish.engine.storage.wal import Wal, copy_file
 from bedrockish.errors import ConfigError, DamagedError, EntryMismatchError, UnavailableError, UsageError
 from bedrockish_journal.model.changes import Change, decode_changes, decode_changes_in_pieces, decode_steps
@@ -65,7 +65,6 @@ T = TypeVar("T")
 LONG_BYTES = 1 << 20  # what takes longer to write than others should have to wait for
 BATCH_FRAMES = 500  # that a batch may have which is not long
 FEW_BYTES = 64 << 10  # changes that are read at once
-STAGED_MAX = 3  # large transactions whose changes are unpacked before their turn
 COMPARED_BYTES, COMPARED_MAX = 4 << 10, 64  # changes that stay read, and how many, between comparing and applying
 WINDOW_MS = 120_000  # twice the conflict window
 
@@ -84,6 +83,7 @@ class Engine:
         scope: what the clock's functions give on the writing connection; whoever drives the engine gives it a clock.
         locks: the rows that transactions which run here have locked.
         access: what users may do, by the membership that is applied.
+        staged: large transactions that are unpacked.
         build: of the index that the scheduled change of the schema makes, if it is built beside its table.
     """
 
@@ -110,8 +110,7 @@ class Engine:
         self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
         self.build: IndexBuild | None = None
         self._compared: dict[bytes, list[Change]] = {}  # read when they were compared: encoded changes -> themselves
-        self._staged: dict[bytes, StagedChanges] = {}  # encoded changes -> the same, unpacked
-        self._attached: list[StagedChanges] = []  # those that the open batch has read
+        self.staged = StagedStore(db, self.memory)
         self.failed = self._is_changed = False
         self.void = set(system.void(db))
         self._journal = Journal(db, self._write)
@@ -480,51 +479,6 @@ class Engine:
         except apsw.Error as error:
             raise self._broken(error) from error
 
-    def keep_staged(self, staged: StagedChanges) -> None:
-        """Keep the changes of a transaction that may be applied soon, unpacked, until it is or ``drop_staged``.
-
-        Of many, those that came first are dropped: they are applied change by change.
-        """
-        self.drop_staged(staged.changes)
-        if staged.changes in self._staged:
-            staged.close()  # the open batch has them already
-            return
-        self._staged[staged.changes] = staged
-        self.memory.hold(staged, staged.size)
-        for changes in list(self._staged)[:-STAGED_MAX]:
-            self.drop_staged(changes)
-
-    def drop_staged(self, changes: bytes) -> None:
-        """Let go of unpacked changes, if they are here and the open batch does not have them."""
-        staged = self._staged.get(changes)
-        if staged is not None and staged not in self._attached:
-            del self._staged[changes]
-            self.memory.hold(staged, -staged.size)
-            staged.close()
-
-    def _take_staged(self, changes: bytes) -> bool:
-        """Make changes that are unpacked; False if they are not, or cannot be made so."""
-        staged = self._staged.get(changes) if len(changes) > LONG_BYTES else None
-        if staged is None or staged.version != self.schema_version:
-            return False
-        if staged not in self._attached:
-            if len(self._attached) == STAGED_MAX:
-                return False
-            staged.attach(self._db)
-            self._attached.append(staged)
-        return self._applier.apply_staged(staged)
-
-    def _detach_staged(self) -> None:
-        """Let go of those that were applied, for good."""
-        attached, self._attached = self._attached, []
-        for staged in attached:
-            try:
-                staged.detach(self._db)
-            except apsw.SQLError:  # a statement that has not ended still reads: after the next batch, then
-                self._attached.append(staged)
-            else:
-                self.drop_staged(staged.changes)
-
     def save_vote(self, vote: Vote, parts: tuple[Part, ...] | None = None) -> None:
         """Keep a vote in the open batch, instead of an earlier one on the same transaction.
 
@@ -598,7 +552,7 @@ class Engine:
             db.execute("COMMIT")
             self.batches += 1
             self._batch.clear()
-            self._detach_staged()
+            self.staged.detach()
             self._end_index()
             self._weight = 0
             self._is_changed = False
@@ -741,9 +695,7 @@ class Engine:
             self.build.close()
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
-        self._attached.clear()
-        for changes in list(self._staged):
-            self.drop_staged(changes)
+        self.staged.close()
         self._wal.close()
         self._db.close()
         self._lock.close()
@@ -857,7 +809,7 @@ class Engine:
         if entry.txid in self.void:
             assert transaction.kind == ROWS, f"{entry.txid} may not be void: it is no change of rows"
         elif transaction.kind == ROWS:
-            if self._take_staged(transaction.changes):
+            if self._take_staged(transaction):
                 return
             try:
                 known = None if changes is None else (changes,)
@@ -870,6 +822,11 @@ class Engine:
             assert transaction.kind == MEMBERS
             system.set_meta(self._db, "membership", transaction.changes)
             self._learn_members()
+
+    def _take_staged(self, transaction: Transaction) -> bool:
+        """Make the changes of a transaction that are unpacked; False if they are not, or cannot be made so."""
+        staged = self.staged.attached(transaction.changes, self.schema_version)
+        return staged is not None and self._applier.apply_staged(staged)
 
     def _learn_schema(self) -> None:
         tables = Tables(self._db, self._executor.known.tables)

@@ -160,11 +160,10 @@ class Runtime:
         self.transactions.tracing = self.tracing
         self.upkeep.orders |= {"activity": self.describe_activity, "end": self.transactions.end_by_order}
         self.upkeep.orders["statements"] = self.statements.order
-        self._syncing = False
+        self._checkpointing = self._syncing = False
         self._together = 0  # how many were answered at once, lately
         self._failed = False  # in the middle of a step, or by damage
         self._executions = Executions(self)
-        self._checkpointing = False
         self._nursery: trio.Nursery | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
 
@@ -297,8 +296,7 @@ class Runtime:
         """Count what a request is going to do, and its answer, as memory that is taken until it is answered."""
         waiter = self.waiters.get(request_id)
         if waiter is not None:
-            if not prepared.readonly:
-                self._comparison.unpack(prepared.changes)
+            self._comparison.unpack(prepared)
             self._hold(waiter, len(prepared.changes) + len(prepared.result))
 
     def _hold(self, waiter: Waiter, size: int) -> None:

@@ -13,7 +13,6 @@ import apsw
 import cbor2
 import pytest
 
-from bedrockish.engine import engine as module
 from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.storage import staged_changes
 from bedrockish.engine.storage.row_applier import RowApplier
@@ -62,7 +61,6 @@ STATEMENTS = (
 
 @pytest.fixture(autouse=True)
 def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONG_BYTES", 0)
     monkeypatch.setattr(staged_changes, "STAGED_MIN", 5)
 
 
@@ -86,7 +84,7 @@ def unpacked(node: TestNode, changes: bytes) -> StagedChanges | None:
 def apply_unpacked(node: TestNode, entry: Entry) -> StagedChanges:
     staged = unpacked(node, entry.transaction.changes)
     assert staged is not None
-    node.engine.keep_staged(staged)
+    node.engine.staged.keep(staged)
     node.apply(entry)
     return staged
 
@@ -117,14 +115,14 @@ def test_rows_are_the_same_as_change_by_change(
     staged = unpacked(second, entry.transaction.changes)
     made = row_by_row(monkeypatch)
     if staged is not None:
-        second.engine.keep_staged(staged)
+        second.engine.staged.keep(staged)
     second.apply(entry)
     assert (made == []) == (staged is not None and "id + 1000" not in sql), made
     assert second.tables() == first.tables()
     second.save()
     assert second.engine.digest() == first_digest(first)
-    assert second.engine._staged == {}
-    assert second.engine._attached == []
+    assert len(second.engine.staged) == 0
+    assert second.engine.staged._attached == []
     assert second.engine.memory.held(staged) == 0
 
 
@@ -148,7 +146,7 @@ def test_many_changes_of_many_kinds_at_random(make_node: MakeNode, pair: tuple[T
         staged = unpacked(second, entry.transaction.changes)
         if staged is not None:
             used += 1
-            second.engine.keep_staged(staged)
+            second.engine.staged.keep(staged)
         second.apply(entry)
         assert second.tables() == first.tables(), (number, chosen)
         if luck.random() < 0.3:
@@ -184,7 +182,7 @@ def test_a_batch_that_sqlite_gives_up_has_it_again(pair: tuple[TestNode, TestNod
     assert second.tables() == first.tables()
     second.save()
     assert second.tables() == first.tables()
-    assert second.engine._staged == {}
+    assert len(second.engine.staged) == 0
 
 
 def test_those_of_another_schema_are_not_taken(
@@ -195,7 +193,7 @@ def test_those_of_another_schema_are_not_taken(
     staged = unpacked(second, first.entries[-1].transaction.changes)
     assert staged is not None
     staged.version += 1
-    second.engine.keep_staged(staged)
+    second.engine.staged.keep(staged)
     made = row_by_row(monkeypatch)
     second.apply(first.entries[-1])
     assert len(made) == 40
@@ -210,16 +208,16 @@ def test_few_are_kept_and_what_the_open_batch_has_is_not_let_go(pair: tuple[Test
     for changes in others:
         kept = unpacked(second, changes)
         assert kept is not None
-        second.engine.keep_staged(kept)
+        second.engine.staged.keep(kept)
     twice = unpacked(second, used.changes)
     assert twice is not None
-    second.engine.keep_staged(twice)
-    assert [*second.engine._staged] == [used.changes, *others[-3:]]
+    second.engine.staged.keep(twice)
+    assert [*second.engine.staged._kept] == [used.changes, *others[-3:]]
     second.save()
-    assert used.changes not in second.engine._staged
+    assert used.changes not in second.engine.staged._kept
     for changes in others:
-        second.engine.drop_staged(changes)
-    assert second.engine._staged == {}
+        second.engine.staged.drop(changes)
+    assert len(second.engine.staged) == 0
 
 
 def test_a_statement_that_still_reads_them_only_delays_the_end(pair: tuple[TestNode, TestNode]) -> None:
@@ -230,12 +228,12 @@ def test_a_statement_that_still_reads_them_only_delays_the_end(pair: tuple[TestN
     rows = cursor.execute(f"SELECT k FROM {staged._attached}.{staged.runs[0].name}")
     next(rows)
     second.save()
-    assert second.engine._attached == [staged]
+    assert second.engine.staged._attached == [staged]
     cursor.close()
     second.run("INSERT INTO noted VALUES ('x')")
     second.save()
-    assert second.engine._attached == []
-    assert second.engine._staged == {}
+    assert second.engine.staged._attached == []
+    assert len(second.engine.staged) == 0
 
 
 def test_a_comparison_by_one_query_says_the_same(pair: tuple[TestNode, TestNode]) -> None:
@@ -317,12 +315,10 @@ def test_only_columns_that_change_are_written(pair: tuple[TestNode, TestNode]) -
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from bedrockish.engine import engine as module
 from bedrockish.engine.storage import staged_changes
 from bedrockish.engine.storage.row_applier import RowApplier
 from tests.engine.nodes import TestNode
 from tests.engine.test_staged_changes import COUNT, apply_unpacked
-module.LONG_BYTES = 0
 node = TestNode(Path(sys.argv[1]))
 take = RowApplier._take
 runs = []

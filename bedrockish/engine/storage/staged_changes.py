@@ -19,6 +19,7 @@ from typing import Any
 
 import apsw
 
+from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.sqlite.system_names import PREFIX
 from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Row, count_changes, decode_change_rows, same_value
@@ -26,6 +27,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 
 STAGED_MIN = 1_000  # changes from which on it is worth it
 RUNS_MAX = 16
+KEPT_MAX = 3  # transactions
 COLUMNS_MAX = 1_000  # before and after together: SQLite's own limit is 2,000
 _NAME = f"{PREFIX}staged"
 _ANDS = 200  # terms in one parenthesis: SQLite limits how deep an expression may be
@@ -193,6 +195,75 @@ def stage(changes: bytes, tables: Tables, version: int) -> StagedChanges | None:
         return StagedChanges(changes, tables, version)
     except (_NotForAllError, EntryMalformedError, apsw.Error, LookupError, TypeError, ValueError, OverflowError):
         return None  # a row that is changed twice, a change that is none: applying them says so
+
+
+class StagedStore:
+    """Transactions that may be applied soon, unpacked. What the open batch has read is kept until it is committed.
+
+    Args:
+        db: the connection that writes.
+        memory: where they are counted.
+    """
+
+    def __init__(self, db: apsw.Connection, memory: Memory) -> None:
+        self._db, self._memory = db, memory
+        self._kept: dict[bytes, StagedChanges] = {}  # encoded changes -> the same, unpacked
+        self._attached: list[StagedChanges] = []  # those that the open batch has read
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, staged: StagedChanges) -> None:
+        """Keep one until it is applied, or ``drop``. Of many, the first are dropped: they are applied as they came."""
+        self.drop(staged.changes)
+        if staged.changes in self._kept:
+            staged.close()  # the open batch has read it already
+            return
+        self._kept[staged.changes] = staged
+        self._memory.hold(staged, staged.size)
+        for changes in list(self._kept)[:-KEPT_MAX]:
+            self.drop(changes)
+
+    def drop(self, changes: bytes) -> None:
+        """Let go of one, if it is here and the open batch has not read it."""
+        staged = self._kept.get(changes)
+        if staged is not None and staged not in self._attached:
+            del self._kept[changes]
+            self._memory.hold(staged, -staged.size)
+            staged.close()
+
+    def attached(self, changes: bytes, version: int) -> StagedChanges | None:
+        """Return one that the writer can read from now on; None if it is not here, or for another schema.
+
+        This is called in the thread that has the writer. If the loop drops it in this very moment, its runs are not
+        there, which the first statement says.
+        """
+        staged = self._kept.get(changes) if self._kept else None
+        if staged is None or staged.version != version:
+            return None
+        if staged not in self._attached:
+            if len(self._attached) == KEPT_MAX:
+                return None
+            staged.attach(self._db)
+            self._attached.append(staged)
+        return staged
+
+    def detach(self) -> None:
+        """Let go of those that were applied, for good: the batch is committed."""
+        attached, self._attached = self._attached, []
+        for staged in attached:
+            try:
+                staged.detach(self._db)
+            except apsw.SQLError:  # a statement that has not ended still reads: after the next batch, then
+                self._attached.append(staged)
+            else:
+                self.drop(staged.changes)
+
+    def close(self) -> None:
+        """Let go of all: the node leaves."""
+        self._attached.clear()
+        for changes in list(self._kept):
+            self.drop(changes)
 
 
 def _same(table: Table) -> str:

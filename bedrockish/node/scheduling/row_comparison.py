@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import trio
 
 from bedrockish.core.protocol.events import Compared, Event
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import LONG_BYTES, Engine
 from bedrockish.engine.storage.staged_changes import StagedChanges, stage
 from bedrockish.errors import DamagedError, UnavailableError
@@ -115,10 +116,10 @@ class RowComparison:
 
     # -- unpacking -------------------------------------------------------------------------------------------------
 
-    def unpack(self, changes: bytes) -> None:
-        """Unpack the rows of a transaction that this node leads, if they are many."""
-        if len(changes) > LONG_BYTES:
-            self._start(self._unpack, changes)
+    def unpack(self, prepared: Prepared) -> None:
+        """Unpack the rows of a transaction that this node is going to lead, if they are many."""
+        if len(prepared.changes) > LONG_BYTES and prepared.kind == ROWS and not prepared.readonly:
+            self._start(self._unpack, prepared.changes)
 
     async def _unpack(self, changes: bytes) -> None:
         try:
@@ -135,9 +136,9 @@ class RowComparison:
         return await trio.to_thread.run_sync(stage, changes, engine.tables, engine.schema_version)
 
     def _keep(self, staged: StagedChanges) -> None:
-        self._engine.keep_staged(staged)
+        self._engine.staged.keep(staged)
         self._start(self._expire, staged.changes)
 
     async def _expire(self, changes: bytes) -> None:
         await trio.sleep(STAGED_S)
-        self._engine.drop_staged(changes)
+        self._engine.staged.drop(changes)

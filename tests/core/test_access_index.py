@@ -1,9 +1,13 @@
 """Whoever holds a key is found, whatever else holds it; and nobody who has let go."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bedrockish.core.state.access_index import AccessIndex
+from bedrockish.core.state import access_index
+from bedrockish.core.state.access_index import AccessIndex, is_large
 from bedrockish_journal.model.access_set import AccessSet, clock_key, clocks_from, conflict, object_range
 
 KEYS = [b"t:x\0" + bytes([number]) for number in range(6)] + [b"t:y\0" + bytes([number]) for number in range(2)]
@@ -29,6 +33,15 @@ access_sets = st.builds(
 steps = st.lists(st.tuples(st.integers(0, 5), access_sets), max_size=25)
 
 
+@pytest.fixture(scope="module", params=[2, access_index.LARGE])
+def large(request: pytest.FixtureRequest) -> Iterator[int]:
+    """From how many keys on an access set is not taken apart: also so few that some of these are not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(access_index, "LARGE", request.param)
+        yield request.param
+
+
+@pytest.mark.usefixtures("large")
 @given(steps, access_sets)
 @settings(max_examples=300, deadline=None)
 def test_it_finds_what_a_comparison_with_each_finds(done: list[tuple[int, AccessSet]], asked: AccessSet) -> None:
@@ -45,4 +58,23 @@ def test_it_finds_what_a_comparison_with_each_finds(done: list[tuple[int, Access
         expected = {name for name, other in held.items() if conflict(asked, other) is not None}
         assert {name for name, _ in index.conflicts(asked)} == expected
         for key in KEYS:
-            assert index.writers_of(key) == [name for name, one in held.items() if key in one.write_points]
+            expected_writers = [name for name, one in held.items() if key in one.write_points]
+            found = index.writers_of(key)
+            assert sorted(found) == sorted(expected_writers)
+            assert index.is_writing(key) == bool(found)
+            small = [name for name in expected_writers if not is_large(held[name])]
+            assert found[: len(small)] == small  # in the order in which they came
+        assert {*index.ranged()} == {name for name, one in held.items() if one.has_ranges}
+
+
+def test_a_hundred_thousand_keys_are_held_as_they_are() -> None:
+    """To take them apart, and to let go of them, held the node's loop for a tenth of a second each."""
+    index: AccessIndex[int] = AccessIndex()
+    many = AccessSet(write_points=frozenset(b"t:x\0" + number.to_bytes(4) for number in range(100_000)))
+    index.add(1, many)
+    assert not index._writers.holders
+    hit = AccessSet(frozenset({b"t:x\0" + (77).to_bytes(4)}))
+    assert [*index.conflicts(hit)] == [(1, b"t:x\0" + (77).to_bytes(4))]
+    assert not [*index.conflicts(hit, 1)]
+    index.remove(1)
+    assert not [*index.conflicts(hit)]

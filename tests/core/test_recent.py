@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedrockish.core.state import certifier
+from bedrockish.core.state import access_index, certifier
 from bedrockish.core.state.certifier import SEGMENT, CommitWindow, Pending, claim
-from bedrockish_journal.model.access_set import AccessSet, conflict
+from bedrockish_journal.model.access_set import MANY, AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 NODES = "ABC"
@@ -27,13 +27,18 @@ bases = st.fixed_dictionaries({node: st.integers(0, 8) for node in NODES})
 histories = st.lists(st.tuples(st.sampled_from(NODES), access_sets), max_size=20)
 
 
-@pytest.fixture(scope="module", params=[3, SEGMENT])
+@pytest.fixture(scope="module", params=[(3, 2, 1), (3, access_index.LARGE, MANY), (SEGMENT, access_index.LARGE, MANY)])
 def segment(request: pytest.FixtureRequest) -> Iterator[int]:
-    """How many commits are packed together: also three, so that short histories fill several segments."""
+    """How many commits are packed together: also three, so that short histories fill several segments; and from how
+    many keys on an access set is a large one: also two.
+    """
+    count, large, many = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certifier, "SEGMENT", request.param)
-        patch.setattr(certifier, "LATEST", request.param)
-        yield request.param
+        patch.setattr(certifier, "SEGMENT", count)
+        patch.setattr(certifier, "LATEST", count)
+        patch.setattr(certifier, "MANY", many)
+        patch.setattr(access_index, "LARGE", large)
+        yield count
 
 
 def transaction(clock: int, access_set: AccessSet) -> Transaction:
@@ -93,7 +98,7 @@ def test_recent_finds_what_comparing_with_everything_finds(
     }
 
 
-@pytest.mark.parametrize("segment", [3], indirect=True)
+@pytest.mark.parametrize("segment", [(3, access_index.LARGE, MANY)], indirect=True)
 def test_a_late_place_counts_also_for_what_was_packed_before_its_turn(segment: int) -> None:
     """One whose outcome is needed stays, and those after it stay in the line of their timeline though they are packed:
     whoever has seen one of these under another place has seen it.
@@ -109,7 +114,7 @@ def test_a_late_place_counts_also_for_what_was_packed_before_its_turn(segment: i
     assert {found.other.clock for found in recent.conflicts(ranged, {"A": 2, "B": 1})} == {4}
 
 
-@pytest.mark.parametrize("segment", [SEGMENT], indirect=True)
+@pytest.mark.parametrize("segment", [(SEGMENT, access_index.LARGE, MANY)], indirect=True)
 def test_a_commit_of_ten_keys_takes_less_than_400_bytes_below_safe_time(segment: int) -> None:
     """As much as 60 s of 1,000 commits a second are kept for transactions that take long."""
     count = 40 * segment
@@ -168,7 +173,7 @@ def test_a_late_place_in_a_retired_timeline_is_in_every_base(segment: int) -> No
     assert not list(recent.conflicts(first.access_set, {}))
 
 
-@pytest.mark.parametrize("segment", [3], indirect=True)
+@pytest.mark.parametrize("segment", [(3, access_index.LARGE, MANY)], indirect=True)
 def test_what_is_packed_costs_nothing_where_it_is_seen(segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute of commits is hundreds of segments: neither a test nor a new commit asks each of them."""
     recent = CommitWindow()
@@ -201,3 +206,54 @@ def test_what_is_newer_than_a_base_is_found_by_its_ticks_as_long_as_that_is_litt
     assert recent.newer_than({"A": 3}) is not None
     recent.retire({"A"})
     assert recent.newer_than({}) == [], "every base has seen what is retired"
+
+
+def test_a_large_commit_takes_little_more_than_its_keys_below_safe_time() -> None:
+    points = frozenset(b"t:account\0%08d" % key for key in range(50_000))
+    gc.collect()
+    recent = CommitWindow()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(1, SEGMENT + 1):
+        written = points if number == 5 else frozenset({b"t:small\0%d" % number})
+        recent.add(("A", number), transaction(number, AccessSet(write_points=written)))
+    recent.pack(SEGMENT, ())
+    gc.collect()
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert not recent.known
+    assert taken < 50_000 * 25, taken
+    for hit in (AccessSet(frozenset({b"t:account\0%08d" % 503})), AccessSet(read_ranges=((b"t:account", b"t:b"),))):
+        assert [each.other.clock for each in recent.conflicts(hit, {})] == [5]
+        assert not [*recent.conflicts(hit, {"A": 5})]
+
+
+@pytest.mark.parametrize("many", [1, MANY])
+def test_what_a_large_commit_has_read_and_written_is_met_by_keys_and_ranges(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certifier, "SEGMENT", 2)
+    monkeypatch.setattr(certifier, "MANY", many)
+    monkeypatch.setattr(access_index, "LARGE", 4)
+    read, written = (frozenset(b"t:%s\0%d" % (name, key) for key in range(5)) for name in (b"read", b"written"))
+    span = (b"t:span\0", b"t:span\0\xff")
+    recent = CommitWindow()
+    recent.add(("A", 1), transaction(1, AccessSet(read, (), written, (span,))))
+    recent.add(("A", 2), transaction(2, AccessSet()))
+    recent.pack(2, ())
+    assert not recent.known
+    few = frozenset({b"t:read\0" + b"3", b"t:other\0", b"t:a\0"})
+    kept = frozenset({b"t:written\0" + b"3", b"t:other\0", b"t:a\0"})
+    for asked, key in (
+        (AccessSet(write_points=few), b"t:read\0" + b"3"),
+        (AccessSet(few), None),
+        (AccessSet(write_points=kept), b"t:written\0" + b"3"),
+        (AccessSet(kept), b"t:written\0" + b"3"),
+        (AccessSet(write_ranges=((b"t:read\0", b"t:read\0\xff"),)), b"t:read\0" + b"0"),
+        (AccessSet(read_ranges=((b"t:read\0", b"t:read\0\xff"),)), None),
+        (AccessSet(read_ranges=((b"t:written\0" + b"2", b"t:x"),)), b"t:written\0" + b"2"),
+        (AccessSet(read_ranges=((b"t:written\0" + b"5", b"t:x"),)), None),
+        (AccessSet(frozenset({b"t:span\0" + b"7"})), b"t:span\0" + b"7"),
+    ):
+        found = [each.key for each in recent.conflicts(asked, {})]
+        assert found == ([] if key is None else [key]), asked

@@ -2,6 +2,9 @@
 
 Single keys are found in a dictionary, so that a test costs the same however many transactions are held. Ranges are
 compared with the keys in order, which are sorted as long as somebody asks for ranges, and with other ranges one by one.
+
+An access set of thousands of keys is not taken apart: that would take longer for each key than all comparisons with it,
+of which each looks for the few keys of somebody else among its many.
 """
 
 from bisect import bisect_left, insort
@@ -12,6 +15,7 @@ from bedrockish_journal.model.access_set import MANY, AccessSet, Range, clocks_f
 
 Name = TypeVar("Name", bound=Hashable)
 
+LARGE = 4_000  # keys of a transaction, from which on they are not held one by one
 UNUSED_MAX = 1_000  # changes after which keys that nobody has wanted in order are not kept in order any longer
 _CLOCKS, _CLOCKS_END = clocks_from(0)
 _CLOCK_PREFIX = _CLOCKS[:3]  # of what is_clock() is true for; a call for each key costs more than all the rest
@@ -135,6 +139,7 @@ class AccessIndex(Generic[Name]):
         self.sets: dict[Name, AccessSet] = {}
         self._writers: _Keys[Name] = _Keys()
         self._readers: _Keys[Name] = _Keys()
+        self._large: dict[Name, AccessSet] = {}
         self._ranged: dict[Name, AccessSet] = {}
         self._read_ranges: _Ranges[Name] = _Ranges()
         self._write_ranges: _Ranges[Name] = _Ranges()
@@ -149,6 +154,9 @@ class AccessIndex(Generic[Name]):
         """Hold an access set."""
         assert name not in self.sets
         self.sets[name] = access_set
+        if is_large(access_set):
+            self._large[name] = access_set
+            return
         self._writers.add(access_set.write_points, name)
         self._readers.add(_without_clocks(access_set.read_points), name)
         if access_set.has_ranges:
@@ -159,7 +167,7 @@ class AccessIndex(Generic[Name]):
     def remove(self, name: Name) -> None:
         """Let go of an access set, if it is here."""
         access_set = self.sets.pop(name, None)
-        if access_set is None:
+        if access_set is None or self._large.pop(name, None) is not None:
             return
         if self._ranged.pop(name, None) is not None:
             self._read_ranges.remove(access_set.read_ranges, name)
@@ -169,15 +177,17 @@ class AccessIndex(Generic[Name]):
 
     def writers_of(self, key: bytes) -> list[Name]:
         """Return who writes a key as such, in the order in which they came."""
-        return list(self._writers.holders.get(key, ()))
+        large = (name for name, one in self._large.items() if key in one.write_points)
+        return [*self._writers.holders.get(key, ()), *large]
 
     def is_writing(self, key: bytes) -> bool:
         """Whether anybody writes a key as such."""
-        return key in self._writers.holders
+        return key in self._writers.holders or any(key in one.write_points for one in self._large.values())
 
     def ranged(self) -> Iterator[Name]:
         """Yield those that touch more than single keys."""
-        return iter(self._ranged)
+        yield from self._ranged
+        yield from (name for name, one in self._large.items() if one.has_ranges)
 
     def has_ranges(self) -> bool:
         """Whether anybody touches more than single keys."""
@@ -189,7 +199,7 @@ class AccessIndex(Generic[Name]):
 
     def _is_apart(self, access_set: AccessSet) -> bool:
         """Whether this access set meets nobody, as nearly all do, and has no ranges for which that takes longer."""
-        if self._ranged or access_set.read_ranges or access_set.write_ranges:
+        if self._ranged or self._large or access_set.read_ranges or access_set.write_ranges:
             return False
         writers, writes = self._writers.holders.keys(), access_set.write_points
         return (
@@ -205,6 +215,12 @@ class AccessIndex(Generic[Name]):
                 if name not in seen:
                     seen.add(name)
                     yield name, key
+        for name, other in self._large.items():
+            if name not in seen:
+                found = conflict(access_set, other)
+                if found is not None:
+                    seen.add(name)
+                    yield name, found
         everybody = any(_has_clocks(each) for each in access_set.write_ranges)
         others = self.sets if everybody else self._ranged
         if not others:
@@ -250,6 +266,11 @@ class AccessIndex(Generic[Name]):
                 for keys in kinds:
                     for key in keys.between(low, high):
                         yield key, keys.holders[key]
+
+
+def is_large(access_set: AccessSet) -> bool:
+    """Whether an access set has so many keys that they are not held one by one."""
+    return len(access_set.read_points) + len(access_set.write_points) > LARGE
 
 
 def _without_clocks(points: Iterable[bytes]) -> list[bytes]:

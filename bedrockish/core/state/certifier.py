@@ -16,12 +16,21 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import islice, takewhile
+from itertools import accumulate, chain, islice, takewhile
 from typing import NamedTuple
 from zlib import crc32
 
-from bedrockish.core.state.access_index import AccessIndex
-from bedrockish_journal.model.access_set import AccessSet, clock_key, clocks_from, conflict, object_of
+from bedrockish.core.state.access_index import AccessIndex, is_large
+from bedrockish_journal.model.access_set import (
+    MANY,
+    READS,
+    WRITES,
+    AccessSet,
+    clock_key,
+    clocks_from,
+    conflict,
+    object_of,
+)
 from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
@@ -206,17 +215,56 @@ class Known:
         return self.everywhere or any(base.get(leader, 0) >= tick for leader, tick in self.places)
 
 
+class Keys:
+    """Keys in order, packed: a few bytes more than they have themselves."""
+
+    __slots__ = ("_bytes", "_ends")
+
+    def __init__(self, ordered: Sequence[bytes]) -> None:
+        self._bytes = b"".join(ordered)
+        self._ends = array("I", accumulate(map(len, ordered)))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, number: int) -> bytes:
+        return self._bytes[self._ends[number - 1] if number else 0 : self._ends[number]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        begin = 0
+        for end in self._ends:
+            yield self._bytes[begin:end]
+            begin = end
+
+    def place(self, key: bytes) -> int:
+        """Return the place of the first that is not smaller than a key."""
+        return bisect_left(range(len(self._ends)), key, key=self.__getitem__)
+
+    def meeting(self, points: AbstractSet[bytes], ranges: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+        """Return one of them that is among some keys or in some ranges, None if there is none."""
+        if len(points) > MANY:
+            found = next((key for key in self if key in points), None)
+            if found is not None:
+                return found
+            points = frozenset()
+        for low, high in chain(((key, key + b"\0") for key in sorted(points)), ranges):
+            place = self.place(low)
+            if place < len(self._ends) and self[place] < high:
+                return self[place]
+        return None
+
+
 class Segment:
     """Access sets of a few hundred commits, packed: all keys in order, each with whose it is and what was done to it.
 
-    A filter of bits tells most keys that nobody has touched.
+    A filter of bits tells most keys that nobody has touched. Large access sets have their keys by themselves.
     """
 
     __slots__ = (
         "_bits",
         "_clocks",
-        "_ends",
         "_keys",
+        "_large",
         "_last",
         "_more",
         "_names",
@@ -250,21 +298,26 @@ class Segment:
             for owner, one in enumerate(commits)
             if one.access_set.has_ranges
         }
+        self._large = {
+            owner: (Keys(one.access_set.ordered(READS)), Keys(one.access_set.ordered(WRITES)))
+            for owner, one in enumerate(commits)
+            if is_large(one.access_set)
+        }
         self._pack(commits)
 
     def _pack(self, commits: Sequence[Known]) -> None:
         touched: list[tuple[bytes, int]] = []
         for owner, one in enumerate(commits):
+            if owner in self._large:
+                continue
             reads, writes = one.access_set.read_points, one.access_set.write_points
             touched += [(key, owner << 2 | _WRITE | _READ * (key in reads)) for key in writes]
             touched += [(key, owner << 2 | _READ) for key in reads - writes]
         touched.sort()
-        self._keys = b"".join([key for key, _ in touched])
+        self._keys = Keys([key for key, _ in touched])
         self._owners = array("H", [owner for _, owner in touched])
-        self._ends, end, bits = array("I"), 0, bytearray(FILTER_BYTES)
+        bits = bytearray(FILTER_BYTES)
         for key, _ in touched:
-            end += len(key)
-            self._ends.append(end)
             bit = _bit(key)
             bits[bit >> 3] |= 1 << (bit & 7)
         self._bits = bytes(bits)
@@ -306,31 +359,47 @@ class Segment:
                 seen.add(owner)
                 if not self._owner_is_in(owner, base) and self._txid(owner) != own:
                     yield Conflict(self._txid(owner), key)
-        for owner, ranged in self._ranged.items():
+        for owner in (*self._large, *self._ranged):
             if owner not in seen and not self._owner_is_in(owner, base) and self._txid(owner) != own:
-                found = conflict(access_set, ranged)
+                found = self._met(owner, access_set)
                 if found is not None:
+                    seen.add(owner)
                     yield Conflict(self._txid(owner), found)
+
+    def _met(self, owner: int, access_set: AccessSet) -> bytes | None:
+        """Return a key at which an access set conflicts with the ranges of a commit, or the keys of a large one."""
+        ranged = self._ranged.get(owner)
+        found = conflict(access_set, ranged) if ranged is not None else None
+        if found is not None or owner not in self._large:
+            return found
+        reads, writes = self._large[owner]
+        found = writes.meeting(access_set.write_points, access_set.write_ranges)
+        if found is None:
+            found = writes.meeting(access_set.read_points, access_set.read_ranges)
+        return reads.meeting(access_set.write_points, access_set.write_ranges) if found is None else found
 
     def _touching(self, access_set: AccessSet) -> Iterator[tuple[bytes, int]]:
         """Yield the keys that were touched in a way that conflicts, each with the number of its commit."""
         for points, wanted in ((access_set.write_points, _READ | _WRITE), (access_set.read_points, _WRITE)):
-            for key in sorted([key for key in points if self._bits[_bit(key) >> 3] & 1 << (_bit(key) & 7)]):
+            for key in self._known_of(points):
                 yield from self._between(key, key + b"\0", wanted)
         for ranges, wanted in ((access_set.write_ranges, _READ | _WRITE), (access_set.read_ranges, _WRITE)):
             for low, high in ranges:
                 yield from self._between(low, high, wanted)
 
+    def _known_of(self, points: AbstractSet[bytes]) -> list[bytes]:
+        """Return those of some keys that may be here, in order."""
+        if len(points) > len(self._keys):
+            return sorted({key for key in self._keys if key in points})
+        return sorted([key for key in points if self._bits[_bit(key) >> 3] & 1 << (_bit(key) & 7)])
+
     def _between(self, low: bytes, high: bytes, wanted: int) -> Iterator[tuple[bytes, int]]:
-        for number in range(bisect_left(range(len(self._ends)), low, key=self._key), len(self._ends)):
-            key = self._key(number)
+        for number in range(self._keys.place(low), len(self._keys)):
+            key = self._keys[number]
             if key >= high:
                 return
             if self._owners[number] & wanted:
                 yield key, self._owners[number] >> 2
-
-    def _key(self, number: int) -> bytes:
-        return self._keys[self._ends[number - 1] if number else 0 : self._ends[number]]
 
     def _txid(self, owner: int) -> Txid:
         return Txid(self._clocks[owner], self._names[self._origins[owner]])

@@ -25,6 +25,8 @@ def start(*arguments: object) -> subprocess.Popen[bytes]:
 
 async def test_each_row_once_whoever_is_killed(cluster: LocalCluster, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
+    for node in range(3):
+        await cluster.wait_ready(node)
     with connect(cluster.url(options="/?timeout=60")) as db:
         db.execute("CREATE TABLE t(name TEXT PRIMARY KEY COLLATE NOCASE, n INTEGER, part INTEGER)")
         db.execute(
@@ -56,8 +58,9 @@ async def test_each_row_once_whoever_is_killed(cluster: LocalCluster, tmp_path: 
     await level(cluster)
 
 
-def test_what_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_what_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
     url, state = cluster.url(), tmp_path / "state.json"
+    await cluster.wait_ready(0)
     with connect(f"{url}/?timeout=60") as db:
         db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
         db.execute("CREATE TABLE w(k REAL PRIMARY KEY, n INTEGER) WITHOUT ROWID")

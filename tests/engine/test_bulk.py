@@ -4,6 +4,7 @@ import pytest
 
 from bedrockish.engine.readwrite import access_sets as bulk
 from bedrockish.engine.readwrite.access_sets import BYTES_MAX, GROUP_MAX, POINTS_MAX, access_set, check_size
+from bedrockish.engine.sqlite.key_encoding import encode
 from bedrockish.errors import TooLargeError
 from bedrockish_journal.model.access_set import AccessSet, clock_key, conflict
 from tests.engine.nodes import TestNode
@@ -24,10 +25,10 @@ def test_many_keys_of_one_object_become_the_range_from_the_first_to_the_last() -
     assert access_set(few, set(), few, set()) == AccessSet(frozenset(few), (), frozenset(few), ())
 
 
-def test_a_statement_that_changes_very_many_rows_writes_their_tables(
+def test_a_statement_that_changes_very_many_rows_writes_all_between_them(
     node: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And still reads the parents of each."""
+    """With all indexes of their table; and it still reads the parents of each."""
     monkeypatch.setattr(bulk, "ROWS_MAX", 5)
     node.run("CREATE TABLE p(id INTEGER PRIMARY KEY)")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a REFERENCES p(id))")
@@ -36,12 +37,24 @@ def test_a_statement_that_changes_very_many_rows_writes_their_tables(
     numbers = "WITH n(i) AS (VALUES (1), (2), (3), (4), (5), (6)) INSERT INTO t SELECT i, 1 + i % 3 FROM n"
     prepared = node.prepare(numbers)
     assert not prepared.access_set.write_points
-    for low, high in ((b"t:t\0", b"t:t\0\xff"), (b"i:ta\0", b"i:ta\0\xff")):
-        assert (low, high) in prepared.access_set.write_ranges
+    assert (b"i:ta\0", b"i:ta\0\xff") in prepared.access_set.write_ranges
+    assert len(prepared.access_set.write_ranges) == 3
+    for rowid in range(-2, 10):
+        for name in (b"t:t\0", b"i:t\0"):
+            one = AccessSet(frozenset({name + encode(rowid)}))
+            assert (conflict(one, prepared.access_set) is not None) == (1 <= rowid <= 6), (name, rowid)
     assert len([key for key in prepared.access_set.read_points if key.startswith(b"i:p\0")]) == 3
     few = node.prepare(numbers + " LIMIT 5")
     assert few.access_set.write_points
     assert not few.access_set.write_ranges
+    node.run(numbers)
+    moved = node.prepare("UPDATE t SET id = id + 100")
+    for rowid in (1, 6, 50, 101, 106):
+        assert conflict(AccessSet(frozenset({b"t:t\0" + encode(rowid)})), moved.access_set) is not None
+    assert conflict(AccessSet(frozenset({b"t:t\0" + encode(107)})), moved.access_set) is None
+    node.run("CREATE TABLE w(a PRIMARY KEY, b) WITHOUT ROWID")
+    whole = node.prepare("WITH n(i) AS (VALUES (1), (2), (3), (4), (5), (6)) INSERT INTO w SELECT i, i FROM n")
+    assert (b"t:w\0", b"t:w\0\xff") in whole.access_set.write_ranges
 
 
 def test_what_cannot_travel_is_refused(node: TestNode) -> None:

@@ -21,7 +21,8 @@ from bedrockish.errors import TooLargeError
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
 
-ROWS_MAX = 100_000  # rows that a statement or a request changes in one table, above which it writes the whole table
+ROWS_MAX = 100_000  # rows that a statement or a request changes in one table, above which ...
+# ... it writes all rows from the first of them to the last, and all of the table's indexes
 POINTS_MAX = 100_000  # single keys of a transaction, above which ...
 GROUP_MAX = 10_000  # ... those of an object become a range if they are more than this
 BYTES_MAX = 40 << 20  # a transaction travels in one frame, and beside it there is room for others on the link
@@ -174,6 +175,8 @@ class AccessSetBuilder:
             self._points, self._ranges = set(), set()
         bulk = tables_in_bulk(changes)
         keys.gather(changes, bulk, (self._points, self._ranges), (writes, write_ranges))
-        for table in (*blurred, *sorted(bulk)):
+        for table in blurred:
             write_ranges.update(keys.whole(table))
+        for table in sorted(bulk):
+            write_ranges.update(keys.in_bulk(table, changes))
         return access_set(self._points, self._ranges, writes, write_ranges)

@@ -72,8 +72,10 @@ class Growing:
         keys = self._analysis.keys
         bulk = tables_in_bulk(changes)
         keys.gather(changes, bulk, (self._probes, self._probe_ranges), (self._writes, self._write_ranges))
-        for name in (*blurred, *sorted(bulk)):
+        for name in blurred:
             self._write_ranges.update(keys.whole(name))
+        for name in sorted(bulk):
+            self._write_ranges.update(keys.in_bulk(name, changes))
 
     def cut(self, kept: Sequence[Change], blurred: Iterable[str]) -> None:
         """Some changes were rolled back: these are left. What was written, and is no longer, was read."""

@@ -30,7 +30,7 @@ from bedrockish.engine.sqlite.key_encoding import (
     encoder,
     object_prefix,
 )
-from bedrockish_journal.model.access_set import Range, object_range
+from bedrockish_journal.model.access_set import HIGH, Range, object_range
 from bedrockish_journal.model.changes import Change, Row
 
 Keys = tuple[list[bytes], list[Range]]
@@ -65,7 +65,7 @@ class WriteKeys:
     def gather(self, changes: Iterable[Change], bulk: Set[str], reads: Gathered, writes: Gathered) -> None:
         """Add what row changes read to ``reads`` and what they write to ``writes``: points and ranges.
 
-        Of the tables in ``bulk``, single keys are not wanted; the caller adds what ``whole`` says.
+        Of the tables in ``bulk``, single keys are not wanted; the caller adds what ``in_bulk`` says.
         """
         read_points, read_ranges = reads
         write_points, write_ranges = writes
@@ -85,6 +85,14 @@ class WriteKeys:
     def whole(self, table: str) -> list[Range]:
         """Return all that rows of a table can write, for changes of which only the net effect is known."""
         return self._of(table).whole()
+
+    def in_bulk(self, table: str, changes: Iterable[Change]) -> list[Range]:
+        """Return ranges that have all that very many changes of a table's rows have written.
+
+        Whose row is before the first of them or behind the last does not meet them, unless it is in an index.
+        """
+        rowids = {rowid for one in changes if one.table == table for rowid in (one.rowid, one.rowid_after)}
+        return self._of(table).between(rowids)
 
     def _of(self, name: str) -> "_TableKeys":
         found = self._tables.get(name)
@@ -212,6 +220,17 @@ class _TableKeys:
             return None
         values = self._computed.values(row[:-1], rowid)
         return None if values is None else (*row, *values)
+
+    def between(self, rowids: Set[int | None]) -> list[Range]:
+        """Return all that rows can write whose ids are not outside of some; of a table WITHOUT ROWID, all of it."""
+        if self._table.key is not None or None in rowids:
+            return self.whole()
+        known = [rowid for rowid in rowids if rowid is not None]
+        code = encoder(ROWID_SPEC)
+        low, high = code(min(known)), code(max(known)) + HIGH
+        own = [object_prefix(name) for name in (self._table.object, "i:" + self._table.name)]
+        ranges = [(prefix + low, prefix + high) for prefix in own]
+        return ranges + [object_range(index.object) for index in self._table.indexes]
 
     def whole(self) -> list[Range]:
         """Return all that rows of the table can write."""

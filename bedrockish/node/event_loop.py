@@ -96,7 +96,6 @@ HELD_BYTES_MIN = 64 << 10  # what is shorter is not counted, for it is soon over
 TURN_S = 0.03  # how long they may take together, in seconds
 TURN_MAX = 512  # events that are taken before what they caused is made durable
 LINGER_S = 0.02  # how long what nobody waits for stays in the open batch, for the next one to take along
-SYNC_INLINE_S = 0.001  # a disk that syncs within this is waited for in the loop, if nothing else waits
 
 
 class Runtime:
@@ -649,7 +648,7 @@ class Runtime:
             return
         self.counts["batches"] += 1
         self._syncing = True
-        if self._fsync.mean_s > SYNC_INLINE_S or len(self.waiters) > 1 or self._inbox or self._asked or self._writes:
+        if not self._fsync.is_quick or len(self.waiters) > 1 or self._inbox or self._asked or self._writes:
             self._fsync.start(partial(self._synced_in_thread, kept, engine.batches))
         else:
             self._synced(kept, engine.batches, self._fsync.sync_now())

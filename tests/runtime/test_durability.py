@@ -17,8 +17,8 @@ from bedrockish.core.protocol.messages import Approve, Begin, Gossip, decode, en
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.errors import BedrockishError, DamagedError, EntryMismatchError
-from bedrockish.node import event_loop
 from bedrockish.node.event_loop import Runtime
+from bedrockish.node.scheduling import fsync_thread
 from bedrockish.node.scheduling.fsync_thread import FsyncThread
 from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.transaction import Txid
@@ -76,7 +76,7 @@ def open_runtime(tmp_path: Path, nodes: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(engine, "sync", disk.sync)
     peers = {name: Address("127.0.0.1", 7000 + place) for place, name in enumerate(nodes)}
     config = Config(node="A", database=str(tmp_path / "a.db"), listen=peers["A"], peers=peers)
-    monkeypatch.setattr(event_loop, "SYNC_INLINE_S", 0.0)  # the gate is for a thread
+    monkeypatch.setattr(fsync_thread, "QUICK_S", 0.0)  # the gate is for a thread
     return Runtime(engine, config), disk, engine
 
 
@@ -257,3 +257,25 @@ async def test_the_syncer_calls_back_in_the_loop_with_the_error_there_was() -> N
         syncer.start(done)
         await over.wait()
     assert found == [(True, type(None)), (True, OSError)]
+
+
+def test_a_disk_that_has_stalled_is_not_waited_for_in_the_loop_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, took = 0.0, [0.0002] * 5 + [3.0] + [0.0002] * 200
+
+    def sync() -> None:
+        nonlocal now
+        now += took.pop(0)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    syncer = FsyncThread(sync)
+    assert not syncer.is_quick, "nothing is known of it"
+    for _ in range(5):
+        syncer.sync_now()
+        assert syncer.is_quick
+    syncer.sync_now()
+    for _ in range(100):
+        syncer.sync_now()
+    assert syncer.mean_s < fsync_thread.QUICK_S
+    assert not syncer.is_quick
+    now += fsync_thread.DISTRUST_S
+    assert syncer.is_quick

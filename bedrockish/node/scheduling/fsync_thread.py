@@ -17,6 +17,8 @@ from bedrockish.common.histogram import Histogram
 
 Done = Callable[[BaseException | None], None]
 WEIGHT = 0.1  # of the last one in the mean of all
+QUICK_S = 0.001  # a disk that syncs within this can be waited for in the loop
+STALL_S, DISTRUST_S = 0.05, 60.0  # who has waited so long for one sync waits in the thread for so long after it
 
 
 class FsyncThread:
@@ -32,6 +34,7 @@ class FsyncThread:
         self._jobs: SimpleQueue[Done | None] = SimpleQueue()
         self.took = Histogram()
         self.mean_s = math.inf
+        self._stalled_at = -math.inf
         self._token: trio.lowlevel.TrioToken | None = None
         self._thread = Thread(target=self._run, name="sync", daemon=True)
 
@@ -58,6 +61,15 @@ class FsyncThread:
             except trio.RunFinishedError:
                 return
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether the next sync is worth waiting for in the loop: it costs less than two changes of threads.
+
+        Nobody can tell when a disk that was quick will hang. One that has stalled is not trusted again at once: so a
+        disk that stalls now and then holds reads, status and votes once in a minute at most.
+        """
+        return self.mean_s <= QUICK_S and time.monotonic() - self._stalled_at > DISTRUST_S
+
     def sync_now(self) -> BaseException | None:
         """Sync, and return the error that there was; while no job is under way, also in the loop."""
         error: BaseException | None = None
@@ -66,7 +78,10 @@ class FsyncThread:
             self._sync()
         except BaseException as caught:
             error = caught
-        took_s = time.monotonic() - began
+        ended = time.monotonic()
+        took_s = ended - began
+        if took_s > STALL_S:
+            self._stalled_at = ended
         self.took.observe(took_s)
         self.mean_s = took_s if self.mean_s == math.inf else (1 - WEIGHT) * self.mean_s + WEIGHT * took_s
         return error

@@ -92,18 +92,18 @@ def what_counts_is_promised_to_nobody(state: State, coordinator: Coordinator) ->
 def who_waits_is_waited_for(coordinator: Coordinator) -> None:
     """A request that waits stands in exactly one queue, of a transaction or of a request: in none, nobody wakes it."""
     replies = coordinator.replies
-    queues = [*replies.wait_queue.waits.values(), *(request_id.behind for request_id in replies.in_flight.values())]
+    queues = [*replies.wait_queue.waits.values(), *(inflight.behind for inflight in replies.in_flight.values())]
     places = Counter(number for queue in queues for number in queue)
-    for number, request_id in replies.in_flight.items():
-        if request_id.stage is Stage.WAITING:
+    for number, inflight in replies.in_flight.items():
+        if inflight.stage is Stage.WAITING:
             assert places[number] == 1, f"request {number} waits in {places[number]} queues"
 
 
 def who_is_in_flight_has_an_attempt(coordinator: Coordinator) -> None:
     """A request waits for approvals of a transaction that is still open; without one its answer never comes."""
-    carried = {number for attempt in coordinator.attempts.values() for number in attempt.in_flight}
-    for number, request_id in coordinator.replies.in_flight.items():
-        assert request_id.stage is not Stage.IN_FLIGHT or number in carried, f"request {number} is in no attempt"
+    carried = {number for attempt in coordinator.attempts.values() for number in attempt.numbers}
+    for number, inflight in coordinator.replies.in_flight.items():
+        assert inflight.stage is not Stage.IN_FLIGHT or number in carried, f"request {number} is in no attempt"
 
 
 OF_STATE: tuple[Callable[[State], None], ...] = (

@@ -128,6 +128,7 @@ class Node:
     def start(self, now: Now) -> list[Effect]:
         """Begin: give up what was in flight before a restart, and start the heartbeat."""
         self.state.set_now(now)
+        # Who was counting approvals has forgotten them, so what was in flight cannot become a commit of ours any more.
         self.coordinator.rollbacks.restart()
         self._heartbeat()
         return self._answer()
@@ -175,6 +176,8 @@ class Node:
             case PeerDown(peer):
                 if peer in self.state.roster.peers:
                     self.state.roster.peers[peer].up = False
+                    # Its approvals will not come soon: who needs them gives up now, and does not wait for its patience
+                    # to end.
                     self.coordinator.check()
             case Accused(peer, reason, for_good):
                 self.state.roster.accuse(peer, reason)
@@ -208,8 +211,11 @@ class Node:
     def _answer(self) -> list[Effect]:
         self.coordinator.together.settle()
         self._settle()
+        # Whoever belongs on the new schema waits for it: time is closed at each step, not at the next heartbeat.
         if self.state.schema.scheduled is not None and self.safe_time.hurry():
             self._settle()
+        # Last, so that it covers every clock that this step has used; it is emitted first, so it is durable before
+        # them.
         self.state.keep_ceiling()
         effects = self.state.outbox.take()
         assert self.state.health.applies or not any(isinstance(effect, NEEDS_TABLES) for effect in effects)
@@ -234,6 +240,8 @@ class Node:
                 if recovery.parked or recovery.adoptable:
                     recovery.settle()
                 self.coordinator.settle()
+            # Ends before releases: who waited for this very transaction is told how it ended, and not only that it is
+            # gone.
             for txid in state.votes.take_ended():
                 known = state.commit_window.known.get(txid)
                 if state.votes.outcomes[txid] and known is not None:
@@ -257,6 +265,7 @@ class Node:
             return
         known.heard = state.clock.now.seconds
         state.roster.hear(peer, SINCE.get(message.__class__, 1))
+        # It was slow, and not dead: next time it gets twice as long before others take up its work.
         if known.suspected:
             known.suspected, known.patience = False, min(2 * known.patience, PATIENCE_MAX)
         match message:
@@ -298,6 +307,7 @@ class Node:
             case Accept():
                 self.recovery.on_accept(peer, message)
             case Accepted():
+                # Ballot 1 is the rollback of a leader, a higher one a recovery: each of the two looks at its own.
                 self.coordinator.rollbacks.on_accepted(peer, message)
                 self.recovery.on_accepted(peer, message)
             case Refused():
@@ -352,8 +362,10 @@ class Node:
 
     def _on_outcome(self, peer: str, message: Outcome) -> None:
         if message.commit:
+            # Only taking its entry is knowing a commit: one that nobody could apply would be known for nothing.
             self.apply_queue.on_outcome(peer, message)
             self.apply_queue.fetch_missing(at_once=True)
+        # Up to safe time the journal alone says what happened: a word about it, late or wrong, is not taken.
         elif message.txid not in self.state.votes.outcomes and message.txid.clock > self.state.clock.safe:
             self.state.votes.end(message.txid, commit=False)
 
@@ -379,12 +391,14 @@ class Node:
             return
         self.state.roster.peers[peer].up = True
         self.state.roster.acquit(peer)
+        # The old link has lost what was on its way: all that is open with this peer is said again.
         self.safe_time.gossip_to(peer)
         self.staging.resume(peer)
         self.coordinator.resend(peer)
         self.recovery.resend(peer)
 
     def _heartbeat(self) -> None:
+        # The times first, so that the gossip after it tells the newest ones.
         self.safe_time.advance()
         self.safe_time.gossip()
         self.apply_queue.fetch_missing()

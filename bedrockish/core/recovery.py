@@ -74,6 +74,7 @@ class Recovery:
         """Look for transactions that have been pending for too long, and for rounds that got stuck."""
         state, now = self.state, self.state.clock.now.seconds
         for peer in state.roster.peers.values():
+            # Patience that grew in a slow hour shrinks again, or a death would be noticed late for ever.
             peer.patience = max(1.0, peer.patience * (1 - state.settings.heartbeat_ms / PATIENCE_LASTS_MS))
         if not state.roster.is_voter(state.me):
             return
@@ -85,12 +86,15 @@ class Recovery:
             if age < suspicion / 2 or txid in self.rounds:
                 continue
             if txid.leader == state.me:
+                # Ours, and in a recovery's hands that never ended: then it is anybody's to finish, also ours.
                 if age > 2 * suspicion and not self.coordinator.decides(txid):
                     self.start(transaction)
             elif leader is None or self._is_silent(txid.leader) or age > 5 * suspicion:
+                # One after the other: two that recover at once refuse each other's ballots, and neither gets on.
                 if age > suspicion * (1 + 0.3 * self._rank()):
                     self.start(transaction)
             else:
+                # Its leader lives: it may have ended it, and its word got lost.
                 state.outbox.send(txid.leader, Ask(txid, state.clock.read()))
         for txid, round_ in list(self.rounds.items()):
             patience = state.settings.suspicion_ms / 1000 * min(2 ** (round_.tries - 1), PATIENCE_MAX)
@@ -120,8 +124,10 @@ class Recovery:
         promised = state.votes.by_txid[txid].promised if txid in state.votes.by_txid else 0
         voters = state.roster.voters
         ballot = FIRST_BALLOT + voters.index(state.me)
+        # Ballots of one voter are those of its place modulo their number: no two voters ever share one.
         ballot += max(0, (promised - ballot) // len(voters) + 1) * len(voters)
         assert ballot > promised
+        assert (ballot - FIRST_BALLOT) % len(voters) == voters.index(state.me), "a ballot of another voter"
         if ballot >= ENDED:
             return  # no recovery comes so far: somebody lies, and safe time will end it
         self.rounds[txid] = Round(transaction, ballot, state.clock.now.seconds, tries=tries)
@@ -131,6 +137,7 @@ class Recovery:
         round_, state = self.rounds[txid], self.state
         message = Recover(round_.transaction.body, round_.ballot, state.clock.read())
         state.outbox.send_voters(message)
+        # We are a voter like the others: our own promise is made and kept in the same way.
         self.on_recover(state.me, message)
 
     def _again(self, txid: Txid, round_: Round) -> None:
@@ -138,6 +145,7 @@ class Recovery:
         del self.rounds[txid]
         for blocker, transaction in round_.blockers.items():
             outcome = self.state.votes.outcomes.get(blocker)
+            # What blocks it goes first (J7), and may have nobody either who finishes it.
             if outcome is None and blocker not in self.rounds and self._leaderless(blocker):
                 self.start(transaction)
         self.start(round_.transaction, round_.tries + 1)
@@ -260,6 +268,7 @@ class Recovery:
         """
         vote = self._promise(peer, message)
         if vote is not None:
+            assert vote.promised == message.ballot, "who accepts a ballot has promised it"
             vote.accepted = (message.ballot, message.commit)
             self.state.votes.persist(vote)
             self._say(peer, Accepted(vote.txid, message.ballot, self.state.clock.read()))
@@ -292,7 +301,9 @@ class Recovery:
             return
         blockers = {one.txid: one for one in map(decode_transaction, message.blockers)}
         round_.blockers.update(blockers)
+        # Said again, the newer answer counts: a promise of one ballot is kept, and what is held only grows.
         round_.answers[peer] = Answer(message.standing, message.accepted, frozenset(blockers), frozenset(message.ended))
+        # Proposed once for a ballot: two decisions at one ballot would both be acceptable.
         if round_.decision is None and len(round_.answers) >= self.state.roster.majority:
             self._judge(round_)
 
@@ -325,6 +336,7 @@ class Recovery:
 
     def _propose(self, round_: Round, *, commit: bool) -> None:
         state = self.state
+        assert round_.decision is None, "one ballot has one decision"
         round_.decision = commit
         message = Accept(round_.transaction.body, round_.ballot, commit, state.clock.read())
         state.outbox.send_voters(message)
@@ -341,6 +353,7 @@ class Recovery:
 
     def _decided(self, txid: Txid, round_: Round) -> None:
         state = self.state
+        assert round_.decision is not None
         del self.rounds[txid]
         if txid in state.votes.outcomes:
             return
@@ -360,6 +373,7 @@ class Recovery:
         elif covers(state.timelines.applied, transaction.base) and txid not in state.blocked:
             del self.adoptable[txid]
             self.counts["adopted"] += 1  # J9: at a place of our own timeline, for nobody writes into another's
+            # The quorum that its label names is of those who accepted the decision.
             holders = {node: state.timelines.applied.get(node, 0) for node in sorted(round_.accepted)}
             entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)
             state.outbox.send_all(Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
@@ -369,6 +383,7 @@ class Recovery:
         round_ = self.rounds.get(message.txid)
         if round_ is not None and message.promised > round_.ballot:
             vote = self.state.votes.of(message.txid, round_.transaction)
+            # Our next ballot has to be above it; we do not promise less than what we know to be promised.
             vote.promised = max(vote.promised, message.promised)
             self.state.votes.persist(vote)
 

@@ -68,7 +68,7 @@ def touching(*writes: str, reads: Iterable[str] = (), ranges: Iterable[tuple[str
 
 
 def rows(access_set: AccessSet) -> bytes:
-    """Return a change of each row that a access set writes."""
+    """Return a change of each row that an access set writes."""
     points = sorted(point.partition(b"\0")[2] for point in access_set.write_points if point.startswith(b"t:"))
     rowids = [rowid for point in points for rowid in read_columns(point) or ()]
     return encode_changes(

@@ -206,7 +206,7 @@ class Table:
         """Give a new transaction its name in the trace: Betty, and at her second attempt Betty'."""
         if isinstance(effect, Persist) and effect.vote.txid not in self.names:
             attempt = self.core(leader).coordinator.attempts[effect.vote.txid]
-            called = self._request_name(attempt.in_flight[0])
+            called = self._request_name(attempt.numbers[0])
             self.names[effect.vote.txid] = called + "'" * self.attempts[called]
             self.attempts[called] += 1
 

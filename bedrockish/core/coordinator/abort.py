@@ -30,6 +30,7 @@ class Rollbacks:
         """Give a transaction up; whoever counts its approvals must have stopped for good."""
         state = self.state
         vote = state.votes.by_txid[txid]
+        assert txid.leader == state.me, "ballot 1 is its leader's alone"
         assert vote.promised < 2, "who has promised to a recovery counts no more: nothing is left to give up"
         # Still held, so pending, until a majority has accepted. Not kept: after a restart it is given up again.
         vote.promised, vote.accepted = 1, (1, False)

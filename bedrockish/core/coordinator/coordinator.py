@@ -1,6 +1,6 @@
 """Our own transactions, from a client's request to its answer (section 3 of the protocol).
 
-A *request* is one client's request; it may need several attempts. An *attempt* is one transaction in flight. A request
+A client's request (``InFlight``) may need several attempts. An *attempt* is one transaction in flight. A request
 waits for what it conflicts with, and is then executed again on what has become true since. It is answered "did not
 happen" only when every attempt that it made is known to have ended so.
 """
@@ -62,6 +62,8 @@ class Coordinator:
         for each, asked in ((number, request), *others):
             inflight = InFlight(each, asked, state.clock.now.seconds + asked.timeout_s, once=once)
             self.replies.in_flight[each] = inflight
+            # Nothing was sent for it yet: to say at once that it did not happen is the truth, and its client goes
+            # elsewhere.
             if state.trouble:
                 self.replies.finish(inflight, UnavailableError(state.trouble))
                 continue
@@ -70,6 +72,8 @@ class Coordinator:
                 ready.append(inflight)
             else:
                 self._behind[each] = inflight
+                # What the session has seen exists somewhere: it is fetched, for its COMMIT may never come here by
+                # itself.
                 self.apply_queue.want(asked.token.vector)
         self.together.start(ready)
 
@@ -98,6 +102,7 @@ class Coordinator:
     def _execute_at(self, inflight: InFlight) -> None:
         inflight.move(Stage.EXECUTING)
         inflight.refused = None
+        # Only now: a majority's clocks have moved ours up, so the next value is later than all that was acknowledged.
         clock = self.state.clock.tick() if inflight.wants_clock else 0
         self.together.goes_first(inflight)
         self.state.outbox.emit(Execute(inflight.number, clock, self.replies.wait_queue.group(inflight)))
@@ -111,6 +116,7 @@ class Coordinator:
 
     def clock_told(self, peer: str, message: ToldClock) -> None:
         """A voter has told its clock: with those of a majority, execute; or answer what was only read with it."""
+        # No majority yet: 0 is nobody's number.
         inflight = self.replies.in_flight.get(self.clock_quorum.on_told(peer, message) or 0)
         if inflight is None or inflight.stage is not Stage.CLOCK:
             return
@@ -130,6 +136,8 @@ class Coordinator:
         inflight.attempts += 1
         inflight.read = None
         state = self.state
+        # Its client has acted on reads of a while ago. Only what reads, and need not read the newest, may stay that
+        # old; all else must still be true on what is applied now.
         if inflight.once and not (prepared.readonly and inflight.request.read != STRICT):
             moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
@@ -140,6 +148,8 @@ class Coordinator:
             self._execute(inflight)  # a schema change has come into force meanwhile
             return
         if prepared.readonly:
+            # A clock that is told has to be below that of whoever asks next, anywhere: before the answer leaves, a
+            # second round moves a majority up to it.
             inflight.move(Stage.CLOCK)
             inflight.read = prepared
             if not prepared.clock or self.clock_quorum.ask(number, prepared.clock):
@@ -162,10 +172,13 @@ class Coordinator:
             return
         prepared, inflight.ahead = inflight.ahead, None
         assert prepared is not None
+        # From here on it goes the way of what has just been executed.
         inflight.move(Stage.EXECUTING)
+        # The members may have changed while the pieces travelled.
         if not self.state.roster.is_voter(self.state.me):
             self.replies.end(inflight, requests.write_elsewhere(self.state))
             return
+        # The pieces took their time, others committed meanwhile: it takes a base of now, or is executed again.
         moved = move(self.state, inflight, prepared)
         if not isinstance(moved, BedrockishError):
             self._lead(inflight, moved)
@@ -182,11 +195,13 @@ class Coordinator:
         commands = (inflight.request.command, *(command for command, _ in prepared.joined))
         inflight.writes = True
         inflight.access_set = claim(prepared.access_set, commands, prepared.kind, clock, activates)
+        # First of all tests: a command that has happened has its answer in the journal, whatever else is in its way.
         happened = state.happened(commands)
         if happened is not None:
             if not self._goes_alone(inflight, prepared):
                 self._happened(inflight, happened)
             return
+        # Decided by its own clock: with a smaller one than the activation it belongs on the old schema and goes on.
         if self.replies.schema_barrier.holds_up(inflight, prepared, clock):
             self.replies.wait_queue.leave(inflight)
             return
@@ -242,9 +257,12 @@ class Coordinator:
             after_ms = max(1, state.settings.schema_delay_ms * is_clock(found.key))
             return partial(self.replies.pause, inflight, after_ms)
         queue = self.replies.wait_queue
+        # Our own vote would reject it (V9), so a BEGIN could only disturb the others: it waits for their end here.
         for found in state.votes.pending.conflicts(access_set):
             if found.other not in self.rollbacks:  # else our own, given up: our BEGIN carries its rollback
                 return partial(self._wait, inflight, found.other)
+        # Another request of this node that pauses for the same keys was here before: it goes first, or the newest would
+        # always be the quickest.
         head = queue.head(inflight, access_set)
         if head is not None:
             return partial(queue.line_up, inflight, head)
@@ -258,6 +276,7 @@ class Coordinator:
     def _begin(self, inflight: InFlight, prepared: Prepared, clock: int, activates: int) -> None:
         state = self.state
         assert inflight.access_set is not None
+        # A clock that was told a while ago may be below what was closed or ended here since, or be taken.
         if prepared.clock and not self.clock_quorum.fits(prepared.clock, inflight.begun):
             inflight.unfit += 1
             if inflight.once or inflight.unfit > requests.UNFIT_MAX:
@@ -269,6 +288,7 @@ class Coordinator:
         met = state.votes.pending.conflicts(inflight.access_set) if self.rollbacks.rolling else ()
         rolling = tuple(sorted(found.other for found in met if found.other in self.rollbacks))
         transaction = requests.make_transaction(state, inflight, prepared, clock, activates, rolling)
+        # V11 binds our own transactions like those of others, or a busy node would starve a membership change itself.
         if self.voting.held_back(transaction):
             self.replies.pause(inflight, 10 + 20 * state.draw())
             return
@@ -277,6 +297,7 @@ class Coordinator:
             self._execute(inflight)  # one of them is over: its time, or it was answered
             return
         txid = transaction.txid
+        # Our vote is one of the quorum, and like each of them it is durable before anybody hears of it.
         state.votes.hold(transaction)
         approvals = {state.me: state.timelines.applied.get(state.me, 0)}
         now = state.clock.now.seconds
@@ -284,6 +305,7 @@ class Coordinator:
         numbers = (inflight.number, *(one.number for one in joined))
         attempt = Attempt(transaction, numbers, now, approvals, said=now, trace=trace)
         attempt.is_group = any(one.is_free for one in joined)
+        assert txid not in self.attempts, "a name is given once"
         self.attempts[txid] = attempt
         for one in (inflight, *joined):
             one.move(Stage.IN_FLIGHT)
@@ -295,6 +317,7 @@ class Coordinator:
         state.counts["joined"] += sum(not one.is_free for one in joined)
         state.outbox.send_voters(attempt.begin)
         self.replies.wait_queue.begun(inflight, transaction)
+        # Where we are the only voter, our own vote is all that there is to count.
         self._count(attempt)
 
     # -- answers from voters ---------------------------------------------------------------------------------------
@@ -304,6 +327,7 @@ class Coordinator:
         attempt = self.attempts.get(message.txid)
         if attempt is not None and attempt.counting and self.state.roster.is_voter(peer):  # L1: each voter once
             attempt.approvals[peer] = message.tick
+            # It may have rejected this BEGIN and approved it when it was said again: a reject promises nothing.
             attempt.rejects.pop(peer, None)
             self._count(attempt)
 
@@ -314,12 +338,15 @@ class Coordinator:
 
     def _commit(self, attempt: Attempt) -> None:
         state, transaction = self.state, attempt.transaction
+        assert state.me in attempt.approvals, "its leader's own vote is one of the quorum"
         attempt.counting = False
+        # From here on an approval or a reject that still comes changes nothing: it is decided once.
         self.replies.turns.took(state.clock.now.seconds - attempt.since)
         peers = list(state.roster.peers)  # also one that this may remove
         entry = self.apply_queue.lead(transaction, attempt.approvals)
         clock = state.clock.read()
         for node in peers:
+            # Who has approved holds the body durably, in its vote.
             body = None if node in attempt.approvals else transaction.body
             state.outbox.send(node, Commit(entry.label, body, entry.hash, clock))
 
@@ -339,6 +366,7 @@ class Coordinator:
             if message.reason == Reason.TOO_LATE:
                 inflight.late = peer
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
+        # Either of us may be the one with damaged tables: the repair finds out by asking the others.
         self.state.doubts += message.reason == Reason.DIFFERS
         if message.other is not None:
             self.replies.turns.met(message.other.leader)
@@ -383,6 +411,7 @@ class Coordinator:
         if lost is not None:
             note_conflict(self.state.counts, attempt.transaction.access_set, lost.key)
             self.state.note_rival(lost.key, lost.other)
+        # It stays pending here until a majority has accepted the rollback: until then a recovery may still commit it.
         self.rollbacks.give_up(attempt.transaction.txid)
         in_flight = [inflight for inflight in self._requests_of(attempt) if inflight.stage is Stage.IN_FLIGHT]
         for inflight in in_flight:
@@ -403,7 +432,7 @@ class Coordinator:
         return any(inflight.stage is Stage.IN_FLIGHT for inflight in self._requests_of(attempt))
 
     def _requests_of(self, attempt: Attempt) -> list[InFlight]:
-        found = [self.replies.in_flight.get(number) for number in attempt.in_flight]
+        found = [self.replies.in_flight.get(number) for number in attempt.numbers]
         return [inflight for inflight in found if inflight is not None]
 
     def again(self, number: int) -> None:
@@ -445,6 +474,7 @@ class Coordinator:
             return
         self.offers.resend(peer)
         for attempt in self.attempts.values():
+            # A new link has lost what was on its way on the old one; an answer that has come is not asked for again.
             if attempt.counting and peer not in attempt.approvals and peer not in attempt.rejects:
                 self.state.outbox.send(peer, attempt.begin)
         self.rollbacks.resend(peer)
@@ -458,6 +488,7 @@ class Coordinator:
         known, queue = self.state.commit_window.known.get(txid), self.replies.wait_queue
         contested = attempt is not None and any(inflight.contested for inflight in self._requests_of(attempt))
         if known is not None and known.kind == ROWS and (contested or txid in queue.waits):
+            # Where somebody waits, turns are taken; elsewhere a reservation would only slow down who comes by.
             self.replies.turns.reserve(txid, known.access_set)
         for inflight in self._requests_of(attempt) if attempt is not None else ():
             assert attempt is not None
@@ -475,6 +506,8 @@ class Coordinator:
         inflight = self.replies.in_flight.get(number)
         if inflight is None or inflight.extend(self.state):
             return
+        # This was its second deadline: the end of its attempt did not come, or its change is committed and not in force
+        # yet. Neither yes nor no would be the truth.
         if inflight.stage in (Stage.ENDING, Stage.ACTIVATING):
             self.replies.finish(inflight, requests.unknown(inflight))
             return
@@ -482,6 +515,8 @@ class Coordinator:
         inflight.move(Stage.ENDING)
         self.replies.wait_queue.leave(inflight)
         if in_flight:
+            # Only what a majority has rolled back did not happen: approvals that are on their way could still commit it
+            # after we had said so. A transaction that others share goes on for their sake.
             for txid in sorted(inflight.open):
                 attempt = self.attempts.get(txid)
                 if attempt is not None and attempt.counting and not self._is_shared(attempt):

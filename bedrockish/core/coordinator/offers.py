@@ -56,12 +56,15 @@ class Offers:
         if not is_large(prepared, state.settings.inline_bytes) or prepared.clock or not state.outbox.takes_pieces:
             return False
         cut = state.pieces.cutter.cut_prepared(prepared)
+        # Nobody else has to have them.
         if not cut.pieces or state.roster.quorum == 1:
             return False
         before = self.ahead.get(request)
+        # Executed again with the same effect: the voters have these pieces, or are fetching them.
         if before is not None and cut.pieces.keys() <= before.cut.pieces.keys():
             return not self._is_there(before)
         self._count += 1
+        # A piece that occurs twice travels once.
         size = sum(size for _, size in set(cut.names))
         self.ahead[request] = Ahead(self._count, cut, size)
         state.pieces.offered |= cut.pieces
@@ -72,6 +75,7 @@ class Offers:
 
     def _is_there(self, one: Ahead) -> bool:
         voters = self.state.roster.voters
+        # Ours count as well: they are saved before BEGIN can leave (``on_stored``).
         return 1 + sum(node in one.stored for node in voters) >= self.state.roster.quorum
 
     def _tell(self) -> None:
@@ -82,6 +86,7 @@ class Offers:
             if self._is_there(one):
                 continue
             on_the_way += one.size
+            # The first one goes even if it is over the bound by itself: nothing else would ever let it go.
             if on_the_way > AHEAD_BYTES_MAX and on_the_way > one.size:
                 return
             for node in state.roster.voters:
@@ -110,6 +115,7 @@ class Offers:
                     return None
                 was_there = self._is_there(one)
                 one.stored.add(peer)
+                # The request is told once, at the answer that makes the quorum.
                 if was_there or not self._is_there(one):
                     return None
                 for digest, piece in one.cut.pieces.items():  # ours, too, is to be durable when we approve it
@@ -144,6 +150,7 @@ class Offers:
     def resend(self, peer: str) -> None:
         """Say again to a peer what it may have missed."""
         for one in self.ahead.values():
+            # It may have lost the offer with its link; its pieces, if it has them, are found at once by their names.
             if one.told:
                 one.told.pop(peer, None)
         self._tell()

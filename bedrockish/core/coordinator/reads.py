@@ -27,9 +27,9 @@ from bedrockish_journal.model.vector import Vector, covers
 
 @dataclass(slots=True)
 class Read:
-    """One strict read on its way. ``clear`` are the voters with which nothing is in its way."""
+    """One strict read on its way, of the request ``number``. ``clear``: the voters with which nothing is in its way."""
 
-    inflight: int
+    number: int
     overdue: float  # seconds at which it has been without enough answers for too long
     clear: set[str] = field(default_factory=set)
 
@@ -51,11 +51,13 @@ class Reading:
         # It counts as later than everything, so it must have seen every schema change that is on its way.
         points = prepared.access_set.read_points | {clock_key(LAST_CLOCK)}
         access_set = AccessSet(points, prepared.access_set.read_ranges)
+        # What is known or pending here is enough to run it again: no need to ask anybody.
         if next(iter(self._in_the_way(base, access_set)), None) is not None:
             return False
         self._count += 1
         patience = state.settings.suspicion_ms / 1000 * 2 ** min(inflight.attempts - 1, 6)
         overdue = min(state.clock.now.seconds + patience, inflight.deadline)
+        # Our own word counts like a voter's: we have looked at what is committed and pending here just now.
         clear = {state.me} if state.roster.certifies_reads else set()
         read = self.reads[self._count] = Read(inflight.number, overdue, clear)
         if len(read.clear) >= state.roster.majority:
@@ -73,6 +75,7 @@ class Reading:
         heard = {state.me} if state.roster.certifies_reads else set()
         suspicion_s = state.settings.suspicion_ms / 1000
         for node, peer in state.roster.peers.items():
+            # It has told of commits that the read has not seen.
             if not covers(base, peer.applied):
                 return True
             if state.roster.is_voter(node) and peer.up and state.clock.now.seconds - peer.heard <= suspicion_s:
@@ -85,6 +88,7 @@ class Reading:
 
     def _in_the_way(self, base: Vector, access_set: AccessSet) -> list[Txid]:
         state = self.state
+        # A read has no writes: what others have only read is in nobody's way.
         reads_only = AccessSet(access_set.read_points, access_set.read_ranges)
         found = (*state.commit_window.conflicts(reads_only, base), *state.votes.pending.conflicts(reads_only))
         return [each.other for each in found]
@@ -115,19 +119,20 @@ class Reading:
         read = self.reads.get(message.read)
         if read is None or not self.state.roster.is_voter(peer):
             return None
+        # One such answer is enough: what is committed there may have been acknowledged before this read began.
         if message.others:
             del self.reads[message.read]
-            return read.inflight, False
+            return read.number, False
         read.clear.add(peer)
         if len(read.clear) >= self.state.roster.majority:
             del self.reads[message.read]
-            return read.inflight, True
+            return read.number, True
         return None
 
     def overdue(self) -> list[int]:
         """Take the reads that got no answer for a while."""
         late = [number for number, read in self.reads.items() if self.state.clock.now.seconds > read.overdue]
-        return [self.reads.pop(number).inflight for number in late]
+        return [self.reads.pop(number).number for number in late]
 
 
 class Checking:
@@ -202,6 +207,7 @@ class Checking:
             return
         if valid and self.replies.schema_barrier.holds_up(inflight, inflight.read, self.state.clock.value):
             self.replies.wait_queue.leave(inflight)
+        # Columns and rows of an older schema are not what the database is at this moment, whatever the voters hold.
         elif valid and inflight.read.schema == self.state.schema.version:
             if inflight.refused is None:
                 self.replies.answer_read(inflight, inflight.read)

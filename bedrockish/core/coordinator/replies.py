@@ -71,6 +71,7 @@ class Replies:
     def finish(self, inflight: InFlight, answer: Answer | BedrockishError) -> None:
         """Answer a request, for good, and let those behind it go on."""
         self.in_flight.pop(inflight.number, None)
+        # The driver lets it leave when all that this step rests on is durable, as it does with messages.
         self.state.outbox.emit(Reply(inflight.number, answer))
         self.wait_queue.leave(inflight)
 
@@ -80,6 +81,8 @@ class Replies:
         if commit:
             place = self.state.commit_window.known[transaction.txid].places[0]
             answer = requests.committed(self.state, inflight, transaction, place)
+            # Committed is not in force: the data may still forbid it, and its client asked for the change, not for the
+            # entry.
             if transaction.activates:
                 self.schema_barrier.decide(inflight, transaction.txid, answer)
             else:
@@ -91,6 +94,8 @@ class Replies:
 
     def end(self, inflight: InFlight, error: BedrockishError) -> None:
         """Answer an error, as soon as none of the attempts can happen any more."""
+        # An attempt of which the end is not known may still be committed by a recovery: 'it did not happen' has to
+        # wait.
         if not inflight.open:
             self.finish(inflight, error)
             return

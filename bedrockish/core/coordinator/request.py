@@ -160,7 +160,7 @@ class Attempt:
     """
 
     transaction: Transaction
-    in_flight: tuple[int, ...]  # whose: of the command, and of those that joined it
+    numbers: tuple[int, ...]  # whose: of the command, and of those that joined it
     since: float
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
@@ -182,7 +182,9 @@ class Attempt:
 def committed(state: State, inflight: InFlight, transaction: Transaction, place: tuple[str, int]) -> Answer:
     """Return the answer of a request whose transaction was committed at a place."""
     seen = inflight.request.token
+    # The commit and all that it rests on: whichever node serves the session next has to show both.
     vector = merge(transaction.base, {place[0]: place[1]}, seen.vector)
+    # Who has changed the schema must not be served where the change is not in force yet.
     clock = max(transaction.txid.clock, transaction.activates, seen.clock)
     result = transaction.result_of(inflight.request.command)
     return Answer(result, Token(state.timelines.in_short(vector), clock), place, inflight.attempts)
@@ -193,8 +195,10 @@ def make_transaction(
 ) -> Transaction:
     """Return what a request's BEGIN asks approval for; its access set is the request's."""
     assert inflight.access_set is not None
+    assert clock > state.clock.closed, "our own vote would reject it as too late"
     return Transaction(
         Txid(clock, state.me),
+        # Sorted: equal transactions have equal bytes, and so one hash, however their vectors came about.
         dict(sorted(state.timelines.in_short(prepared.base).items())),
         state.clock.safe,
         prepared.schema,
@@ -284,12 +288,15 @@ def retry_pause_ms(inflight: InFlight, settings: Settings, draw: float) -> float
     ceiling: float = min(settings.retry_ms_max, settings.retry_ms_min * 2 ** min(inflight.rejections, 10))
     if inflight.last is not None and is_clock(inflight.last.key):
         ceiling = max(ceiling, settings.schema_delay_ms)
+    # Drawn, or two that have rejected each other would meet again at the same instant; never 0, or it would be for
+    # nothing.
     return ceiling * (0.25 + 0.75 * draw)
 
 
 def unknown(inflight: InFlight) -> BedrockishError:
     """Return the error for a request of which nobody can tell now whether it happened."""
     command = inflight.request.command
+    # It is in the journal, so it is asked for by the same id; what is not known is whether the data allows it.
     if inflight.stage is Stage.ACTIVATING:
         return OutcomeUnknownError(
             f"command {command} is committed, and its schema change was not in force in time; send it again with the "
@@ -325,6 +332,7 @@ def lagging(error: BedrockishError) -> BedrockishError:
 def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
     """Return the error for a request of which every attempt here is known to have ended without a commit."""
     reject, request = inflight.last, inflight.request
+    # From the most particular reason to the most general one: a client can do something about the first ones.
     if not inflight.attempts and not state.has_seen(request.token):
         return UnavailableError(
             f"node {state.me} has not caught up with this session in {request.timeout_s:g} s; try another node"

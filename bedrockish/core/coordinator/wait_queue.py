@@ -41,6 +41,7 @@ class Turns:
 
     def met(self, leader: str) -> None:
         """One of ours waits for, or was rejected for, a transaction of this leader."""
+        # Our own wait for each other in the queue, and need no turns.
         if leader != self._state.me:
             self._met[leader] = self._state.clock.now.seconds
 
@@ -50,6 +51,7 @@ class Turns:
 
     def took(self, seconds: float) -> None:
         """One of ours had its quorum so long after its BEGIN."""
+        # One that had to wait for a dead voter says nothing of how long commits take: so it counts up to a bound.
         self._commit_s += WEIGHT * (min(seconds, COMMIT_S_MAX) - self._commit_s)
 
     def reserve(self, txid: Txid, access_set: AccessSet) -> None:
@@ -66,7 +68,7 @@ class Turns:
                 self._forget(found[0])
 
     def left_ms(self, access_set: AccessSet) -> float:
-        """Return for how long it is the turn of others on keys of a access set, in milliseconds; 0 if it is not."""
+        """Return for how long it is the turn of others on keys of an access set, in milliseconds; 0 if it is not."""
         if not self._until:
             return 0.0
         now, left_s = self._state.clock.now.seconds, 0.0
@@ -83,6 +85,7 @@ class Turns:
         rivals = [rival for rival, met in self._met.items() if met >= since and self._is_there(rival)]
         if not rivals:
             return 0.0
+        # By name, from the last leader on: all compute the same order, and nobody has to say a word.
         ring = sorted({state.me, leader, *rivals})
         place = ring.index(leader) + 1
         before = (ring[place:] + ring[:place]).index(state.me)
@@ -201,6 +204,7 @@ class WaitQueue:
             other = self._in_flight[number]
             if other.request.command in commands:
                 found[other.request.command] = other
+        # What was prepared has the effects of all of them: without one of them it cannot be begun.
         if len(found) < len(commands):
             return None
         taken = {other.number for other in found.values()}
@@ -212,6 +216,7 @@ class WaitQueue:
         for other in others:
             other.move(Stage.WAITING)
         inflight.behind.extend(other.number for other in others)
+        # What waited for the transaction wants the same keys: now it waits for what this request does next.
         inflight.behind.extend(self.waits.pop(txid, ()))
 
     def released(self, txid: Txid, kind: str = ROWS) -> None:

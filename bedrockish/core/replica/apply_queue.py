@@ -52,6 +52,7 @@ class ApplyQueue:
         assert covers(state.timelines.applied, transaction.base), "a leader commits only what it can apply"
         tick = state.timelines.applied.get(me, 0) + 1
         assert tick == state.timelines.taken.get(me, 0) + 1
+        # In a label our own tick is that of the commit itself, as the gist writes it.
         approvals = dict(quorum) | ({me: tick} if me in quorum else {})
         prev = state.timelines.heads.get(me, GENESIS)
         entry = Entry(me, tick, approvals, transaction, adopted_from, prev)
@@ -69,6 +70,7 @@ class ApplyQueue:
         label = decode_label(message.label)
         leader, tick = label.leader, label.tick
         taken = self.state.timelines.taken.get(leader, 0)
+        # Heard before, by a fetch or another peer; or of a timeline that never grows again.
         if tick <= taken or leader in self.state.roster.membership.retired:
             return
         early = self.early.setdefault(leader, {})
@@ -91,6 +93,7 @@ class ApplyQueue:
         leader, tick = label.leader, label.tick
         vote = self.state.votes.by_txid.get(label.txid)
         voted = vote.transaction if vote is not None else None
+        # Who approved is not sent the body again, and has it in its vote.
         if voted is not None and message.body in (None, voted.body):
             transaction = voted
         elif message.body is not None:
@@ -120,6 +123,7 @@ class ApplyQueue:
                 raise EntryMalformedError(f"{leader}{tick} does not continue what is here of timeline {leader}")
             self._take(entry)
         for gap in self.gaps.values():
+            # It has answered: what is still missing can be asked for at once, of whomever.
             if gap.peer == peer:
                 gap.asked = 0.0
         for leader in self.early:
@@ -137,6 +141,8 @@ class ApplyQueue:
 
     def _take(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid
+        # Two decisions for one transaction: the protocol excludes it, so a disk or a program has lied. Going on would
+        # spread it.
         if state.votes.outcomes.get(txid) is False:
             state.outbox.emit(Halt(f"{entry.leader}{entry.tick} commits {txid}, which was rolled back"))
             return
@@ -152,12 +158,14 @@ class ApplyQueue:
         moved = self._unapplied > 0
         while moved:
             moved = False
+            # What one timeline has applied may be the cause that another waits for: again, until none of them moves.
             for queue in self.waiting.values():
                 while (
                     queue
                     and covers(self.state.timelines.applied, queue[0].after)
                     and queue[0].txid not in self.state.blocked
                 ):
+                    assert self._unapplied > 0
                     self._unapplied -= 1
                     self._apply(queue.popleft())
                     moved = self._unapplied > 0
@@ -167,6 +175,7 @@ class ApplyQueue:
     def _apply(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid
         assert entry.tick == state.timelines.applied.get(entry.leader, 0) + 1
+        # Adopted by a recovery, and found in its leader's timeline as well: its rows are there, its label is kept.
         repeat = txid in state.votes.done or txid.clock <= state.clock.safe
         if not repeat and not self._reach_schema(entry):
             return
@@ -177,6 +186,7 @@ class ApplyQueue:
                 state.schedule(entry.transaction)
             else:
                 state.schema.advance()
+        # The journal says from now on what the promise was for.
         state.votes.drop(txid)
         if entry.transaction.kind == MEMBERS and not repeat:
             self._change_members(entry.place, decode_membership(entry.transaction.changes))
@@ -283,6 +293,7 @@ class ApplyQueue:
                 continue
             if leader in arriving:
                 continue
+            # So far behind, no COMMIT that is under way closes the gap: ask without patience.
             behind = gap.upto - taken > 100
             if (not behind and now - gap.since < patience) or (gap.asked and now - gap.asked < 1.0):
                 continue
@@ -305,7 +316,10 @@ class ApplyQueue:
             and (peer.applied.get(leader, 0) >= tick or node == leader)
             and peer.removed.get(leader, 0) < tick
         ]
+        # Who was asked and did not answer may be slow or cut off: another one first, if there is one.
         others = [node for node in able if node != not_again] or able
+        # The least busy; of those the timeline's leader, who surely has it; then by name, so that a replay asks the
+        # same.
         return min(others, key=lambda node: (len(busy.get(node, ())), node != leader, node), default=None)
 
     def on_fetch(self, peer: str, message: Fetch) -> None:

@@ -62,6 +62,8 @@ class SafeTime:
 
     def _hear_holds(self, holds: Mapping[str, tuple[int, int]]) -> None:
         for name, hold in holds.items():
+            # The later beginning of a reader counts, then the further place: so all nodes agree, in whatever order they
+            # hear.
             if hold > self.state.holds.get(name, (0, 0)):
                 self.state.hold_journal(name, hold)
 
@@ -84,6 +86,7 @@ class SafeTime:
         ):
             return
         lowest = min(min(state.votes.done, default=NEVER).clock, min(state.votes.by_txid, default=NEVER).clock)
+        # Nothing would become safe by it.
         if state.clock.lag.closable(state.clock.now.seconds) < lowest:
             return
         self.advance()
@@ -107,6 +110,7 @@ class SafeTime:
             return  # nothing is applied here any more, a schema change that would come into force included
         self._moved_at = clock.now.seconds
         self._cover()
+        # All of these may still appear in the journal with their clocks.
         pending, unapplied = state.votes.pending.smallest_clock(), self.apply_queue.smallest_unapplied()
         state.votes.forget_comparisons()
         compared = min((txid.clock for txid in state.votes.comparing if txid.clock > clock.closed), default=None)
@@ -116,6 +120,7 @@ class SafeTime:
         closable = clock.lag.closable(clock.now.seconds)
         if self._in_a_hurry():
             assert state.schema.scheduled is not None
+            # The whole cluster waits for this clock: the distance for late BEGINs is given up, once.
             closable = max(closable, state.schema.scheduled.activates)
         own = Times(clock.closed, clock.cut, clock.safe)
         found = times.times(
@@ -134,8 +139,10 @@ class SafeTime:
             state.outbox.emit(Keep("cut", found.cut))  # T3: durable before it is told, for P10 and others rest on it
         if found.safe > own.safe:
             state.outbox.emit(Keep("safe", found.safe))
+        # Also for what ended when safe time was past it: it would be kept for ever.
         if found.safe > own.safe or state.votes.late:
             self._forget()
+        # All with a smaller clock than the activation is applied, at every node the same: now the schema may change.
         if state.schema.is_behind(clock.safe):
             state.activate()
 

@@ -81,6 +81,8 @@ class Pull:
         since, size = self.asked.pop(digest)
         took = seconds - since
         self.least = min(self.least, took) if self.least else took
+        # The quickest piece found an empty line. One that takes much longer has waited behind others, as small messages
+        # do then: ask for fewer at a time.
         more = 1.0 if took <= self.least + DELAY_S else -1.0
         self.window = min(WINDOW_MAX, max(WINDOW_MIN, self.window + more))
         return size
@@ -99,6 +101,7 @@ class Staging:
         self.fetched: dict[bytes, bytes] = {}  # pieces of incomplete messages
         self.pulls: dict[str, Pull] = {}
         if state.pieces.saved:
+            # Whose they are was in memory alone: their leader offers or begins them again soon, or they go.
             found = frozenset(state.pieces.saved)
             self.offers["", 0] = Offered(found, 0, set(), state.clock.now.seconds - KEPT_S + FOUND_S)
 
@@ -110,6 +113,7 @@ class Staging:
         if not message.pieces:
             self.offers.pop(key, None)
             return
+        # Pieces go ahead for a vote, and a learner has none; it gets the entry when it is committed.
         if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer):
             return
         names = dict(message.pieces)
@@ -160,6 +164,7 @@ class Staging:
             for part in one.parts
         )
         state, now = self.state, self.state.clock.now.seconds
+        # A BEGIN with a later clock came in time. Reading it takes a while, so this moment is noted.
         closable = max(state.clock.closed, state.clock.lag.closable(now))
         state.pieces.assembling.append(Assembling(one.peer, parts, closable, now + READING_S))
         state.outbox.emit(Assemble(one.peer, parts))
@@ -188,6 +193,7 @@ class Staging:
         size = None if pull is None else pull.came(digest, state.clock.now.seconds)
         if size is None:
             return  # twice, or never asked for
+        # Taken by its hash only: a wrong piece would become a part of a vote.
         if data is None or len(data) != size or sha256(data).digest() != digest:
             self._not_there(peer, digest)
         else:
@@ -204,6 +210,7 @@ class Staging:
         state = self.state
         offers = [(key, offer) for key, offer in self.offers.items() if digest in offer.missing]
         messages = [one for one in self.incomplete if digest in one.missing]
+        # Named by an offer, it has to outlast a restart, as the vote on it will; for a message it is needed once.
         if offers:
             self.save(digest, data)
         elif messages:
@@ -259,6 +266,7 @@ class Staging:
         if pull is not None and pull.asked:
             pull.queue.extendleft([(digest, size) for digest, (_, size) in pull.asked.items()])
             pull.asked.clear()
+            # Whatever stopped it, the link is not what it was: it finds its pace again.
             pull.window = WINDOW_MIN
             self._ask(peer)
 

@@ -43,10 +43,12 @@ class _Keys(Generic[Name]):
             if held is None:
                 holders[key] = one
                 new.append(key)
+            # Shared by all keys of its holder: it is replaced, and not changed under them.
             elif type(held) is _One:
                 holders[key] = {**held, name: None}
             else:
                 held[name] = None
+        # Kept in order only while somebody asks for ranges: insertion costs as much as the keys are many.
         if self._order is not None:
             self._change(len(new))
         if self._order is not None:
@@ -111,6 +113,7 @@ class _Ranges(Generic[Name]):
     def touching(self, points: Iterable[bytes], ranges: Iterable[Range]) -> Iterator[Name]:
         """Yield who has touched a range that meets one of these keys and ranges, more than once if it is so."""
         held, nothing = self._held, dict[Range, dict[Name, None]]()
+        # Those of more than one object meet keys of any.
         wide = held.get(b"", nothing)
         for key in points:
             for some in (held.get(key[: key.find(b"\0")], nothing), wide):
@@ -199,6 +202,7 @@ class AccessIndex(Generic[Name]):
 
     def _is_apart(self, access_set: AccessSet) -> bool:
         """Whether this access set meets nobody, as nearly all do, and has no ranges for which that takes longer."""
+        # The quick way needs keys alone on both sides.
         if self._ranged or self._large or access_set.read_ranges or access_set.write_ranges:
             return False
         writers, writes = self._writers.holders.keys(), access_set.write_points
@@ -221,6 +225,8 @@ class AccessIndex(Generic[Name]):
                 if found is not None:
                     seen.add(name)
                     yield name, found
+        # A schema change writes all clocks from one on, and clocks that are read are not in the index: all are
+        # compared.
         everybody = any(_has_clocks(each) for each in access_set.write_ranges)
         others = self.sets if everybody else self._ranged
         if not others:
@@ -258,6 +264,7 @@ class AccessIndex(Generic[Name]):
             (access_set.read_points, writers),
         ):
             held = keys.holders
+            # Look the fewer up among the more: one side may have a hundred thousand keys.
             fewer, other = (held, points) if len(points) > len(held) else (points, held)
             for key in sorted([key for key in fewer if key in other]):
                 yield key, held[key]

@@ -94,6 +94,7 @@ def prepare_commit(
     access_set: AccessSet, base: Vector, recent: "CommitWindow", pending: "Pending", own: Txid | None = None
 ) -> Conflict | None:
     """Test a transaction against what is committed outside its base and what is pending; None if it may be approved."""
+    # What is committed first: such a conflict is final, while one with what is pending may go away.
     found = next(recent.conflicts(access_set, base, own), None)
     return found or next(pending.conflicts(access_set, own), None)
 
@@ -120,6 +121,7 @@ class Pending:
         self.transactions[txid] = transaction
         self.since[txid] = seconds
         self._index.add(txid, transaction.access_set)
+        # A Txid sorts by its clock first, then by its leader.
         heapq.heappush(self._by_clock, txid)
 
     def since_before(self, seconds: float) -> list[Transaction]:
@@ -128,6 +130,8 @@ class Pending:
 
     def renew(self, txid: Txid, seconds: float) -> None:
         """Take a transaction, which is here, as if it had come only now."""
+        assert txid in self.transactions
+        # A dict keeps the order in which keys came: taken out and put in again, it is the youngest.
         del self.since[txid]
         self.since[txid] = seconds
 
@@ -136,6 +140,7 @@ class Pending:
         if self.transactions.pop(txid, None) is not None:
             del self.since[txid]
             self._index.remove(txid)
+            # Only the top is ever asked for, so what has ended stays below it until it gets there.
             while self._by_clock and self._by_clock[0] not in self.transactions:
                 heapq.heappop(self._by_clock)
 
@@ -178,6 +183,7 @@ class OwnEnds:
 
     def vetoes(self, transaction: Transaction) -> Conflict | None:
         """Return one that conflicts and whose end was learned at or after a transaction's clock."""
+        # Nearly always: no end was learned that late, and no key need be looked up.
         if self.latest < transaction.txid.clock:
             return None
         found = self._index.conflicts(transaction.access_set)
@@ -311,6 +317,7 @@ class Segment:
             if owner in self._large:
                 continue
             reads, writes = one.access_set.read_points, one.access_set.write_points
+            # The number of one of 256 commits and two bits: that fits into the 16 of an array's item.
             touched += [(key, owner << 2 | _WRITE | _READ * (key in reads)) for key in writes]
             touched += [(key, owner << 2 | _READ) for key in reads - writes]
         touched.sort()
@@ -347,6 +354,7 @@ class Segment:
         firsts, ticks = self._places
         for owner, first in enumerate(firsts):
             if self._names[first] in leaders or any(leader in leaders for leader, _ in self._more.get(owner, ())):
+                # Every base has seen tick 0 of any timeline.
                 ticks[owner] = 0
         for leader in leaders:
             self._last.pop(leader, None)
@@ -382,6 +390,7 @@ class Segment:
         """Yield the keys that were touched in a way that conflicts, each with the number of its commit."""
         for points, wanted in ((access_set.write_points, _READ | _WRITE), (access_set.read_points, _WRITE)):
             for key in self._known_of(points):
+                # The next key after it in order: so the range holds this key alone.
                 yield from self._between(key, key + b"\0", wanted)
         for ranges, wanted in ((access_set.write_ranges, _READ | _WRITE), (access_set.read_ranges, _WRITE)):
             for low, high in ranges:
@@ -493,6 +502,7 @@ class CommitWindow:
         known = self.known.get(txid)
         if known is None:
             if txid.clock <= self._packed_newest and self._add_packed_place(txid, place):
+                # The commit itself is packed, so this timeline's line can begin after it only.
                 self._lines[place[0]] = _Line(place[1] + 1)
                 return
             known = self.known[txid] = Known(transaction)
@@ -517,6 +527,7 @@ class CommitWindow:
         found: list[Known] = []
         for leader, line in self._lines.items():
             seen = base.get(leader, 0) + 1 - line.first
+            # The line begins after what this base has seen: it does not tell all that is newer.
             if seen < 0:
                 return None
             if seen < len(line.commits):
@@ -543,6 +554,7 @@ class CommitWindow:
         for leader, last in applied.items():
             known = found.get(leader, set())
             if leader not in self._retired:
+                # From the end backwards to the first gap: a base below it may have missed what is not known here.
                 self.floor[leader] = next((tick for tick in range(last, 0, -1) if tick not in known), 0)
 
     def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
@@ -580,6 +592,7 @@ class CommitWindow:
         kept: list[Txid] = []
         while self._by_clock and self._by_clock[0].clock <= safe:
             txid = heapq.heappop(self._by_clock)
+            # Taken and not applied yet, or ended in this very step: its place is still asked for.
             (kept if txid in needed else self._below).append(txid)
         for txid in kept:
             heapq.heappush(self._by_clock, txid)

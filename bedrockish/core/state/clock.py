@@ -48,9 +48,11 @@ class Clock:
         self.now = now
         self.wall_ms = now.wall_ms
         self.believed_ms = 0
+        # No value above the ceiling ever left this node: who begins at it is later than all that did.
         self.value = self.ceiling = self.floor = ceiling
         self.follows_wall = follows_wall
         self.counted = not follows_wall
+        # What was closed beyond the cut was not kept: the floor stands for it (V14).
         self.closed = self.cut = cut
         self.safe = safe
         self.lag = ClosingLag(settings)
@@ -78,10 +80,13 @@ class Clock:
         elif needed:
             seconds_ms = int(now.seconds * 1000)
             known = sorted([*self.walls, now.wall_ms - seconds_ms])
+            # The lower middle: of two walls the one behind. A clock that is late only waits; one that is ahead takes
+            # all others with it, for good.
             self.believed_ms = max(0, known[(len(known) - 1) // 2] + seconds_ms)
             most = self.believed_ms + self.settings.clock_offset_ms
             now = Now(now.seconds, max(0, min(now.wall_ms, most)))
         self.now = now
+        # More than the 42 bits of a clock hold: from here on it counts.
         if now.wall_ms > WALL_MS_MAX:
             self.follow_wall(follows=False)
         self._wall = pack(min(now.wall_ms, WALL_MS_MAX)) if self.follows_wall else 0
@@ -93,6 +98,7 @@ class Clock:
     def follow_wall(self, *, follows: bool) -> None:
         """Follow the wall from now on, or only count."""
         self.follows_wall = follows
+        # For good: of values that were once only counted, none tells how old it is (V16).
         self.counted = self.counted or not follows
         self._wall = pack(min(self.now.wall_ms, WALL_MS_MAX)) if follows else 0
 
@@ -100,6 +106,7 @@ class Clock:
         """Return how far a clock is ahead of ours and of most voters' wall clocks, if further than allowed; else 0."""
         if not self.follows_wall:
             return 0
+        # Ours may be ahead of every wall, after these were set back: who is no further than we are takes us nowhere.
         ahead = milliseconds(clock) - max(self.believed_ms, milliseconds(self.value))
         return ahead if ahead > self.settings.clock_offset_ms else 0
 
@@ -116,6 +123,7 @@ class Clock:
 
     def tick(self) -> int:
         """Return a new value, above all that this node has seen, closed or promised."""
+        # Our own vote would reject what is not above it (V14).
         self.adjust(self.closed)
         self.value = max(self.value + 1, self._wall)
         assert self.value < CLOCK_LIMIT
@@ -187,7 +195,9 @@ class ClosingLag:
         if seconds > self._decayed:
             self._late *= 0.5 ** ((seconds - self._decayed) / FORGET_S) if self._decayed else 1.0
             self._decayed = seconds
+        assert not self._readings or self._readings[-1][1] <= clock, "the clock went back"
         self._readings.append((seconds, clock))
+        # One reading that is older than the longest lag stays, so that there is always something to close.
         while len(self._readings) > 1 and self._readings[1][0] <= seconds - self._most:
             self._readings.popleft()
 

@@ -86,6 +86,7 @@ class Timers:
         """Have ``name`` called with ``subject`` after a while."""
         self._timer_count += 1
         due = self.clock.now.seconds + after_ms / 1000
+        # The count keeps timers of one instant in the order in which they were set, the same in every replay.
         heapq.heappush(self._timers, (due, self._timer_count, name, subject))
 
     def due(self) -> list[tuple[str, object]]:

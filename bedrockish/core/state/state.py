@@ -88,10 +88,12 @@ class State:
         for entry in recovered.window:
             window.add(entry.place, entry.transaction)
             if entry.txid.clock > safe:
+                # Its second label may still come, if it was adopted: then it has to be known as a repeat.
                 votes.done.add(entry.txid)
                 votes.outcomes[entry.txid] = True
             window.pack(safe, ())
         window.reaches_back_to(recovered.applied, (entry.place for entry in recovered.window))
+        # After the window: a vote on what is in the journal is dropped, and not held again.
         for vote in recovered.votes:
             votes.restore(vote)
         lowest = votes.pending.smallest_clock()
@@ -192,6 +194,7 @@ class State:
 
     def has_seen(self, token: Token) -> bool:
         """Whether this node has all that a session has seen, and the schema in force then."""
+        # Its session has seen the schema that follows; here it would find the old one.
         if self.schema.is_behind(token.clock):
             return False
         # A label may have died with all its holders; then safe time tells that nothing up to the token is missing.
@@ -204,6 +207,7 @@ class State:
         """
         for command in commands:
             key = command_key(command)
+            # The window first: it has what is taken and not applied yet, of which the journal's tables know nothing.
             recent = next((txid for txid in self.commit_window.writers_of(key) if txid != own), None)
             found = recent or self.find_command(command)
             if found is not None and found != own:
@@ -220,6 +224,7 @@ class State:
         if self.compare_rows is None:
             return ""
         if self.outbox.is_applying:
+            # The tables get what this step applies only after the step: ask again then.
             self.timers.set(0, "votes")
             return None
         why = self.compare_rows(transaction)
@@ -238,7 +243,9 @@ class State:
     def take(self, entry: Entry) -> None:
         """Take the next entry of its timeline: that is how a commit becomes known."""
         self.timelines.take(entry)
+        # What this node begins from now on is later than all that it knows of.
         self.clock.adjust(entry.txid.clock)
+        # Out of what is pending and into what is committed within one step: no conflict test falls between the two.
         self.votes.end(entry.txid, commit=True)
         self.commit_window.add(entry.place, entry.transaction)
 

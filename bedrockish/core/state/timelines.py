@@ -25,6 +25,7 @@ class Timelines:
     def __init__(self, recovered: Recovered, roster: Roster) -> None:
         self.roster = roster
         self.applied: dict[str, int] = dict(recovered.applied)
+        # What was taken and not applied was in memory alone: it is fetched again.
         self.taken: dict[str, int] = dict(recovered.applied)
         self.heads: dict[str, bytes] = dict(recovered.heads)
         self.removed: dict[str, int] = dict(recovered.removed)

@@ -69,6 +69,7 @@ class Votes:
 
     def restore(self, vote: Vote) -> None:
         """Take a vote that the file has kept."""
+        # It is in the journal, or never will be anywhere: the promise has done its work.
         if self.outcomes.get(vote.txid) or vote.txid.clock <= self.clock.safe:
             self.outbox.emit(Forget(vote.txid))
             return
@@ -101,6 +102,8 @@ class Votes:
 
     def hold(self, transaction: Transaction) -> Vote:
         """Make a transaction pending here, durably."""
+        assert transaction.txid not in self.outcomes, f"{transaction.txid} is over"
+        assert transaction.txid.clock > self.clock.cut, "others count on nothing being approved up to the cut"
         vote = self.of(transaction.txid, transaction)
         vote.held = True
         if transaction.txid not in self.pending:
@@ -113,11 +116,13 @@ class Votes:
         if txid in self.outcomes or txid.leader == self.me:
             return True  # it is over; or, ours, carried by a later one of ours: pending until a majority has accepted
         vote = self.of(txid)
+        # A recovery may be about to commit it because we hold it: a rollback accepted now would take that word back.
         if vote.promised > 1:
             return False
         vote.promised, vote.accepted, vote.held = 1, (1, False), False
         if txid in self.pending:
             self.pending.remove(txid)
+            # It is not over: that takes a majority. But here nothing is in anybody's way any more.
             self.released.append(txid)
         self.persist(vote)
         return True

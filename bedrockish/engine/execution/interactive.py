@@ -1,8 +1,8 @@
 """Transactions that stay open while their client thinks. Nothing of them is in the database between two statements.
 
 SQLite lets one connection write, and everybody's decided changes go through it. So an open transaction is a list of row
-changes and a access set in memory. For each statement it is *swapped in*: its rows are done again in a savepoint of the
-writer's transaction, the statement runs, its new rows join the list, and all of it is rolled back when somebody else
+changes and an access set in memory. For each statement it is *swapped in*: its rows are done again in a savepoint of
+the writer's transaction, the statement runs, its new rows join the list, and all of it is rolled back when another one
 needs the writer, not before. As long as it has only read, it has a snapshot of its own instead.
 
 Doing its rows again on what others have committed since gives the same as at first, because nothing of what it has read

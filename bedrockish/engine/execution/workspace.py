@@ -2,7 +2,7 @@
 
 Two connections show the same moment. One only reads; what has not changed anything yet runs there, at full speed. The
 other one writes, on an *overlay* whose changes nobody else ever sees; it is rolled back at the end. What comes out is
-the same as of a request that the loop executes: results, row changes, and a access set, on a base that is a little old.
+the same as of a request that the loop executes: results, row changes, and an access set, on a base that is a bit old.
 
 ``begin``, ``stop``, ``end`` and ``close`` belong to the loop; what is between ``begin`` and ``end`` to one thread.
 """

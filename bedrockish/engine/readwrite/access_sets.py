@@ -1,6 +1,6 @@
 """What a request read and wrote, gathered statement by statement and row by row; and how large that may be.
 
-Every voter holds a access set until its transaction is decided, and for the conflict window after that. That of a bulk
+Every voter holds an access set until its transaction is decided, and for the conflict window after that. That of a bulk
 load would be larger than its rows. So where single keys of an object are many, the range from the first to the last
 stands for them: other databases call that lock escalation.
 """

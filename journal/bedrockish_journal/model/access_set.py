@@ -116,7 +116,7 @@ class AccessSet:
             EntryMalformedError: it is not one.
         """
         if not isinstance(packed, list) or [*map(type, packed)] != [list] * 4:
-            raise EntryMalformedError("a access set should be four lists")
+            raise EntryMalformedError("an access set should be four lists")
         read_points, read_ranges, write_points, write_ranges = packed
         for point in (*read_points, *write_points):
             if type(point) is not bytes:

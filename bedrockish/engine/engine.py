@@ -99,6 +99,7 @@ class Engine:
         self.locks = RowLocks(lambda: self._executor.analysis.schema)
         self.scope = Scope(locks=self.locks)
         give_functions(db, Holder(self.scope))
+        store.unpack_on(db)
         self.access = Access()
         self._executor = Executor(db, self._guard, self._capture, limits, self._ids, prepare, access=self.access)
         self._executor.scope = self.scope
@@ -711,6 +712,7 @@ class Engine:
         reader.set_busy_timeout(5_000)
         bound(reader, self._limits.length_bytes)
         self._prepare(reader)
+        store.unpack_on(reader)
         return reader
 
     @property

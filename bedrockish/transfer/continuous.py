@@ -50,9 +50,12 @@ _VOIDS = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'
 _BOOTSTRAP = "SELECT value FROM bedrockish_meta WHERE key = 'bootstrap'"
 _REMOVED = "SELECT tick FROM bedrockish_pruned WHERE leader = ?"
 _PAGE = """
-SELECT prev, label, body, hash FROM (
-  SELECT *, sum(length(body)) OVER (ORDER BY tick) - length(body) AS before FROM bedrockish_journal
-    WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3) WHERE before < ?4 ORDER BY tick
+WITH RECURSIVE page(tick, prev, label, body, hash, size) AS (
+  SELECT ?2 - 1, x'', x'', x'', x'', 0
+  UNION ALL SELECT j.tick, j.prev, j.label, j.body, j.hash, size + length(j.body)
+    FROM page JOIN bedrockish_journal AS j ON j.leader = ?1 AND j.tick = page.tick + 1
+    WHERE size < ?4 AND page.tick < ?3)
+SELECT prev, label, body, hash FROM page WHERE tick >= ?2 ORDER BY tick
 """
 
 

@@ -174,7 +174,7 @@ def test_tables_are_made_again_from_the_nodes_own_journal(pair: Pair) -> None:
 
 
 def test_an_own_journal_that_is_damaged_makes_nothing(pair: Pair) -> None:
-    pair.engine._db.execute("UPDATE bedrockish_journal SET body = substr(body, 1, 20) WHERE tick = 2")
+    pair.engine._db.execute("UPDATE main.bedrockish_journal SET body = substr(body, 1, 20) WHERE tick = 2")
     pair.engine._batch.append((lambda: None, ()))
     pair.engine.flush()
     with pytest.raises(JournalError):

@@ -3,6 +3,7 @@
 It is here to show that the page says enough. ``python foreign_reader.py FILE`` prints a journal, a line for each entry.
 """
 
+import bz2
 import sqlite3
 import struct
 import sys
@@ -55,12 +56,29 @@ def entry(label: bytes, body: bytes) -> dict[str, Any]:
     return fields
 
 
+def unpacked(db: sqlite3.Connection) -> Iterator[tuple[tuple[str, int], tuple[bytes, bytes, bytes, bytes]]]:
+    """Yield the place of each entry that is packed, with its label, body, prev and hash."""
+    if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'bedrockish_packed'").fetchall():
+        return
+    for leader, tick, last, prev, end, entries in db.execute(
+        "SELECT leader, first, last, prev, hash, entries FROM bedrockish_packed"
+    ):
+        for label, body in zip(*whole(bz2.decompress(entries)), strict=True):
+            digest = sha256(prev + label + body).digest()
+            yield (leader, tick), (label, body, prev, digest)
+            tick, prev = tick + 1, digest
+        assert (tick - 1, prev) == (last, end), f"the pack of {leader}{last} is not what was packed"
+
+
 def journal(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the entries of a file as its node applied them, each with ``repeat``; every hash is computed anew."""
     db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     heads = dict(db.execute("SELECT leader, hash FROM bedrockish_pruned"))
+    packed = dict(unpacked(db))
     query = "SELECT leader, tick, repeat, label, body, prev, hash FROM bedrockish_journal ORDER BY seq"
     for leader, tick, repeat, label, body, prev, stored in db.execute(query):
+        if not label:
+            label, body, prev, stored = packed[leader, tick]
         assert prev == heads.get(leader, bytes(32)), f"{leader}{tick} does not continue the entry before it"
         heads[leader] = sha256(prev + label + body).digest()
         assert heads[leader] == stored, f"{leader}{tick} is not what was hashed"

@@ -218,7 +218,7 @@ def test_the_file_of_a_running_node_is_read(tmp_path: Path) -> None:
     reader = store.open_readonly(file)
     assert list(store.scan(reader)) == [entry]
     with pytest.raises(apsw.ReadOnlyError):
-        reader.execute("DELETE FROM bedrockish_journal")
+        reader.execute("DELETE FROM main.bedrockish_journal")
     node.execute("COMMIT")
     assert store.applied(reader) == {"A": 2}
     reader.close()

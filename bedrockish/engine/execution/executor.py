@@ -39,6 +39,7 @@ from bedrockish_journal.model.changes import encode_changes, encode_statements
 from bedrockish_journal.model.membership import ADMIN
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
+from bedrockish_journal.storage.packing import set_aside
 from bedrockish_journal.storage.schema_steps import deferred_broken
 
 PROGRESS_STEPS = 4_000  # SQLite's own steps between two looks at the clock: usually a tenth of a millisecond
@@ -342,7 +343,8 @@ class Executor:
             self._interrupter.begin(db)
         try:
             if not piece.columns:
-                db.execute(text, params)
+                with set_aside(db, text if piece.kind == SCHEMA else ""):
+                    db.execute(text, params)
                 rows: list[tuple[Any, ...]] = []
                 size = 0
             else:

@@ -36,6 +36,7 @@ from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import Change
+from bedrockish_journal.storage.store import unpack_on
 
 T = TypeVar("T")
 READER_KIB = WRITER_KIB = 8 << 10  # page caches
@@ -221,6 +222,7 @@ class Workspace:
             if self._writer is None:
                 self._writer = _Writer(self._beside, self._wal, self._reader, self._moment, pages)
                 give_functions(self._writer.db, Holder(self.scope))
+                unpack_on(self._writer.db)
                 self._writer.executor.scope = self.scope
             else:
                 self._writer.move(self._moment, pages)

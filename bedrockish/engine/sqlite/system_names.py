@@ -21,7 +21,7 @@ ASKED = frozenset(f"{PREFIX}{name}" for name in ("meta", "past"))
 STAND_IN, STAND_IN_INDEX, BARE = (f"{PREFIX}{name}" for name in ("building", "built", "bare"))
 PASSING = frozenset({STAND_IN, STAND_IN_INDEX, BARE})
 # Taken by nobody in a statement, not even for what lives only as long as that statement.
-HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows", "open_journal", "open_meta")) | PASSING
+HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows", "open_journal", "open_meta", "unpacked")) | PASSING
 
 
 def is_ours(name: str) -> bool:

@@ -15,7 +15,7 @@ from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.system_names import hidden_name, is_ours, may_be_asked
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritten
-from bedrockish.engine.statements.rights import OPEN_JOURNAL, OPEN_META, SECRETS, opened
+from bedrockish.engine.statements.rights import JOURNAL, OPEN_JOURNAL, OPEN_META, SECRETS, opened
 from bedrockish.errors import SqlError, UnsupportedError
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER
 from bedrockish_journal.storage.table_layout import is_hidden
@@ -30,6 +30,8 @@ _DDL = {
     apsw.SQLITE_DROP_TABLE,
     apsw.SQLITE_DROP_INDEX,
     apsw.SQLITE_DROP_VIEW,
+    apsw.SQLITE_DROP_TEMP_VIEW,  # the journal is one, on a node's connections
+    apsw.SQLITE_DROP_TEMP_TABLE,
     apsw.SQLITE_DROP_TRIGGER,
     apsw.SQLITE_ALTER_TABLE,
 }
@@ -44,6 +46,10 @@ _OF_SCHEMA = frozenset(  # PRAGMAs that show definitions only
 )
 _NEEDS = {READ: READER, WRITE: WRITER, SCHEMA: OWNER, EMPTY: 0}
 _CATALOGUE = {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema", "sqlite_sequence"}
+_ONLY_READ = "{} belongs to the database itself and can only be read"
+# What SQLite says of a statement that would change the journal, which is a view on a node's connections.
+_AT_VIEW = re.compile("(cannot modify)|may not be (?:indexed|altered)|add a column to|drop column from|trigger on view")
+_OUR_NAMES = "names that begin with bedrockish_ belong to the database itself; choose another name"
 _BEGIN = (
     "a request's statements already run as one transaction; leave out BEGIN, COMMIT, ROLLBACK and SAVEPOINT and send "
     "the statements together as one request"
@@ -208,6 +214,9 @@ class Guard:
         except apsw.Error as error:
             if seen.refusal or isinstance(error, apsw.AuthError):
                 raise UnsupportedError(seen.refusal or str(error), sql=sql) from None
+            if JOURNAL in sql.lower() and (found := _AT_VIEW.search(str(error))):
+                why = _OUR_NAMES if found[1] is None else _ONLY_READ.format(JOURNAL)
+                raise UnsupportedError(why, sql=sql) from None
             raise translate(error, sql) from error
         except UnicodeEncodeError as error:
             raise SqlError(
@@ -303,7 +312,7 @@ class Guard:
                 return None
             seen.writes.add(first)
             if is_ours(name) or (name.startswith("sqlite_") and not seen.actions & _DDL):
-                return f"{first} belongs to the database itself and can only be read"
+                return _ONLY_READ.format(first)
             seen.tables.add(first)
             return None
         if action == apsw.SQLITE_FUNCTION and (second or "").lower() == FUNCTION and not seen.ours:
@@ -314,7 +323,7 @@ class Guard:
         elif action in _DDL and second:
             seen.tables.add(second)
         if action in _DDL and (is_ours(name) or is_ours(second or "")):
-            return "names that begin with bedrockish_ belong to the database itself; choose another name"
+            return _OUR_NAMES
         if action in _DDL and database == "temp":
             return _REFUSED[apsw.SQLITE_CREATE_TEMP_TABLE]
         return None

@@ -15,6 +15,7 @@ from bedrockish.errors import ForbiddenError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, ROLES, WRITER, UserSaid
 from bedrockish_journal.model.value import value
+from bedrockish_journal.storage.packing import UNPACKED
 
 NOBODY = -1  # nobody whom the cluster knows
 TOKEN = "(http_token)"  # stands for whoever has the token of a node; no user has such a name
@@ -25,8 +26,9 @@ SECRETS = frozenset({(JOURNAL, "body"), (META, "value")})  # there are the hashe
 # What those who are no admins get instead: the same without hashes, under names that nobody else can use.
 _OPENED = {
     JOURNAL: f"""{OPEN_JOURNAL} AS NOT MATERIALIZED (SELECT seq, leader, tick, clock, origin, command, kind, repeat,
-  applied_ms, label, CASE kind WHEN 'members' THEN bedrockish_without_secrets(body) ELSE body END AS body, prev, hash
-  FROM main.{JOURNAL})""",
+  applied_ms, {UNPACKED["label"]} AS label,
+  CASE kind WHEN 'members' THEN bedrockish_without_secrets(body) ELSE {UNPACKED["body"]} END AS body,
+  {UNPACKED["prev"]} AS prev, {UNPACKED["hash"]} AS hash FROM main.{JOURNAL})""",
     META: f"""{OPEN_META} AS NOT MATERIALIZED (SELECT key, value FROM main.{META}
   WHERE key IN ('safe', 'node') OR (key >= 'void:' AND key < 'void;'))""",
 }

@@ -16,7 +16,7 @@ from bedrockish_journal.model.command_id import time_ms
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector
-from bedrockish_journal.storage import pruning, store
+from bedrockish_journal.storage import packing, pruning, store
 from bedrockish_journal.storage import schema_history as schema
 
 HOLD = "hold:"
@@ -70,6 +70,7 @@ class Journal:
         self.applied_clock: int = (row[0] if row is not None else None) or 0  # the greatest clock that was applied
         self.horizon = Txid(*pruning.horizon(db))  # the greatest name that was removed
         self.forgotten_ms = pruning.forgotten_ms(db)  # of commands made up to then, ids may have been forgotten
+        self._pack_from: dict[str, int] = {}  # where in each timeline the next pack may begin
         self._not_here = ""  # the command that was looked for last, if it was not found and nothing has come since
 
     def recover(self, applied: Vector, heads: Mapping[str, bytes], batches: int, window_ms: int) -> Recovered:
@@ -142,6 +143,18 @@ class Journal:
         """Remove some of the beginning in the open batch, ``most`` entries at a time."""
         self._write(pruning.remove, self._db, dict(upto), most)
         self.horizon = Txid(*pruning.horizon(self._db))
+
+    def next_run(self, clock: int) -> packing.Run | None:
+        """Return what can be packed next, of entries up to a clock; see ``packing.next_run``. ``pack`` has to follow.
+
+        The last entry of a timeline stays as it is.
+        """
+        upto = {leader: tick - 1 for leader, tick in store.applied(self._db).items()}
+        return packing.next_run(self._db, upto, clock, self._pack_from)
+
+    def pack(self, pack: packing.Pack) -> None:
+        """Put a pack instead of the bytes of its entries, in the open batch."""
+        self._write(packing.write, self._db, pack)
 
     @property
     def room(self) -> Room:

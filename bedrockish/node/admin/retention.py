@@ -11,6 +11,7 @@ from typing import Any
 
 import trio
 
+from bedrockish.common.levels import PACKS
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import ClockSet, Event, Held, Now, Shortened, Woken
@@ -27,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 CLOCK_KEY = "cluster_clock"  # in the file: 1 or 0 when the operator has said so, and not the configuration
 LOOK_S = 10.0  # between two looks at the journal's length
+PACK_LOOK_S = 60.0  # between two looks at what has become old enough to be packed
+PACKED_MS = 3_600_000  # entries younger than an hour are not packed
+AWAY_S = 0.05  # between two looks at whether another thread still has the writer
+PACK_REST = 4.0  # after a pack, for so many times as long as it took, nothing is packed
 SLICE = 500  # entries that are removed at a time: some milliseconds
 FREE_MAX, FREE_KEPT = 0.25, 0.1  # parts of a file: with more free pages than that it shrinks, until so many are left
 FREE_PAGES_MAX = 4_096  # so few free pages (16 MiB) are never worth the work
@@ -266,7 +271,9 @@ class Upkeep:
         first = gone = journal.removed
         while any(gone.get(leader, 0) < tick for leader, tick in upto.items()):
             journal.remove(upto, SLICE)
-            gone = journal.removed
+            before, gone = gone, journal.removed
+            if gone == before:
+                break  # it ends in a pack that cannot be read
             self._post(Shortened(gone))
             await self._durable()
         return sum(gone.values()) - sum(first.values())
@@ -276,6 +283,33 @@ class Upkeep:
         now_ms = min(milliseconds(self._core.state.clock.safe), self._core.state.clock.wall_ms)
         while self._engine.journal.forget_commands(now_ms - COMMANDS_KEPT_MS, SLICE) == SLICE:
             await self._durable()
+
+    async def pack(self) -> int:
+        """Pack the journal's old entries, a few hundred at a time and with a rest after each; return how many packs.
+
+        Not before all members read packs: until then a node can go back to the release before. What is packed is below
+        safe time, and older than anything that the protocol asks for in a hurry; who asks gets it unpacked.
+        """
+        state, made = self._core.state, 0
+        if state.roster.membership.level < PACKS or not state.clock.follows_wall:
+            return 0
+        oldest = max(0, moved(state.clock.safe, -max(PACKED_MS, 2 * state.settings.conflict_window_ms)))
+        while True:
+            while self._engine.is_away:  # noqa: ASYNC110 (waiting for its thread would stop everybody)
+                await trio.sleep(AWAY_S)
+            began = trio.current_time()
+            async with self._pruning:  # or what is packed could be removed meanwhile
+                run = self._engine.journal.next_run(oldest)
+                if run is None:
+                    break
+                pack = await trio.to_thread.run_sync(run.pack)
+                self._engine.journal.pack(pack)
+            await self._durable()
+            made += 1
+            await trio.sleep(PACK_REST * (trio.current_time() - began))
+        if made:
+            logger.info("packed old entries of the journal: %d packs", made)
+        return made
 
     async def give_back(self) -> int:
         """Give what is free in the file back to the disk, if that is much; return how many pages.
@@ -302,13 +336,16 @@ class Upkeep:
         """Keep the journal as long as the configuration says, and the file no larger than it has to be, until
         cancelled.
         """
-        told = self._config.journal
+        told, packed_at = self._config.journal, -PACK_LOOK_S
         while True:
             self._shortened = trio.Event()
             with trio.move_on_after(LOOK_S):
                 await self._shortened.wait()
             if told.journal_prune:
                 await self.prune(60 * told.journal_keep_minutes, told.journal_keep_mb, force=False)
+            if trio.current_time() >= packed_at + PACK_LOOK_S:
+                packed_at = trio.current_time()
+                await self.pack()
             await self.give_back()
 
 

@@ -23,26 +23,30 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The first row tells how far the journal was pruned and what safe time is; the others are the page. One statement, so
 # that all of it is true of the same moment. A change of the schema stands where it came into force, not where it was
-# decided: between what ran on the schema before it and what ran on the one that it made.
+# decided: between what ran on the schema before it and what ran on the one that it made. Bodies are read one after the
+# other until the page is full: a node unpacks what it has packed, and large ones would be read for their length alone.
 PAGE = """
 WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)),
   removed AS (SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1),
-  next AS (SELECT seq, clock AS at, origin, length(body) AS size, '' AS failure FROM bedrockish_journal AS j
+  next AS (SELECT seq, clock AS at, origin, '' AS failure FROM bedrockish_journal AS j
       WHERE repeat = 0 AND (clock, origin) > (?1, ?2) AND clock <= (SELECT clock FROM safe)
         AND NOT EXISTS (SELECT 1 FROM bedrockish_meta WHERE key = 'void:' || j.origin || '-' || printf('%x', j.clock))
         AND (kind <> 'schema' OR NOT EXISTS (
           SELECT 1 FROM bedrockish_schema AS s WHERE s.clock = j.clock AND s.leader = j.origin))
-    UNION ALL SELECT j.seq, s.activates, s.leader, coalesce(length(j.body), 0), s.failure
+    UNION ALL SELECT j.seq, s.activates, s.leader, s.failure
       FROM bedrockish_schema AS s LEFT JOIN bedrockish_journal AS j
         ON j.clock = s.clock AND j.origin = s.leader AND j.repeat = 0
       WHERE (s.activates, s.leader) > (?1, ?2) AND s.activates <= (SELECT clock FROM safe)
     ORDER BY 2, 3 LIMIT ?3),
-  upto AS (SELECT *, sum(size) OVER (ORDER BY at, origin) - size AS before FROM next),
-  page AS (SELECT u.at AS clock, u.origin AS origin, leader, tick, body, failure
-    FROM upto AS u LEFT JOIN bedrockish_journal AS j ON j.seq = u.seq WHERE before < ?4)
+  numbered AS MATERIALIZED (SELECT row_number() OVER (ORDER BY at, origin) AS number, * FROM next),
+  page(number, clock, origin, leader, tick, body, failure, size) AS (
+    SELECT 0, 0, '', '', 0, x'', '', 0
+    UNION ALL SELECT u.number, u.at, u.origin, j.leader, j.tick, j.body, u.failure, size + coalesce(length(j.body), 0)
+      FROM page JOIN numbered AS u ON u.number = page.number + 1
+        LEFT JOIN bedrockish_journal AS j ON j.seq = u.seq WHERE size < ?4)
 SELECT 0, coalesce((SELECT clock FROM removed), 0), coalesce((SELECT origin FROM removed), ''), '',
   (SELECT clock FROM safe), x'', ''
-UNION ALL SELECT 1, clock, origin, leader, tick, body, failure FROM page
+UNION ALL SELECT 1, clock, origin, leader, tick, body, failure FROM page WHERE number > 0
 ORDER BY 1, 2, 3
 """
 

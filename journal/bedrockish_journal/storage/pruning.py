@@ -22,6 +22,7 @@ from bedrockish_journal.model.entry import decode_entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, SCHEMA
 from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.storage import packing
 
 MEMBERS_KEY = "pruned_members"
 FORGOTTEN_KEY = "commands_forgotten_ms"
@@ -132,7 +133,7 @@ def remove(db: apsw.Connection, upto: Mapping[str, int], most: int = 1 << 62) ->
             break
         row = db.execute("SELECT min(tick) FROM bedrockish_journal WHERE leader = ?", (leader,)).fetchone()
         first = row[0] if row is not None and row[0] is not None else tick + 1
-        last = min(tick, first + most - removed - 1)
+        last = packing.cuttable(db, leader, min(tick, first + most - removed - 1), tick)
         if last >= first:
             removed += last - first + 1
             _remove(db, leader, last)
@@ -152,15 +153,16 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
             "INSERT INTO bedrockish_meta VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
             (MEMBERS_KEY, cbor2.dumps(changed)),
         )
+    last = db.execute("SELECT hash FROM bedrockish_journal WHERE leader = ? AND tick = ?", (leader, upto)).get
     db.execute(
         f"""INSERT INTO {TABLE}(leader, tick, hash, clock, origin)
-            SELECT leader, ?2, (SELECT hash FROM bedrockish_journal WHERE leader = ?1 AND tick = ?2), clock, origin
+            SELECT leader, ?2, ?3, clock, origin
               FROM bedrockish_journal WHERE leader = ?1 AND tick <= ?2 ORDER BY clock DESC, origin DESC LIMIT 1
             ON CONFLICT(leader) DO UPDATE SET tick = excluded.tick, hash = excluded.hash,
               clock = max(clock, excluded.clock),
               origin = CASE WHEN (excluded.clock, excluded.origin) > (clock, origin) THEN excluded.origin
                 ELSE origin END""",
-        (leader, upto),
+        (leader, upto, last),
     )
     # A change of the schema stands in the feed where it came into force, which is later than its clock.
     changes: list[Any] = db.execute(f"SELECT prev, label, body {where} AND kind = ?", (leader, upto, SCHEMA)).fetchall()
@@ -177,7 +179,8 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
         (leader, upto, leader, upto),
     )
     db.execute(f"DELETE FROM bedrockish_joined WHERE seq IN (SELECT seq {where} AND repeat = 0)", (leader, upto))
-    db.execute(f"DELETE {where}", (leader, upto))
+    db.execute("DELETE FROM main.bedrockish_journal WHERE leader = ? AND tick <= ?", (leader, upto))
+    packing.cut(db, leader, upto)
 
 
 def forgotten_ms(db: apsw.Connection) -> int:
@@ -230,7 +233,8 @@ def size(db: apsw.Connection) -> tuple[int, int, int]:
     """Return (entries, about how many bytes, the smallest clock) of what the journal holds.
 
     The bytes are those of labels and bodies of up to some hundred entries spread over the journal, and what lies
-    around them, times how many there are: close enough to decide by, and quick in a journal of any size.
+    around them, times how many there are; and of what is packed: close enough to decide by, and quick in a journal of
+    any size.
     """
     row = db.execute("SELECT count(*), min(seq), max(seq) FROM bedrockish_journal").fetchone()
     assert row is not None
@@ -238,23 +242,26 @@ def size(db: apsw.Connection) -> tuple[int, int, int]:
     if not entries:
         return 0, 0, 0
     oldest = db.execute("SELECT min(clock) FROM bedrockish_journal WHERE repeat = 0").fetchone()
-    return entries, round(_bytes_each(db, first, last) * entries), oldest[0] if oldest and oldest[0] is not None else 0
+    size = round(_bytes_each(db, first, last) * entries) + packing.packed_bytes(db)
+    return entries, size, oldest[0] if oldest and oldest[0] is not None else 0
 
 
 def rough_bytes(db: apsw.Connection) -> int:
     """Return about how many bytes the journal holds, as ``size`` does, but in the same time however long it is."""
-    first = db.execute("SELECT min(seq) FROM bedrockish_journal").get
-    last = db.execute("SELECT max(seq) FROM bedrockish_journal").get
-    return round(_bytes_each(db, first, last) * (last - first + 1)) if first is not None else 0
+    first: int | None = db.execute("SELECT min(seq) FROM bedrockish_journal").get
+    last: int | None = db.execute("SELECT max(seq) FROM bedrockish_journal").get
+    if first is None or last is None:
+        return 0
+    return round(_bytes_each(db, first, last) * (last - first + 1)) + packing.packed_bytes(db)
 
 
 def _bytes_each(db: apsw.Connection, first: int, last: int) -> float:
-    """Return about how many bytes an entry takes, by some hundred that are spread over all."""
+    """Return about how many bytes an entry takes in the table, by some hundred that are spread over all."""
     step = max(1, (last - first) // 128)
     sampled = db.execute(
         """WITH RECURSIVE place(seq) AS (SELECT ?1 UNION ALL SELECT seq + ?3 FROM place WHERE seq + ?3 <= ?2)
            SELECT count(*), coalesce(sum(length(label) + length(body) + length(command) + 220), 0)
-             FROM place JOIN bedrockish_journal USING (seq)""",
+             FROM place JOIN main.bedrockish_journal USING (seq)""",
         (first, last, step),
     ).fetchone()
     assert sampled is not None

@@ -44,6 +44,11 @@ def hashed_entry(prev: bytes, label: bytes, body: bytes, digest: bytes) -> Entry
     Raises:
         EntryMalformedError: the bytes are not an entry, or not the one that was hashed.
     """
+    if not label:
+        raise EntryMalformedError(
+            "what it is packed in is damaged, or gone; run `bedrockish journal verify` on the file and fill the node "
+            "again"
+        )
     entry = decode_entry(prev, label, body)
     if entry.hash != digest:
         raise EntryMalformedError(

@@ -20,6 +20,7 @@ import cbor2
 
 from bedrockish_journal.model.changes import DO, FAIL, OVERTAKEN, Step
 from bedrockish_journal.storage.drawn_ids import WHY, DrawnIds
+from bedrockish_journal.storage.packing import set_aside
 
 KEYS_OFF, KEYS_ON = "PRAGMA foreign_keys = OFF", "PRAGMA foreign_keys = ON"
 DEFER_ON, DEFER_OFF = "PRAGMA defer_foreign_keys = ON", "PRAGMA defer_foreign_keys = OFF"
@@ -120,7 +121,8 @@ def _run(db: apsw.Connection, steps: Sequence[Step], *, unchecked: bool) -> str:
         if step.sql in SETTINGS:
             set_option(db, step.sql)
         elif step.kind == DO and not step.told:
-            db.execute(step.sql).fetchall()
+            with set_aside(db, step.sql):
+                db.execute(step.sql).fetchall()
             if drawn is not None:
                 drawn.schema_changed()
         else:

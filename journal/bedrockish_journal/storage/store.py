@@ -23,6 +23,8 @@ from bedrockish_journal.model.errors import (
     NotDatabaseError,
 )
 from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.storage.packing import DDL as PACKED_DDL
+from bedrockish_journal.storage.packing import ENTRIES_MAX, PACK_BYTES, install
 from bedrockish_journal.storage.row import COLUMNS, Stored, hashed_entry
 
 DDL = """
@@ -72,7 +74,7 @@ CREATE TABLE IF NOT EXISTS bedrockish_past(
 
 BUSY_MS = 5_000  # how long a reader waits for another one that is recovering the WAL
 
-_APPEND = """INSERT INTO bedrockish_journal(
+_APPEND = """INSERT INTO main.bedrockish_journal(
   leader, tick, clock, origin, command, kind, repeat, applied_ms, label, body, prev, hash)
   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
@@ -88,9 +90,10 @@ _APPLIED = _HEADS.replace("SELECT leader, tick, hash", "SELECT leader, tick")
 
 _BYTES = "prev, label, body, hash"
 _READ = f"SELECT tick, {_BYTES} FROM bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick"
-_SIZE = """SELECT count(*), sum(taken) FROM (
-  SELECT length(label) + length(body) AS taken FROM bedrockish_journal WHERE leader = ? AND tick >= ?
-  ORDER BY tick LIMIT ?)"""
+# What is packed is not unpacked for it: it counts as much as it can have.
+_SIZE = f"""SELECT count(*), sum(taken) FROM (
+  SELECT CASE WHEN label <> x'' THEN length(label) + length(body) ELSE {PACK_BYTES // ENTRIES_MAX} END AS taken
+  FROM main.bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick LIMIT ?)"""
 _COMMAND = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE command = ?1 AND repeat = 0
   UNION ALL SELECT {_BYTES} FROM bedrockish_journal
     WHERE seq = (SELECT seq FROM bedrockish_joined WHERE command = ?1)"""
@@ -112,13 +115,13 @@ _STORED = f"SELECT {COLUMNS} FROM bedrockish_journal"
 
 def create(db: apsw.Connection) -> None:
     """Create the journal's table and indexes in a file that has none."""
-    for _ in db.execute(DDL + PRUNED_DDL + JOINED_DDL + PAST_DDL):
+    for _ in db.execute(DDL + PRUNED_DDL + JOINED_DDL + PAST_DDL + PACKED_DDL):
         raise AssertionError("DDL returns no rows")
 
 
 def complete(db: apsw.Connection) -> None:
     """Create what the journal of an earlier version does not have yet."""
-    db.execute(PRUNED_DDL + JOINED_DDL + PAST_DDL).fetchall()
+    db.execute(PRUNED_DDL + JOINED_DDL + PAST_DDL + PACKED_DDL).fetchall()
 
 
 def append(db: apsw.Connection, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
@@ -256,9 +259,16 @@ def stored_at(db: apsw.Connection, seq: int) -> Stored | None:
     return None if row is None else Stored._make(row)
 
 
+def unpack_on(db: apsw.Connection) -> None:
+    """Have a connection read the whole journal, what is packed included (``bedrockish_journal.storage.packing``)."""
+    install(db, lambda name, function: db.create_scalar_function(name, function, 3))
+
+
 def has_journal(db: apsw.Connection) -> bool:
     """Whether the file has a journal."""
-    found = db.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'bedrockish_journal'").fetchone()
+    found = db.execute(
+        "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'bedrockish_journal'"
+    ).fetchone()
     return found is not None
 
 
@@ -315,4 +325,5 @@ def open_readonly(path: str | os.PathLike[str]) -> apsw.Connection:
         db.close()
         name = os.fspath(path)
         raise NoJournalError(name, f"{name} is a database without a journal; give the file of a bedrockish node")
+    unpack_on(db)
     return db

@@ -280,7 +280,7 @@ def _well_typed(row: Stored) -> bool:
 
 
 # NOT INDEXED: the unique index that should make this impossible is part of what is being verified.
-_TWICE = """SELECT min(leader), min(tick), clock, origin, count(*) FROM bedrockish_journal NOT INDEXED
+_TWICE = """SELECT min(leader), min(tick), clock, origin, count(*) FROM main.bedrockish_journal NOT INDEXED
   WHERE repeat = 0 GROUP BY clock, origin HAVING count(*) > 1"""
 
 

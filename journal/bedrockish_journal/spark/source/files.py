@@ -24,6 +24,7 @@ from bedrockish_journal.model.errors import (
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
 from bedrockish_journal.spark.source.plans import PRIMARY_KEY, Ask, Span, Wanted
+from bedrockish_journal.storage.packing import install
 from bedrockish_journal.storage.row import COLUMNS, Stored
 
 BUSY_S = 5.0
@@ -59,6 +60,7 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
             db.text_factory = partial(str, encoding="utf-8", errors="replace")
             if not _has_table(db, "bedrockish_journal"):
                 raise NoJournalError(path, f"{path} is a database without a journal; give the file of a node")
+            install(db, lambda name, function: db.create_function(name, 3, function))
             yield db
     except sqlite3.OperationalError as error:
         raise FileUnreadableError(

@@ -25,8 +25,15 @@ PAGE_TICKS = 1_000
 REST_MAX_S = 1.0
 _NODE = "SELECT value FROM bedrockish_meta WHERE key = 'node'"
 _FIRST = "SELECT min(tick) FROM bedrockish_journal WHERE leader = ?"
-_SIZES = """SELECT tick, length(label) + length(body) FROM bedrockish_journal
-  WHERE leader = ? AND tick BETWEEN ? AND ? ORDER BY tick"""
+_TICKS = "SELECT tick, 0 FROM bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3 ORDER BY tick"
+# No further than one entry beyond a page: to tell its length, a node may have to read an entry.
+_SIZES = """WITH RECURSIVE page(tick, size, before) AS (
+    SELECT ?2 - 1, 0, 0
+    UNION ALL SELECT j.tick, length(j.label) + length(j.body), page.before + page.size
+      FROM page JOIN bedrockish_journal AS j ON j.leader = ?1 AND j.tick = (
+        SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1 AND tick > page.tick AND tick <= ?3)
+      WHERE page.before <= ?4)
+  SELECT tick, size FROM page WHERE tick >= ?2 ORDER BY tick"""
 
 
 class NodeFeed:
@@ -94,7 +101,9 @@ class NodeFeed:
         It has one entry, whatever the size of that, or many small ones; and none if there are none for a while.
         """
         window = min(high, low + PAGE_TICKS - 1)
-        first, sizes = self._ask_all((_FIRST, (leader,)), (_SIZES, (leader, low, window)))
+        span = (leader, low, window)
+        asked: tuple[str, tuple[object, ...]] = (_SIZES, (*span, PAGE_BYTES)) if wanted.blobs else (_TICKS, span)
+        first, sizes = self._ask_all((_FIRST, (leader,)), asked)
         self._check_first(leader, low, first)
         size, ticks = 0, list[int]()
         for tick, length in sizes:

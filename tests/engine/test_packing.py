@@ -1,0 +1,200 @@
+"""A node's own old entries in packs: what it answers of them, and when it packs them."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+
+from bedrockish.common.levels import LEVEL, PACKS
+from bedrockish.core.protocol.records import Membership
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.statements.rights import opened
+from bedrockish.errors import SqlError, UnsupportedError
+from bedrockish.node.admin import retention
+from bedrockish.node.admin.retention import PACKED_MS, Upkeep
+from bedrockish_journal.model.clock import moved
+from bedrockish_journal.storage.packing import ENTRIES_MAX, FUNCTION
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import TestNode
+
+EVER = (1 << 63) - 1
+COUNT = 2 * ENTRIES_MAX + 60
+ALL = "SELECT * FROM bedrockish_journal ORDER BY seq"
+CHANGES = "SELECT * FROM bedrockish_changes"
+
+
+def fill(node: TestNode) -> TestNode:
+    """Make some old entries."""
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)", "CREATE INDEX t_v ON t(v)")
+    for number in range(COUNT):
+        node.run(("INSERT INTO t VALUES (?, ?)", (number, f"text {number}")))
+    return node
+
+
+def pack(engine: Engine) -> int:
+    made = 0
+    while (run := engine.journal.next_run(EVER)) is not None:
+        engine.journal.pack(run.pack())
+        made += 1
+    return made
+
+
+@pytest.fixture
+def old(node: TestNode) -> TestNode:
+    return fill(node)
+
+
+def packed(node: TestNode) -> int:
+    """Return how many entries have no bytes of their own."""
+    return int(node.engine._db.execute("SELECT count(*) FROM main.bedrockish_journal WHERE body = x''").get)
+
+
+def test_statements_see_all_of_it(old: TestNode) -> None:
+    before, changes, limited = old.rows(ALL), old.rows(CHANGES), old.engine._db.execute(opened(ALL)).fetchall()
+    assert pack(old.engine) == 2
+    assert packed(old) == 2 * ENTRIES_MAX
+    assert old.rows(ALL) == before
+    assert old.rows(CHANGES) == changes
+    assert old.engine._db.execute(opened(ALL)).fetchall() == limited
+    assert [row[:9] for row in limited] == [row[:9] for row in before]
+    old.save()
+    reader = old.engine.open_reader()
+    assert reader.execute(ALL).fetchall() == before
+    reader.close()
+
+
+def test_a_retry_long_after_finds_its_answer(old: TestNode) -> None:
+    pack(old.engine)
+    for entry in old.entries:
+        found = old.engine.find_command(entry.transaction.command)
+        assert found == entry
+    assert old.engine.read_entries("A", 1, 1 << 30) == old.entries
+    assert old.engine.has_short_entries({"A": 1}, COUNT + 10, 1 << 30)
+    assert not old.engine.has_short_entries({"A": 1}, COUNT, 1 << 30)
+
+
+def test_a_file_with_packs_is_opened_again(make_node: MakeNode) -> None:
+    node = fill(make_node())
+    pack(node.engine)
+    node.save()
+    before = node.rows(ALL)
+    node.engine.close()
+    again = make_node(path=node.path)
+    assert again.rows(ALL) == before
+    assert pack(again.engine) == 0
+    again.run("INSERT INTO t VALUES (-1, 'more')")
+    assert [row[2] for row in again.rows(ALL)] == list(range(1, COUNT + 3))
+
+
+def test_packing_is_done_again_when_a_request_takes_the_batch_with_it(old: TestNode) -> None:
+    """SQLite may roll back all that is not committed; the engine writes it again."""
+    old.save()
+    before = old.rows(ALL)
+    pack(old.engine)
+    old.engine._db.execute("ROLLBACK")
+    old.engine._redo()
+    assert packed(old) == 2 * ENTRIES_MAX
+    assert old.rows(ALL) == before
+    old.save()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["ALTER TABLE t RENAME TO u", "ALTER TABLE u RENAME v TO w", "ALTER TABLE u ADD COLUMN x"],
+        ["DROP INDEX t_v", "ALTER TABLE t DROP COLUMN v"],
+        ["ALTER TABLE t RENAME TO bedrockless"],
+    ],
+)
+def test_the_schema_can_be_changed_beside_it(old: TestNode, change: list[str]) -> None:
+    """SQLite reads all definitions again then, those of the journal's indexes included."""
+    pack(old.engine)
+    before = old.rows(ALL)
+    old.run(*change)
+    assert old.rows(ALL)[: len(before)] == before
+    (table,) = old.rows("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT GLOB 'bedrockish_*'")[0]
+    with pytest.raises(SqlError, match="no such column"):
+        old.run(f"ALTER TABLE {table} RENAME COLUMN nowhere TO something")
+    assert old.rows(ALL)[: len(before)] == before
+
+
+@pytest.mark.parametrize("sql", [f"SELECT {FUNCTION}('A', 3, 1)", f'SELECT "{FUNCTION}"(leader, tick, 1) FROM t'])
+def test_nobody_gets_at_packs_but_through_the_journal(old: TestNode, sql: str) -> None:
+    pack(old.engine)
+    with pytest.raises(UnsupportedError, match=f"{FUNCTION} belongs to the database itself"):
+        old.run(sql)
+    with pytest.raises(UnsupportedError, match="nobody else's to read"):
+        old.run("SELECT * FROM bedrockish_packed")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM bedrockish_journal",
+        "UPDATE bedrockish_journal SET body = x''",
+        "INSERT INTO bedrockish_journal(seq) VALUES (1)",
+        "REPLACE INTO bedrockish_journal SELECT * FROM bedrockish_journal",
+        "DELETE FROM main.bedrockish_journal",
+        "DELETE FROM temp.bedrockish_journal",
+        "CREATE INDEX i ON bedrockish_journal(tick)",
+        "CREATE TRIGGER x AFTER INSERT ON bedrockish_journal BEGIN SELECT 1; END",
+        "ALTER TABLE bedrockish_journal RENAME TO x",
+        "ALTER TABLE bedrockish_journal ADD COLUMN x",
+        "ALTER TABLE bedrockish_journal DROP COLUMN body",
+        "DROP TABLE bedrockish_journal",
+        "DROP VIEW bedrockish_journal",
+        "DROP VIEW temp.bedrockish_journal",
+        "DROP TABLE main.bedrockish_journal",
+    ],
+)
+def test_the_journal_can_only_be_read(node: TestNode, sql: str) -> None:
+    """On a node's connections it is a view; what is said of that must not depend on it."""
+    with pytest.raises(UnsupportedError, match=r"belongs? to the database itself"):
+        node.run(sql)
+    assert node.rows(ALL) == []
+
+
+@pytest.mark.parametrize("sql", ["CREATE TRIGGER x INSTEAD OF INSERT ON bedrockish_journal BEGIN SELECT 1; END"])
+def test_nothing_can_be_hung_on_it(node: TestNode, sql: str) -> None:
+    with pytest.raises((UnsupportedError, SqlError)):
+        node.run(sql)
+    with pytest.raises((UnsupportedError, SqlError)):
+        node.run(sql.replace("x INSTEAD", "main.x INSTEAD"))
+
+
+class Core:
+    """As much of a node as packing asks."""
+
+    def __init__(self, safe: int, *, level: int = LEVEL, follows: bool = True) -> None:
+        self.state = SimpleNamespace(
+            roster=SimpleNamespace(membership=Membership(0, {}, "id", level)),
+            clock=SimpleNamespace(follows_wall=follows, safe=safe),
+            settings=SimpleNamespace(conflict_window_ms=60_000),
+        )
+
+
+def upkeep(engine: Engine, core: Core) -> Upkeep:
+    async def durable() -> None:
+        engine.flush()
+
+    config: Any = None
+    return Upkeep(cast("Any", core), engine, config, cast("Any", None), lambda _event: None, durable)
+
+
+@pytest.mark.parametrize(
+    ("core", "made"),
+    [
+        (Core(moved(0, PACKED_MS + 1)), 2),
+        (Core(moved(0, PACKED_MS - 1)), 0),
+        (Core(moved(0, 10 * PACKED_MS), level=PACKS - 1), 0),
+        (Core(moved(0, 10 * PACKED_MS), follows=False), 0),
+        (Core(ENTRIES_MAX + 3 + moved(0, PACKED_MS)), 1),
+    ],
+    ids=["old", "young", "older members", "no time", "some"],
+)
+def test_when_a_node_packs(old: TestNode, core: Core, made: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks here are 1, 2, 3, …, so all of it is of the first millisecond."""
+    monkeypatch.setattr(retention, "PACK_REST", 0.0)
+    assert trio.run(upkeep(old.engine, core).pack) == made
+    assert packed(old) == made * ENTRIES_MAX

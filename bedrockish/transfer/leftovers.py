@@ -19,7 +19,9 @@ import apsw
 from bedrockish.errors import UsageError
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.moment import time_text
-from bedrockish_journal.storage.store import heads, open_database
+from bedrockish_journal.storage.packing import TABLE as PACKS
+from bedrockish_journal.storage.packing import has_packs
+from bedrockish_journal.storage.store import heads, open_database, unpack_on
 from bedrockish_journal.storage.table_layout import quote
 
 NUMBER_LEAST = 1 << 24  # the bytes of a smaller one are in every file, by chance
@@ -38,6 +40,7 @@ PACKED = {  # what files begin with in which bytes cannot be searched
 }
 _JOURNAL = "SELECT leader, tick, clock, command, label, body FROM bedrockish_journal ORDER BY leader, tick"
 _COMPACT = "'bedrockish compact'"
+_PACK = b"BZh91AY&SY"  # how what a pack of entries has begins; without its beginning nobody can unpack it
 _FORGOTTEN = "ids of commands that were removed from the journal; they are forgotten after a week"
 
 Rows = Callable[[Path], Iterator[Iterable[Any]]]
@@ -161,6 +164,10 @@ def _look(path: Path, values: Values, read_parquet: Rows | None) -> Iterator[Fou
     if begins == SQLITE:
         found = list(_database(path, values))
         yield from found
+        packs = _packs(path)
+        if _count(path, _PACK) > packs:
+            what = "compressed bytes, of packs of the journal that were removed or of values of tables"
+            yield Found(path, f"has {what}, that cannot be looked into: {_COMPACT}", looked=False)
         if not found and _in_file(path, values):
             yield Found(path, f"in what is free of the file, as it was before it was deleted: {_COMPACT}")
         return
@@ -175,9 +182,28 @@ def _look(path: Path, values: Values, read_parquet: Rows | None) -> Iterator[Fou
     if _in_file(path, values):
         is_log = path.name.endswith("-wal")
         yield Found(path, f"in the write-ahead log, as it was written: {_COMPACT}" if is_log else "in its bytes")
+    if path.name.endswith("-wal") and _count(path, _PACK):
+        yield Found(path, f"has packs of the journal, that cannot be looked into here: {_COMPACT}", looked=False)
     for head, name in PACKED.items():
         if begins.startswith(head):
             yield Found(path, f"is {name}", looked=False)
+
+
+def _count(path: Path, what: bytes) -> int:
+    """Return how often the bytes of a file have something."""
+    kept, found = b"", 0
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE):
+            data = kept + piece
+            found += data.count(what)
+            kept = data[len(data) - len(what) + 1 :]
+    return found
+
+
+def _packs(path: Path) -> int:
+    """Return how many packs the journal in a file has."""
+    with closing(open_database(path)) as db:
+        return int(db.execute(f"SELECT count(*) FROM {PACKS}").get) if has_packs(db) else 0
 
 
 def _in_file(path: Path, values: Values) -> bool:
@@ -196,6 +222,8 @@ def _database(path: Path, values: Values) -> Iterator[Found]:
     with closing(open_database(path)) as db:
         query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type IN ('table', 'shadow')"
         names = [str(name) for (name,) in db.execute(query)]
+        if "bedrockish_journal" in names:
+            unpack_on(db)  # afterwards: what is a view is no table of theirs
         for name in sorted(names):
             if name == "bedrockish_journal":
                 yield from _journal(path, db, values)
@@ -208,6 +236,8 @@ def _journal(path: Path, db: apsw.Connection, values: Values) -> Iterator[Found]
     ends = heads(db)
     places: list[tuple[int, str, int]] = []
     for leader, tick, clock, *parts in db.execute(_JOURNAL):
+        if parts[1:] == [b"", b""]:
+            yield Found(path, f"{leader}{tick} of the journal cannot be unpacked: fill the node again", looked=False)
         if any(map(values.in_value, parts)):
             places.append((clock, leader, tick))
             if ends[leader][0] == tick:

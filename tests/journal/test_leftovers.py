@@ -1,10 +1,13 @@
 """What is left of somebody is found in whatever file it lies, and what cannot be looked into is not taken for clean."""
 
+import bz2
 import gzip
 import json
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import apsw
 import cbor2
@@ -18,6 +21,8 @@ from bedrockish.engine.sqlite.key_encoding import encode
 from bedrockish.errors import UsageError
 from bedrockish.transfer.leftovers import Found, Values, leftovers
 from bedrockish.transfer.parquet_rows import parquet_rows
+from bedrockish_journal.storage import pruning, store
+from bedrockish_journal.storage.packing import ENTRIES_MIN, Run, write
 from tests.journal.world import World
 
 SOMEBODY = "Ann@Example.org"
@@ -165,3 +170,53 @@ def test_the_command(world: World, tmp_path: Path) -> None:
     answer = run(main, ["leftovers", clean, str(tmp_path / "x.gz"), "--of", SOMEBODY])
     assert answer.exit_code == 3
     assert answer.output.endswith("x.gz: is gzip\nnothing is left in what was looked into\n")
+
+
+def test_packs_of_the_journal_are_looked_into(world: World) -> None:
+    """Nobody sees a name in compressed bytes; in those of packs that are gone nobody can."""
+    insert = [f"INSERT INTO account(id, owner, balance) VALUES (77, '{SOMEBODY}', 1)"]
+    place = world.commit("A", world.transaction("A", "rows", world.nodes["A"].execute(insert))).tick
+    delete = ["DELETE FROM account WHERE id = 77"]
+    world.commit("A", world.transaction("A", "rows", world.nodes["A"].execute(delete)))
+    more = ["INSERT INTO note VALUES ('x', 1)"]
+    for _ in range(2 * ENTRIES_MIN):
+        world.commit("A", world.transaction("A", "rows", world.nodes["A"].execute(more)))
+    db, path = world.nodes["A"].db, world.nodes["A"].path
+    last = store.applied(db)["A"]
+    query = "SELECT label, body, prev, hash FROM bedrockish_journal WHERE leader = 'A' AND tick >= ? AND tick < ?"
+    entries: list[Any] = db.execute(f"{query} ORDER BY tick", (place, last)).fetchall()
+    with db:
+        write(db, Run("A", place, entries).pack())
+    fresh = path.with_name("fresh.db")
+    db.execute("VACUUM INTO ?", (str(fresh),))
+    assert not _raw(fresh)
+    assert [text.partition(", the last of")[0] for text in look(fresh)] == [
+        f"fresh.db: 2 entries of the journal, A{place} to A{place + 1}"
+    ]
+    shutil.copy(fresh, torn := path.with_name("torn.db"))
+    with closing(apsw.Connection(str(torn))) as copy:
+        copy.execute("UPDATE bedrockish_packed SET entries = substr(entries, 1, 100)")
+    assert {one.looked for one in found(torn)} == {False}
+    with closing(apsw.Connection(str(fresh))) as copy:
+        store.unpack_on(copy)
+        with copy:
+            pruning.remove(copy, {"A": last - 1})
+    assert look(fresh) == [
+        "fresh.db: has compressed bytes, of packs of the journal that were removed or of values of tables, that cannot "
+        "be looked into: 'bedrockish compact'"
+    ]
+    with closing(apsw.Connection(str(fresh))) as copy:
+        copy.execute("VACUUM INTO ?", (str(path.with_name("clean.db")),))
+    assert look(path.with_name("clean.db")) == []
+    with closing(apsw.Connection(str(world.nodes["B"].path))) as log:
+        log.execute("PRAGMA wal_autocheckpoint = 0")
+        log.execute("CREATE TABLE kept AS SELECT ? AS v", (bz2.compress(b"x"),))
+        wal = world.nodes["B"].path.with_name("B.db-wal")
+        assert (
+            look(wal)[-1] == "B.db-wal: has packs of the journal, that cannot be looked into here: 'bedrockish compact'"
+        )
+    world.close()
+
+
+def _raw(path: Path) -> bool:
+    return SOMEBODY.encode() in path.read_bytes()

@@ -13,8 +13,8 @@ from bedrockish.client.feed import Changes
 from bedrockish_journal.storage.store import open_readonly, scan_stored
 from tests.cluster.story import judge_files, level, ready, until
 from tests.cluster.test_members import newcomer
-from tools.bench_year import Year
 from tools.cluster import LocalCluster
+from tools.scenarios.year import Year
 
 pytestmark = pytest.mark.cluster
 ENTRIES = 3_000

@@ -30,7 +30,7 @@ CLOCK_KEY = "cluster_clock"  # in the file: 1 or 0 when the operator has said so
 LOOK_S = 10.0  # between two looks at the journal's length
 PACK_LOOK_S = 60.0  # between two looks at what has become old enough to be packed
 PACKED_MS = 3_600_000  # entries younger than an hour are not packed
-AWAY_S = 0.05  # between two looks at whether another thread still has the writer
+PACKING_S = 60.0  # for so long nobody looks whether the journal is too long, or the file too large
 PACK_REST = 4.0  # after a pack, for so many times as long as it took, nothing is packed
 SLICE = 500  # entries that are removed at a time: some milliseconds
 FREE_MAX, FREE_KEPT = 0.25, 0.1  # parts of a file: with more free pages than that it shrinks, until so many are left
@@ -284,32 +284,32 @@ class Upkeep:
         while self._engine.journal.forget_commands(now_ms - COMMANDS_KEPT_MS, SLICE) == SLICE:
             await self._durable()
 
-    async def pack(self) -> int:
-        """Pack the journal's old entries, a few hundred at a time and with a rest after each; return how many packs.
+    async def pack(self) -> bool:
+        """Pack the journal's old entries, a few hundred at a time and with a rest after each; whether more are left.
 
         Not before all members read packs: until then a node can go back to the release before. What is packed is below
         safe time, and older than anything that the protocol asks for in a hurry; who asks gets it unpacked.
         """
-        state, made = self._core.state, 0
+        state = self._core.state
         if state.roster.membership.level < PACKS or not state.clock.follows_wall:
-            return 0
+            return False
         oldest = max(0, moved(state.clock.safe, -max(PACKED_MS, 2 * state.settings.conflict_window_ms)))
-        while True:
-            while self._engine.is_away:  # noqa: ASYNC110 (waiting for its thread would stop everybody)
-                await trio.sleep(AWAY_S)
-            began = trio.current_time()
+        ends = trio.current_time() + PACKING_S
+        while (began := trio.current_time()) < ends:
             async with self._pruning:  # or what is packed could be removed meanwhile
+                await self._reach_writer()
                 run = self._engine.journal.next_run(oldest)
                 if run is None:
-                    break
+                    return False
                 pack = await trio.to_thread.run_sync(run.pack)
-                self._engine.journal.pack(pack)
+                await self._reach_writer()
+                if pack is None:
+                    logger.error("entries of %s from %d on would not be unpacked as they are", run.leader, run.first)
+                else:
+                    self._engine.journal.pack(pack)
             await self._durable()
-            made += 1
             await trio.sleep(PACK_REST * (trio.current_time() - began))
-        if made:
-            logger.info("packed old entries of the journal: %d packs", made)
-        return made
+        return True
 
     async def give_back(self) -> int:
         """Give what is free in the file back to the disk, if that is much; return how many pages.
@@ -336,16 +336,15 @@ class Upkeep:
         """Keep the journal as long as the configuration says, and the file no larger than it has to be, until
         cancelled.
         """
-        told, packed_at = self._config.journal, -PACK_LOOK_S
+        told, pack_at = self._config.journal, trio.current_time()
         while True:
             self._shortened = trio.Event()
             with trio.move_on_after(LOOK_S):
                 await self._shortened.wait()
             if told.journal_prune:
                 await self.prune(60 * told.journal_keep_minutes, told.journal_keep_mb, force=False)
-            if trio.current_time() >= packed_at + PACK_LOOK_S:
-                packed_at = trio.current_time()
-                await self.pack()
+            if trio.current_time() >= pack_at and not await self.pack():
+                pack_at = trio.current_time() + PACK_LOOK_S
             await self.give_back()
 
 

@@ -61,7 +61,7 @@ _INSERT = f"""INSERT INTO main.bedrockish_journal({_SEARCHED}, label, body, prev
 _ENDS = f"SELECT (SELECT min(rowid) FROM main.{TABLE}), (SELECT max(rowid) FROM main.{TABLE})"
 _SAMPLE = f"""WITH RECURSIVE place(number) AS (
     SELECT ?1 UNION ALL SELECT number + ?3 FROM place WHERE number + ?3 <= ?2)
-  SELECT count(*), coalesce(sum(length(entries)), 0) FROM place JOIN main.{TABLE} AS pack ON pack.rowid = number"""
+  SELECT coalesce(sum(length(entries)), 0) FROM place JOIN main.{TABLE} AS pack ON pack.rowid = number"""
 _HASH = "SELECT hash FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 _HASHED = """SELECT coalesce(
   (SELECT min(tick) FROM main.bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3 AND hash <> x''),
@@ -128,12 +128,16 @@ class Run:
     first: int
     entries: Sequence[Four]
 
-    def pack(self) -> Pack:
-        """Compress them, which takes some milliseconds; in any thread."""
+    def pack(self) -> Pack | None:
+        """Compress them, which takes some milliseconds; in any thread. None if they would not come back as they are.
+
+        The pack is going to be all that there is of them, so it is unpacked before anybody relies on it.
+        """
         labels, bodies = [one[0] for one in self.entries], [one[1] for one in self.entries]
         packed = bz2.compress(cbor2.dumps([labels, bodies]))
         last = self.first + len(self.entries) - 1
-        return Pack(self.leader, self.first, last, self.entries[0][2], self.entries[-1][3], packed)
+        made = Pack(self.leader, self.first, last, self.entries[0][2], self.entries[-1][3], packed)
+        return made if made.unpack() == list(self.entries) else None
 
 
 class Unpacker:
@@ -275,19 +279,24 @@ def write(db: Connection, pack: Pack) -> None:
 def cut(db: Connection, leader: str, upto: int) -> None:
     """Remove the packs of a timeline up to a tick, inside the caller's transaction, and the beginning of one.
 
-    Of one that goes on behind it nothing is left of what was removed. One that cannot be unpacked stays as it is, for
-    whoever looks into it.
+    Of one that goes on behind it nothing is left of what was removed.
+
+    Args:
+        db: a node's connection.
+        leader: whose timeline.
+        upto: a tick as ``cuttable`` gives it; up to there the rows are gone already.
     """
     if not has_packs(db):
         return
     found = find(db, leader, upto)
     _run(db, f"DELETE FROM main.{TABLE} WHERE leader = ? AND last <= ?", (leader, upto))
-    if found is None or found.last <= upto:
-        return
-    entries = found.unpack()[upto + 1 - found.first :]
-    if entries:
-        _run(db, f"DELETE FROM main.{TABLE} WHERE leader = ? AND last = ?", (leader, found.last))
-        write(db, Run(leader, upto + 1, entries).pack())
+    entries = found.unpack()[upto + 1 - found.first :] if found is not None else []
+    rest = Run(leader, upto + 1, entries).pack() if entries else None
+    if rest is not None:
+        update = f"UPDATE main.{TABLE} SET first = ?, prev = ?, entries = ? WHERE leader = ? AND last = ?"
+        _run(db, update, (rest.first, rest.prev, rest.entries, leader, rest.last))
+        update = "UPDATE main.bedrockish_journal SET prev = ? WHERE leader = ? AND tick = ?"
+        _run(db, update, (rest.prev, leader, rest.first))
 
 
 def cuttable(db: Connection, leader: str, upto: int, most: int) -> int:
@@ -309,8 +318,9 @@ def packed_bytes(db: Connection) -> int:
     first, last = next(iter(db.execute(_ENDS)))
     if first is None:
         return 0
-    count, size = next(iter(db.execute(_SAMPLE, (first, last, max(1, (last - first) // 128)))))
-    return round(size / count * (last - first + 1)) if count else 0
+    step = max(1, (last - first) // 128)
+    ((size,),) = list(db.execute(_SAMPLE, (first, last, step)))
+    return int(size) * step  # a number that no pack has counts as nothing
 
 
 def _run(db: Connection, sql: str, params: tuple[Any, ...]) -> None:

@@ -298,7 +298,7 @@ def test_the_hashes_are_in_nothing_that_is_not_an_admins(cluster: LocalCluster) 
                 with pytest.raises(BedrockishError):
                     db.execute(sql)
             with pytest.raises(ForbiddenError, match="needs the role admin"):
-                db.execute("SELECT * FROM peek")
+                db.execute("SELECT body FROM 'bedrockish_journal'")
             assert db.execute("SELECT * FROM bedrockish_changes WHERE row_after LIKE '%scrypt:%'").rows == []
     with connect(caller(cluster, "adam").url) as db:
         db.execute("DROP VIEW peek")

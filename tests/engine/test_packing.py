@@ -10,7 +10,7 @@ from bedrockish.common.levels import LEVEL, PACKS
 from bedrockish.core.protocol.records import Membership
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.rights import opened
-from bedrockish.errors import SqlError, UnsupportedError
+from bedrockish.errors import SqlError, UnavailableError, UnsupportedError
 from bedrockish.node.admin import retention
 from bedrockish.node.admin.retention import PACKED_MS, Upkeep
 from bedrockish_journal.model.clock import moved
@@ -35,7 +35,9 @@ def fill(node: TestNode) -> TestNode:
 def pack(engine: Engine) -> int:
     made = 0
     while (run := engine.journal.next_run(EVER)) is not None:
-        engine.journal.pack(run.pack())
+        found = run.pack()
+        assert found is not None
+        engine.journal.pack(found)
         made += 1
     return made
 
@@ -155,6 +157,41 @@ def test_the_journal_can_only_be_read(node: TestNode, sql: str) -> None:
     assert node.rows(ALL) == []
 
 
+@pytest.mark.parametrize("column", ["label", "body", "prev", "hash", "HASH"])
+def test_nobody_reads_past_what_is_packed(old: TestNode, column: str) -> None:
+    """A view or a trigger of the schema means the table in the file, where a packed entry has nothing."""
+    old.run(f"CREATE VIEW peek AS SELECT tick, {column} AS bytes FROM bedrockish_journal")
+    old.run("CREATE TABLE u(v)")
+    old.run(
+        f"CREATE TRIGGER tr AFTER INSERT ON u BEGIN UPDATE u SET v = (SELECT max({column}) FROM bedrockish_journal);END"
+    )
+    for sql in (
+        f"SELECT {column} FROM main.bedrockish_journal",
+        "SELECT bytes FROM peek",
+        f"WITH j AS (SELECT {column} FROM main.bedrockish_journal) SELECT * FROM j",
+        "INSERT INTO u VALUES (1)",
+    ):
+        with pytest.raises(UnsupportedError, match="name bedrockish_journal in the statement itself"):
+            old.run(sql)
+    old.run("CREATE VIEW places AS SELECT leader, tick FROM bedrockish_journal")
+    assert old.rows("SELECT max(tick) FROM places") == old.rows("SELECT max(tick) FROM main.bedrockish_journal")
+    wanted = old.rows(f"SELECT {column} FROM bedrockish_journal")
+    pack(old.engine)
+    for sql in (
+        f"SELECT j.{column} FROM bedrockish_journal AS j",
+        f"WITH j AS (SELECT {column} FROM bedrockish_journal) SELECT * FROM j",
+        f"SELECT (SELECT {column} FROM bedrockish_journal AS i WHERE i.seq = j.seq) FROM bedrockish_journal AS j",
+    ):
+        assert old.rows(sql) == wanted
+
+
+def test_changes_of_a_damaged_pack_are_asked_of_another_node(old: TestNode) -> None:
+    pack(old.engine)
+    old.engine._db.execute("UPDATE bedrockish_packed SET entries = zeroblob(9) WHERE first <= 5")
+    with pytest.raises(UnavailableError, match="ask another node, and run 'bedrockish journal verify'"):
+        old.rows(CHANGES)
+
+
 @pytest.mark.parametrize("sql", ["CREATE TRIGGER x INSTEAD OF INSERT ON bedrockish_journal BEGIN SELECT 1; END"])
 def test_nothing_can_be_hung_on_it(node: TestNode, sql: str) -> None:
     with pytest.raises((UnsupportedError, SqlError)):
@@ -198,3 +235,12 @@ def test_when_a_node_packs(old: TestNode, core: Core, made: int, monkeypatch: py
     monkeypatch.setattr(retention, "PACK_REST", 0.0)
     assert not trio.run(upkeep(old.engine, core).pack)
     assert packed(old) == made * ENTRIES_MAX
+
+
+def test_a_long_journal_does_not_keep_a_node_from_its_other_work(
+    old: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What prunes the journal and what makes the file smaller have their turns between."""
+    monkeypatch.setattr(retention, "PACKING_S", 0.0)
+    keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
+    assert [(trio.run(keeper.pack), packed(old) // ENTRIES_MAX) for _ in range(3)] == [(True, 1), (True, 2), (False, 2)]

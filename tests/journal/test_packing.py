@@ -59,8 +59,10 @@ def pack(db: apsw.Connection, clock: int = EVER) -> list[Pack]:
     with db:
         upto = {leader: tick - 1 for leader, tick in store.applied(db).items()}
         while (run := next_run(db, upto, clock, begin)) is not None:
-            made.append(run.pack())
-            write(db, made[-1])
+            packed = run.pack()
+            assert packed is not None
+            made.append(packed)
+            write(db, packed)
     return made
 
 
@@ -292,6 +294,28 @@ def test_a_pack_is_found_by_every_place_in_it(world: World) -> None:
     beside = find(db, made.leader, made.first - 1)
     assert beside is None or beside.last < made.first
     assert Run(made.leader, made.first, made.unpack()).pack() == made
+
+
+def test_what_would_not_be_unpacked_stays_as_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pack is all that there is of its entries afterwards."""
+    db = world.nodes["A"].db
+    upto = {leader: tick - 1 for leader, tick in store.applied(db).items()}
+    run = next_run(db, upto, EVER, {})
+    assert run is not None
+    assert run.pack() is not None
+    monkeypatch.setattr(packing, "RAW_BYTES_MAX", 100)
+    assert run.pack() is None
+
+
+def test_the_size_is_told_after_many_cuts(world: World) -> None:
+    """A node removes a few entries at a time, for ever."""
+    db = world.nodes["A"].db
+    pack(db)
+    with db:
+        for _ in range(60):
+            assert pruning.remove(db, pruning.plan(db, EVER - 1), 1) == 1
+            assert packing.packed_bytes(db) == db.execute("SELECT total(length(entries)) FROM bedrockish_packed").get
+    assert verify(world.paths).findings == []
 
 
 def test_the_size_counts_packs(world: World) -> None:

@@ -81,7 +81,9 @@ class Year:
         """Pack what is old, as a node does by itself."""
         journal = self.engine.journal
         while (run := journal.next_run(moved(0, now_ms - PACKED_MS))) is not None:
-            journal.pack(run.pack())
+            pack = run.pack()
+            assert pack is not None, "what was written is packed"
+            journal.pack(pack)
             self.flush()
 
     def close(self) -> None:

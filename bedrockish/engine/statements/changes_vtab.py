@@ -14,9 +14,11 @@ import apsw
 
 from bedrockish.engine.statements.clock_functions import Holder, clock_time, register
 from bedrockish.engine.statements.users_vtab import give_users
+from bedrockish.errors import UnavailableError
 from bedrockish_journal.feed.change_feed import Committed, Cursor, committed
 from bedrockish_journal.feed.json_form import plain, record
 from bedrockish_journal.model.changes import DELETE, Change, Value
+from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import decode_transaction
 from bedrockish_journal.storage.table_layout import find_table
 
@@ -156,7 +158,14 @@ class _Cursor:
         row: Any
         for row in entries:
             clock, origin, leader, tick, body, failure = row
-            transaction = committed(Cursor(clock, origin), (leader, tick), decode_transaction(body), failure)
+            try:
+                decoded = decode_transaction(body)
+            except EntryMalformedError as error:
+                raise UnavailableError(
+                    f"{leader}{tick} of this node's journal cannot be read ({error}); ask another node, and run "
+                    "'bedrockish journal verify' on the file of this one"
+                ) from error
+            transaction = committed(Cursor(clock, origin), (leader, tick), decoded, failure)
             head = (clock, origin)
             middle = (clock_time(clock), leader, tick, transaction.kind)
             makers = transaction.makers or repeat(None)

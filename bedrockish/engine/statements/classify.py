@@ -18,6 +18,7 @@ from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritt
 from bedrockish.engine.statements.rights import JOURNAL, OPEN_JOURNAL, OPEN_META, SECRETS, opened
 from bedrockish.errors import SqlError, UnsupportedError
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER
+from bedrockish_journal.storage.packing import UNPACKED
 from bedrockish_journal.storage.table_layout import is_hidden
 
 READ, WRITE, SCHEMA, EMPTY = "read", "write", "schema", "empty"
@@ -49,6 +50,10 @@ _CATALOGUE = {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_te
 _ONLY_READ = "{} belongs to the database itself and can only be read"
 # What SQLite says of a statement that would change the journal, which is a view on a node's connections.
 _AT_VIEW = re.compile("(cannot modify)|may not be (?:indexed|altered)|add a column to|drop column from|trigger on view")
+_PAST_PACKS = (
+    "{} would read {} as it is in the node's file, and nothing where old entries are packed; name bedrockish_journal "
+    "in the statement itself, not in a view or a trigger and not as main.bedrockish_journal"
+)
 _OUR_NAMES = "names that begin with bedrockish_ belong to the database itself; choose another name"
 _BEGIN = (
     "a request's statements already run as one transaction; leave out BEGIN, COMMIT, ROLLBACK and SAVEPOINT and send "
@@ -301,6 +306,8 @@ class Guard:
                 seen.secret = True
             if not seen.ours and not may_be_asked(name) and name != ROWS:
                 return f"{first} belongs to the database itself and is nobody else's to read"
+            if name == JOURNAL and second in UNPACKED and database == "main" and inside not in (JOURNAL, OPEN_JOURNAL):
+                return _PAST_PACKS.format(inside or f"main.{first}", second)
             if name in _CATALOGUE or name.startswith("pragma_"):
                 seen.catalogue = True
             elif first != ROWS:

@@ -295,7 +295,8 @@ class Upkeep:
             return False
         oldest = max(0, moved(state.clock.safe, -max(PACKED_MS, 2 * state.settings.conflict_window_ms)))
         ends = trio.current_time() + PACKING_S
-        while (began := trio.current_time()) < ends:
+        while True:
+            began = trio.current_time()
             async with self._pruning:  # or what is packed could be removed meanwhile
                 await self._reach_writer()
                 run = self._engine.journal.next_run(oldest)
@@ -308,8 +309,9 @@ class Upkeep:
                 else:
                     self._engine.journal.pack(pack)
             await self._durable()
+            if trio.current_time() >= ends:
+                return True
             await trio.sleep(PACK_REST * (trio.current_time() - began))
-        return True
 
     async def give_back(self) -> int:
         """Give what is free in the file back to the disk, if that is much; return how many pages.

@@ -41,7 +41,7 @@ ENTRIES_MIN = 32  # fewer are not worth it: what comes between is of another kin
 PACK_BYTES = 128 << 10  # of labels and bodies, at which a pack is full
 BODY_BYTES_MAX = 16 << 10  # a longer body stays as it is: its keys and hashes are hardly anything of it
 RAW_BYTES_MAX = 1 << 20  # no pack unfolds to more: it has PACK_BYTES and one body, and what CBOR adds
-TIMELINES_MAX = 16  # of which a connection keeps the pack that it read last
+TIMELINES_MAX = 64  # of which a connection keeps the pack that it read last
 
 _SEARCHED = "seq, leader, tick, clock, origin, command, kind, repeat, applied_ms"
 UNPACKED = {
@@ -319,8 +319,8 @@ def packed_bytes(db: Connection) -> int:
     if first is None:
         return 0
     step = max(1, (last - first) // 128)
-    ((size,),) = list(db.execute(_SAMPLE, (first, last, step)))
-    return int(size) * step  # a number that no pack has counts as nothing
+    found: list[tuple[int]] = list(db.execute(_SAMPLE, (first, last, step)))
+    return step * found[0][0]  # a number that no pack has counts as nothing
 
 
 def _run(db: Connection, sql: str, params: tuple[Any, ...]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from bedrockish import open_client
 from bedrockish.client.feed import Changes
 from bedrockish_journal.storage.store import open_readonly, scan_stored
+from bedrockish_journal.verify.verify import verify
 from tests.cluster.story import judge_files, level, ready, until
 from tests.cluster.test_members import newcomer
 from tools.cluster import LocalCluster
@@ -44,6 +45,28 @@ def packed(path: Path) -> int:
     """Return how many entries of a file have no bytes of their own, as any SQLite sees it."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         return int(db.execute("SELECT count(*) FROM bedrockish_journal WHERE body = x''").fetchone()[0])
+
+
+@pytest.mark.slow
+async def test_a_node_that_is_killed_while_it_packs_loses_nothing(cluster: LocalCluster) -> None:
+    node = cluster.nodes[0]
+    with closing(open_readonly(node.database)) as db:
+        before = list(scan_stored(db))
+    killed_at = [0]
+    for _ in range(4):
+        await ready(cluster)
+
+        async def is_at_it() -> bool:
+            return packed(node.database) > killed_at[-1]
+
+        await until("something more is packed", is_at_it)
+        node.kill()
+        killed_at.append(packed(node.database))
+        with closing(open_readonly(node.database)) as db:
+            assert list(scan_stored(db))[: len(before)] == before
+        assert verify([node.database]).findings == []
+        node.start()
+    assert killed_at[1] < ENTRIES * 0.9, "it was killed when it had packed everything"
 
 
 async def test_a_packed_journal_serves_as_an_unpacked_one(cluster: LocalCluster) -> None:

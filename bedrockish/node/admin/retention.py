@@ -15,6 +15,7 @@ from bedrockish.common.levels import PACKS
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import ClockSet, Event, Held, Now, Shortened, Woken
+from bedrockish.core.protocol.health import DISK_FULL
 from bedrockish.core.replica.safe_time import RELEASED
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import UsageError
@@ -291,8 +292,10 @@ class Upkeep:
         safe time, and older than anything that the protocol asks for in a hurry; who asks gets it unpacked.
         """
         state = self._core.state
-        if state.roster.membership.level < PACKS or not state.clock.follows_wall:
-            return False
+        if state.roster.membership.level < PACKS or not state.clock.follows_wall or DISK_FULL in state.health.alarms:
+            return (
+                False  # for each pack the log is written, and what is left of the disk is kept for what others decide
+            )
         oldest = max(0, moved(state.clock.safe, -max(PACKED_MS, 2 * state.settings.conflict_window_ms)))
         ends = trio.current_time() + PACKING_S
         while True:

@@ -318,7 +318,7 @@ def packed_bytes(db: Connection) -> int:
     first, last = next(iter(db.execute(_ENDS)))
     if first is None:
         return 0
-    step = max(1, (last - first) // 128)
+    step: int = max(1, (last - first) // 128)
     found: list[tuple[int]] = list(db.execute(_SAMPLE, (first, last, step)))
     return step * found[0][0]  # a number that no pack has counts as nothing
 

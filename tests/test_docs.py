@@ -52,6 +52,19 @@ def test_relative_links_resolve() -> None:
     assert not wrong
 
 
+def test_files_that_pages_name_are_there() -> None:
+    """A page that names a file of the code by its path, or by the end of it, is read beside that file."""
+    files = {f"/{name(path)}" for path in tracked()}
+    wrong = [
+        f"{name(page)} -> {file}"
+        for page in PAGES
+        if page.name != "CHANGELOG.md"  # it tells what was
+        for file in re.findall(r"`((?:\w+/)*\w+\.py)`", page.read_text())
+        if file != "env.py" and not any(there.endswith(f"/{file}") for there in files)  # that is Alembic's
+    ]
+    assert not wrong
+
+
 def test_every_page_is_in_the_index() -> None:
     """A page of the documentation can be found from its index."""
     index = (ROOT / "docs" / "README.md").read_text()

@@ -402,11 +402,13 @@ class Node:
         self.safe_time.advance()
         self.safe_time.gossip()
         self.apply_queue.fetch_missing()
+        # Safe time may have passed what waits for its base: then its end is told.
         self.voting.settle()
         self.staging.check()
         self.recovery.check()
         self.coordinator.check()
         self.coordinator.clock_quorum.repeat(self.coordinator.replies.in_flight)
+        # Safe time may stand in for a vector that a session waits for.
         self.coordinator.settle()
         self.state.timers.set(self.state.settings.heartbeat_ms, "heartbeat")
 

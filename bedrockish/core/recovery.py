@@ -120,6 +120,7 @@ class Recovery:
         self.counts["started"] += 1
         leader = state.roster.peers.get(txid.leader)
         if leader is not None:
+            # When it is heard of again, it gets more patience (``Node._receive``).
             leader.suspected = True
         promised = state.votes.by_txid[txid].promised if txid in state.votes.by_txid else 0
         voters = state.roster.voters
@@ -170,6 +171,8 @@ class Recovery:
         if covers(self.state.timelines.applied, vote.transaction.base):
             self._answer(peer, vote, vote.transaction)
         else:
+            # The ballot is promised. Whether it can be held is told as soon as what it has seen is here to compare
+            # with.
             self.parked[vote.txid] = peer
             self.apply_queue.want(vote.transaction.base)
 
@@ -299,6 +302,7 @@ class Recovery:
         round_ = self.rounds.get(message.txid)
         if round_ is None or round_.ballot != message.ballot or not self.state.roster.is_voter(peer):
             return
+        # All of them are read before any of it counts.
         blockers = {one.txid: one for one in map(decode_transaction, message.blockers)}
         round_.blockers.update(blockers)
         # Said again, the newer answer counts: a promise of one ballot is kept, and what is held only grows.
@@ -398,6 +402,7 @@ class Recovery:
         for other, round_ in list(self.rounds.items()):
             if txid in round_.blockers and round_.decision is None:
                 self._tell_blocked(round_, txid)
+                # Drawn: all who recover it have waited for the same end, and would refuse each other's ballots.
                 self.state.timers.set(
                     self.state.settings.heartbeat_ms * (0.5 + self.state.draw()), "recover_again", other
                 )

@@ -23,6 +23,7 @@ class Rollbacks:
     def restart(self) -> None:
         """Give up everything that was in flight when this node stopped and is not in its journal."""
         for txid, vote in list(self.state.votes.by_txid.items()):
+            # One that is promised to a recovery is no longer ours to end.
             if txid.leader == self.state.me and txid not in self.state.votes.outcomes and vote.promised < 2:
                 self.give_up(txid)
 
@@ -56,6 +57,7 @@ class Rollbacks:
         if message.promised > 1 and message.txid in self.rolling:
             self.forget(message.txid)
             if message.txid in pending:
+                # Whoever recovers it gets the time that anybody gets before we begin, too.
                 pending.renew(message.txid, self.state.clock.now.seconds)
 
     def forget(self, txid: Txid) -> None:

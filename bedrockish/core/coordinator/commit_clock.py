@@ -58,6 +58,7 @@ class ClockQuorum:
         """Move up to somebody's clock, unless that is too far ahead, and tell ours if that counts."""
         state = self.state
         if state.hear_clock(peer, message.clock) and state.roster.certifies_reads:
+            # A transaction with a clock of about now is going to come, later than most do: it is executed in between.
             state.clock.lag.expect()
             state.outbox.send(peer, ToldClock(message.number, state.clock.value))
 
@@ -65,6 +66,7 @@ class ClockQuorum:
         """Move up to a voter's clock; the request for which a majority has told now, or None."""
         state = self.state
         found = self.rounds.get(message.number)
+        # A clock that is refused was not followed: a majority with it in would prove nothing.
         if not state.hear_clock(peer, message.clock) or found is None or not state.roster.is_voter(peer):
             return None
         found.heard.add(peer)

@@ -359,6 +359,7 @@ class Coordinator:
             return  # a recovery runs; its outcome will come
         attempt.rejects[peer] = message
         for inflight in self._requests_of(attempt):
+            # Only the one command whose id is that old: the others of the transaction are run again.
             if message.reason == Reason.FORGOTTEN and message.key == command_key(inflight.request.command):
                 inflight.error = forgotten(inflight.request.command, None)
             if message.reason == Reason.AHEAD:

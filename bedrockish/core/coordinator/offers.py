@@ -136,6 +136,7 @@ class Offers:
         """Tell again who has not answered, and forget the offers of requests that are over."""
         state, now = self.state, self.state.clock.now.seconds
         for request in [request for request in self.ahead if request not in requests]:
+            # Told to the voters as well: what they have stored of it takes the room of others' offers.
             self._withdraw(self.ahead.pop(request))
         for one in self.ahead.values():
             for node, told in list(one.told.items()):

@@ -321,6 +321,7 @@ def is_lost(attempt: Attempt, state: State, *, patient: bool) -> bool:
     for node in state.roster.voters:
         if node != state.me and node not in attempt.approvals and node not in attempt.rejects:
             lost += not patient or not state.roster.peers[node].up
+    # So many that the others are no quorum any more.
     return lost > len(state.roster.voters) - state.roster.quorum
 
 

@@ -26,6 +26,7 @@ def overtaken(state: State, access_set: AccessSet, base: Vector) -> ConflictErro
         access_set: what it has read and written.
         base: the commits that it has seen.
     """
+    # Commits that this base has not seen are dropped already: what cannot be compared counts as a conflict.
     if any(base.get(leader, 0) < tick for leader, tick in state.commit_window.floor.items()):
         window_s = state.settings.conflict_window_ms / 1000
         return ConflictError(

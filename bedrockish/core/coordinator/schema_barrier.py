@@ -74,6 +74,7 @@ class SchemaBarrier:
             return
         inflight.move(Stage.ACTIVATING)
         inflight.answer = answer
+        # Several may have asked for it: a client sends its command again, to this node as well.
         self.decided.setdefault(txid, []).append(inflight)
 
     def activated(self, txid: Txid) -> list[InFlight]:

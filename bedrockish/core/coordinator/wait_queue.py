@@ -56,6 +56,7 @@ class Turns:
 
     def reserve(self, txid: Txid, access_set: AccessSet) -> None:
         """A transaction has ended for which others wait as well: what comes anew waits for its turn, too."""
+        # Nobody met lately, no pause: alone with its keys, a node keeps nobody waiting.
         pause_ms = self.pause_ms(txid.leader)
         if pause_ms and txid not in self._until:
             self._reserved.add(txid, access_set)
@@ -173,6 +174,7 @@ class WaitQueue:
                 queue.append(number)
             else:
                 self._execute(other)
+        # They would only conflict with it: they go on when its end is known.
         if queue:
             self.waits.setdefault(transaction.txid, deque()).extend(queue)
 

@@ -380,6 +380,7 @@ def _ballot(value: Any) -> int:
 
 
 def _known_ballot(value: Any) -> int:
+    # Not ``isinstance``, to which True is a number.
     if type(value) is not int or not 0 <= value <= ENDED:
         raise EntryMalformedError(f"there should be a ballot, not {value!r:.80}")
     return value
@@ -535,6 +536,7 @@ def decode(data: bytes) -> Message:
     if len(packed) <= _REQUIRED[cls]:
         raise EntryMalformedError(f"a {cls.__name__} has {_REQUIRED[cls]} fields, this one {len(packed) - 1}")
     found = []
+    # Fields beyond those known here are of a later release, and are left alone; missing ones have their defaults.
     for name, reader, item in zip(_NAMES[cls], readers, packed[1:], strict=False):
         try:
             found.append(reader(item))

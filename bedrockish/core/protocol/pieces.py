@@ -64,6 +64,7 @@ def is_large(prepared: Prepared, limit: int) -> bool:
 
 def stable(access_set: AccessSet, changes: bytes, result: bytes, joined: Sequence[tuple[str, bytes]]) -> list[bytes]:
     """Return the byte strings of a transaction's encoding that do not depend on when it is begun, in their order."""
+    # Its clock and its commands' keys come with the BEGIN: with them, the names of all pieces would change each time.
     reads = [key for key in access_set.ordered(READS) if not is_clock(key)]
     writes = [key for key in access_set.ordered(WRITES) if not key.startswith(COMMAND)]
     return [_items(reads), _items(writes), changes, result, *(result for _, result in joined)]
@@ -127,6 +128,7 @@ class Cutter:
             EntryMalformedError: it is not the body of a transaction.
         """
         found = self._bodies.get(id(body)) or self._bodies_before.get(id(body))
+        # An id is given again when its object is gone; this one is kept here, so it is gone only if it is another.
         if found is not None and found[0] is body:
             return found[1]
         t = decode_transaction(body) if transaction is None else transaction
@@ -158,6 +160,7 @@ class Cutter:
             run.clear()
 
         def add(value: Any) -> None:
+            # A body by itself, so that its pieces have the same names in BEGIN, COMMIT and RECOVER.
             if isinstance(value, bytes) and len(value) > self._limit:
                 run.extend(head(2, len(value)))
                 end_run()

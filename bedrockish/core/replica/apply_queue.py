@@ -256,6 +256,7 @@ class ApplyQueue:
         """Note that these ticks exist and are wanted."""
         for leader, tick in vector.items():
             if tick > self.state.timelines.taken.get(leader, 0) and leader not in self.state.roster.membership.retired:
+                # It usually comes by itself: it is asked for when it has been missing for a while (``fetch_missing``).
                 gap = self.gaps.setdefault(leader, Gap(tick, self.state.clock.now.seconds))
                 gap.upto = max(gap.upto, tick)
 
@@ -325,6 +326,7 @@ class ApplyQueue:
     def on_fetch(self, peer: str, message: Fetch) -> None:
         """Give a peer what it wants of what we have, and say of the rest if we have removed it."""
         state = self.state
+        # Who asks for what is removed has to hear so, or it would ask this node for ever.
         removed = {leader: state.timelines.removed.get(leader, 0) for leader in message.wants}
         removed = {leader: tick for leader, tick in removed.items() if tick >= message.wants[leader]}
         if removed:

@@ -45,6 +45,7 @@ class SafeTime:
             return
         known.applied = self.state.timelines.in_full(message.applied, message.config)
         known.level, known.config = message.level, message.config
+        # A later release may know modes that are worse than the worst one here.
         known.mode = Mode(min(message.mode, Mode.REPAIRING))
         had, have = message.applied.get(self.state.me, 0), self.state.timelines.taken.get(self.state.me, 0)
         if had > have:  # we alone write our timeline, and we do so before anybody hears of it
@@ -138,6 +139,7 @@ class SafeTime:
             self._cut_at = clock.now.seconds
             state.outbox.emit(Keep("cut", found.cut))  # T3: durable before it is told, for P10 and others rest on it
         if found.safe > own.safe:
+            # What is forgotten below it would look like open questions to a restarted node that began at an older one.
             state.outbox.emit(Keep("safe", found.safe))
         # Also for what ended when safe time was past it: it would be kept for ever.
         if found.safe > own.safe or state.votes.late:
@@ -234,6 +236,7 @@ class SafeTime:
         """Return what was safe a conflict window ago: a clock that only counts does not tell how old anything is."""
         state, aged = self.state, self._aged
         window_s = state.settings.conflict_window_ms / 1000
+        # Sixteen notes in a window are exact enough: it only has to be old, not exactly so old.
         if not aged or state.clock.now.seconds - aged[-1][0] >= window_s / 16:
             aged.append((state.clock.now.seconds, state.clock.safe))
         found = 0

@@ -172,6 +172,7 @@ class Staging:
     def on_assembled(self, peer: str, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
         """Return a message that was put together of parts; None if it is none."""
         waiting = self.state.pieces.assembling
+        # By what it is made of: several messages of one peer are put together at the same time.
         waiting.remove(next(one for one in waiting if one.peer == peer and one.parts == parts))
         try:
             message = decode(data) if known is None else known.message
@@ -290,6 +291,7 @@ class Staging:
     def _drop_unnamed(self) -> None:
         """Drop the saved pieces that no vote, no offer and no message names."""
         state, pieces = self.state, self.state.pieces
+        # From the votes' end: a piece may be named by several, and goes with the last.
         pieces.forget_votes(state.votes.by_txid)
         named = set(pieces.offered)
         for offer in self.offers.values():

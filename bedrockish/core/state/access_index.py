@@ -81,6 +81,7 @@ class _Keys(Generic[Name]):
         """Return the keys of a range, in order."""
         if self._order is None:
             self._order = sorted(self.holders)
+        # Asked for: kept in order for a while, since whoever has ranges comes again.
         self._unused = 0
         return self._order[bisect_left(self._order, low) : bisect_left(self._order, high)]
 

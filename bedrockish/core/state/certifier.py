@@ -501,6 +501,7 @@ class CommitWindow:
         txid = transaction.txid
         known = self.known.get(txid)
         if known is None:
+            # Its first place was packed a while ago: this one is noted there.
             if txid.clock <= self._packed_newest and self._add_packed_place(txid, place):
                 # The commit itself is packed, so this timeline's line can begin after it only.
                 self._lines[place[0]] = _Line(place[1] + 1)
@@ -573,6 +574,7 @@ class CommitWindow:
                 yield Conflict(txid, key)
         if covers(base, self._packed):
             return  # nearly always: it has seen all that is packed
+        # The newest first: a base that is a little old has not seen these.
         for segment in reversed(self._segments):
             if not segment.is_in(base):
                 yield from segment.conflicts(access_set, base, own)

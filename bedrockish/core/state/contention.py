@@ -70,6 +70,7 @@ class Contests:
     def note(self, name: str, leader: str, seconds: float) -> None:
         """A transaction of ours has lost a run to one of another leader's."""
         if name not in self._met and len(self._met) >= OBJECTS_MAX:
+            # Bounded, and harmless: what is forgotten here costs a conflict at most.
             self._met.clear()
         self._met.setdefault(name, {})[leader] = seconds
 

@@ -75,8 +75,10 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
                 members[member.node] = replace(member, address=change.address)
             case _:
                 _replace(members, member, change, facts)
+    # With every change, members whose file is known by now are bound to it: under another one, the name is not theirs.
     known = {node: replace(one, store=one.store or facts.stores.get(node, "")) for node, one in members.items()}
     retired = _retire(old, known, facts)
+    # Sorted: the same change has the same bytes, whoever makes it.
     new = replace(new, version=old.version + 1, members=dict(sorted(known.items())), retired=retired)
     _check_votes(old, new, change, facts)
     return new

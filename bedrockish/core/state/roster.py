@@ -85,6 +85,7 @@ class Roster:
         assert membership.version >= self.membership.version, "a membership is followed by a later one"
         self.membership = membership
         others = [node for node in self.links().nodes if node != self.me]
+        # Heard just now: a new member is not to be suspected before it could say a word.
         self.peers = {node: self.peers.get(node, Peer(heard=seconds)) for node in others}
         self.voters = membership.voters
 
@@ -101,6 +102,7 @@ class Roster:
         Returns whether that is now.
         """
         told = self.joining
+        # The change that took it in has to be applied here: until then the members are those of before.
         if told is None or self.membership.version < told.membership.version:
             return False
         if covers(applied, told.vector):
@@ -163,6 +165,8 @@ class Roster:
     def is_voter(self, node: str) -> bool:
         """Whether a node is a voter now, and may vote if it is this one."""
         member = self.membership.members.get(node)
+        # What others make of our word is theirs to say; we give none that rests on promises which we may have
+        # forgotten.
         if node == self.me and (self.barred or not self.health.writes):
             return False
         return member is not None and member.voter
@@ -191,6 +195,7 @@ class Roster:
         """How many other voters' wall clocks this node has to know before it believes its own; 0: nobody is asked."""
         if not self.voters or self.voters == [self.me]:  # a learner asks the only voter, too
             return 0
+        # Our own wall is one of that majority.
         return self.majority - self.is_voter(self.me)
 
     def voters_up(self) -> list[str]:

@@ -154,6 +154,7 @@ class State:
         """Become an ordinary member as soon as everything is applied that the cluster had when it took us in."""
         if self.roster.has_joined(self.timelines.applied, self.clock.now.seconds):
             self._hear_walls()
+            # Its file says from now on that it is a member like the others, also after a restart.
             self.outbox.emit(Keep("joining", 0))
             self.outbox.emit(SetMembers(self.roster.membership))
 

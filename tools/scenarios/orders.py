@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import bedrockish
+from bedrockish.api.requests import ISOLATIONS, SERIALIZABLE
 from tools.bench import quantile, read_numbers
 from tools.cluster import ROOT, DemoError, clean_environment, local_cluster
 from tools.peer_galera import driver, galera
@@ -59,7 +60,9 @@ class Run:
     client_ms: float
 
 
-def run_terminals(kind: str, places: list[str], seconds: float, used_s: Callable[[], float]) -> Run:
+def run_terminals(
+    kind: str, places: list[str], seconds: float, used_s: Callable[[], float], isolation: str = SERIALIZABLE
+) -> Run:
     """Run terminals that connect to these places, in processes of their own.
 
     Raises:
@@ -69,7 +72,7 @@ def run_terminals(kind: str, places: list[str], seconds: float, used_s: Callable
     count = min(len(places), PROCESSES_MAX)
     for first in range(count):
         numbers = list(range(first, len(places), count))
-        asked = {"places": [places[one] for one in numbers], "numbers": numbers, "kind": kind}
+        asked = {"places": [places[one] for one in numbers], "numbers": numbers, "kind": kind, "isolation": isolation}
         asked |= {"warm_up_s": WARM_UP_S, "seconds": seconds}
         command = [sys.executable, "-m", "tools.scenarios.orders_work", json.dumps(asked)]
         made = subprocess.Popen(
@@ -176,7 +179,7 @@ def check(node: str, ask: Callable[[str], int]) -> None:
             raise DemoError(f"{node}: {law} differ: {one} and {other}")
 
 
-def measure(peer: str, cells: list[tuple[str, int]], seconds: float) -> list[Run]:
+def measure(peer: str, cells: list[tuple[str, int]], seconds: float, isolation: str) -> list[Run]:
     """Start a cluster, and measure each kind of work with so many terminals."""
     with (
         tempfile.TemporaryDirectory(prefix="bedrockish-orders-") as directory,
@@ -185,7 +188,7 @@ def measure(peer: str, cells: list[tuple[str, int]], seconds: float) -> list[Run
         found = []
         for kind, count in cells:
             spread = [places[number % len(places)] for number in range(count)]
-            found.append(run_terminals(kind, spread, seconds, used_s))
+            found.append(run_terminals(kind, spread, seconds, used_s, isolation))
         return found
 
 
@@ -225,8 +228,17 @@ def render(found: dict[tuple[str, str, int], list[Run]], cells: list[tuple[str, 
 @click.option("--clients", callback=lambda c, p, v: v and read_numbers(c, p, v), help="terminals; by default the usual")
 @click.option("--seconds", default=5.0, show_default=True, help="for each kind of work and number of terminals")
 @click.option("--rounds", default=3, show_default=True, help="how often each is started and measured")
+@click.option(
+    "--isolation",
+    type=click.Choice(ISOLATIONS),
+    default=SERIALIZABLE,
+    show_default=True,
+    help="of our transactions; MariaDB's are at REPEATABLE READ, which is like snapshot",
+)
 @click.option("--alone", is_flag=True, help="ours only")
-def main(works: tuple[str, ...], clients: list[int] | None, seconds: float, rounds: int, *, alone: bool) -> None:
+def main(
+    works: tuple[str, ...], clients: list[int] | None, seconds: float, rounds: int, isolation: str, *, alone: bool
+) -> None:
     """Run the program."""
     console, found = Console(width=None if sys.stdout.isatty() else 120), defaultdict[Any, list[Run]](list)
     cells = [(kind, count) for kind in works or KINDS for count in clients or KINDS[kind]]
@@ -236,7 +248,7 @@ def main(works: tuple[str, ...], clients: list[int] | None, seconds: float, roun
         for number in range(rounds):
             for peer in (OURS,) if alone else (OURS, THEIRS):
                 with console.status(f"round {number + 1} of {rounds}: {peer}"):
-                    for cell, run in zip(cells, measure(peer, cells, seconds), strict=True):
+                    for cell, run in zip(cells, measure(peer, cells, seconds, isolation), strict=True):
                         found[peer, *cell].append(run)
     except DemoError as error:
         console.print(f"error: {error}", style="bold red", markup=False)

@@ -249,8 +249,9 @@ class Terminal(Protocol):
 class OurTerminal:
     """A connection of the blocking client."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, isolation: str) -> None:
         self._connection: Connection = bedrockish.connect(url)
+        self._isolation = isolation
         self.statements, self.lost = 0, -1
 
     def run(self, function: Callable[[Execute], object]) -> None:
@@ -266,7 +267,7 @@ class OurTerminal:
 
             function(execute)
 
-        self._connection.run_transaction(once, timeout=60)
+        self._connection.run_transaction(once, isolation=self._isolation, timeout=60)
 
     def close(self) -> None:
         """Close it."""
@@ -318,19 +319,22 @@ def busy_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run_terminals(places: list[str], numbers: list[int], kind: str, warm_up_s: float, seconds: float) -> Told:
+def run_terminals(
+    places: list[str], numbers: list[int], kind: str, isolation: str, warm_up_s: float, seconds: float
+) -> Told:
     """Let terminals work, each in a thread; begin when a line comes in.
 
     Args:
         places: where each of them connects to: a URL of ours, or else a socket of MariaDB's.
         numbers: of the terminals.
         kind: of work.
+        isolation: of our transactions; MariaDB's are at its default, REPEATABLE READ.
         warm_up_s: what is not counted, in seconds.
         seconds: what is.
     """
     told, lock, go = Told(), threading.Lock(), threading.Event()
     failures: list[BaseException] = []
-    opened: list[Terminal] = [OurTerminal(one) if "://" in one else TheirTerminal(one) for one in places]
+    opened: list[Terminal] = [OurTerminal(one, isolation) if "://" in one else TheirTerminal(one) for one in places]
 
     def work(terminal: Terminal, number: int) -> None:
         made, took, done = Work(kind, number), list[float](), 0

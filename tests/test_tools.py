@@ -234,6 +234,27 @@ def test_the_bench_of_large_transactions_runs_and_tells_what_held_the_loop() -> 
     assert re.findall(r"^([ABC]): \d+ steps of the loop", said.stdout, re.MULTILINE) == ["A", "B", "C"]
 
 
+def test_the_bench_of_statements_over_a_large_table_runs() -> None:
+    given = [
+        "large_table",
+        "--rows",
+        "20000",
+        "--only",
+        "update",
+        "--only",
+        "batch",
+        "--batch",
+        "0.5",
+        "--quiet",
+        "0.5",
+    ]
+    said = subprocess.run([sys.executable, "-m", "tools.bench", *given], capture_output=True, text=True, check=True)
+    assert "UPDATE big SET n = n + 1 WHERE id BETWEEN 4001 AND 4400\n  done after" in said.stdout
+    assert re.search(r":last\n  [1-9]\d* rows in \d+ ranges", said.stdout), said.stdout
+    for what in ("read a row", "insert there", "insert elsewhere"):
+        assert len(re.findall(rf"^  {what} .* longest A \d+, B \d+, C \d+ ms$", said.stdout, re.MULTILINE)) == 3
+
+
 def test_clients_of_the_benchmark_do_not_meet_where_they_should_not() -> None:
     """Inserted ids and own rows are different for every client, transfers name two rows that exist."""
     clients = [Draw("insert", number, 64) for number in range(64)]

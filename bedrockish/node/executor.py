@@ -46,7 +46,7 @@ from bedrockish_journal.model.transaction import SCHEMA
 
 BULKY_BYTES = 1 << 20
 LONG_CHANGE_S = 0.2  # that an index takes to be tried, from which on it is built beside its table
-BUILD_S, BUILD_FACTOR = 2.0, 10  # and so many times as long: half of it is others', and other machines may be slower
+BUILD_S, BUILD_FACTOR = 2.0, 20  # and so many times as long: half of it is others', and other machines may be slower
 SHORT = 50  # statements of a request that others may share a transaction with
 WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
 

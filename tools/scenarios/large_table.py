@@ -1,11 +1,12 @@
 """What other clients notice of a statement over a large table, at every node.
 
-    tools/bench large_table [--rows 5000000] [--only update --only delete …] [--holds] [--work DIRECTORY]
+    tools/bench large_table [--rows 5000000] [--only update --only batch …] [--holds] [--work DIRECTORY]
 
 Three nodes on this machine begin with a table of so many rows: one file, copied for each. At each node three clients go
 on all the time: one reads random rows of the table, one writes single rows into it, and one into another table. Each
 statement is run in turn, and from its beginning until some seconds after its end each client's longest wait is noted.
-``--holds`` tells for how long each node's loop was held, and where.
+``batch`` is what ``bedrockish batch`` does, for a while. ``--holds`` tells for how long each node's loop was held, and
+where.
 """
 
 import shutil
@@ -22,24 +23,25 @@ import trio
 from bedrockish import open_client
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError
+from bedrockish.transfer.batch import Batch, read_progress
 from tools.cluster import LocalCluster
 from tools.scenarios.large import tell_holds
 
-STATEMENTS = {
-    "update": "UPDATE big SET n = n + 1 WHERE id BETWEEN 1000001 AND 1100000",
-    "scattered": "UPDATE big SET n = n + 1 WHERE id % 50 = 7",
-    "delete": "DELETE FROM big WHERE id BETWEEN 2000001 AND 2200000",
-    "many": "UPDATE big SET n = n + 1 WHERE id BETWEEN 3000001 AND 3500000",
-    "index": "CREATE INDEX made ON big(n)",
-    "indexed": "UPDATE big SET n = n * 7919 % 1000003 WHERE id BETWEEN 1200001 AND 1300000",
-    "drop": "ALTER TABLE big DROP COLUMN w",
+SHARES = {  # of the table: where the rows begin that a statement has, and how many they are
+    "update": ("UPDATE big SET n = n + 1 WHERE id BETWEEN {} AND {}", 0.2, 0.02),
+    "delete": ("DELETE FROM big WHERE id BETWEEN {} AND {}", 0.4, 0.04),
+    "many": ("UPDATE big SET n = n + 1 WHERE id BETWEEN {} AND {}", 0.6, 0.1),
+    "index": ("CREATE INDEX made ON big(n)", 0.0, 0.0),
+    "indexed": ("UPDATE big SET n = n * 7919 % 1000003 WHERE id BETWEEN {} AND {}", 0.3, 0.02),
+    "drop": ("ALTER TABLE big DROP COLUMN w", 0.0, 0.0),
 }
 FILL = (
     "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) "
     "INSERT INTO big SELECT i, i * 7919 % 1000003, 'row ' || i, i % 7 FROM k"
 )
+BATCH = "UPDATE big SET n = n + 1 WHERE id BETWEEN :first AND :last"
 PAUSE_S = 0.02  # between two calls of a client
-QUIET_S, AFTER_S, TIMEOUT_S = 5.0, 4.0, 180.0
+TIMEOUT_S = 180.0
 
 
 def filled(path: Path, rows: int) -> None:
@@ -51,6 +53,12 @@ def filled(path: Path, rows: int) -> None:
     with db:
         db.execute(FILL, (rows,))
     db.close()
+
+
+def statement(name: str, rows: int) -> str:
+    """Return the text of a statement for a table of so many rows."""
+    text, begins, share = SHARES[name]
+    return text.format(round(begins * rows) + 1, round((begins + share) * rows))
 
 
 class Waits:
@@ -112,7 +120,22 @@ def start_clients(nursery: trio.Nursery, node: str, clients: list[Client], rows:
         nursery.start_soon(go_on, node, what, call, waits)
 
 
-async def run(cluster: LocalCluster, rows: int, names: list[str], sizes: Callable[[], str]) -> None:
+async def run_batch(client: Client, seconds: float) -> str:
+    """Let a batch work for a while, as ``bedrockish batch`` does; return what it has done."""
+    with tempfile.TemporaryDirectory() as temporary:
+        state = Path(temporary) / "batch.json"
+        work = Batch(client, state, read_progress(state, BATCH, "big", "id"), 0.0, lambda _: None)
+        began = trio.current_time()
+        with trio.move_on_after(seconds):
+            await work.run(500)
+        took_s = trio.current_time() - began
+        done = work.progress
+        return f"{done.rows} rows in {done.number} ranges after {took_s:.1f} s, {done.rows / took_s:.0f} rows a second"
+
+
+async def run(
+    cluster: LocalCluster, rows: int, names: list[str], sizes: Callable[[], str], batch_s: float, quiet_s: float
+) -> None:
     """Run the statements in turn."""
     for number in range(len(cluster.nodes)):
         await cluster.wait_ready(number)
@@ -122,25 +145,30 @@ async def run(cluster: LocalCluster, rows: int, names: list[str], sizes: Callabl
             clients = [await nursery.start(_client, cluster.url(number, only=True)) for _ in range(3)]
             start_clients(nursery, node.name, clients, rows, waits)
         own: Client = await nursery.start(_client, cluster.url(0, only=True))
-        await trio.sleep(2.0)
+        await trio.sleep(quiet_s / 2)
         waits.clear()
-        await trio.sleep(QUIET_S)
+        await trio.sleep(quiet_s)
         print("nothing else", flush=True)
         waits.tell()
         for name in names:
             waits.clear()
-            print(STATEMENTS[name], flush=True)
-            began = trio.current_time()
-            try:
-                await own.execute(STATEMENTS[name], timeout=TIMEOUT_S)
-                said = "done"
-            except BedrockishError as error:
-                said = f"{type(error).__name__}: {error}"
-            took_s = trio.current_time() - began
-            await trio.sleep(AFTER_S)
-            print(f"  {said} after {took_s:.2f} s; {sizes()}", flush=True)
+            print(BATCH if name == "batch" else statement(name, rows), flush=True)
+            said = await (run_batch(own, batch_s) if name == "batch" else run_statement(own, statement(name, rows)))
+            await trio.sleep(quiet_s)
+            print(f"  {said}; {sizes()}", flush=True)
             waits.tell()
         nursery.cancel_scope.cancel()
+
+
+async def run_statement(client: Client, text: str) -> str:
+    """Run a statement; return what came of it."""
+    began = trio.current_time()
+    try:
+        await client.execute(text, timeout=TIMEOUT_S)
+        said = "done"
+    except BedrockishError as error:
+        said = f"{type(error).__name__}: {error}"
+    return f"{said} after {trio.current_time() - began:.2f} s"
 
 
 async def _client(url: str, *, task_status: trio.TaskStatus[Client]) -> None:
@@ -151,10 +179,12 @@ async def _client(url: str, *, task_status: trio.TaskStatus[Client]) -> None:
 
 @click.command()
 @click.option("--rows", default=5_000_000, show_default=True, help="How many the table has.")
-@click.option("--only", multiple=True, type=click.Choice([*STATEMENTS]), help="Statements; all, if none is named.")
+@click.option("--only", multiple=True, type=click.Choice([*SHARES, "batch"]), help="All, if none is named.")
+@click.option("--batch", "batch_s", default=20.0, show_default=True, help="Seconds for which a batch works.")
+@click.option("--quiet", "quiet_s", default=4.0, show_default=True, help="Seconds before and after each.")
 @click.option("--holds", is_flag=True, help="Tell where each node's loop was held.")
 @click.option("--work", type=click.Path(path_type=Path), help="Directory for the files; by default a temporary one.")
-def main(rows: int, only: tuple[str, ...], holds: bool, work: Path | None) -> None:
+def main(rows: int, only: tuple[str, ...], batch_s: float, quiet_s: float, holds: bool, work: Path | None) -> None:
     """Measure what other clients notice of a statement over a large table."""
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / "made.sqlite"
@@ -176,7 +206,7 @@ def main(rows: int, only: tuple[str, ...], holds: bool, work: Path | None) -> No
                 wals = (node.database.with_name(f"{node.database.name}-wal").stat().st_size for node in cluster.nodes)
                 return "write-ahead logs of " + ", ".join(f"{size / 1e6:.0f}" for size in wals) + " MB"
 
-            trio.run(run, cluster, rows, [*(only or STATEMENTS)], sizes)
+            trio.run(run, cluster, rows, [*(only or [*SHARES, "batch"])], sizes, batch_s, quiet_s)
         finally:
             cluster.stop()
         if holds:

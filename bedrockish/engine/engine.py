@@ -111,7 +111,7 @@ class Engine:
         self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
         self.build: IndexBuild | None = None
         self._compared: dict[bytes, list[Change]] = {}  # read when they were compared: encoded changes -> themselves
-        self.staged = StagedStore(db, self.memory)
+        self.staged = StagedStore(db)
         self.failed = self._is_changed = False
         self.void = set(system.void(db))
         self._journal = Journal(db, self._write)

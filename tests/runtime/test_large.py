@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.lowlevel
 
 from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.core.protocol.effects import Assemble, SendEntries
@@ -390,6 +391,34 @@ async def test_without_room_for_a_snapshot_it_is_compared_in_the_loop(
             while update.txid in comparison._running:  # noqa: ASYNC110  the loop has no event for it
                 await trio.sleep(0.005)
         assert comparison.compare(update) == ""
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+@pytest.mark.parametrize("nodes", ["A", "ABC"])
+async def test_what_a_node_leads_is_unpacked_while_others_vote_and_counts_as_memory_until_it_is_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str
+) -> None:
+    runtime, _, engine = open_runtime(tmp_path, nodes, monkeypatch)
+    async with trio.open_nursery() as nursery:
+        runtime._nursery = nursery
+        engine._write(lambda: engine._db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, x)").get)
+        engine._learn_schema()
+        engine.flush()
+        prepared = engine.execute(request(f"INSERT INTO t {ALL}", "large"))
+        runtime._comparison.unpack(prepared)
+        runtime._comparison.unpack(engine.execute(request("INSERT INTO t VALUES (1, 1)", "small")))
+        with trio.move_on_after(0.3 if nodes == "A" else 10):
+            while not len(engine.staged):  # noqa: ASYNC110  there is no event for it
+                await trio.sleep(0.01)
+        await trio.lowlevel.checkpoint()
+        assert len(engine.staged) == (len(nodes) > 1)
+        for staged in [*engine.staged._kept.values()]:
+            assert engine.memory.held(staged) == len(prepared.changes)
+            engine.staged.drop(staged.changes)
+            with trio.fail_after(5):
+                while engine.memory.held(staged):  # noqa: ASYNC110  there is no event for it
+                    await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
     engine.close()
 

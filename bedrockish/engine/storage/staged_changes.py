@@ -19,7 +19,6 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.sqlite.system_names import PREFIX
 from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Row, count_changes, decode_change_rows, same_value
@@ -200,18 +199,22 @@ def stage(changes: bytes, tables: Tables, version: int) -> StagedChanges | None:
 class StagedStore:
     """Transactions that may be applied soon, unpacked. What the open batch has read is kept until it is committed.
 
+    What the loop and the thread that has the writer do here, they may do at once.
+
     Args:
         db: the connection that writes.
-        memory: where they are counted.
     """
 
-    def __init__(self, db: apsw.Connection, memory: Memory) -> None:
-        self._db, self._memory = db, memory
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
         self._kept: dict[bytes, StagedChanges] = {}  # encoded changes -> the same, unpacked
         self._attached: list[StagedChanges] = []  # those that the open batch has read
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def __contains__(self, staged: object) -> bool:
+        return isinstance(staged, StagedChanges) and self._kept.get(staged.changes) is staged
 
     def keep(self, staged: StagedChanges) -> None:
         """Keep one until it is applied, or ``drop``. Of many, the first are dropped: they are applied as they came."""
@@ -220,7 +223,6 @@ class StagedStore:
             staged.close()  # the open batch has read it already
             return
         self._kept[staged.changes] = staged
-        self._memory.hold(staged, staged.size)
         for changes in list(self._kept)[:-KEPT_MAX]:
             self.drop(changes)
 
@@ -228,15 +230,13 @@ class StagedStore:
         """Let go of one, if it is here and the open batch has not read it."""
         staged = self._kept.get(changes)
         if staged is not None and staged not in self._attached:
-            del self._kept[changes]
-            self._memory.hold(staged, -staged.size)
+            self._kept.pop(changes, None)
             staged.close()
 
     def attached(self, changes: bytes, version: int) -> StagedChanges | None:
         """Return one that the writer can read from now on; None if it is not here, or for another schema.
 
-        This is called in the thread that has the writer. If the loop drops it in this very moment, its runs are not
-        there, which the first statement says.
+        If it is dropped in this very moment, its runs are not there, which the first statement says.
         """
         staged = self._kept.get(changes) if self._kept else None
         if staged is None or staged.version != version:

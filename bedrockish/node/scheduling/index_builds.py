@@ -131,6 +131,7 @@ class IndexBuilds:
             self._engine.go_on_with_index()
             took_s = time.thread_time() - began
             slices += 1
-            if slices % SLICES_MAX == 0 or build.phase is Phase.READY:
+            if slices % SLICES_MAX == 0:
                 await self._durable()
             await trio.sleep(max(PAUSE_S, took_s))
+        await self._durable()

@@ -23,7 +23,8 @@ from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Snapshots
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
-STAGED_S = 60.0  # for which rows stay unpacked, if they are not applied
+STAGED_S = 30.0  # for which rows stay unpacked, if they are not applied
+LOOK_S = 0.5  # between two looks whether they are
 KEPT_MAX = 16  # verdicts that nobody has asked for again, for their transactions have ended
 
 
@@ -117,8 +118,12 @@ class RowComparison:
     # -- unpacking -------------------------------------------------------------------------------------------------
 
     def unpack(self, prepared: Prepared) -> None:
-        """Unpack the rows of a transaction that this node is going to lead, if they are many."""
-        if len(prepared.changes) > LONG_BYTES and prepared.kind == ROWS and not prepared.readonly:
+        """Unpack the rows of a transaction that this node is going to lead, if they are many, while others vote on it.
+
+        Where nobody else votes, it is applied at once.
+        """
+        alone = len(self._engine.access.nodes) == 1
+        if len(prepared.changes) > LONG_BYTES and prepared.kind == ROWS and not prepared.readonly and not alone:
             self._start(self._unpack, prepared.changes)
 
     async def _unpack(self, changes: bytes) -> None:
@@ -137,8 +142,16 @@ class RowComparison:
 
     def _keep(self, staged: StagedChanges) -> None:
         self._engine.staged.keep(staged)
-        self._start(self._expire, staged.changes)
+        self._engine.memory.hold(staged, staged.size)
+        self._start(self._expire, staged)
 
-    async def _expire(self, changes: bytes) -> None:
-        await trio.sleep(STAGED_S)
-        self._engine.staged.drop(changes)
+    async def _expire(self, staged: StagedChanges) -> None:
+        """Let go of unpacked rows when they are applied, or nobody seems to want them."""
+        engine = self._engine
+        try:
+            with trio.move_on_after(STAGED_S):
+                while staged in engine.staged:  # noqa: ASYNC110  whoever applies them may be another thread
+                    await trio.sleep(LOOK_S)
+            engine.staged.drop(staged.changes)
+        finally:
+            engine.memory.hold(staged, -staged.size)

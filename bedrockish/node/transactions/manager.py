@@ -563,7 +563,7 @@ class Transactions:
 
     def _commit(self, one: Open, request: Request) -> steps.Steps[Answer]:
         begun, session = one.request, one.session
-        last = replace(begun, statements=(), timeout_s=request.timeout_s)
+        last = replace(begun, statements=(), timeout_s=request.timeout_s, longest_s=request.longest_s)
         if session.draft is not None:
             drafted = yield from steps.wait(partial(self._schema_transactions.finish, session))
             self._find(one.owner, one.name)

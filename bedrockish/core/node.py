@@ -94,6 +94,7 @@ class Node:
         now: the driver's clocks at the start.
         find_command: tells what a command has become, as far as the journal goes that the effects of earlier steps have
             made: None if it never happened, ``FORGOTTEN`` if the journal does not reach back as far as its id.
+        has_applied: tells whether the journal has a transaction, as far as the effects of earlier steps have made it.
         compare_rows: tells why a transaction was not made of the rows that the tables here have after the effects of
             earlier steps; empty if it was; None if it is going to step ``Compared`` when it can tell. None instead of
             it: there are no tables to compare.
@@ -109,12 +110,14 @@ class Node:
         *,
         follows_wall: bool = True,
         find_command: Callable[[str], Txid | None] = lambda _: None,
+        has_applied: Callable[[Txid], bool] = lambda _: False,
         compare_rows: Callable[[Transaction], str | None] | None = None,
     ) -> None:
         self.state = State(
             *(recovered, settings, draw, now),
             follows_wall=follows_wall,
             find_command=find_command,
+            has_applied=has_applied,
             compare_rows=compare_rows,
         )
         self.apply_queue = ApplyQueue(self.state)
@@ -366,7 +369,7 @@ class Node:
             self.apply_queue.on_outcome(peer, message)
             self.apply_queue.fetch_missing(at_once=True)
         # Up to safe time the journal alone says what happened: a word about it, late or wrong, is not taken.
-        elif message.txid not in self.state.votes.outcomes and message.txid.clock > self.state.clock.safe:
+        elif self.state.outcome(message.txid) is None and message.txid.clock > self.state.clock.safe:
             self.state.votes.end(message.txid, commit=False)
 
     def _refuse_forward(self, peer: str, message: Forward | Forwarded) -> None:

@@ -115,7 +115,7 @@ class Recovery:
     def start(self, transaction: Transaction, tries: int = 1) -> None:
         """Begin a round for a transaction: at a ballot of our own above all that we have promised."""
         state, txid = self.state, transaction.txid
-        if txid in state.votes.outcomes or txid.clock <= state.clock.safe:
+        if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
             return
         self.counts["started"] += 1
         leader = state.roster.peers.get(txid.leader)
@@ -145,7 +145,7 @@ class Recovery:
         """Give a round up and, if the outcome is still unknown, begin another."""
         del self.rounds[txid]
         for blocker, transaction in round_.blockers.items():
-            outcome = self.state.votes.outcomes.get(blocker)
+            outcome = self.state.outcome(blocker)
             # What blocks it goes first (J7), and may have nobody either who finishes it.
             if outcome is None and blocker not in self.rounds and self._leaderless(blocker):
                 self.start(transaction)
@@ -205,7 +205,7 @@ class Recovery:
         state = self.state
         for txid, peer in list(self.parked.items()):
             vote = state.votes.by_txid.get(txid)
-            if vote is None or vote.transaction is None or txid in state.votes.outcomes:
+            if vote is None or vote.transaction is None or state.outcome(txid) is not None:
                 del self.parked[txid]
             elif covers(state.timelines.applied, vote.transaction.base):
                 del self.parked[txid]
@@ -278,7 +278,7 @@ class Recovery:
 
     def _tell(self, peer: str, txid: Txid) -> bool:
         if peer == self.state.me:
-            return txid in self.state.votes.outcomes or txid.clock <= self.state.clock.safe
+            return txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
         return self.voting.tell_outcome(peer, txid)
 
     def _say(self, peer: str, message: Promise | Refused | Accepted) -> None:
@@ -324,7 +324,7 @@ class Recovery:
         """Y first: ask its leader, or recover it where its leader is silent; then there will be a new round."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
-            if txid in state.votes.outcomes or txid.clock <= state.clock.safe:
+            if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
                 self._tell_blocked(round_, txid)
             elif self._leaderless(txid):
                 if txid not in self.rounds:
@@ -359,7 +359,7 @@ class Recovery:
         state = self.state
         assert round_.decision is not None
         del self.rounds[txid]
-        if txid in state.votes.outcomes:
+        if state.outcome(txid) is not None:
             return
         if round_.decision:
             self.adoptable[txid] = round_
@@ -372,7 +372,7 @@ class Recovery:
     def _adopt(self, txid: Txid, round_: Round) -> None:
         """Commit a decided transaction in our own timeline as soon as we can apply it."""
         state, transaction = self.state, round_.transaction
-        if txid in state.votes.outcomes:
+        if state.outcome(txid) is not None:
             del self.adoptable[txid]
         elif covers(state.timelines.applied, transaction.base) and txid not in state.blocked:
             del self.adoptable[txid]

@@ -124,7 +124,10 @@ class Place:
         self.disk.seen.batches = self.disk.durable.batches = 0  # a count that only grows: no scope is about it
         recovered = self.disk.seen.recover(self.name, self.name, WINDOW)
         self.node = Node(
-            recovered, self.settings, level_luck, self.now, follows_wall=False, find_command=self._find_command
+            *(recovered, self.settings, level_luck, self.now),
+            follows_wall=False,
+            find_command=self._find_command,
+            has_applied=self._has_applied,
         )
         self.perform(self.node.start(self.now))
 
@@ -306,6 +309,9 @@ class Place:
     def _find_command(self, command: str) -> Txid | None:
         entry = self.disk.seen.commands.get(command)
         return None if entry is None else entry.txid
+
+    def _has_applied(self, txid: Txid) -> bool:
+        return txid in self.disk.seen.txids
 
     def _execute(self, request_id: int, group: tuple[int, ...]) -> Event:
         request = self.requests.get(request_id)

@@ -174,13 +174,14 @@ class Image:
     def recover(self, node: str, store: str, window_ms: int) -> Recovered:
         """Return what a node finds here when it starts, as the real engine does."""
         safe = self.meta.get("safe", 0)
+        settled = max(safe, self.meta.get("settled", 0))
         return Recovered(
             node=node,
             store=store,
             membership=self.membership,
             applied=self.applied,
             heads={leader: entries[-1].hash for leader, entries in self.timelines.items()},
-            window=tuple(entry for entry, _ in self.order if entry.txid.clock > moved(safe, -window_ms)),
+            window=tuple(entry for entry, _ in self.order if entry.txid.clock > moved(settled, -window_ms)),
             votes=tuple(self._read_vote(vote) for vote in self.votes.values()),
             pieces={digest: len(data) for digest, data in self.pieces.items()},
             named={
@@ -194,6 +195,7 @@ class Image:
             scheduled=self.scheduled,
             lost=self.meta.get("lost", ""),
             joining=decode_joining(self.meta["joining"]) if self.meta.get("joining") else None,
+            settled=settled,
             alarms={DAMAGED_TABLES: decode_alarm(self.meta[ALARM])} if ALARM in self.meta else {},
         )
 

@@ -159,7 +159,7 @@ _AGREEMENT: dict[str, Fault] = {
         (
             _ApplyQueue,
             "_apply",
-            "repeat = txid in state.votes.done or txid.clock <= state.clock.safe",
+            "repeat = txid.clock <= state.clock.safe or state.is_applied(txid)",
             "repeat = False",
         ),
     ),

@@ -277,8 +277,8 @@ MOMENTS: dict[str, Moment] = {
             (
                 apply_queue.ApplyQueue,
                 "_apply",
-                "state.votes.done or txid.clock <= state.clock.safe",
-                "state.votes.done",
+                "txid.clock <= state.clock.safe or state.is_applied(txid)",
+                "state.is_applied(txid)",
             ),
         ),
         "trace commit_ahead_of_a_gap",

@@ -118,6 +118,7 @@ class Machine:
             self.now(),
             follows_wall=options.follows_wall,
             find_command=self._find_command,
+            has_applied=self._has_applied,
             compare_rows=self.care.misfit,
         )
         self.care.started()
@@ -404,6 +405,9 @@ class Machine:
     def _find_command(self, command: str) -> Txid | None:
         entry = self.disk.seen.commands.get(command)
         return None if entry is None else entry.txid
+
+    def _has_applied(self, txid: Txid) -> bool:
+        return txid in self.disk.seen.txids
 
     def _others(self, group: tuple[int, ...]) -> list[Request]:
         others: list[Request] = []

@@ -404,7 +404,7 @@ class Coordinator:
                         state.outbox.send(peer, attempt.begin)
 
     def _give_up(self, attempt: Attempt) -> None:
-        if attempt.transaction.txid in self.state.votes.outcomes:
+        if self.state.outcome(attempt.transaction.txid) is not None:
             return  # safe time ended it in this very step
         attempt.counting = False  # L3: for good, before ballot 1 begins
         self.state.counts["given_up"] += 1

@@ -95,7 +95,10 @@ class Assemble:
 
 @value
 class Keep:
-    """Keep something of the node's own: the numbers ``clock_ceiling``, ``cut``, ``safe``; the reason ``lost``."""
+    """Keep something of the node's own.
+
+    The numbers ``clock_ceiling``, ``cut``, ``safe`` and ``settled``; the reason ``lost``.
+    """
 
     name: str
     value: int | str

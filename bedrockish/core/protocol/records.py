@@ -192,6 +192,7 @@ class Recovered:
         cut: the highest cut that was ever announced (section 6 of the protocol).
         batches: how many durable batches this file has seen.
         safe: a safe time known before the restart.
+        settled: up to where nothing was decided any more, as far as was known before the restart.
         schema: version of the schema in force.
         scheduled: the schema change that is applied and not activated yet.
         alarms: what is wrong with the node, by name, as far as its file keeps it (``health``).
@@ -225,3 +226,4 @@ class Recovered:
     lost: str = ""
     alarms: Mapping[str, Alarm] = field(default_factory=dict)
     blocked: frozenset[Txid] = frozenset()
+    settled: int = 0

@@ -176,7 +176,7 @@ class ApplyQueue:
         state, txid = self.state, entry.txid
         assert entry.tick == state.timelines.applied.get(entry.leader, 0) + 1
         # Adopted by a recovery, and found in its leader's timeline as well: its rows are there, its label is kept.
-        repeat = txid in state.votes.done or txid.clock <= state.clock.safe
+        repeat = txid.clock <= state.clock.safe or state.is_applied(txid)
         if not repeat and not self._reach_schema(entry):
             return
         state.apply(entry)
@@ -248,7 +248,7 @@ class ApplyQueue:
 
     def applied_or_ended(self, txid: Txid) -> bool:
         """Whether nothing more can come of a transaction here."""
-        return txid in self.state.votes.done or self.state.votes.outcomes.get(txid) is False
+        return self.state.is_applied(txid) or self.state.votes.outcomes.get(txid) is False
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
@@ -270,9 +270,9 @@ class ApplyQueue:
         unheard = txid.leader != state.me and (leader is None or not leader.up)
         if (
             unheard
-            and txid not in state.votes.outcomes
             and txid not in state.votes.pending
             and txid.clock > state.clock.safe
+            and state.outcome(txid) is None
         ):
             state.outbox.send(peer, Ask(txid, state.clock.read()))
 

@@ -14,6 +14,7 @@ from bedrockish.core.protocol.messages import Gossip
 from bedrockish.core.replica import times
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.times import Times
+from bedrockish.core.state.settings import majority
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import Txid
@@ -134,6 +135,7 @@ class SafeTime:
             counts=roster.claims_time and roster.is_voter(state.me),
             moves_cut=self._worth_a_sync(),
         )
+        was_settled = clock.settled
         clock.close(*found)
         if found.cut > own.cut:
             self._cut_at = clock.now.seconds
@@ -141,12 +143,34 @@ class SafeTime:
         if found.safe > own.safe:
             # What is forgotten below it would look like open questions to a restarted node that began at an older one.
             state.outbox.emit(Keep("safe", found.safe))
+        clock.settle(self._settled())
+        if clock.settled > was_settled and moved(clock.settled, -state.settings.conflict_window_ms) > found.safe:
+            state.outbox.emit(Keep("settled", clock.settled))  # far behind: a restart must not read all since safe time
         # Also for what ended when safe time was past it: it would be kept for ever.
-        if found.safe > own.safe or state.votes.late:
+        if found.safe > own.safe or clock.settled > was_settled or state.votes.late:
             self._forget()
         # All with a smaller clock than the activation is applied, at every node the same: now the schema may change.
         if state.schema.is_behind(clock.safe):
             state.activate()
+
+    def _settled(self) -> int:
+        """Return what safe time would be if all that others have told to be applied were applied here.
+
+        A node that was away, or is new, has much to take before it is. But that nothing is decided below that clock any
+        more is true already (T4), so what is applied here need not be remembered, and what is compared with commits has
+        a base that has all of them up to a conflict window before (V16).
+        """
+        roster = self.state.roster
+        told = roster.membership
+        if roster.joining is not None and roster.joining.membership.version > told.version:
+            told = roster.joining.membership  # who voted when what is here now was written may be gone
+        voters = [node for node in told.voters if node != self.state.me]
+        peers = [peer for node in voters if (peer := roster.peers.get(node)) is not None]
+        if any(peer.config > told.version for peer in peers):
+            return 0  # there are voters of whom we do not know
+        words = [(peer.closed, peer.cut) if peer.report is None else peer.report[1:] for peer in peers]
+        counts = roster.claims_time and roster.is_voter(self.state.me)
+        return times.reached([cut for _, cut in words], self.state.clock.cut, majority(len(told.voters)), counts=counts)
 
     def schema_due(self, txid: Txid) -> None:
         """The time of a schema change has come: close up to there at once, for others wait for it to be in force.
@@ -224,11 +248,11 @@ class SafeTime:
         return Gossip(*report, dict(state.holds), LEVEL, members.cluster_id, state.health.mode, members.version)
 
     def _forget(self) -> None:
-        """Drop what safe time decides: up to it, the journal is the whole truth."""
-        state, safe = self.state, self.state.clock.safe
+        """Drop what safe time decides, up to which the journal is the whole truth; and what is settled."""
+        state, settled = self.state, self.state.clock.settled
         state.votes.forget({entry.txid for queue in self.apply_queue.waiting.values() for entry in queue})
-        state.commit_window.pack(safe, state.votes.outcomes)
-        state.commit_window.forget(moved(safe, -state.settings.conflict_window_ms))
+        state.commit_window.pack(settled, state.votes.outcomes)
+        state.commit_window.forget(moved(settled, -state.settings.conflict_window_ms))
         if not state.clock.follows_wall:
             state.commit_window.forget(self._safe_long_ago())
 

@@ -45,14 +45,14 @@ def times(
     cut = own.cut
     if moves_cut:
         # T2: a majority approves nothing there any more, nor do we
-        reached = min(_reached([word[0] for word in others], closed, majority, counts=counts), closed)
-        cut = max(cut, reached if lowest is None else min(reached, lowest - 1))
+        most = min(reached([word[0] for word in others], closed, majority, counts=counts), closed)
+        cut = max(cut, most if lowest is None else min(most, lowest - 1))
     # T4: a majority would say NEVER to any recovery of what is not applied there.
-    safe = max(own.safe, _reached([word[1] for word in others], cut, majority, counts=counts))
+    safe = max(own.safe, reached([word[1] for word in others], cut, majority, counts=counts))
     return Times(closed, cut, safe)
 
 
-def _reached(words: list[int], own: int, majority: int, *, counts: bool) -> int:
+def reached(words: list[int], own: int, majority: int, *, counts: bool) -> int:
     """Return the largest clock that a majority has reached."""
     clocks = sorted([*words, own] if counts else words, reverse=True)
     return clocks[majority - 1] if len(clocks) >= majority else 0

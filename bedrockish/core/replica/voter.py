@@ -54,7 +54,7 @@ class Voting:
     def settle(self) -> None:
         """Take up the BEGINs whose base has become covered."""
         for txid, transaction in list(self.parked.items()):
-            ended = txid in self.state.votes.outcomes or txid.clock <= self.state.clock.safe
+            ended = txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
             if ended or covers(self.state.timelines.applied, transaction.base):
                 del self.parked[txid]
                 self._consider(transaction)
@@ -222,7 +222,7 @@ class Voting:
     def tell_outcome(self, peer: str, txid: Txid) -> bool:
         """Tell a peer the outcome, if it is known; whether it was."""
         state = self.state
-        outcome = state.votes.outcomes.get(txid)
+        outcome = state.outcome(txid)
         if outcome is None:
             if txid.clock <= state.clock.safe:
                 state.outbox.emit(SendOutcome(peer, txid))

@@ -460,7 +460,7 @@ class CommitWindow:
     """The commits of the conflict window.
 
     Attributes:
-        known: those above safe time, and up to a few hundred of those below it.
+        known: those that are not settled, and up to a few hundred of those that are.
         floor: the last tick of each timeline that was dropped.
     """
 
@@ -468,8 +468,8 @@ class CommitWindow:
         self.known: dict[Txid, Known] = {}
         self.floor: dict[str, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
-        self._by_clock: list[Txid] = []  # a heap of those that may be above safe time
-        self._below: list[Txid] = []  # those below it that are not packed yet
+        self._by_clock: list[Txid] = []  # a heap of those that may not be settled
+        self._below: list[Txid] = []  # those that are, and are not packed yet
         self._segments: deque[Segment] = deque()
         self._packed: dict[str, int] = {}  # the last tick of each timeline in any segment
         self._packed_newest = -1  # the greatest clock in any segment
@@ -495,6 +495,14 @@ class CommitWindow:
         """Note what holds for all segments, after one has changed: hardly any commit or base needs to ask each."""
         self._packed = merge(*(segment.last for segment in self._segments))
         self._packed_newest = max((segment.newest for segment in self._segments), default=-1)
+
+    def pass_over(self, place: Place, txid: Txid) -> bool:
+        """Drop a commit that comes when it would be dropped already; False if there is something of it here."""
+        if txid.clock <= self._packed_newest or txid in self.known:
+            return False
+        self._drop([place])
+        self._lines[place[0]] = _Line(place[1] + 1)
+        return True
 
     def add(self, place: Place, transaction: Transaction) -> None:
         """Note a commit, or a further place of one."""
@@ -589,10 +597,10 @@ class CommitWindow:
         """Return the commits that write a key as such, of those that are not packed yet."""
         return self._index.writers_of(key)
 
-    def pack(self, safe: int, needed: Container[Txid]) -> None:
-        """Pack what safe time has passed, but for those whose outcome is ``needed`` still."""
+    def pack(self, settled: int, needed: Container[Txid]) -> None:
+        """Pack what is settled, but for those whose outcome is ``needed`` still."""
         kept: list[Txid] = []
-        while self._by_clock and self._by_clock[0].clock <= safe:
+        while self._by_clock and self._by_clock[0].clock <= settled:
             txid = heapq.heappop(self._by_clock)
             # Taken and not applied yet, or ended in this very step: its place is still asked for.
             (kept if txid in needed else self._below).append(txid)
@@ -612,7 +620,7 @@ class CommitWindow:
         return self.known.pop(txid)
 
     def forget(self, clock: int) -> None:
-        """Drop the commits up to a clock, below safe time: at once or with those that were packed with them."""
+        """Drop the commits up to a clock that is settled: at once or with those that were packed with them."""
         before = len(self._segments)
         while self._segments and self._segments[0].newest <= clock:
             self._drop(self._segments.popleft().last.items())

@@ -22,7 +22,7 @@ class Clock:
         settings: timings and bounds.
         now: the driver's clocks at the start.
         ceiling: the clock never went above this before the start; it begins there.
-        cut, safe: what they were before the start.
+        cut, safe, settled: what they were before the start.
         follows_wall: False is the safety valve: the clock then only counts and ignores the wall.
 
     Attributes:
@@ -34,15 +34,25 @@ class Clock:
         floor: the ceiling at the start: what is below may have been promised before.
         counted: whether the clock has only counted, ever since the start.
         closed, cut, safe: see ``bedrockish.core.replica.times``.
+        settled: what safe time will be as soon as all is applied here that others have told of. Up to it nothing is
+            decided any more; but some of it may not be here yet.
         lag: how far behind its clock this node closes time.
 
     Invariants:
         ``value <= ceiling`` whenever something leaves this node.
-        ``cut <= closed``; and neither these two nor ``safe`` nor ``value`` ever goes back.
+        ``cut <= closed`` and ``safe <= settled``; and none of these, nor ``value``, ever goes back.
     """
 
     def __init__(
-        self, settings: Settings, now: Now, ceiling: int = 0, cut: int = 0, safe: int = 0, *, follows_wall: bool = True
+        self,
+        settings: Settings,
+        now: Now,
+        ceiling: int = 0,
+        cut: int = 0,
+        safe: int = 0,
+        settled: int = 0,
+        *,
+        follows_wall: bool = True,
     ) -> None:
         self.settings = settings
         self.now = now
@@ -54,7 +64,7 @@ class Clock:
         self.counted = not follows_wall
         # What was closed beyond the cut was not kept: the floor stands for it (V14).
         self.closed = self.cut = cut
-        self.safe = safe
+        self.safe, self.settled = safe, max(safe, settled)
         self.lag = ClosingLag(settings)
         self.reading: Now | None = None
         self.walls: list[int] = []  # the other voters' wall clocks, less our monotonic one
@@ -163,7 +173,11 @@ class Clock:
         assert closed >= self.closed
         assert cut >= self.cut
         assert safe >= self.safe
-        self.closed, self.cut, self.safe = closed, cut, safe
+        self.closed, self.cut, self.safe, self.settled = closed, cut, safe, max(safe, self.settled)
+
+    def settle(self, clock: int) -> None:
+        """Note up to where nothing is decided any more, whether all of it is here or not."""
+        self.settled = max(self.settled, clock)
 
 
 class ClosingLag:

@@ -24,7 +24,7 @@ from bedrockish.core.state.settings import SCHEMA_GRACE_MS, Settings
 from bedrockish.core.state.timelines import Timelines
 from bedrockish.core.state.votes import Votes
 from bedrockish_journal.model.access_set import object_of
-from bedrockish_journal.model.clock import milliseconds
+from bedrockish_journal.model.clock import milliseconds, moved
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import covers
@@ -58,13 +58,16 @@ class State:
         *,
         follows_wall: bool = True,
         find_command: Callable[[str], Txid | None] = lambda _: None,
+        has_applied: Callable[[Txid], bool] = lambda _: False,
         compare_rows: Callable[[Transaction], str | None] | None = None,
     ) -> None:
         self.me, self.store, self.batches = recovered.node, recovered.store, recovered.batches
         self.settings, self.draw = settings, draw
         self.find_command, self.compare_rows = find_command, compare_rows
+        self._has_applied = has_applied
         self.health = Health(recovered.alarms)
-        self.clock = Clock(settings, now, recovered.ceiling, recovered.cut, recovered.safe, follows_wall=follows_wall)
+        promised = recovered.ceiling, recovered.cut, recovered.safe, recovered.settled
+        self.clock = Clock(settings, now, *promised, follows_wall=follows_wall)
         self.roster = Roster(recovered, self.health, now.seconds)
         self.timelines = Timelines(recovered, self.roster)
         self.pieces = Pieces(settings, dict(recovered.pieces), dict(recovered.named))
@@ -83,19 +86,19 @@ class State:
         self._recover(recovered)
 
     def _recover(self, recovered: Recovered) -> None:
-        votes, window, safe = self.votes, self.commit_window, self.clock.safe
+        votes, window, settled = self.votes, self.commit_window, self.clock.settled
         window.retire(self.roster.membership.retired.keys())
         for entry in recovered.window:
             window.add(entry.place, entry.transaction)
-            if entry.txid.clock > safe:
+            if entry.txid.clock > settled:
                 # Its second label may still come, if it was adopted: then it has to be known as a repeat.
                 votes.done.add(entry.txid)
                 votes.outcomes[entry.txid] = True
-            window.pack(safe, ())
+            window.pack(settled, ())
         window.reaches_back_to(recovered.applied, (entry.place for entry in recovered.window))
         # After the window: a vote on what is in the journal is dropped, and not held again.
         for vote in recovered.votes:
-            votes.restore(vote)
+            votes.restore(vote, is_applied=self.is_in_journal(vote.txid))
         lowest = votes.pending.smallest_clock()
         if lowest is not None:
             self.clock.reopen(lowest)
@@ -215,6 +218,23 @@ class State:
                 return Conflict(found, key)
         return None
 
+    def outcome(self, txid: Txid) -> bool | None:
+        """Return whether a transaction was committed, None if it is open or not known here; up to safe time, nor there.
+
+        What was applied and is settled, the journal tells: a node that has been away for long takes more than it could
+        remember.
+        """
+        found = self.votes.outcomes.get(txid)
+        return True if found is None and self.is_in_journal(txid) else found
+
+    def is_applied(self, txid: Txid) -> bool:
+        """Whether a transaction is in the tables, under some place; up to safe time, it may be so without a word."""
+        return txid in self.votes.done or self.is_in_journal(txid)
+
+    def is_in_journal(self, txid: Txid) -> bool:
+        """Whether a transaction between safe time and what is settled was applied in an earlier step."""
+        return self.clock.safe < txid.clock <= self.clock.settled and self._has_applied(txid)
+
     def misfit(self, transaction: Transaction) -> str | None:
         """Return why a transaction was not made of the rows that are here; empty if it was.
 
@@ -248,7 +268,11 @@ class State:
         self.clock.adjust(entry.txid.clock)
         # Out of what is pending and into what is committed within one step: no conflict test falls between the two.
         self.votes.end(entry.txid, commit=True)
-        self.commit_window.add(entry.place, entry.transaction)
+        forgotten = moved(self.clock.settled, -self.settings.conflict_window_ms)
+        # What is ours is asked for by its id, however old it is.
+        is_late = entry.txid.clock <= forgotten and entry.txid.leader != self.me
+        if not (is_late and self.commit_window.pass_over(entry.place, entry.txid)):
+            self.commit_window.add(entry.place, entry.transaction)
 
     def apply(self, entry: Entry) -> None:
         """Count an entry as applied."""

@@ -19,12 +19,13 @@ class Votes:
     Attributes:
         by_txid: every vote that is kept.
         pending: what this node approved or holds, and whose outcome it does not know.
-        outcomes: whether it was committed, of what ended and is not decided by safe time already.
-        done: applied, under some place; above safe.
+        outcomes: whether it was committed, of what ended and is not decided by safe time already, nor applied and
+            settled.
+        done: applied, under some place; not settled.
         own_ends: our own that were rolled back.
         aborting: of which a rollback was accepted, or decided, here.
         comparing: BEGINs that came in time and whose rows are compared, and until how many seconds that holds.
-        late: something at or below safe time was noted nevertheless: it can be forgotten at once.
+        late: something that is settled was noted nevertheless: it can be forgotten at once.
         ended: whose outcome became known in this step.
         released: no longer pending in this step, because their rollback was accepted.
 
@@ -67,10 +68,10 @@ class Votes:
             vote.transaction = transaction
         return vote
 
-    def restore(self, vote: Vote) -> None:
+    def restore(self, vote: Vote, *, is_applied: bool = False) -> None:
         """Take a vote that the file has kept."""
         # It is in the journal, or never will be anywhere: the promise has done its work.
-        if self.outcomes.get(vote.txid) or vote.txid.clock <= self.clock.safe:
+        if is_applied or self.outcomes.get(vote.txid) or vote.txid.clock <= self.clock.safe:
             self.outbox.emit(Forget(vote.txid))
             return
         self.by_txid[vote.txid] = vote
@@ -141,7 +142,7 @@ class Votes:
         if known is not None:
             return
         self.outcomes[txid] = commit
-        self.late = self.late or txid.clock <= self.clock.safe
+        self.late = self.late or txid.clock <= self.clock.settled
         self.pending.remove(txid)
         self.ended.append(txid)
         vote = self.by_txid.get(txid)
@@ -157,23 +158,28 @@ class Votes:
         """Note that a transaction is in the tables, under some place."""
         assert txid not in self.pending, f"{txid} is applied and pending"
         self.done.add(txid)
-        self.late = self.late or txid.clock <= self.clock.safe
+        self.late = self.late or txid.clock <= self.clock.settled
 
     def forget(self, waiting: Collection[Txid]) -> None:
-        """Drop what safe time decides: up to it, the journal is the whole truth.
+        """Drop what safe time decides: up to it, the journal is the whole truth. And what is applied and settled: that
+        it was, the journal tells.
 
         Args:
             waiting: what is taken and not applied.
         """
-        safe = self.clock.safe
-        self.late = False
+        safe, settled = self.clock.safe, self.clock.settled
+        self.late = self.outbox.is_applying and settled > safe
+        if self.late:
+            settled = safe  # the journal does not have it yet
         for txid in [txid for txid in self.by_txid if txid.clock <= safe]:
             if txid in self.pending:
                 # Pending here, and yet below safe: not in the journal, so it can never be committed.
                 self.end(txid, commit=False)
             self.drop(txid)
-        for txid in [txid for txid in self.outcomes if txid.clock <= safe and txid not in waiting]:
+        over = [txid for txid in self.outcomes if txid.clock <= safe and txid not in waiting]
+        over += [txid for txid in self.outcomes if safe < txid.clock <= settled and txid in self.done]
+        for txid in over:
             if txid not in self.ended:
                 del self.outcomes[txid]
-        self.done = {txid for txid in self.done if txid.clock > safe}
+        self.done = {txid for txid in self.done if txid.clock > settled}
         self.own_ends.forget(self.clock.closed)

@@ -80,10 +80,11 @@ class Journal:
             applied: the last tick applied of each timeline.
             heads: its hash.
             batches: how many batches the file has seen.
-            window_ms: how far below the last safe time entries are still wanted.
+            window_ms: how far below what was settled entries are still wanted.
         """
         db = self._db
         safe = int(system.get_meta(db, "safe") or 0)
+        settled = max(safe, int(system.get_meta(db, "settled") or 0))
         joining = system.get_meta(db, "joining")
         return Recovered(
             node=system.get_meta(db, "node"),
@@ -91,7 +92,7 @@ class Journal:
             membership=decode_membership(system.get_meta(db, "membership")),
             applied=applied,
             heads=heads,
-            window=tuple(store.tail(db, max(0, moved(safe, -window_ms)))),
+            window=tuple(store.tail(db, max(0, moved(settled, -window_ms)))),
             votes=tuple(system.votes(db)),
             ceiling=int(system.get_meta(db, "clock_ceiling") or 0),
             cut=int(system.get_meta(db, "cut") or 0),
@@ -107,6 +108,7 @@ class Journal:
             lost=system.get_meta(db, "lost") or "",
             alarms={name: decode_alarm(kept) for name, kept in system.alarms(db).items()},
             blocked=frozenset(system.blocked(db)),
+            settled=settled,
         )
 
     @property
@@ -194,6 +196,10 @@ class Journal:
         if found is None:
             self._not_here = command  # whoever leads it is asked when it is executed, and again when it begins
         return found
+
+    def has(self, txid: Txid) -> bool:
+        """Whether a transaction was applied here, and was not removed since."""
+        return bool(store.find_places(self._db, txid))
 
     def find_command(self, command: str) -> Entry | None:
         """Return the entry that a command became, alone or with others; None if it never happened.

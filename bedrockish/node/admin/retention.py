@@ -66,6 +66,7 @@ def start_core(
         now,
         follows_wall=follows,
         find_command=engine.journal.command_txid,
+        has_applied=engine.journal.has,
         compare_rows=compare_rows,
     )
 

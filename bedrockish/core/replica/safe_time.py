@@ -157,8 +157,8 @@ class SafeTime:
         """Return what safe time would be if all that others have told to be applied were applied here.
 
         A node that was away, or is new, has much to take before it is. But that nothing is decided below that clock any
-        more is true already (T4), so what is applied here need not be remembered, and what is compared with commits has
-        a base that has all of them up to a conflict window before (V16).
+        more is true already, so what is applied here need not be remembered, and what is compared with commits has a
+        base that has all of them up to a conflict window before.
         """
         roster = self.state.roster
         told = roster.membership
@@ -166,8 +166,9 @@ class SafeTime:
             told = roster.joining.membership  # who voted when what is here now was written may be gone
         voters = [node for node in told.voters if node != self.state.me]
         peers = [peer for node in voters if (peer := roster.peers.get(node)) is not None]
+        # T8: others' words count before what they had is applied here, but not if there are voters that we do not know.
         if any(peer.config > told.version for peer in peers):
-            return 0  # there are voters of whom we do not know
+            return 0
         words = [(peer.closed, peer.cut) if peer.report is None else peer.report[1:] for peer in peers]
         counts = roster.claims_time and roster.is_voter(self.state.me)
         return times.reached([cut for _, cut in words], self.state.clock.cut, majority(len(told.voters)), counts=counts)

@@ -12,6 +12,7 @@ import random
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -25,6 +26,7 @@ CLIENTS = 16
 AGE_MS = 2 * 86_400_000  # of the first commit
 BARE_BYTES = 330  # that an entry takes besides its row, when it is packed
 PATIENCE_S = 1_800
+REST_S = 0.2  # between two looks
 COUNT = "SELECT count(*) FROM item"
 
 
@@ -54,19 +56,17 @@ def memory_mb(node: LocalNode) -> int:
 
 async def reached(cluster: LocalCluster, index: int, rows: int) -> None:
     """Wait until a node has so many rows and answers."""
-    while True:
-        try:
-            async with open_client(cluster.url(index, only=True, options="?connect_timeout=2")) as client:
-                while (await client.execute(COUNT, read="stale", timeout=5)).value() < rows:
-                    await trio.sleep(0.2)
-                return
-        except BedrockishError:
-            await trio.sleep(0.2)
+    found = 0
+    while found < rows:
+        await trio.sleep(REST_S)
+        with suppress(BedrockishError):  # it starts, or has to catch up before it answers
+            async with open_client(cluster.url(index, only=True, options="/?connect_timeout=2")) as client:
+                found = (await client.execute(COUNT, read="stale", timeout=5)).value()
 
 
 def tell(what: str, seconds: float, note: str, *nodes: LocalNode) -> None:
     """Print a line: how long it took, what that means, and what the nodes' processes took for it since they started."""
-    took = ", ".join(f"{node.name} {node.processor_s:.1f} s and {memory_mb(node)} MB" for node in nodes)
+    took = ", ".join(f"{node.name} {node.processor_s():.1f} s and {memory_mb(node)} MB" for node in nodes)
     print(f"{what:24} {seconds:7.1f} s  {note:36} {took}", flush=True)
 
 

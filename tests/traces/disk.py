@@ -62,6 +62,7 @@ class Image:
             ceiling=self.kept.get("clock_ceiling", 0),
             cut=self.kept.get("cut", 0),
             safe=self.kept.get("safe", 0),
+            settled=self.kept.get("settled", 0),
             lost=self.kept.get("lost", ""),
         )
 
@@ -80,6 +81,10 @@ class Disk:
         done = self.live.write(effect)
         self.written = self.written or done
         return done
+
+    def has_applied(self, txid: Txid) -> bool:
+        """Whether the journal has a transaction."""
+        return any(entry.txid == txid for entry, _ in self.live.journal)
 
     def sync(self) -> None:
         if self.written:

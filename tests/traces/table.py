@@ -157,7 +157,7 @@ class Table:
     def _start(self, name: str) -> None:
         place = self.places[name]
         recovered = place.disk.durable.recover(name, self.membership)
-        place.node = Node(recovered, Settings(), draws(ord(name)), self.now)
+        place.node = Node(recovered, Settings(), draws(ord(name)), self.now, has_applied=place.disk.has_applied)
         if self.plain:
             place.node.state.roster.__class__ = PlainRoster
         self.perform(name, place.node.start(self.now))

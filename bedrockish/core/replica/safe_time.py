@@ -171,7 +171,7 @@ class SafeTime:
             return 0
         words = [(peer.closed, peer.cut) if peer.report is None else peer.report[1:] for peer in peers]
         counts = roster.claims_time and roster.is_voter(self.state.me)
-        return times.reached([cut for _, cut in words], self.state.clock.cut, majority(len(told.voters)), counts=counts)
+        return times.settled(words, self.state.clock.cut, majority(len(told.voters)), counts=counts)
 
     def schema_due(self, txid: Txid) -> None:
         """The time of a schema change has come: close up to there at once, for others wait for it to be in force.

@@ -45,14 +45,25 @@ def times(
     cut = own.cut
     if moves_cut:
         # T2: a majority approves nothing there any more, nor do we
-        most = min(reached([word[0] for word in others], closed, majority, counts=counts), closed)
-        cut = max(cut, most if lowest is None else min(most, lowest - 1))
+        reached = min(_reached([word[0] for word in others], closed, majority, counts=counts), closed)
+        cut = max(cut, reached if lowest is None else min(reached, lowest - 1))
     # T4: a majority would say NEVER to any recovery of what is not applied there.
-    safe = max(own.safe, reached([word[1] for word in others], cut, majority, counts=counts))
+    safe = max(own.safe, _reached([word[1] for word in others], cut, majority, counts=counts))
     return Times(closed, cut, safe)
 
 
-def reached(words: list[int], own: int, majority: int, *, counts: bool) -> int:
+def settled(words: Iterable[tuple[int, int]], cut: int, majority: int, *, counts: bool) -> int:
+    """Return what safe would be if all that the others had applied were applied here.
+
+    Args:
+        words: what each other voter has closed and cut.
+        cut: of this node.
+        majority, counts: as for ``times``.
+    """
+    return _reached([word[1] for word in words], cut, majority, counts=counts)
+
+
+def _reached(words: list[int], own: int, majority: int, *, counts: bool) -> int:
     """Return the largest clock that a majority has reached."""
     clocks = sorted([*words, own] if counts else words, reverse=True)
     return clocks[majority - 1] if len(clocks) >= majority else 0

@@ -33,6 +33,7 @@ SHARES = {  # of the table: where the rows begin that a statement has, and how m
     "many": ("UPDATE big SET n = n + 1 WHERE id BETWEEN {} AND {}", 0.6, 0.1),
     "index": ("CREATE INDEX made ON big(n)", 0.0, 0.0),
     "indexed": ("UPDATE big SET n = n * 7919 % 1000003 WHERE id BETWEEN {} AND {}", 0.3, 0.02),
+    "scan": ("UPDATE big SET n = n + 1 WHERE id % 50 = 7", 0.0, 0.0),
     "drop": ("ALTER TABLE big DROP COLUMN w", 0.0, 0.0),
 }
 FILL = (

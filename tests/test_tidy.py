@@ -104,6 +104,7 @@ MAY_IMPORT = {
     "tools/compliance/libsql_run.py": "tools.compliance libsql libsql_client sqlalchemy django",
     "tools/overhead.py": "bedrockish bedrockish_net tools click rich sqlalchemy trio",
     "tools/scenarios/joins.py": "bedrockish tools sqlalchemy trio",
+    "tools/scenarios/spark.py": "bedrockish_journal tools cbor2 click duckdb",
     "tools/scenarios/django.py": "bedrockish tools django",
     "tools/questions.py": "bedrockish bedrockish_journal tools trio pyspark",
     "tools/soundness.py": "bedrockish bedrockish_journal tools apsw hypothesis",

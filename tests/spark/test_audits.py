@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from bedrockish_journal.audit import on_spark
 from bedrockish_journal.audit.duck import run_audits
 from bedrockish_journal.audit.on_spark import ask_spark
 from bedrockish_journal.audit.queries import FAULT, INFORMATION, QUERIES
@@ -66,8 +67,13 @@ def test_honest_journals_are_silent(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings(PANDAS)
-def test_spark_finds_what_duckdb_finds(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_tiny", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_spark_finds_what_duckdb_finds(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_tiny: bool
+) -> None:
     """A journal with all kinds of faults at once: each finding of one engine is one of the other, to the letter."""
+    if not is_tiny:
+        monkeypatch.setattr(on_spark, "TINY_BYTES", 0)
     world = honest(90)
     for tick, (forge, _) in enumerate(FORGERIES, start=6):
         world.change(("B", tick), forge)

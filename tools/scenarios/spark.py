@@ -1,24 +1,27 @@
-"""Measures the journal in Spark: the data source beside Parquet and a plain reader, and what the audits cost.
+"""Measures the journal in Spark beside Parquet, DuckDB and a plain reader, and what the audits cost, as journals grow.
 
 ``tools/bench spark`` makes sound journals (``tools.make_journals``) and asks them. Everything is measured in
-one run on one machine; the ratios are what to trust.
+one run on one machine, in processor time; the ratios are what to trust, and whether a row of a table is level.
 """
 
 import contextlib
 import json
 import math
+import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cbor2
 import click
+import duckdb
 
 from bedrockish_journal.arrow import read_journal
 from bedrockish_journal.model.changes import decode_changes
@@ -33,21 +36,12 @@ from tools.cluster import ROOT, clean_environment, processor_s
 from tools.make_journals import NODES, make_journals
 
 LOOK_S = 0.1
+CLOCK_S = 1 / os.sysconf("SC_CLK_TCK")  # what the system counts processor time in
 WAYS = {
-    "`journal verify`": ("journal", "verify"),
-    "`audit`": ("audit",),
-    "`audit --engine spark`": ("audit", "--engine", "spark"),
+    "journal verify": ("journal", "verify"),
+    "audit": ("audit",),
+    "audit --engine spark": ("audit", "--engine", "spark"),
 }
-
-
-def timed(action: Callable[[], Any], times: int = 2) -> float:
-    """Return the best of some times, in seconds."""
-    best = float("inf")
-    for _ in range(times):
-        begun = time.perf_counter()
-        action()
-        best = min(best, time.perf_counter() - begun)
-    return best
 
 
 def plain(path: Path, table: str) -> int:
@@ -60,21 +54,8 @@ def plain(path: Path, table: str) -> int:
     return rows
 
 
-def _drain(frame: Any) -> None:
-    frame.write.format("noop").mode("overwrite").save()
-
-
-def _count(frames: Sequence[Any]) -> list[int]:
-    return [frame.count() for frame in frames]
-
-
-READS = {
-    "commits, five columns of the row": ("commits", "leader tick clock origin command"),
-    "commits, all columns": ("commits", ""),
-    "changes": ("changes", ""),
-    "changes, five columns": ("changes", "clock table pk _change_type after"),
-    "footprints": ("footprints", ""),
-}
+def _drain_spark(spark: Any, path: Path) -> None:
+    read_table(spark, find_inputs([str(path)]), "changes").write.format("noop").mode("overwrite").save()
 
 
 DECODED: dict[str, dict[str, str]] = {
@@ -113,38 +94,62 @@ def _drain_arrow(path: Path, options: dict[str, str]) -> None:
         pass
 
 
-def measure_reads(spark: Any, directory: Path, commits: int, changes: int) -> dict[str, dict[str, float]]:
-    """Return rows per second of each way to read each table."""
-    begun = time.perf_counter()
-    (path,) = make_journals(directory / "reads", commits, 0.01, changes, NODES[:1])
-    found: dict[str, dict[str, float]] = {"making the journal": {"commits/s": commits / (time.perf_counter() - begun)}}
-    with open_feed(str(path)) as feed:
-        begun = time.perf_counter()
-        export(feed, str(directory / "out"))
-        found["writing the export, all tables"] = {"commits/s": commits / (time.perf_counter() - begun)}
-    for title, (table, columns) in READS.items():
-        frames = {
-            "data source": read_table(spark, find_inputs([str(path)]), table, columns.split()),
-            "Parquet": read_table(spark, find_inputs([str(directory / "out")]), table, columns.split()),
+def measure_reads(spark: Any, directory: Path, sizes: list[int], changes: int) -> dict[str, dict[int, float]]:
+    """Return how many changes each way to read, or to export, does in a processor second, at each size."""
+    (small,) = make_journals(directory / "first", 100, 0.01, changes, NODES[:1])
+    _export(small, directory / "first-out")
+    for path in (small, directory / "first-out"):  # what a first query costs is not what is asked
+        _drain_spark(spark, path)
+    found: dict[str, dict[int, float]] = {}
+    for size in sizes:
+        (path,) = make_journals(directory / f"reads-{size}", size, 0.01, changes, NODES[:1])
+        out = directory / f"out-{size}"
+        ways: dict[str, Callable[[], Any]] = {
+            "plain Python: each a `Change`": partial(plain, path, "changes"),
+            "`read_journal`, rows as JSON": partial(_drain_arrow, path, {"table": "changes"}),
+            "`read_journal`, typed, two rows for each": partial(_drain_arrow, path, {"rows": "accounts"}),
+            "Spark, from the journal": partial(_drain_spark, spark, path),
+            "writing the export, all its tables": partial(_export, path, out),
+            "Spark, from the export": partial(_drain_spark, spark, out),
+            "DuckDB, from the export": partial(_drain_duckdb, out),
         }
-        rows = frames["Parquet"].count()
-        found[title] = {"rows": rows}
-        for way, frame in frames.items():
-            found[title][way] = rows / timed(partial(_drain, frame), 1 if way == "data source" else 2)
-        if table != "footprints" and not columns:
-            begun = time.perf_counter()
-            assert plain(path, table) == rows
-            found[title]["plain Python"] = rows / (time.perf_counter() - begun)
+        for title, way in ways.items():
+            begun = spent_s()
+            way()
+            found.setdefault(title, {})[size] = size * changes / max(spent_s() - begun, CLOCK_S)
+        path.unlink()
+        shutil.rmtree(out)
     return found
 
 
-def measure_audits(directory: Path, sizes: list[int], hot: float) -> dict[str, dict[int, float]]:
+def _export(path: Path, out: Path) -> None:
+    with open_feed(str(path)) as feed:
+        export(feed, str(out))
+
+
+def _drain_duckdb(out: Path) -> None:
+    with duckdb.connect() as db:
+        for _ in db.read_parquet(f"{out}/changes/*/*.parquet", hive_partitioning=True).to_arrow_reader():
+            pass
+
+
+def spent_s() -> float:
+    """Return the processor time of this process and of all that it has started, what has ended among it."""
+    spent = 0.0
+    for process in (os.getpid(), *below(os.getpid())):
+        with contextlib.suppress(OSError):  # it has ended: its parent, which comes first, does not have it yet
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            spent += sum(map(int, fields[11:15])) * CLOCK_S
+    return spent
+
+
+def measure_audits(directory: Path, sizes: list[int], hot: float, ways: tuple[str, ...]) -> dict[str, dict[int, float]]:
     """Return the processor seconds that each way to audit takes at each size; the journals must be found sound."""
     found: dict[str, dict[int, float]] = {}
     for size in sizes:
         paths = [str(path) for path in make_journals(directory / f"audits-{size}", size, hot)]
-        for way, command in WAYS.items():
-            seconds = watched_s([sys.executable, "-m", "bedrockish.cli.main", *command, *paths])
+        for way in ways:
+            seconds = watched_s([sys.executable, "-m", "bedrockish.cli.main", *WAYS[way], *paths])
             found.setdefault(way, {})[size] = seconds
         for path in paths:
             Path(path).unlink()
@@ -175,52 +180,48 @@ def below(process: int) -> Iterator[int]:
 
 
 @click.command()
-@click.option("--commits", default=500_000, show_default=True, help="Commits of the journal that is read.")
-@click.option("--changes", default=4, show_default=True, help="Rows that each of them changes.")
-@click.option("--sizes", default="10000,40000,160000", show_default=True, help="Commits of the journals audited.")
+@click.option(
+    "--changes", default=4, show_default=True, help="Rows that each commit of a journal that is read changes."
+)
+@click.option("--sizes", default="10000,40000,160000", show_default=True, help="Commits of the journals.")
 @click.option("--hot", default=0.2, show_default=True, help="Share of the commits that write one and the same key.")
 @click.option("--only", type=click.Choice(["decoding", "reads", "audits"]), help="Only this.")
+@click.option("--way", type=click.Choice([*WAYS]), multiple=True, help="Of the audits, only this.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def main(commits: int, changes: int, sizes: str, hot: float, only: str | None, as_json: bool) -> None:
+def main(changes: int, sizes: str, hot: float, only: str | None, way: tuple[str, ...], as_json: bool) -> None:
     """Measure the data source, the export and the audits."""
     numbers: dict[str, Any] = {"machine": f"{platform.machine()}, Python {platform.python_version()}"}
+    commits = [int(size) for size in sizes.split(",")]
     with tempfile.TemporaryDirectory(prefix="bedrockish-bench-spark-") as place:
         if only in (None, "decoding"):
-            numbers["decoding"] = measure_decoding(Path(place), min(commits, 50_000), changes)
+            numbers["decoding"] = measure_decoding(Path(place), min(*commits, 50_000), changes)
         if only in (None, "reads"):
             spark = quiet_session("bench")
             numbers["reads"] = measure_reads(spark, Path(place), commits, changes)
             spark.stop()
         if only in (None, "audits"):
-            numbers["audits"] = measure_audits(Path(place), [int(size) for size in sizes.split(",")], hot)
+            numbers["audits"] = measure_audits(Path(place), commits, hot, way or tuple(WAYS))
     print(json.dumps(numbers, indent=2) if as_json else _table(numbers))
 
 
 def _table(numbers: dict[str, Any]) -> str:
-    """Return the numbers as the tables of docs/spark.md."""
+    """Return the numbers as the tables of docs/spark.md and docs/audit.md."""
     lines = []
     if "decoding" in numbers:
         lines += ["| without Spark | changes per processor second |", "| --- | --- |"]
         lines += [f"| {title} | {rate:,.0f} |" for title, rate in numbers["decoding"].items()]
         lines.append("")
-    if "reads" in numbers:
-        ways = ("data source", "Parquet", "plain Python")
-        lines += ["| rows per second | rows | " + " | ".join(ways) + " |", "| --- " * 5 + "|"]
-        for title, found in numbers["reads"].items():
-            if "rows" in found:
-                cells = [f"{found[way]:,.0f}" if way in found else "" for way in ways]
-                lines.append(f"| {title} | {found['rows']:,} | " + " | ".join(cells) + " |")
-            else:
-                lines.append(f"| {title} | | {found['commits/s']:,.0f} commits | | |")
-        lines.append("")
-    if "audits" in numbers:
-        sizes = list(next(iter(numbers["audits"].values())))
-        lines += [
-            "| processor seconds for three files of | " + " | ".join(f"{size:,} commits" for size in sizes) + " |"
-        ]
-        lines += ["| --- " * (1 + len(sizes)) + "|"]
-        for name, times in numbers["audits"].items():
-            lines.append(f"| {name} | " + " | ".join(f"{times[size]:.1f}" for size in sizes) + " |")
+    for name, head, form in (
+        ("reads", "changes per processor second of a journal of", ",.0f"),
+        ("audits", "processor seconds for three files of", ".1f"),
+    ):
+        if name in numbers:
+            sizes = list(next(iter(numbers[name].values())))
+            lines.append(f"| {head} | " + " | ".join(f"{size:,} commits" for size in sizes) + " |")
+            lines.append("| --- " * (1 + len(sizes)) + "|")
+            for title, of in numbers[name].items():
+                lines.append(f"| {title} | " + " | ".join(f"{of[size]:{form}}" for size in sizes) + " |")
+            lines.append("")
     return "\n".join(lines)
 
 

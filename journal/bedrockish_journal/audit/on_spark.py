@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BRIEF_BYTES = 100 << 20  # files smaller than this together are audited before compiling would pay
+TINY_BYTES = 20 << 20  # and with files smaller than this, planning is most of what an audit costs
 _OURS = re.compile(r"(?:journal|bedrockish)\.errors\.\w+: (.+)")
 _STORED = "node leader origin txid command kind seq tick clock repeat prev hash label body"
 
@@ -78,15 +80,16 @@ def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFr
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_schema
 
+    kept: list[DataFrame] = []
+    keep = _cut if inputs.size < TINY_BYTES else partial(_persist, kept)
     reader.begin()
     stored = read_table(spark, inputs, "commits", _STORED.split())
     own = F.unhex(F.sha2(F.concat("prev", "label", "body"), 256)).alias("own")
     cut = (F.shiftleft(F.length("prev").cast("bigint"), 40) + F.length("label")).alias("cut")
     whole = stored.select("*", own, cut).withColumnRenamed("repeat", "again")
-    held = whole.drop("label", "body").persist()
+    held = keep(whole.drop("label", "body"))
     once = whole.groupBy("own", "cut").agg(F.first("label").alias("label"), F.first("body").alias("body"))
-    facts = once.mapInArrow(facts_of, from_arrow_schema(FACTS)).persist()
-    kept = [held, facts]
+    facts = keep(once.mapInArrow(facts_of, from_arrow_schema(FACTS)))
     held.createOrReplaceTempView("held")
     facts.createOrReplaceTempView("facts")
     held.count()  # what is read last is where each node's own timeline ends
@@ -96,10 +99,22 @@ def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFr
         rows.createOrReplaceTempView(name)
     for view in views(SPARK):
         frame = spark.sql(view.sql)
-        if view.kept:
-            kept.append(frame.persist())
-        frame.createOrReplaceTempView(view.name)
+        (keep(frame) if view.kept else frame).createOrReplaceTempView(view.name)
     return kept
+
+
+def _persist(kept: "list[DataFrame]", frame: "DataFrame") -> "DataFrame":
+    """Keep rows in Spark's cache, which knows how many they are; what is lost with a worker is made again."""
+    kept.append(frame.persist())
+    return frame
+
+
+def _cut(frame: "DataFrame") -> "DataFrame":
+    """Keep rows without what they are made of, which Spark would plan again for each question.
+
+    They go when nothing asks for them any more.
+    """
+    return frame.localCheckpoint(eager=False)
 
 
 def _ask(spark: "SparkSession", law: str, limit: int) -> tuple[list[Finding], dict[str, int]]:

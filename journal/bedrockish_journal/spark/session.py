@@ -33,6 +33,12 @@ appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d %p %c{{1}}: %m%n%ex
 """
 _LIGHT = " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_BRIEF = {  # no Java source is made of a query and compiled, and a query is planned once, for one partition
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
 _HOW = "on Debian or Ubuntu: apt install openjdk-17-jre-headless; elsewhere: https://adoptium.net; or set JAVA_HOME"
 
 
@@ -95,7 +101,8 @@ def quiet_session(
         name: what the session is called.
         cores: threads to run on; all cores by default.
         memory: the JVM's heap, as Spark writes sizes.
-        brief: little will be asked of it: do not spend time on compiling that would only pay with much data.
+        brief: little will be asked of it: do not spend time on compiling and on planning that would only pay with much
+            data.
 
     Raises:
         SparkUnavailableError: pyspark or Java is missing or too old, or the JVM did not come up.
@@ -125,7 +132,7 @@ def quiet_session(
     conf = SparkConf().setAll(list(_settings(directory, log, name, cores, memory).items()))
     if brief:
         conf.set("spark.driver.extraJavaOptions", conf.get("spark.driver.extraJavaOptions", "") + _LIGHT)
-        conf.set("spark.sql.codegen.wholeStage", "false")
+        conf.setAll(list(_BRIEF.items()))
     try:
         with open(log, "ab") as sink:
             # A JVM that an earlier session of this process left behind is used again; there can be only one.

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.export.manifest import files_of, is_export, read_manifest
 from bedrockish_journal.spark.source.columns import ddl
-from bedrockish_journal.spark.source.feeds import expand, is_url, nodes_of
+from bedrockish_journal.spark.source.feeds import expand, is_url, nodes_of, open_feed
+from bedrockish_journal.spark.source.plans import bounds
 from bedrockish_journal.spark.source.tables import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+ENTRY_BYTES = 500  # of a file, for each entry of its journal, if commits are small
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,24 @@ class Inputs:
 
     @property
     def size(self) -> int:
-        """How many bytes there are to read, about; of running nodes nobody knows."""
-        found = [os.path.getsize(path) for path in self.files.values() if not is_url(path)]
+        """How many bytes there are to read, about; running nodes are asked for how many entries they have.
+
+        Raises:
+            JournalError: a journal cannot be read.
+            BedrockishError: a node cannot be reached.
+        """
+        found = [
+            _entries(path) * ENTRY_BYTES if is_url(path) else os.path.getsize(path) for path in self.files.values()
+        ]
         for directory in set(self.exports.values()):
             manifest = read_manifest(directory)
             found += [os.path.getsize(name) for table in TABLES for name in files_of(directory, table, manifest)]
         return sum(found)
+
+
+def _entries(path: str) -> int:
+    with open_feed(path) as feed:
+        return sum(high - low + 1 for low, high in bounds(feed.ask).values())
 
 
 def find_inputs(paths: Sequence[str]) -> Inputs:

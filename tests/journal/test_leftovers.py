@@ -185,8 +185,10 @@ def test_packs_of_the_journal_are_looked_into(world: World) -> None:
     last = store.applied(db)["A"]
     query = "SELECT label, body, prev, hash FROM bedrockish_journal WHERE leader = 'A' AND tick >= ? AND tick < ?"
     entries: list[Any] = db.execute(f"{query} ORDER BY tick", (place, last)).fetchall()
+    pack = Run("A", place, entries).pack()
+    assert pack is not None
     with db:
-        write(db, Run("A", place, entries).pack())
+        write(db, pack)
     fresh = path.with_name("fresh.db")
     db.execute("VACUUM INTO ?", (str(fresh),))
     assert not _raw(fresh)

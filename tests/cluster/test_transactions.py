@@ -258,6 +258,9 @@ def _use_connection(cluster: LocalCluster) -> None:
         db.execute("BEGIN")
         db.execute("UPDATE t SET n = 5 WHERE id = 1")
         other.execute("UPDATE t SET n = 6 WHERE id = 1")
+        with connect(cluster.url()) as third:
+            third.token = other.token
+            assert third.execute("SELECT n FROM t WHERE id = 1").value() == 6  # now the first node has it, too
         for _ in range(2):  # it is lost, and says so until it is rolled back
             with pytest.raises(ConflictError):
                 db.execute("SELECT n FROM t WHERE id = 1")

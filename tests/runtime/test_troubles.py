@@ -84,6 +84,13 @@ def test_each_trouble_is_seen_and_told_after_its_time(code: str, changes: dict[s
     assert (code in {one["code"] for one in troubles.look(WELL | changes, 301.0)}) is (kind.after_s == 0)
 
 
+def test_a_node_that_joins_is_not_among_the_members_yet() -> None:
+    """It is asked what is wrong all the same, also while nobody comes to it."""
+    nodes = {name: {**NODE, "silent_ms": 4_000, "address": f"{name}:1"} for name in "BC"}
+    found = Troubles().look(WELL | {"nodes": nodes, "trouble": "node A is new and still catching up"}, 100.0)
+    assert found[0]["code"] == "out_of_service"
+
+
 def test_the_table_is_whole() -> None:
     assert {code for code, _, _ in CASES} == set(BY_CODE)
     assert len(BY_CODE) == len(KINDS)

@@ -172,8 +172,9 @@ def _address(status: Status) -> str:
         for name, node in sorted(others.items())
         if _half_heard(node)
     ]
-    if others and all(node["up"] and node["silent_ms"] >= SILENT_MS_MAX for node in others.values()):
-        own = status["nodes"][status["node"]].get("address")
+    me = status["nodes"].get(status["node"])  # who joins is no member yet, and nobody has to come to it
+    if me and others and all(node["up"] and node["silent_ms"] >= SILENT_MS_MAX for node in others.values()):
+        own = me.get("address")
         found.append(f"all others answer, and none of them comes to this node at the address that they know, {own}")
     return _each(found)
 

@@ -32,6 +32,7 @@ from bedrockish.errors import BedrockishError, ReadOnlyError, UnavailableError, 
 from bedrockish_journal.model.access_set import is_clock
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import ROWS, Txid
+from bedrockish_journal.model.vector import covers
 
 
 class Coordinator:
@@ -251,6 +252,9 @@ class Coordinator:
         """Test the transaction on ourselves; return how it waits for what is in its way, or None if nothing is."""
         state, access_set = self.state, inflight.access_set
         assert access_set is not None
+        if not covers(prepared.base, state.commit_window.floor):
+            # Something was committed and dropped since it was executed: what cannot be compared counts as a conflict.
+            return partial(self.replies.pause, inflight, 1)
         found = next(state.commit_window.conflicts(access_set, prepared.base), None)
         if found is not None:
             # It is committed and not in the snapshot: execute it, with those behind it, on a newer one.

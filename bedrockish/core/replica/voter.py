@@ -102,6 +102,11 @@ class Voting:
                 self.apply_queue.want(transaction.base)
                 state.timers.set(state.settings.fetch_after_ms, "fetch")
             return
+        if not covers(transaction.base, state.commit_window.floor):
+            # The leader's safe time was young enough (V16); but a commit that came late, with a clock of long ago, is
+            # dropped soon after it has come, and what was executed before that has not seen it.
+            self._reject(txid, Reason.TOO_OLD)
+            return
         found = state.happened(transaction.commands, txid)  # V8: none of its commands has happened, base or not
         if found is not None and found.other == FORGOTTEN:
             reason = Reason.FORGOTTEN if state.roster.level >= 2 else Reason.TOO_OLD

@@ -1,0 +1,34 @@
+"""A commit that came late, with a clock of long ago, is dropped at once: nobody who has not seen it may pass."""
+
+from bedrockish.core.protocol.messages import Begin
+from tests.core.net import Net, add
+
+
+def test_a_voter_approves_nothing_that_has_not_seen_what_it_has_dropped() -> None:
+    """It cannot tell whether the two conflict; the transaction is executed again, on a newer snapshot."""
+    net = Net("ABC")
+    net.run(1.0)
+    for name in "BC":
+        net.places[name].core.state.clock.counted = False  # its values tell how old they are, as with a wall clock
+        net.places[name].core.state.commit_window.floor["C"] = 1
+    net.ask("A", add("one", "x"))
+    net.run(1.0)
+    assert "one" not in net.told("A")
+    assert net.places["A"].core.state.counts["rejected_too_old"]
+    for name in "BC":
+        net.places[name].core.state.commit_window.floor.clear()
+    net.run(2.0)
+    assert "one" in net.told("A")
+
+
+def test_a_leader_begins_nothing_that_has_not_seen_what_it_has_dropped() -> None:
+    """It is executed again until it has."""
+    net = Net("ABC")
+    net.run(1.0)
+    net.places["A"].core.state.commit_window.floor["C"] = 1
+    net.ask("A", add("one", "x"))
+    net.run(1.0)
+    assert Begin.__name__ not in net.kinds("A")
+    net.places["A"].core.state.commit_window.floor.clear()
+    net.run(1.0)
+    assert "one" in net.told("A")

@@ -297,6 +297,25 @@ MOMENTS: dict[str, Moment] = {
         ),
         f"{_BALLOTS}:test_what_is_dropped_leaves_a_floor",
     ),
+    "a voter compares with what it has dropped": Moment(
+        fault(
+            "a voter approves nothing that has not seen what is dropped",
+            (
+                voter.Voting,
+                "_consider",
+                "if not covers(transaction.base, state.commit_window.floor)",
+                "if False",
+            ),
+        ),
+        "tests.core.test_dropped:test_a_voter_approves_nothing_that_has_not_seen_what_it_has_dropped",
+    ),
+    "a leader compares with what it has dropped": Moment(
+        fault(
+            "a leader begins nothing that has not seen what is dropped",
+            (coordinator.Coordinator, "_hindrance", "not covers(prepared.base, state.commit_window.floor)", "False"),
+        ),
+        "tests.core.test_dropped:test_a_leader_begins_nothing_that_has_not_seen_what_it_has_dropped",
+    ),
     # -- reads and sessions ------------------------------------------------------------------------------------------
     "strict reads ignore what is pending": Moment(
         fault(

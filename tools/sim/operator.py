@@ -69,12 +69,20 @@ class Operator:
         lost = self._lost()
         if lost and self.luck.random() < 0.3 + self.stopped:
             self._go(self._replace(lost[0]))
-        elif self.world.membership.level < LEVEL and self.world.now >= self.raises_at:
+        elif self._raises():
             self._go(self._simply(MemberChange(RAISE, self.world.membership.nodes[0])))
         elif self.world.options.changes_every_s and not self.stopped:
             self._go(self._choose())
         else:
             self._later()
+
+    def _raises(self) -> bool:
+        """Whether to have the level raised: not while more are dead for good than a commit can do without."""
+        world = self.world
+        if world.membership.level >= LEVEL or world.now < self.raises_at:
+            return False
+        alive = sum(1 for name in world.voters if world.machines[name].running)
+        return not self.stopped or alive >= approvals_needed(len(world.voters))
 
     def _go(self, plan: Plan) -> None:
         self.plan = plan

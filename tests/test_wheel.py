@@ -6,6 +6,7 @@ calls modules of the own program ``net`` and ``journal``.
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -45,6 +46,22 @@ from bedrockish_journal.spark.session import quiet_session
 with quiet_session() as spark:
     register(spark)
     print("commits", spark.read.format("bedrockish").option("table", "commits").load(sys.argv[1]).count())
+"""
+
+AUDIT = """
+import sys
+from importlib.machinery import PathFinder
+from importlib.metadata import packages_distributions
+from bedrockish.cli.main import main
+absent, known = sys.argv[1].split(), packages_distributions()
+class Present:
+    def find_spec(self, name, path=None, target=None):
+        if any(one.lower().replace("_", "-") in absent for one in known.get(name.partition(".")[0], ())):
+            return None
+        return PathFinder.find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Present()
+sys.argv[1:] = ["audit", "--engine", "spark", sys.argv[2]]
+main()
 """
 
 
@@ -176,3 +193,14 @@ def test_spark_reads_with_the_wheel_alone(python: Path, folder: Path, served: tu
     """Spark's workers find the data source in the wheel, too."""
     run(python, folder, "-c", USE, served[0])
     assert "commits " in run(python, folder, "-c", READ, str(folder / "A.sqlite"))
+
+
+@pytest.mark.spark
+@pytest.mark.cluster
+def test_spark_audits_with_what_its_extra_brings(python: Path, folder: Path, served: tuple[str, str]) -> None:
+    """Not with what only we who develop it have installed."""
+    run(python, folder, "-c", USE, served[0])
+    others = re.split(r"^# group: dev$", (ROOT / "tools" / "requirements.lock").read_text(), flags=re.MULTILINE)[1]
+    absent = re.findall(r"^([\w.-]+)==", others, flags=re.MULTILINE)
+    assert "pytest" in absent
+    assert "1 nodes (A)" in run(python, folder, "-c", AUDIT, " ".join(absent), str(folder / "A.sqlite"))

@@ -34,7 +34,7 @@ from bedrockish.sqltext.transaction_control import (
 Statement = tuple[str, Any]
 
 LEGACY_TRANSACTION_CONTROL = -1
-FIRST_TRIES = 5  # nodes in a row that may die between BEGIN and the first statement before a caller hears of it
+FIRST_TRIES = 5  # times that a first statement is run, as long as it is lost, before a caller hears of it
 NOTHING = Rows((), [])
 KEYS_OFF = "PRAGMA foreign_keys = OFF"
 

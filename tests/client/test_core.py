@@ -214,6 +214,7 @@ def test_a_request_on_which_two_links_died_is_sent_to_no_third_node() -> None:
     outcome = w.finished[number]
     assert isinstance(outcome, UnavailableError)
     assert outcome.details["reason"] == "two_died"
+    assert not outcome.retry
     assert "no third one" in outcome.message
 
 

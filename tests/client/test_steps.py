@@ -118,6 +118,7 @@ def test_a_lost_first_statement_is_sent_again_elsewhere_and_to_no_third_node() -
     error = w.finished[number]
     assert isinstance(error, UnavailableError)
     assert error.details["reason"] == "two_died"
+    assert not error.retry, "who runs the transaction again would end two more"
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late", "interrupted"])

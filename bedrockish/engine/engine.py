@@ -107,6 +107,7 @@ class Engine:
         self._wal = Wal(db, full_sync=full_sync)
         self._batch: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._closed = False
+        self._members = 0  # how often they were learnt
         self._weight = 0  # about how many bytes the open batch has
         self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
         self.build: IndexBuild | None = None
@@ -124,7 +125,7 @@ class Engine:
         self._heads: dict[str, bytes] = {leader: digest for leader, (_, digest) in heads.items()}
         self._learn_schema()
         self._learn_members()
-        self.flushed = Flushed(dict(self.applied), self.schema_version, self.applied_clock)
+        self.flushed = self._left()
         self.durable: Mapping[str, int] = {}
         self._ids.note_votes(system.votes(db))
         self._is_changed = False
@@ -557,7 +558,7 @@ class Engine:
             self._end_index()
             self._weight = 0
             self._is_changed = False
-            self.flushed = Flushed(dict(self.applied), self.schema_version, self.applied_clock)
+            self.flushed = self._left()
             if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
                 self._wal.finish(db, self._limits.wal_frames_max)
             db.execute("BEGIN IMMEDIATE")
@@ -569,6 +570,15 @@ class Engine:
             self.failed = True
             raise DamagedError("another program has written to the node's file; stop it, and fill this node again")
         return True
+
+    def _left(self) -> Flushed:
+        """Return what the batch that has just been committed has left in the file."""
+        return Flushed(dict(self.applied), self.schema_version, self.applied_clock, self.batches, self._members)
+
+    @property
+    def has_new_members(self) -> bool:
+        """Whether the members or the users are others than those in the file after the last flush."""
+        return self._members != self.flushed.members
 
     def sync(self) -> None:
         """Return when everything flushed before this call is durable. May be called in a helper thread.
@@ -843,6 +853,7 @@ class Engine:
         membership = decode_membership(system.get_meta(self._db, "membership"))
         self._ids.use_members(system.get_meta(self._db, "node"), membership)
         self.access.learn(membership.users, membership.nodes)
+        self._members += 1
 
 
 def _unreadable(entry: Entry, error: EntryMalformedError) -> EntryMismatchError:

@@ -72,11 +72,13 @@ from bedrockish.node.plugins import Plugins
 from bedrockish.node.recalling import recall
 from bedrockish.node.rights import check_recall
 from bedrockish.node.scheduling.assembler import Assembler
+from bedrockish.node.scheduling.checkpoints import Checkpoints
 from bedrockish.node.scheduling.entry_sender import EntrySender
 from bedrockish.node.scheduling.fair_queue import FairQueue
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.fsync_thread import FsyncThread
 from bedrockish.node.scheduling.outbox import Done, Kept, Prepare, Waiter
+from bedrockish.node.scheduling.reads_beside import ReadsBeside
 from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.statement_statistics import StatementStatistics
 from bedrockish.node.scheduling.system_clock import Clocks
@@ -149,6 +151,8 @@ class Runtime:
         self._linger_until: float | None = None  # when the open batch is closed, though nobody waits for it
         self.waiters: dict[int, Waiter] = {}
         self._requests = 0
+        self._reads = ReadsBeside(self, self._asked)
+        self._loop.away = self._reads.begin
         self._kept = Kept()
         self._fsync = FsyncThread(engine.sync)
         self.syncs = self._fsync.took
@@ -159,7 +163,8 @@ class Runtime:
         self.transactions.tracing = self.tracing
         self.upkeep.orders |= {"activity": self.describe_activity, "end": self.transactions.end_by_order}
         self.upkeep.orders["statements"] = self.statements.order
-        self._checkpointing = self._syncing = False
+        self._checkpoints = Checkpoints(engine, self.faults)
+        self._syncing = False
         self._together = 0  # how many were answered at once, lately
         self._failed = False  # in the middle of a step, or by damage
         self._executions = Executions(self)
@@ -204,6 +209,7 @@ class Runtime:
         queue = self._writes if self._executions.is_short_write(asked) else self._asked
         queue.put(self._requests if owner is None else owner, asked)
         self._loop.ring()
+        self._reads.look()
 
     async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
         """Run a command to its end; ``prepare`` executes it, if it is given, ``once`` if the same each time."""
@@ -296,9 +302,10 @@ class Runtime:
         waiter = self.waiters.get(request_id)
         if waiter is not None:
             self._comparison.unpack(prepared)
-            self._hold(waiter, len(prepared.changes) + len(prepared.result))
+            self.hold(waiter, len(prepared.changes) + len(prepared.result))
 
-    def _hold(self, waiter: Waiter, size: int) -> None:
+    def hold(self, waiter: Waiter, size: int) -> None:
+        """Count what is kept for a request as memory, if it is much."""
         if size < HELD_BYTES_MIN:
             size = 0
         if size != waiter.held:
@@ -426,6 +433,7 @@ class Runtime:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await trio.to_thread.run_sync(self.engine.sync)  # what a killed process wrote may not be durable yet
+            self._reads.synced(self.engine.batches)
             for action in self._perform(self.core.start(self._clocks.now())):
                 await self._loop.elsewhere(action)
             nursery.start_soon(self._loop.watch_time)  # a part of the loop: without it the core would not wake
@@ -438,6 +446,7 @@ class Runtime:
                 ("watching the disk", partial(watch_disk, self.config.database, self.core.state.health)),
                 ("looking for troubles", partial(tell_troubles, self.status)),
                 ("building indexes", self.transactions.builds.watch),
+                ("reading beside the writer", self._reads.run),
                 ("raising the cluster's level", partial(keep_level, self.core, self.submit)),
             ):
                 nursery.start_soon(self.faults.keep_running, what, watch)
@@ -590,7 +599,7 @@ class Runtime:
         waiter = self.waiters.pop(request_id, None)
         if waiter is not None:
             found = waiter.answer = self.workers.settle(request_id, answer)
-            self._hold(waiter, len(found.results) if isinstance(found, Answer) else 0)
+            self.hold(waiter, len(found.results) if isinstance(found, Answer) else 0)
             self._kept.replies.append(waiter)
 
     def _send(self, peer: str, message: Message) -> None:
@@ -653,9 +662,7 @@ class Runtime:
         else:
             self._synced(kept, engine.batches, self._fsync.sync_now())
         assert self._nursery is not None
-        if engine.checkpoint_due and not self._checkpointing:
-            self._checkpointing = True
-            self._nursery.start_soon(self._checkpoint)
+        self._checkpoints.look(self._nursery)
 
     def _synced(self, kept: Kept, batches: int, error: BaseException | None) -> None:
         self._syncing = False
@@ -664,6 +671,7 @@ class Runtime:
         else:
             self.info["batches"] = batches
             self._release(kept)
+            self._reads.synced(batches)
 
     def _synced_in_thread(self, kept: Kept, batches: int, error: BaseException | None) -> None:
         self._synced(kept, batches, error)
@@ -677,12 +685,16 @@ class Runtime:
         if self.tracing is not None:
             self.tracing.durable(kept.spans)
         for waiter in kept.replies:
-            took_s = time.monotonic() - waiter.began
-            self.latency.observe(took_s)
-            self.statements.note_answer(waiter.request, waiter.answer, took_s, asked=waiter.prepare is None)
-            self._tell(waiter)
+            self.answered(waiter)
         for mark in kept.marks:
             mark.set()
+
+    def answered(self, waiter: Waiter) -> None:
+        """Tell who waits for a request its answer: all that it rests on is durable."""
+        took_s = time.monotonic() - waiter.began
+        self.latency.observe(took_s)
+        self.statements.note_answer(waiter.request, waiter.answer, took_s, asked=waiter.prepare is None)
+        self._tell(waiter)
 
     def _tell(self, waiter: Waiter) -> None:
         if waiter.span is not None and self.tracing is not None:
@@ -691,17 +703,7 @@ class Runtime:
             waiter.tell()
         except Exception as error:  # its client learns nothing and asks again; others are answered
             self.faults.caught(f"answering command {waiter.request.command}", error)
-        self._hold(waiter, 0)
-
-    async def _checkpoint(self) -> None:
-        try:
-            await trio.to_thread.run_sync(self.engine.checkpoint)
-        except UnavailableError as error:
-            logger.warning("%s", error)
-        except Exception as error:
-            self.faults.caught("a checkpoint", error)  # the next batch asks for another one
-        finally:
-            self._checkpointing = False
+        self.hold(waiter, 0)
 
     def leave(self) -> None:
         """End what runs, make durable what there is, lower the clock's ceiling to what was really used, and tell all
@@ -713,6 +715,7 @@ class Runtime:
         try:
             self.workers.close()
             self.transactions.close()
+            self._reads.close()
             if not (self._failed or self.engine.failed):
                 self._save()
                 self.known.save()

@@ -44,11 +44,15 @@ class Flushed:
         applied: the last tick applied of each timeline.
         schema: version of the schema in force.
         clock: one that is not before that of anything applied.
+        batches: how many batches were committed in the life of the file.
+        members: how often the members and users were learnt until then.
     """
 
     applied: Mapping[str, int]
     schema: int
     clock: int
+    batches: int = 0
+    members: int = 0
 
 
 class Lends(Protocol):

@@ -1,6 +1,7 @@
 """Who comes next: one of each client in turn, however much one of them asks for at once."""
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -35,3 +36,20 @@ class FairQueue(Generic[T]):
         else:
             del self._queues[owner]
         return item
+
+    def sift(self, wanted: Callable[[T], bool]) -> list[tuple[object, T]]:
+        """Take out, with their owners, all items that are wanted; the others keep their turns."""
+        found: list[tuple[object, T]] = []
+        for owner, queue in list(self._queues.items()):
+            left = deque[T]()
+            for item in queue:
+                if wanted(item):
+                    found.append((owner, item))
+                else:
+                    left.append(item)
+            if left:
+                self._queues[owner] = left
+            else:
+                del self._queues[owner]
+        self._count -= len(found)
+        return found

@@ -34,9 +34,11 @@ class TurnLoop:
         failure: why the node ends.
         read: reads what has come on links; called before each turn of the task's, so that what comes together is acted
             on together.
+        away: called when the writer is going to work in another thread.
     """
 
     read: Callable[[], None]
+    away: Callable[[], None]
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class TurnLoop:
         self._writer = WriterThread(engine)
         self._alarm = Alarm(deadline, time.monotonic, lambda: self._wake.set())
         self.failure: BaseException | None = None
-        self.read = lambda: None
+        self.read = self.away = lambda: None
 
     def ring(self) -> None:
         """There is something to do; while links are read, it is done right after that."""
@@ -135,6 +137,7 @@ class TurnLoop:
     async def elsewhere(self, action: Callable[[], T]) -> T:
         """Do something with the writer that takes long; see ``WriterThread``."""
         self._wake = trio.Event()
+        self.away()
         try:
             return await self._writer.run(action)
         finally:

@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS bedrockish_schema(
   statements TEXT NOT NULL
 )
 """
+_LATEST = "SELECT activates, state FROM bedrockish_schema ORDER BY version DESC LIMIT 2"  # one at most is scheduled
 
 
 class Standing(NamedTuple):
@@ -62,6 +63,20 @@ def scheduled(db: apsw.Connection) -> Transaction | None:
     """Return the change that waits for its activation, if there is one."""
     row: Any = db.execute("SELECT clock, leader FROM bedrockish_schema WHERE state = ?", (SCHEDULED,)).fetchone()
     return None if row is None else find_txid(db, Txid(*row))[0].transaction
+
+
+def clocks(db: apsw.Connection) -> tuple[int, int | None]:
+    """Return from which clocks on the schema is in force, and the next one will be, if a change is scheduled.
+
+    The first is 0 if nothing is on record.
+    """
+    in_force, following = 0, None
+    for activates, state in db.execute(_LATEST):
+        if state == SCHEDULED:
+            following = int(activates)
+        else:
+            in_force = max(in_force, int(activates))
+    return in_force, following
 
 
 def standing(db: apsw.Connection, txid: Txid) -> Standing:

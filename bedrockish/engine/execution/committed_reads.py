@@ -1,0 +1,159 @@
+"""Reads of what the last batch has left in the file, while another thread has the writer.
+
+SQLite's write-ahead log shows another connection the last committed batch, whole, however much is being written on top
+of it. So a request that only reads need not wait for that, as long as what its session has seen is in that batch. Which
+batch a snapshot shows is read from the snapshot itself: the thread that has the writer may commit the next one in any
+moment, and only of the one before is it known what it has.
+"""
+
+from dataclasses import dataclass
+
+import apsw
+
+from bedrockish.api.requests import Request, Token
+from bedrockish.engine.execution.executor import Executor, MixesError
+from bedrockish.engine.execution.interfaces import Beside, Flushed
+from bedrockish.engine.readwrite.change_capture import Capture
+from bedrockish.engine.sqlite.errors import broken
+from bedrockish.engine.sqlite.limits import TakesLongError
+from bedrockish.engine.sqlite.table_layout import Tables
+from bedrockish.engine.statements.changes_vtab import give_functions
+from bedrockish.engine.statements.classify import READ, Guard
+from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.errors import BedrockishError, DamagedError, UnavailableError
+from bedrockish_journal.model.vector import covers
+from bedrockish_journal.storage import schema_history, store
+
+CACHE_KIB = 8 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a request has read.
+
+    Attributes:
+        result: the encoded results.
+        clock: one that is not before that of anything in the snapshot, nor before its schema came into force.
+    """
+
+    result: bytes
+    clock: int
+
+
+class CommittedReads:
+    """One connection for such reads. To be used by one thread at a time.
+
+    Args:
+        beside: what is needed for a connection beside the writer's.
+    """
+
+    def __init__(self, beside: Beside) -> None:
+        self._beside = beside
+        self._db: apsw.Connection | None = None
+        self._version = -1  # of the schema that the executor knows
+
+    def knows(self, version: int) -> bool:
+        """Whether ``read`` can be called where this version of the schema is in force."""
+        return self._version == version
+
+    def learn(self) -> None:
+        """Learn the schema that the file has now, which takes long if it has thousands of tables.
+
+        Raises:
+            UnavailableError: there is no room for another connection, or the schema cannot be read now.
+        """
+        try:
+            db = self._db or self._connected()
+            db.execute("BEGIN")
+            try:
+                version = int(system.get_meta(db, "schema_version"))
+                tables = Tables(db, self._beside.known().tables)
+                self._capture.use(tables)
+                self._executor.use(tables)
+                self._version = version
+            finally:
+                db.execute("ROLLBACK")
+        except apsw.Error as error:
+            raise UnavailableError(f"the file cannot be read once more: {error}") from error
+
+    def _connected(self) -> apsw.Connection:
+        beside = self._beside
+        db = beside.reader()
+        try:
+            db.pragma("cache_size", -CACHE_KIB)
+            give_functions(db, Holder())  # those that need a transaction of its own say so: it waits for the writer
+            ids = beside.ids.twin()
+            ids.register(db)
+            self._capture = Capture(db, beside.limits.changes_bytes)
+            self._executor = Executor(
+                db, Guard(db), self._capture, beside.limits, ids, beside.prepare, beside.known(), beside.access
+            )
+        except BaseException:
+            db.close()
+            raise
+        self._db = db
+        return db
+
+    def read(self, request: Request, flushed: Flushed, budget_s: float) -> Committed | None:
+        """Run a request that only reads; None if it is to wait for the writer, which then says why, if it must.
+
+        It waits if it does more than read, if its session has seen what is not in the last batch, if its command has
+        happened, if it takes longer than ``budget_s`` seconds, and if anything is wrong with it.
+
+        Args:
+            request: at the level ``stale`` or ``session``.
+            flushed: what the last batch has left, of which ``knows`` is true.
+            budget_s: how long it may take.
+
+        Raises:
+            DamagedError: the file cannot be read; the node must stop.
+        """
+        db = self._db
+        assert db is not None
+        assert self.knows(flushed.schema)
+        if not covers(flushed.applied, request.token.vector):
+            return None
+        try:
+            db.execute("BEGIN")
+            try:
+                return self._read(db, request, flushed, budget_s)
+            finally:
+                db.execute("ROLLBACK")
+        except apsw.CorruptError as error:
+            raise broken(error) from error
+        except apsw.Error:
+            return None
+
+    def _read(self, db: apsw.Connection, request: Request, flushed: Flushed, budget_s: float) -> Committed | None:
+        if system.get_meta(db, "batches") != flushed.batches:
+            return None  # the next batch has just been committed, and nobody has said yet what it has
+        in_force, following = schema_history.clocks(db)
+        if _has_seen_newer_schema(request.token, following) or store.command_txid(db, request.command) is not None:
+            return None
+        executor = self._executor
+        try:
+            for statement in request.statements:
+                for piece, _ in executor.pieces(statement, request.user):
+                    if piece.kind != READ or piece.setting:
+                        return None
+            prepared = executor.execute(request, dict(flushed.applied), flushed.schema, budget_s)
+        except DamagedError:
+            raise
+        except (BedrockishError, TakesLongError, MixesError, ClockNeededError):
+            return None
+        finally:
+            executor.forget()
+        return Committed(prepared.result, max(flushed.clock, in_force))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._db is not None:
+            self._db.close(True)
+            self._db = None
+            self._version = -1
+
+
+def _has_seen_newer_schema(token: Token, following: int | None) -> bool:
+    """Whether a session has seen the schema that is to come into force at a clock, on another node."""
+    return following is not None and token.clock >= following

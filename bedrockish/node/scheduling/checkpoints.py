@@ -1,0 +1,35 @@
+"""Copies the write-ahead log into the database file in the background, one checkpoint at a time."""
+
+import logging
+
+import trio
+
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import UnavailableError
+from bedrockish.node.scheduling.faults import Faults
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """Those of one node."""
+
+    def __init__(self, engine: Engine, faults: Faults) -> None:
+        self._engine, self._faults = engine, faults
+        self._is_running = False
+
+    def look(self, nursery: trio.Nursery) -> None:
+        """Begin one, if the log has grown enough and none is at work."""
+        if self._engine.checkpoint_due and not self._is_running:
+            self._is_running = True
+            nursery.start_soon(self._run)
+
+    async def _run(self) -> None:
+        try:
+            await trio.to_thread.run_sync(self._engine.checkpoint)
+        except UnavailableError as error:
+            logger.warning("%s", error)
+        except Exception as error:
+            self._faults.caught("a checkpoint", error)  # the next batch asks for another one
+        finally:
+            self._is_running = False

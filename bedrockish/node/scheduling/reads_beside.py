@@ -1,0 +1,172 @@
+"""Answers clients' reads while a thread has the writer, from the last batch (``engine.execution.committed_reads``).
+
+The core waits for that thread, and so does whoever needs the core: who writes, and who reads at the level ``strict``. A
+read at the levels ``stale`` and ``session`` needs nothing of either, if what its session has seen is in the last batch.
+It is answered like any other when that batch is durable.
+"""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from bedrockish.api.requests import STRICT, Answer, Token
+from bedrockish.config.config import Config
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import Submitted
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.committed_reads import CommittedReads
+from bedrockish.engine.execution.interfaces import Flushed
+from bedrockish.errors import DamagedError, UnavailableError
+from bedrockish.node.scheduling.fair_queue import FairQueue
+from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.outbox import Waiter
+from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish_journal.model.vector import merge
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 0.02  # how long reads may follow each other before others have the loop
+
+Asked = tuple[object, Submitted]  # and whose it is
+
+
+class Serving(Protocol):
+    """What such reads need of a node."""
+
+    engine: Engine
+    core: Node
+    config: Config
+    workers: WorkerPool
+    counts: Counter[str]
+    faults: Faults
+    waiters: dict[int, Waiter]
+
+    @property
+    def stop(self) -> Callable[[BaseException], None]:
+        """Ends the node with an error."""
+
+    def hold(self, waiter: Waiter, size: int) -> None:
+        """Count what is kept for a request as memory."""
+
+    def answered(self, waiter: Waiter) -> None:
+        """Tell who waits the answer."""
+
+
+class ReadsBeside:
+    """Looks through what clients have asked, while the writer is away.
+
+    Args:
+        node: whose clients they are.
+        asked: where requests wait for the loop; they go back there if they have to wait for the writer.
+    """
+
+    def __init__(self, node: Serving, asked: FairQueue[Submitted]) -> None:
+        self._node, self._engine, self._asked = node, node.engine, asked
+        self._budget_s = node.config.limits.loop_ms_max / 1000
+        self._reads = CommittedReads(node.engine.beside())
+        self._wanted = trio.Event()
+        self._waiting: set[int] = set()  # requests that wait until the writer is back
+        self._unsynced: deque[tuple[int, Waiter, Answer]] = deque()  # answers, and the batch that they rest on
+        self._has_failed = False  # since the writer went away
+        self._durable = 0  # the last batch that is known to be
+
+    def begin(self) -> None:
+        """The writer is going away: what has waited for it the last time is looked at again."""
+        self._waiting.clear()
+        self._has_failed = False
+        self._wanted.set()
+
+    def look(self) -> None:
+        """Somebody has asked for something."""
+        if self._engine.is_away and not self._has_failed:
+            self._wanted.set()
+
+    def synced(self, batches: int) -> None:
+        """All batches up to this one are durable: give the answers that rest on them."""
+        self._durable = batches
+        while self._unsynced and self._unsynced[0][0] <= batches:
+            _, waiter, answer = self._unsynced.popleft()
+            self._answer(waiter, answer)
+
+    def _answer(self, waiter: Waiter, answer: Answer) -> None:
+        node = self._node
+        node.counts["reads_beside"] += 1
+        del node.waiters[waiter.request_id]
+        waiter.answer = answer
+        node.hold(waiter, len(answer.results))
+        node.answered(waiter)
+
+    def close(self) -> None:
+        """Close the connection; no task runs any more."""
+        self._reads.close()
+
+    async def run(self) -> None:
+        """Answer what can be answered, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted = trio.Event()
+            try:
+                await self._answer_all()
+            except UnavailableError as error:
+                self._has_failed = True
+                logger.warning("reads wait for the writer: %s", error)
+            except DamagedError as error:
+                self._node.stop(error)
+
+    async def _answer_all(self) -> None:
+        engine, reads = self._engine, self._reads
+        pending = deque[Asked]()
+        until = time.monotonic() + TURN_S
+        try:
+            while engine.is_away and not self._node.core.state.trouble and not engine.failed:
+                pending += self._asked.sift(self._may_be_read)
+                flushed = engine.flushed
+                if not pending or engine.has_new_members:
+                    return  # a right that was just given or taken is not durable either
+                if not reads.knows(flushed.schema):
+                    await trio.to_thread.run_sync(reads.learn)
+                elif time.monotonic() > until:
+                    await trio.lowlevel.checkpoint()
+                    until = time.monotonic() + TURN_S
+                else:
+                    self._read(pending, flushed)
+        finally:
+            for owner, asked in pending:
+                self._asked.put(owner, asked)
+
+    def _may_be_read(self, asked: Submitted) -> bool:
+        """Whether a request may be one that only reads, and need not read the newest, and is short."""
+        request, waiter = asked.request, self._node.waiters.get(asked.request_id)
+        if asked.request_id in self._waiting or asked.once or waiter is None or waiter.prepare is not None:
+            return False
+        if request.read == STRICT or request.call is not None or request.change is not None:
+            return False
+        return not self._node.workers.expects(*request.texts)
+
+    def _read(self, pending: deque[Asked], flushed: Flushed) -> None:
+        """Answer the first of those that wait, or let it wait for the writer."""
+        owner, asked = pending[0]
+        request = asked.request
+        found = None
+        try:
+            found = self._reads.read(request, flushed, self._budget_s)
+        except DamagedError:
+            raise
+        except Exception as error:
+            self._node.faults.caught(f"reading command {request.command} beside the writer", error)
+        pending.popleft()
+        if found is None:
+            self._waiting.add(asked.request_id)
+            self._asked.put(owner, asked)
+            return
+        vector = self._node.core.state.timelines.in_short(merge(flushed.applied, request.token.vector))
+        answer = Answer(found.result, Token(vector, max(found.clock, request.token.clock)))
+        waiter = self._node.waiters[asked.request_id]
+        if flushed.batches <= self._durable:
+            self._answer(waiter, answer)
+        else:
+            self._unsynced.append((flushed.batches, waiter, answer))

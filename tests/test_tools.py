@@ -19,7 +19,7 @@ from bedrockish.transfer.load_database import BATCH_ROWS, batches, read_plan
 from tests.test_tidy import ROOT
 from tools import peer_galera
 from tools.bench import WORKS, Draw, measure_sqlite, quantile, scenarios
-from tools.bootstrap import read_lock
+from tools.bootstrap import SCENARIOS, read_lock, wanted_groups
 from tools.cluster import DemoError, LocalCluster
 from tools.demo_check import Check, check_file
 from tools.demo_cluster import DATABASE
@@ -30,6 +30,22 @@ from tools.scenarios import orders, orders_work
 from tools.scenarios.beside import run as run_beside
 from tools.scenarios.engine import measure, profile
 from tools.scenarios.plain import DESIGN
+
+IMPORT_WITHOUT = """  # the scenarios that are named, where some packages are not installed
+import importlib, sys
+from importlib.machinery import PathFinder
+from importlib.metadata import packages_distributions
+absent, known = sys.argv[1].split(), packages_distributions()
+class Present(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if any(one.lower().replace("_", "-") in absent for one in known.get(name.partition(".")[0], ())):
+            return None
+        return super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Present
+for name in sys.argv[2:]:
+    importlib.import_module("tools.scenarios." + name)
+"""
 
 
 def test_lock_pins_everything_that_is_declared() -> None:
@@ -44,6 +60,19 @@ def test_lock_pins_everything_that_is_declared() -> None:
     extras = declared["optional-dependencies"]
     wanted = [*declared["dependencies"], *(line for lines in extras.values() for line in lines)]
     assert {re.split(r"[\[<>=~! ]", line)[0].replace("_", "-") for line in wanted} <= set(names)
+
+
+@pytest.mark.parametrize("groups", [["runtime"], ["runtime", "spark"], ["runtime", "spark", "dev"]], ids="-".join)
+def test_a_scenario_is_installed_with_what_it_imports(groups: list[str]) -> None:
+    """On a fresh machine ``tools/bench NAME`` starts: nothing is imported that its groups do not bring."""
+    names = [name for name in scenarios() if wanted_groups("bench", [name, "--help"]) == groups]
+    assert set(SCENARIOS) <= set(scenarios())
+    assert names
+    there = {line.partition("==")[0] for group in groups for line in read_lock()[group]}
+    absent = {line.partition("==")[0] for lines in read_lock().values() for line in lines} - there
+    command = [sys.executable, "-P", "-c", IMPORT_WITHOUT, " ".join(sorted(absent)), *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,14 @@ class Answer:
         blockers: the conflicting transactions that are pending there.
         ended: conflicting transactions that cannot commit any more, or have, as far as it knows: it knows their outcome
             or has accepted their abort.
+        safe: the clock up to which all have ended, and it remembers none.
     """
 
     standing: int
     accepted: tuple[int, bool] | None = None
     blockers: frozenset[Txid] = frozenset()
     ended: frozenset[Txid] = frozenset()
+    safe: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,12 @@ def judge(leader: str, answers: Mapping[str, Answer], voters: Collection[str], q
         return ABORT
     # J6, "those who hold it, and those out of reach who may have approved it, are no quorum". A voter out of reach has
     # not approved it if it leads what conflicts with it and is pending still: it holds its own. But nobody knows that
-    # it is pending still as soon as somebody knows its end. And the leader of both has approved this one, whatever
-    # became of the other: it gave that up before it began this.
+    # it is pending still as soon as somebody knows its end, or may have known and forgotten it, as safe time lets him.
+    # And the leader of both has approved this one, whatever became of the other: it gave that up before it began this.
     ended = frozenset[Txid]().union(*(answer.ended for answer in answers.values()))
     blockers = frozenset[Txid]().union(*(answer.blockers for answer in answers.values()))
-    bound = {blocker.leader for blocker in blockers - ended} - {leader}
+    forgotten = max(answer.safe for answer in answers.values())
+    bound = {blocker.leader for blocker in blockers - ended if blocker.clock > forgotten} - {leader}
     approvers = holders | (set(voters) - answers.keys() - bound)
     if len(approvers) < quorum:
         return ABORT

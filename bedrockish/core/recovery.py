@@ -25,6 +25,7 @@ from bedrockish.core.protocol.records import ENDED, FORGOTTEN, Vote
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.voter import Voting
 from bedrockish.core.state.state import State
+from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import covers
@@ -229,6 +230,7 @@ class Recovery:
                 tuple(blocker.body for blocker in blockers),
                 tuple(self._ended_against(transaction)),
                 state.clock.read(),
+                state.clock.safe,
             ),
         )
 
@@ -305,8 +307,12 @@ class Recovery:
         # All of them are read before any of it counts.
         blockers = {one.txid: one for one in map(decode_transaction, message.blockers)}
         round_.blockers.update(blockers)
+        # A program that does not tell its safe time may have forgotten any end: then nobody is counted out (J6).
+        safe = CLOCK_LIMIT if message.safe is None else message.safe
         # Said again, the newer answer counts: a promise of one ballot is kept, and what is held only grows.
-        round_.answers[peer] = Answer(message.standing, message.accepted, frozenset(blockers), frozenset(message.ended))
+        round_.answers[peer] = Answer(
+            message.standing, message.accepted, frozenset(blockers), frozenset(message.ended), safe
+        )
         # Proposed once for a ballot: two decisions at one ballot would both be acceptable.
         if round_.decision is None and len(round_.answers) >= self.state.roster.majority:
             self._judge(round_)

@@ -1,9 +1,10 @@
 """``judge`` beside everything that can have happened: whatever it proposes, nobody can have decided the opposite.
 
 The model knows nothing of ``judge``. It has what voters do with one transaction X and its rivals, one step of one node
-at a time: approve, give up, accept an abort, learn an end, promise. In every state that can be reached, whoever can be
-asked is asked, in every combination; and where X is, or can still be, committed by its leader, no answers may lead to
-an abort; where its abort is decided, or a rival is committed that it has not seen, none may lead to a commit.
+at a time: approve, give up, accept an abort, learn an end, forget it, promise. In every state that can be reached,
+whoever can be asked is asked, in every combination; and where X is, or can still be, committed by its leader, no
+answers may lead to an abort; where its abort is decided, or a rival is committed that it has not seen, none may lead to
+a commit.
 """
 
 import itertools
@@ -41,13 +42,16 @@ class Rival:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Voter:
-    """One voter. ``late``: its clock is later than X. ``answer``: (standing, accepted, blockers, ended) once asked."""
+    """One voter. ``late``: its clock is later than X. ``answer``: (standing, accepted, blockers, ended, safe) if asked.
+
+    ``safe`` is the clock up to which it has forgotten how rivals ended.
+    """
 
     rivals: tuple[Rival, ...]
     approved: bool = False
     gave_up: bool = False
     late: bool = False
-    answer: tuple[int, bool, tuple[int, ...], tuple[int, ...]] | None = None
+    answer: tuple[int, bool, tuple[int, ...], tuple[int, ...], int] | None = None
 
     @property
     def holds(self) -> bool:
@@ -128,7 +132,23 @@ class Model:
         told = self.takes_rollbacks(world, voter)
         if number and not voter.approved and not voter.gave_up and self.may_approve(told, number, seen):
             yield replace(told, approved=True, late=True)
-        yield self.promises(told, number, seen)
+        yield self.promises(told, number, seen, frozenset())
+        forgotten = self.may_forget(world, told)
+        if forgotten:
+            yield self.promises(told, number, seen, forgotten)
+
+    def may_forget(self, world: World, voter: Voter) -> frozenset[int]:
+        """Return the rivals whose abort a voter may have forgotten: its safe time is past them.
+
+        For that a majority's cuts are, so no more than a minority holds them still.
+        """
+        return frozenset(
+            rival
+            for rival, known in enumerate(voter.rivals)
+            if known.state in (ACCEPTED, ABORTED)
+            and sum(one.rivals[rival].state in (ACCEPTED, DOOMED, ABORTED) for one in world) >= self.majority
+            and sum(one.rivals[rival].state not in PENDING for one in world) >= self.majority
+        )
 
     def may_lead(self, voter: Voter) -> bool:
         """Whether nothing is in the way of X at its leader: what it has given up itself it carries along."""
@@ -160,17 +180,19 @@ class Model:
                 return False
         return True
 
-    def promises(self, voter: Voter, number: int, seen: tuple[int, ...]) -> Voter:
+    def promises(self, voter: Voter, number: int, seen: tuple[int, ...], forgotten: frozenset[int]) -> Voter:
         """Answer RECOVER."""
-        blockers = tuple(rival for rival, known in enumerate(voter.rivals) if known.state in PENDING)
-        ended = tuple(rival for rival, known in enumerate(voter.rivals) if known.state not in (NONE, HELD))
+        rivals = list(enumerate(voter.rivals))
+        blockers = tuple(rival for rival, known in rivals if known.state in PENDING)
+        ended = tuple(rival for rival, known in rivals if known.state not in (NONE, HELD) and rival not in forgotten)
         if voter.holds or (number == 0 and voter.approved):
             standing, blockers = Standing.HELD, ()
         elif any(known.state == COMMITTED and rival not in seen for rival, known in enumerate(voter.rivals)):
             standing, blockers = Standing.NEVER, ()
         else:
             standing = Standing.BLOCKED if blockers else Standing.HELD
-        return replace(voter, late=True, answer=(int(standing), voter.gave_up, blockers, ended))
+        safe = max((rival + 1 for rival in forgotten), default=0)
+        return replace(voter, late=True, answer=(int(standing), voter.gave_up, blockers, ended, safe))
 
     # -- what a voter does with a rival --------------------------------------------------------------------------------
 
@@ -254,12 +276,13 @@ class Model:
         for number, voter in enumerate(world):
             if voter.answer is None:
                 continue
-            standing, gave_up, blockers, ended = voter.answer
+            standing, gave_up, blockers, ended, safe = voter.answer
             told[NAMES[number]] = Answer(
                 standing,
                 (1, False) if gave_up else None,
                 frozenset(rivals[rival] for rival in blockers),
                 frozenset(rivals[rival] for rival in ended),
+                safe,
             )
         return judge("A", told, NAMES[: self.voters], self.quorum)
 
@@ -303,9 +326,10 @@ def test_nothing_is_proposed_against_it_in_larger_clusters(
 
 
 @pytest.mark.slow
-def test_the_model_notices_who_must_not_be_counted_out() -> None:
+@pytest.mark.parametrize("rule", ["not if somebody knows the end", "not if somebody may have forgotten the end"])
+def test_the_model_notices_who_must_not_be_counted_out(rule: str) -> None:
     """It takes five voters: B, out of reach, had given its own up and approved X."""
-    with in_force(fault("", (judging, "judge", *RULES["not if somebody knows the end"]))):
+    with in_force(fault("", (judging, "judge", *RULES[rule]))):
         assert next(breaches(Model(5, (1,), whole=False)), None) is not None
 
 
@@ -317,6 +341,8 @@ BLOCKED_BY_Y = Answer(Standing.BLOCKED, None, frozenset({Y}))
 BLOCKED_BY_C = Answer(Standing.BLOCKED, None, frozenset({Txid(4, "C")}))
 BLOCKED_BY_OWN = Answer(Standing.BLOCKED, None, frozenset({OWN}))
 HOLDS_KNOWS_Y = Answer(Standing.HELD, None, frozenset(), frozenset({Y}))
+HOLDS_FORGOT_Y = Answer(Standing.HELD, safe=Y.clock)
+HOLDS_FORGOT_OLDER = Answer(Standing.HELD, safe=Y.clock - 1)
 TOOK = {(1, False): Answer(Standing.HELD, (1, False)), (3, True): Answer(Standing.BLOCKED, (3, True))}
 CLAUSES: list[tuple[str, int, dict[str, Answer], Verdict]] = [
     ("an abort was accepted, and all hold it", 3, {"B": TOOK[1, False], "C": HOLDS}, ABORT),
@@ -334,6 +360,18 @@ CLAUSES: list[tuple[str, int, dict[str, Answer], Verdict]] = [
         5,
         {"C": HOLDS_KNOWS_Y, "D": BLOCKED_BY_Y, "E": BLOCKED_BY_Y},
         First(frozenset({Y})),
+    ),
+    (
+        "C has forgotten all that is as old as B's own, so B may have approved",
+        5,
+        {"C": HOLDS_FORGOT_Y, "D": BLOCKED_BY_Y, "E": BLOCKED_BY_Y},
+        First(frozenset({Y})),
+    ),
+    (
+        "C has forgotten what is older than B's own",
+        5,
+        {"C": HOLDS_FORGOT_OLDER, "D": BLOCKED_BY_Y, "E": BLOCKED_BY_Y},
+        ABORT,
     ),
     (
         "its leader has approved it, whatever else it leads",
@@ -393,6 +431,8 @@ RULES = {
     "its leader among them": ("if leader in answers:", "if False:"),
     "somebody is counted out": (" - bound)", ")"),
     "not if somebody knows the end": ("blockers - ended", "blockers"),
+    "not if somebody may have forgotten the end": (" if blocker.clock > forgotten", ""),
+    "what is as old as the forgotten is forgotten": ("blocker.clock > forgotten", "blocker.clock >= forgotten"),
     "not its own leader": (" - {leader}", ""),
     "less than a quorum": ("len(approvers) < quorum", "len(approvers) <= quorum"),
 }

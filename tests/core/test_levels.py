@@ -60,7 +60,7 @@ LEVELS: dict[int, dict[int, str]] = {
         22: "upto clock",
     },
     2: {1: "body trace", 13: "applied closed cut clock store batches wall_ms holds level cluster_id mode config"},
-    3: {},  # says nothing new: its journal may be packed in the file
+    3: {7: "txid ballot standing accepted blockers ended clock safe"},  # and its journal may be packed in the file
 }
 
 

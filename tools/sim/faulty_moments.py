@@ -34,6 +34,13 @@ MOMENTS: dict[str, Moment] = {
     ),
     "its leader is no reason": _clause("a leader that answers has not committed", "if leader in answers:", "if False:"),
     "nobody is counted out": _clause("who is out of reach and leads a rival has not approved", " - bound)", ")"),
+    "forgotten ends are none": Moment(
+        fault(
+            "nobody is counted out for what somebody may have forgotten",
+            (judge, "judge", " if blocker.clock > forgotten", ""),
+        ),
+        "trace race_forgotten_end_counted_out",
+    ),
     "its own leader is counted out": _clause("a leader has approved its own", " - {leader}", ""),
     "a quorum may be missing": _clause("less than a quorum cannot have committed", "< quorum", "<= quorum"),
     "ends by an accepted abort are not told": Moment(

@@ -121,7 +121,8 @@ class Promise:
     """The answer to RECOVER.
 
     ``accepted`` is the highest (ballot, commit?) accepted. ``blockers`` are the bodies of conflicting transactions
-    pending here; ``ended`` the conflicting ones whose outcome is known here or whose abort was accepted.
+    pending here; ``ended`` the conflicting ones whose outcome is known here or whose abort was accepted. Of those with
+    a clock up to ``safe`` all have ended, and none is remembered; None from an older program, which does not tell.
     """
 
     txid: Txid
@@ -131,6 +132,7 @@ class Promise:
     blockers: tuple[bytes, ...]
     ended: tuple[Txid, ...]
     clock: int
+    safe: int | None = None
 
 
 @value
@@ -458,7 +460,7 @@ WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
     4: (Commit, (_B, _optional(_B), _B, _C)),
     5: (Rollback, (_X, _C)),
     6: (Recover, (_B, _ballot, _C)),
-    7: (Promise, (_X, _ballot, _W, _optional(_several(_known_ballot, _flag)), _many(_B), _many(_X), _C)),
+    7: (Promise, (_X, _ballot, _W, _optional(_several(_known_ballot, _flag)), _many(_B), _many(_X), _C, _optional(_C))),
     8: (Accept, (_B, _ballot, _flag, _C)),
     9: (Accepted, (_X, _ballot, _C)),
     10: (Refused, (_X, _known_ballot, _C)),

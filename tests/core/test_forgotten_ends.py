@@ -1,0 +1,65 @@
+"""Whoever has forgotten how a rival ended counts nobody out for it: its leader may have approved what conflicts.
+
+Safe time lets a node forget. It rests on a majority alone, so others may still hold what a majority has let go of.
+"""
+
+import pytest
+
+from bedrockish.core.protocol.messages import Commit, Promise, Standing, decode, encode
+from bedrockish_journal.model.transaction import Txid
+from tests.core.net import Net, add
+from tests.core.test_ballots import begin, state
+
+
+def forgotten() -> tuple[Net, Txid]:
+    """Return a cluster in which D alone of those in reach has approved P, whose leader A has told a client of it.
+
+    B had led Q, which conflicts with P, and gave it up: A and D accepted that. C and E hold Q, and have heard nothing.
+    """
+    net = Net("ABCDE")
+    q = begin(net, "B", "Q", approvers="CE")
+    for one in "ABD":
+        for other in "CE":
+            net.cut(one, other)
+    net.play("B", "give up", q)
+    net.run(0.7)  # the time of A, B and D is safe beyond Q, which they forget
+    assert state(net, "D").clock.safe >= q.clock
+    assert all(q in state(net, node).votes.pending for node in "CE")
+    net.ask("A", add("P", "x"))
+    net.kept = {Commit}
+    net.deliver()
+    assert net.told("A") == {"P": "A1"}
+    for one in "AB":
+        for other in "CDE":
+            net.cut(one, other)
+    net.kept = set()
+    net.mend("D", "C")
+    net.mend("D", "E")
+    (p,) = state(net, "D").votes.pending.transactions
+    return net, p
+
+
+def test_who_may_have_forgotten_an_end_counts_nobody_out() -> None:
+    """B had forgotten Q, too, and approved P: with A, B and D it was committed, and A's client knows."""
+    net, p = forgotten()
+    net.play("D", "suspect", p)
+    net.run(5.0)
+    assert [state(net, node).timelines.applied.get("D") for node in "CDE"] == [1, 1, 1]  # P, adopted from A
+    assert net.told("A") == {"P": "A1"}
+
+
+@pytest.mark.parametrize(("safe", "decision"), [(0, False), (None, None)])
+def test_who_does_not_tell_what_it_has_forgotten_may_have_forgotten_anything(
+    safe: int | None, decision: bool | None
+) -> None:
+    """E is of an older release, which tells no safe time: then B is not counted out, and P waits for the end of Q."""
+    net = Net("ABCDE")
+    q = begin(net, "B", "Q", approvers="CE")
+    p = begin(net, "A", "P", approvers="D")
+    rival = state(net, "C").votes.pending.transactions[q]
+    net.play("D", "suspect", p)
+    round_ = net.places["D"].core.recovery.rounds[p]
+    for node, told in (("C", 0), ("E", safe)):
+        answer = Promise(p, round_.ballot, Standing.BLOCKED, None, (rival.body,), (), 0, told)
+        net.play("D", "receive", node, decode(encode(answer)))
+    assert round_.decision is decision

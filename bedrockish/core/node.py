@@ -238,9 +238,9 @@ class Node:
                 if transaction.txid in state.votes.pending:
                     self.coordinator.replies.wait_queue.met(transaction.txid, transaction.access_set)
             if state.take_progress():
-                if voting.parked:
+                if voting.deferred:
                     voting.settle()
-                if recovery.parked or recovery.adoptable:
+                if recovery.deferred or recovery.adoptable:
                     recovery.settle()
                 self.coordinator.settle()
             # Ends before releases: who waited for this very transaction is told how it ended, and not only that it is
@@ -252,7 +252,7 @@ class Node:
                     if voting.barrier is not None:
                         voting.lift_barrier(known.command)
                 self.coordinator.ended(txid)
-                if recovery.rounds or recovery.parked:
+                if recovery.rounds or recovery.deferred:
                     recovery.ended(txid)
             for txid in state.votes.take_released():
                 self.coordinator.released(txid)

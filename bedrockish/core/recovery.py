@@ -30,8 +30,8 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import covers
 
-FIRST_BALLOT = 2
-PATIENCE_LASTS_MS = 30_000
+FIRST_BALLOT = 2  # 0 and 1 belong to the transaction's leader
+PATIENCE_LASTS_MS = 30_000  # in so long, patience that grew falls to a third
 PATIENCE_MAX = 32  # a node that is slower than ``suspicion_ms`` would never get anything done: so patience grows
 
 
@@ -40,10 +40,14 @@ class Round:
     """One attempt of ours to finish somebody's transaction.
 
     Attributes:
+        transaction: whose; any voter that holds it can finish it.
+        ballot: ours alone.
+        since: seconds at which it began.
         answers: who has promised, and what they said.
         decision: commit or abort, once proposed; None while asking.
         accepted: who has accepted the decision.
         blockers: transactions that must end first.
+        tries: which attempt it is; each waits twice as long as the one before.
     """
 
     transaction: Transaction
@@ -65,7 +69,7 @@ class Recovery:
         self.voting = voting
         self.coordinator = coordinator
         self.rounds: dict[Txid, Round] = {}
-        self.parked: dict[Txid, str] = {}  # RECOVERs whose base is not covered yet: whom to answer
+        self.deferred: dict[Txid, str] = {}  # RECOVERs whose base is not covered yet: whom to answer
         self.adoptable: dict[Txid, Round] = {}  # decided commits that we cannot apply yet
         self.counts = {"started": 0, "adopted": 0, "aborted": 0}
 
@@ -77,8 +81,11 @@ class Recovery:
         for peer in state.roster.peers.values():
             # Patience that grew in a slow hour shrinks again, or a death would be noticed late for ever.
             peer.patience = max(1.0, peer.patience * (1 - state.settings.heartbeat_ms / PATIENCE_LASTS_MS))
+        # Nobody would promise anything to a node that is none (P1).
         if not state.roster.is_voter(state.me):
             return
+        # Whoever is younger than half of ``suspicion_ms`` is in no question below, whatever the patience with its
+        # leader.
         for transaction in state.votes.pending.since_before(now - state.settings.suspicion_ms / 2000):
             txid = transaction.txid
             age = now - state.votes.pending.since[txid]
@@ -90,6 +97,8 @@ class Recovery:
                 # Ours, and in a recovery's hands that never ended: then it is anybody's to finish, also ours.
                 if age > 2 * suspicion and not self.coordinator.decides(txid):
                     self.start(transaction)
+            # Also of a leader that speaks and yet ends nothing: asked to promise, it ends the matter by its answer
+            # (J5).
             elif leader is None or self._is_silent(txid.leader) or age > 5 * suspicion:
                 # One after the other: two that recover at once refuse each other's ballots, and neither gets on.
                 if age > suspicion * (1 + 0.3 * self._rank()):
@@ -98,6 +107,8 @@ class Recovery:
                 # Its leader lives: it may have ended it, and its word got lost.
                 state.outbox.send(txid.leader, Ask(txid, state.clock.read()))
         for txid, round_ in list(self.rounds.items()):
+            # Twice as long each time, and drawn: two that recover each other's would else refuse each other's ballots
+            # for ever.
             patience = state.settings.suspicion_ms / 1000 * min(2 ** (round_.tries - 1), PATIENCE_MAX)
             if now - round_.since > patience * (1 + state.draw()):
                 self._again(txid, round_)
@@ -106,6 +117,7 @@ class Recovery:
         peer = self.state.roster.peers[node]
         if peer.mode >= Mode.DAMAGED:
             return True  # it speaks, but decides nothing any more
+        # Seconds of our own clock, which never go back: nobody is suspected because somebody set a wall clock.
         return self.state.clock.now.seconds - peer.heard > self.state.settings.suspicion_ms / 1000 * peer.patience
 
     def _rank(self) -> int:
@@ -116,6 +128,7 @@ class Recovery:
     def start(self, transaction: Transaction, tries: int = 1) -> None:
         """Begin a round for a transaction: at a ballot of our own above all that we have promised."""
         state, txid = self.state, transaction.txid
+        # Up to safe time there is nothing to decide: it is in the journal, or never will be.
         if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
             return
         self.counts["started"] += 1
@@ -123,6 +136,7 @@ class Recovery:
         if leader is not None:
             # When it is heard of again, it gets more patience (``Node._receive``).
             leader.suspected = True
+        # Our own promise binds us as that of any voter; below it we could not even answer ourselves (P4).
         promised = state.votes.by_txid[txid].promised if txid in state.votes.by_txid else 0
         voters = state.roster.voters
         ballot = FIRST_BALLOT + voters.index(state.me)
@@ -138,12 +152,14 @@ class Recovery:
     def _ask(self, txid: Txid) -> None:
         round_, state = self.rounds[txid], self.state
         message = Recover(round_.transaction.body, round_.ballot, state.clock.read())
+        # The body goes along: a voter that never saw the BEGIN can hold it, and finish it if we fall silent.
         state.outbox.send_voters(message)
         # We are a voter like the others: our own promise is made and kept in the same way.
         self.on_recover(state.me, message)
 
     def _again(self, txid: Txid, round_: Round) -> None:
         """Give a round up and, if the outcome is still unknown, begin another."""
+        # A new ballot asks for new promises: answers to the old one prove nothing about it.
         del self.rounds[txid]
         for blocker, transaction in round_.blockers.items():
             outcome = self.state.outcome(blocker)
@@ -168,13 +184,14 @@ class Recovery:
         vote = self._promise(peer, message)
         if vote is None or vote.transaction is None:
             return
+        # The promise itself, before any answer: a restarted voter that forgot it could accept a lower ballot (P4).
         self.state.votes.persist(vote)
         if covers(self.state.timelines.applied, vote.transaction.base):
             self._answer(peer, vote, vote.transaction)
         else:
             # The ballot is promised. Whether it can be held is told as soon as what it has seen is here to compare
             # with.
-            self.parked[vote.txid] = peer
+            self.deferred[vote.txid] = peer
             self.apply_queue.want(vote.transaction.base)
 
     def _promise(self, peer: str, message: Recover | Accept) -> Vote | None:
@@ -182,6 +199,8 @@ class Recovery:
         state = self.state
         transaction = state.pieces.read(message.body)
         txid = transaction.txid
+        # Followed, it would take the clocks of all there for good. A BEGIN is held against V15; this cannot be refused
+        # for less.
         if peer != state.me and state.clock.is_absurd(txid.clock):
             raise EntryMalformedError(f"{txid} began more than a year ahead of what most voters' clocks say")
         state.clock.adjust(txid.clock)
@@ -204,13 +223,15 @@ class Recovery:
     def settle(self) -> None:
         """Answer the RECOVERs whose base has become covered, and adopt what can be applied now."""
         state = self.state
-        for txid, peer in list(self.parked.items()):
+        for txid, peer in list(self.deferred.items()):
             vote = state.votes.by_txid.get(txid)
+            # It has ended while its base was fetched: whoever asked is told by P2 when it asks again.
             if vote is None or vote.transaction is None or state.outcome(txid) is not None:
-                del self.parked[txid]
+                del self.deferred[txid]
             elif covers(state.timelines.applied, vote.transaction.base):
-                del self.parked[txid]
+                del self.deferred[txid]
                 self._answer(peer, vote, vote.transaction)
+        # Decided is not yet applicable: what it has seen may still be on its way to us.
         for txid, round_ in list(self.adoptable.items()):
             self._adopt(txid, round_)
 
@@ -219,6 +240,7 @@ class Recovery:
         for given_up in transaction.rollbacks:  # P6: or two runs of one leader would block each other (V5)
             if given_up.leader == txid.leader:
                 state.votes.accept_rollback(given_up)
+        # What its leader had given up, and we have just accepted (P6), is not to stand in its way here.
         standing, blockers = self._stand(vote, transaction)
         self._say(
             peer,
@@ -254,7 +276,7 @@ class Recovery:
         ]
         if blockers:  # P11: two that conflict are never held by one node
             return Standing.BLOCKED, blockers
-        if state.misfit(transaction) != "":
+        if state.why_rows_differ(transaction) != "":
             return Standing.BLOCKED, []  # P12: it was made of other rows than ours: somebody's tables are damaged
         state.votes.hold(transaction)  # P13: from now on it is pending here, durably
         return Standing.HELD, []
@@ -262,6 +284,7 @@ class Recovery:
     def _ended_against(self, transaction: Transaction) -> list[Txid]:
         """Return the conflicting transactions whose end is known, or whose abort was accepted, here."""
         state = self.state
+        # What ended below it is told as a clock, ``safe`` of the promise: no votes are kept there (J6).
         ended = list(state.commit_window.any_conflicts(transaction.access_set, above=state.clock.safe))
         return ended + [txid for txid, _ in state.votes.aborting.conflicts(transaction.access_set, transaction.txid)]
 
@@ -274,11 +297,13 @@ class Recovery:
         vote = self._promise(peer, message)
         if vote is not None:
             assert vote.promised == message.ballot, "who accepts a ballot has promised it"
+            # What is pending stays so: a majority may have accepted something else, or nothing.
             vote.accepted = (message.ballot, message.commit)
             self.state.votes.persist(vote)
             self._say(peer, Accepted(vote.txid, message.ballot, self.state.clock.read()))
 
     def _tell(self, peer: str, txid: Txid) -> bool:
+        # We ask ourselves as we ask the others, and need not be told what we know.
         if peer == self.state.me:
             return txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
         return self.voting.tell_outcome(peer, txid)
@@ -302,6 +327,7 @@ class Recovery:
             EntryMalformedError: a blocker is no transaction; the promise does not count.
         """
         round_ = self.rounds.get(message.txid)
+        # An answer to another ballot says nothing of this one: whoever gave it may have accepted something since.
         if round_ is None or round_.ballot != message.ballot or not self.state.roster.is_voter(peer):
             return
         # All of them are read before any of it counts.
@@ -321,6 +347,7 @@ class Recovery:
         verdict = judge(
             round_.transaction.txid.leader, round_.answers, self.state.roster.voters, self.state.roster.quorum
         )
+        # Nothing is proposed: what blocks it is ended first, and each further answer is judged with the others.
         if isinstance(verdict, First):
             self._unblock(round_)
         else:
@@ -330,11 +357,13 @@ class Recovery:
         """Y first: ask its leader, or recover it where its leader is silent; then there will be a new round."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
+            # We know its end and somebody there does not: he is told, and then holds ours.
             if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
                 self._tell_blocked(round_, txid)
             elif self._leaderless(txid):
                 if txid not in self.rounds:
                     self.start(transaction)
+            # Its leader speaks, so it decides. Ours needs no word: our own coordinator ends it.
             elif txid.leader != state.me:
                 state.outbox.send(txid.leader, Ask(txid, state.clock.read()))
 
@@ -349,6 +378,7 @@ class Recovery:
         assert round_.decision is None, "one ballot has one decision"
         round_.decision = commit
         message = Accept(round_.transaction.body, round_.ballot, commit, state.clock.read())
+        # Only voters accept; learners hear of what came of it.
         state.outbox.send_voters(message)
         self.on_accept(state.me, message)
 
@@ -373,6 +403,7 @@ class Recovery:
         else:
             self.counts["aborted"] += 1
             state.votes.end(txid, commit=False)
+            # To learners too: nothing else would tell them, for an abort leaves no entry in any journal.
             state.outbox.send_all(Outcome(txid, False, "", 0, state.clock.read()))
 
     def _adopt(self, txid: Txid, round_: Round) -> None:
@@ -386,6 +417,7 @@ class Recovery:
             # The quorum that its label names is of those who accepted the decision.
             holders = {node: state.timelines.applied.get(node, 0) for node in sorted(round_.accepted)}
             entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)
+            # A recovery is rare: nobody looks who of them has the body already, in a vote.
             state.outbox.send_all(Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
 
     def on_refused(self, message: Refused) -> None:
@@ -400,12 +432,13 @@ class Recovery:
     def ended(self, txid: Txid) -> None:
         """An outcome became known: its round is over, and rounds that it blocked can be tried again."""
         self.rounds.pop(txid, None)  # J1: "somebody knows the outcome" is the end of it, whatever was answered
-        self.parked.pop(txid, None)
+        self.deferred.pop(txid, None)
         self.released(txid)
 
     def released(self, txid: Txid) -> None:
         """A transaction is in nobody's way here any more: rounds that it blocked can be tried again."""
         for other, round_ in list(self.rounds.items()):
+            # It was blocked by what has just ended, here at least; others may not have heard of that.
             if txid in round_.blockers and round_.decision is None:
                 self._tell_blocked(round_, txid)
                 # Drawn: all who recover it have waited for the same end, and would refuse each other's ballots.

@@ -463,7 +463,7 @@ class Engine:
             self.build.close(wait=False)  # if a thread still reads, whoever has begun it closes it
             self.build = None
 
-    def misfit(self, transaction: Transaction) -> str:
+    def why_rows_differ(self, transaction: Transaction) -> str:
         """Return why a transaction was not made of the rows that are applied here; empty if it was."""
         if transaction.kind != ROWS or transaction.schema != self.schema_version:
             return ""  # on a schema that is not in force here yet there is nothing to compare

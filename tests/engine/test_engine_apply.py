@@ -348,12 +348,12 @@ def test_rows_that_a_transaction_was_made_of_are_compared_before_it_is_approved(
     for entry in leader.entries:
         voter.apply(entry)
 
-    def misfit(*statements: str) -> str:
+    def why_rows_differ(*statements: str) -> str:
         prepared = leader.prepare(*statements)
         entry = leader.entry(prepared)
         leader.tick -= 1
         leader.head = leader.entries[-1].hash
-        return voter.engine.misfit(entry.transaction)
+        return voter.engine.why_rows_differ(entry.transaction)
 
     several = (
         "UPDATE t SET n = n + 1 WHERE id = 1",
@@ -367,18 +367,18 @@ def test_rows_that_a_transaction_was_made_of_are_compared_before_it_is_approved(
         "UPDATE p SET b = 2",
         "UPDATE p SET c = 6",
     )
-    assert misfit(*several) == ""
-    assert misfit("INSERT INTO t VALUES (50, 'ghost', 0)") == ""
+    assert why_rows_differ(*several) == ""
+    assert why_rows_differ("INSERT INTO t VALUES (50, 'ghost', 0)") == ""
     voter.engine._db.execute("UPDATE t SET v = 'Text' WHERE id = 1")  # equal for its collation, and yet another one
     voter.engine._db.execute("UPDATE p SET c = 0")
-    assert misfit("UPDATE t SET n = 0 WHERE id = 0") == ""
-    assert misfit("UPDATE t SET n = 0 WHERE id = 1") == "row (1,) of t is another one here"
-    assert misfit("DELETE FROM t WHERE id = 1") == "row (1,) of t is another one here"
-    assert misfit("DELETE FROM p") == "row ('x', 1) of p is another one here"
+    assert why_rows_differ("UPDATE t SET n = 0 WHERE id = 0") == ""
+    assert why_rows_differ("UPDATE t SET n = 0 WHERE id = 1") == "row (1,) of t is another one here"
+    assert why_rows_differ("DELETE FROM t WHERE id = 1") == "row (1,) of t is another one here"
+    assert why_rows_differ("DELETE FROM p") == "row ('x', 1) of p is another one here"
     voter.engine._db.execute("DELETE FROM t WHERE id = 0")
-    assert "another one" in misfit("UPDATE t SET n = 0 WHERE id = 0")
+    assert "another one" in why_rows_differ("UPDATE t SET n = 0 WHERE id = 0")
     leader.run("CREATE TABLE late(x)")
-    assert misfit("UPDATE t SET n = 0 WHERE id = 0") == "", "on a schema that is not in force there"
+    assert why_rows_differ("UPDATE t SET n = 0 WHERE id = 0") == "", "on a schema that is not in force there"
 
 
 def test_a_voter_reads_the_changes_of_a_short_transaction_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,12 +395,15 @@ def test_a_voter_reads_the_changes_of_a_short_transaction_once(tmp_path: Path, m
     monkeypatch.setattr(engine, "decode_changes", noted)
     for number, value in enumerate(("short", "x" * 10_000)):
         leader.run(f"INSERT INTO t VALUES ({number}, '{value}')")
-        assert voter.engine.misfit(leader.entries[-1].transaction) == ""
+        assert voter.engine.why_rows_differ(leader.entries[-1].transaction) == ""
         voter.apply(leader.entries[-1])
     assert [data for data in read if b"short" in data] == [leader.entries[-2].transaction.changes] * 2, "each node once"
     for number in range(2, 200):
         assert (
-            voter.engine.misfit(leader.entry(leader.prepare(f"INSERT INTO t VALUES ({number}, 1)")).transaction) == ""
+            voter.engine.why_rows_differ(
+                leader.entry(leader.prepare(f"INSERT INTO t VALUES ({number}, 1)")).transaction
+            )
+            == ""
         )
     assert len(voter.engine._compared) == engine.COMPARED_MAX
     assert voter.tables() == leader.tables()

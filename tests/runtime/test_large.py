@@ -328,13 +328,13 @@ async def test_a_large_transaction_is_compared_in_a_worker_and_the_verdict_is_ab
         await runtime.submit(request(f"INSERT INTO t {ALL}", "large"))
         update = await prepare(runtime, "UPDATE t SET x = zeroblob(999)")
         in_loop: list[Transaction] = []
-        misfit = engine.misfit
+        why_rows_differ = engine.why_rows_differ
 
         def noted(transaction: Transaction) -> str:
             in_loop.append(transaction)
-            return misfit(transaction)
+            return why_rows_differ(transaction)
 
-        monkeypatch.setattr(engine, "misfit", noted)
+        monkeypatch.setattr(engine, "why_rows_differ", noted)
         comparison = RowComparison(
             engine,
             runtime.transactions.snapshots,

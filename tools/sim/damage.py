@@ -174,7 +174,7 @@ class Care:
         elif self.machine.world.options.flip_every_s:
             self._look_later()
 
-    def misfit(self, transaction: Transaction) -> str:
+    def why_rows_differ(self, transaction: Transaction) -> str:
         """Return why a transaction was not made of the rows that are here; empty if it was."""
         image = self.machine.disk.seen
         if transaction.kind != ROWS or transaction.schema != image.schema:

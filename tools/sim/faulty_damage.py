@@ -19,12 +19,12 @@ _ORPHANS = {
 DAMAGES: dict[str, Fault] = {
     "voters do not compare rows": fault(
         "a voter approves only what was made of the rows that it has",
-        (voter.Voting, "_is_made_of_our_rows", "self.state.misfit(transaction)", "''"),
+        (voter.Voting, "_is_made_of_our_rows", "self.state.why_rows_differ(transaction)", "''"),
         **_FLIPS,
     ),
     "who holds for a recovery does not compare": fault(
         "who is asked to hold compares rows",
-        (recovery.Recovery, "_stand", 'if state.misfit(transaction) != "":', "if False:"),
+        (recovery.Recovery, "_stand", 'if state.why_rows_differ(transaction) != "":', "if False:"),
         **_ORPHANS,
     ),
     "rows are not compared when they are applied": fault(

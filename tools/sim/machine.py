@@ -119,7 +119,7 @@ class Machine:
             follows_wall=options.follows_wall,
             find_command=self._find_command,
             has_applied=self._has_applied,
-            compare_rows=self.care.misfit,
+            compare_rows=self.care.why_rows_differ,
         )
         self.care.started()
         self.guarded(lambda node: self._perform(node.start(self.now())))

@@ -293,7 +293,7 @@ class Coordinator:
         rolling = tuple(sorted(found.other for found in met if found.other in self.rollbacks))
         transaction = requests.make_transaction(state, inflight, prepared, clock, activates, rolling)
         # V11 binds our own transactions like those of others, or a busy node would starve a membership change itself.
-        if self.voting.held_back(transaction):
+        if self.voting.steps_back(transaction):
             self.replies.pause(inflight, 10 + 20 * state.draw())
             return
         joined = self.replies.wait_queue.joined(inflight, [command for command, _ in prepared.joined])

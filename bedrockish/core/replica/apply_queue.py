@@ -26,7 +26,14 @@ EARLY_MAX = 10_000  # COMMITs kept ahead of a gap; beyond, they are fetched agai
 
 @dataclass(slots=True)
 class Gap:
-    """A timeline of which this node lacks ticks up to ``upto``; ``asked`` is when it last asked, ``peer`` whom."""
+    """A timeline of which this node lacks ticks up to ``upto``.
+
+    Attributes:
+        upto: the last tick that is known to exist.
+        since: seconds at which the first lack was noted.
+        asked: seconds at which somebody was last asked; 0 if another one can be asked at once.
+        peer: who that was.
+    """
 
     upto: int
     since: float
@@ -51,6 +58,8 @@ class ApplyQueue:
         state, me = self.state, self.state.me
         assert covers(state.timelines.applied, transaction.base), "a leader commits only what it can apply"
         tick = state.timelines.applied.get(me, 0) + 1
+        # Nobody else writes into our timeline, and what we lead is applied in the step that leads it: nothing of it
+        # waits.
         assert tick == state.timelines.taken.get(me, 0) + 1
         # In a label our own tick is that of the commit itself, as the gist writes it.
         approvals = dict(quorum) | ({me: tick} if me in quorum else {})
@@ -58,6 +67,8 @@ class ApplyQueue:
         entry = Entry(me, tick, approvals, transaction, adopted_from, prev)
         self._take(entry)
         self.settle()
+        # The caller tells the commit next. Apply is among the effects before that, so it is durable before anybody
+        # hears.
         assert state.timelines.applied[me] == tick
         return entry
 
@@ -73,6 +84,7 @@ class ApplyQueue:
         # Heard before, by a fetch or another peer; or of a timeline that never grows again.
         if tick <= taken or leader in self.state.roster.membership.retired:
             return
+        # Not taken, so no outcome either: who asks meanwhile is not told that it is committed.
         early = self.early.setdefault(leader, {})
         if tick > taken + 1:
             if len(early) < EARLY_MAX:
@@ -85,6 +97,7 @@ class ApplyQueue:
     def _take_early(self, leader: str) -> None:
         """Take the COMMITs that waited for the one before them."""
         early = self.early.get(leader, {})
+        # Out of the dictionary first: one that cannot be read must not be tried again with each that follows.
         while (following := early.pop(self.state.timelines.taken.get(leader, 0) + 1, None)) is not None:
             if not self._take_commit(following, decode_label(following.label)):
                 return
@@ -93,6 +106,8 @@ class ApplyQueue:
         leader, tick = label.leader, label.tick
         vote = self.state.votes.by_txid.get(label.txid)
         voted = vote.transaction if vote is not None else None
+        # A body that is not the one that we voted on is read for itself. Which of the two was committed, the hash
+        # tells.
         # Who approved is not sent the body again, and has it in its vote.
         if voted is not None and message.body in (None, voted.body):
             transaction = voted
@@ -115,6 +130,7 @@ class ApplyQueue:
             EntryMalformedError: one cannot be read, or does not continue its timeline; those before it were taken.
         """
         for prev, label, body in message.entries:
+            # The label first: of what has come meanwhile, by COMMIT or from another peer, the body need not be read.
             leader, tick = decode_label(label)[:2]
             if tick != self.state.timelines.taken.get(leader, 0) + 1 or leader in self.state.roster.membership.retired:
                 continue
@@ -126,8 +142,10 @@ class ApplyQueue:
             # It has answered: what is still missing can be asked for at once, of whomever.
             if gap.peer == peer:
                 gap.asked = 0.0
+        # What was fetched may have closed the gap behind which COMMITs wait.
         for leader in self.early:
             self._take_early(leader)
+        # An answer has a bounded size: what is still missing is asked for now, not at the next heartbeat.
         self.settle()
         self.fetch_missing()
 
@@ -149,12 +167,14 @@ class ApplyQueue:
         state.take(entry)
         self.waiting.setdefault(entry.leader, deque()).append(entry)
         self._unapplied += 1
+        # It came by another way: nobody would look at the COMMIT that waits for this place again.
         self.early.get(entry.leader, {}).pop(entry.tick, None)
 
     # -- applying --------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Apply everything that can be applied."""
+        # This is asked at every step, and a count answers without a look at each timeline.
         moved = self._unapplied > 0
         while moved:
             moved = False
@@ -163,12 +183,14 @@ class ApplyQueue:
                 while (
                     queue
                     and covers(self.state.timelines.applied, queue[0].after)
+                    # It fits nowhere: its timeline stops here, and whatever has seen it, until an operator has decided.
                     and queue[0].txid not in self.state.blocked
                 ):
                     assert self._unapplied > 0
                     self._unapplied -= 1
                     self._apply(queue.popleft())
                     moved = self._unapplied > 0
+        # A new node answers its clients from the moment on at which it has caught up.
         if self.state.roster.joining is not None:
             self.state.check_joined()
 
@@ -177,6 +199,8 @@ class ApplyQueue:
         assert entry.tick == state.timelines.applied.get(entry.leader, 0) + 1
         # Adopted by a recovery, and found in its leader's timeline as well: its rows are there, its label is kept.
         repeat = txid.clock <= state.clock.safe or state.is_applied(txid)
+        # At or below safe time all commits are applied (T4), so what still comes there is such a second label. A node
+        # that halts counts nothing after it as applied.
         if not repeat and not self._reach_schema(entry):
             return
         state.apply(entry)
@@ -198,9 +222,11 @@ class ApplyQueue:
         activation is in its base, and applied here.
         """
         state, needed = self.state, entry.transaction.schema
+        # This can be ahead of our own safe time, which needs words of a majority; the entry itself is proof enough.
         if needed == state.schema.version + 1 and state.schema.scheduled is not None:
             state.activate()
         here = state.schema.version
+        # To go on would write rows into the columns of another schema.
         if needed != here:
             what = f"{entry.leader}{entry.tick} ran on version {needed} of the schema, and comes upon {here}"
             state.outbox.emit(Halt(what))
@@ -211,6 +237,7 @@ class ApplyQueue:
         change conflicts with everything, so whatever had a quorum before it is in its base.
         """
         state = self.state
+        # Before anything else of it: entries of that level may say what this program would read as something else.
         if membership.level > LEVEL:
             state.outbox.emit(
                 Halt(
@@ -219,6 +246,7 @@ class ApplyQueue:
                 )
             )
             return
+        # What is new in it: earlier ones stand in no vector any more.
         retired = membership.retired.keys() - state.roster.membership.retired.keys()
         state.set_membership(membership)
         if retired:
@@ -243,12 +271,10 @@ class ApplyQueue:
 
     def smallest_unapplied(self) -> int | None:
         """Return the smallest clock of anything decided and not applied."""
+        # Of all that wait, not only the first of each timeline: an adopted transaction brings its old clock to a late
+        # place.
         clocks = [entry.txid.clock for queue in self.waiting.values() for entry in queue]
         return min(clocks, default=None)
-
-    def applied_or_ended(self, txid: Txid) -> bool:
-        """Whether nothing more can come of a transaction here."""
-        return self.state.is_applied(txid) or self.state.votes.outcomes.get(txid) is False
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
@@ -267,6 +293,7 @@ class ApplyQueue:
         """
         state = self.state
         leader = state.roster.peers.get(txid.leader)
+        # Who hears its leader gets its COMMIT or ROLLBACK, or asks it in time (``Recovery.check``).
         unheard = txid.leader != state.me and (leader is None or not leader.up)
         if (
             unheard
@@ -296,6 +323,7 @@ class ApplyQueue:
                 continue
             # So far behind, no COMMIT that is under way closes the gap: ask without patience.
             behind = gap.upto - taken > 100
+            # One that was asked a moment ago is still answering; after a second its answer counts as lost.
             if (not behind and now - gap.since < patience) or (gap.asked and now - gap.asked < 1.0):
                 continue
             peer = self._whom(leader, taken + 1, not_again=gap.peer if gap.asked else "", busy=asks)
@@ -310,6 +338,8 @@ class ApplyQueue:
             state.outbox.send(peer, Fetch(wants, state.settings.fetch_bytes))
 
     def _whom(self, leader: str, tick: int, not_again: str, busy: dict[str, dict[str, int]]) -> str | None:
+        # Who once told that it has removed this place would only say so again. Its leader has it, whatever it last
+        # told.
         able = [
             node
             for node, peer in self.state.roster.peers.items()
@@ -332,8 +362,10 @@ class ApplyQueue:
         if removed:
             state.outbox.send(peer, Removed(removed, state.clock.read()))
         wants = {leader: tick for leader, tick in message.wants.items() if leader not in removed}
+        # What is taken and waits is in memory alone; the driver reads what it sends from the journal.
         have = {leader: tick for leader, tick in wants.items() if tick <= state.timelines.applied.get(leader, 0)}
         if have:
+            # The limit is a stranger's number: it does not decide how much memory an answer takes here.
             state.outbox.emit(SendEntries(peer, have, min(message.limit, 16_000_000)))
 
     def on_removed(self, peer: str, message: Removed) -> None:
@@ -341,6 +373,7 @@ class ApplyQueue:
         known = self.state.roster.peers.get(peer)
         if known is not None:
             known.removed = merge(known.removed, message.upto)
+            # It has answered, if not with the entries: the gap may be asked of another one at once.
             for leader in message.upto:
                 if leader in self.gaps and self.gaps[leader].peer == peer:
                     self.gaps[leader].asked = 0.0

@@ -22,7 +22,7 @@ from bedrockish_journal.model.vector import Vector, canonical, covers
 
 IDLE_CUT_S = 1.0  # seconds between two moves of the cut when there is nothing that waits for it
 HURRY_S = 0.02  # seconds between two moves while a few things wait; while many do, the heartbeat is quick enough
-NEVER = Txid(1 << 64, "")
+NEVER = Txid(1 << 64, "")  # later than any clock
 RELEASED = (1 << 63) - 1  # the clock of a hold that holds nothing
 HURRY_MAX = 64  # things that wait
 
@@ -33,9 +33,9 @@ class SafeTime:
     def __init__(self, state: State, apply_queue: ApplyQueue) -> None:
         self.state = state
         self.apply_queue = apply_queue
-        self._cut_at = -IDLE_CUT_S
-        self._moved_at = -HURRY_S
-        self._told: tuple[int, int] = (0, 0)
+        self._cut_at = -IDLE_CUT_S  # seconds when the cut last moved
+        self._moved_at = -HURRY_S  # seconds when any of the three last had the chance to
+        self._told: tuple[int, int] = (0, 0)  # closed and cut in our last gossip to all
         self._aged: deque[tuple[float, int]] = deque()  # (seconds, safe time then), oldest first
         self._due: Txid | None = None  # the schema change whose time has come
 
@@ -44,6 +44,7 @@ class SafeTime:
         known = self.state.roster.peers.get(peer)
         if known is None:
             return
+        # Where it knows that we have a retirement it leaves those timelines out; missing, they would look like a lack.
         known.applied = self.state.timelines.in_full(message.applied, message.config)
         known.level, known.config = message.level, message.config
         # A later release may know modes that are worse than the worst one here.
@@ -56,8 +57,10 @@ class SafeTime:
                 "NEW', and then 'bedrockish join URL --voter' for the node NEW on an empty file"
             )
         self.state.hear_wall(known, message.wall_ms)
+        # A newer report replaces one that is not covered yet (T6): it says more, and needs more.
         known.report = (known.applied, message.closed, message.cut)
         self._hear_holds(message.holds)
+        # A COMMIT may have died with its leader's links. Whoever has it says so here, and it is fetched.
         self.apply_queue.want(message.applied)
         self._cover()
         self._hurry()
@@ -75,6 +78,7 @@ class SafeTime:
         if clock is None:
             self.state.hold_journal(name, (times, RELEASED))
         elif before == RELEASED or clock < before:
+            # A new beginning outranks every place of the one before, at all nodes (``_hear_holds``).
             self.state.hold_journal(name, (times + 1, clock))
         elif clock > before:
             self.state.hold_journal(name, (times, clock))
@@ -114,10 +118,13 @@ class SafeTime:
         self._cover()
         # All of these may still appear in the journal with their clocks.
         pending, unapplied = state.votes.pending.smallest_clock(), self.apply_queue.smallest_unapplied()
+        # What is compared, or read, came in time: it is not to be TOO LATE because we are slow to give the verdict.
         state.votes.forget_comparisons()
+        # One that was overtaken by closed time is lost anyway, and would only keep time from closing further.
         compared = min((txid.clock for txid in state.votes.comparing if txid.clock > clock.closed), default=None)
         read = [one.closable + 1 for one in state.pieces.assembling if clock.now.seconds < one.until]
         lowest = min((one for one in (pending, unapplied, compared, *read) if one is not None), default=None)
+        # A BEGIN may be on its way to us as long as the lag says; what was closed in front of it would be TOO LATE.
         clock.lag.read(clock.now.seconds, clock.read())
         closable = clock.lag.closable(clock.now.seconds)
         if self._in_a_hurry():
@@ -161,6 +168,7 @@ class SafeTime:
         base that has all of them up to a conflict window before.
         """
         roster = self.state.roster
+        # A majority of whom: of those who vote when what comes next is decided, as far as this node knows.
         told = roster.membership
         if roster.joining is not None and roster.joining.membership.version > told.version:
             told = roster.joining.membership  # who voted when what is here now was written may be gone
@@ -214,6 +222,7 @@ class SafeTime:
         """Tell everybody where we stand."""
         state = self.state
         self._told = (state.clock.closed, state.clock.cut)
+        # Two reports for all of them: a vector is made canonical once, and not for each peer.
         whole = self._report(state.timelines.applied)
         short = (
             self._report(state.timelines.in_short(state.timelines.applied))
@@ -251,8 +260,12 @@ class SafeTime:
     def _forget(self) -> None:
         """Drop what safe time decides, up to which the journal is the whole truth; and what is settled."""
         state, settled = self.state, self.state.clock.settled
+        # What is taken and waits keeps its outcome: not in the journal yet, it would be told as rolled back.
         state.votes.forget({entry.txid for queue in self.apply_queue.waiting.values() for entry in queue})
+        # The index by key is for what is new; what is settled is asked for seldom, and takes a tenth of the room
+        # packed.
         state.commit_window.pack(settled, state.votes.outcomes)
+        # A base that V16 lets pass has all up to a window before its clock. What is dropped sooner leaves a floor.
         state.commit_window.forget(moved(settled, -state.settings.conflict_window_ms))
         if not state.clock.follows_wall:
             state.commit_window.forget(self._safe_long_ago())

@@ -50,7 +50,7 @@ class Offered:
 
 @dataclass(slots=True)
 class Incomplete:
-    """A message of which pieces are missing."""
+    """A message of which pieces are missing; ``since`` is seconds at which one of them last came."""
 
     peer: str
     parts: tuple[Part, ...]
@@ -111,6 +111,7 @@ class Staging:
         """Fetch what is lacking of a transaction, and say so when all is durable; or forget it."""
         state, key = self.state, (peer, message.number)
         if not message.pieces:
+            # Its pieces stay until the next heartbeat has found that no vote names them either (``_drop_unnamed``).
             self.offers.pop(key, None)
             return
         # Pieces go ahead for a vote, and a learner has none; it gets the entry when it is committed.
@@ -118,11 +119,13 @@ class Staging:
             return
         names = dict(message.pieces)
         size = sum(names.values())
+        # Without the same offer told again: it does not count twice.
         others = [offer for (of, number), offer in self.offers.items() if of == peer and number != message.number]
         if (
             size + sum(offer.size for offer in others) > OFFERED_BYTES_MAX
             or len(names) + sum(len(offer.names) for offer in others) > OFFERED_PIECES_MAX
         ):
+            # Said at once, and not left to time: its leader tells a quorum of the others, or tells it again later.
             state.counts["offers_refused"] += 1
             self._tell_stored(peer, message.number, stored=False)
             return
@@ -145,6 +148,7 @@ class Staging:
         waiting = [one for one in self.incomplete if one.peer == peer]
         size = sum(len(part) if isinstance(part, bytes) else part[1] for part in message.parts)
         assembling = sum(one.peer == peer for one in state.pieces.assembling)
+        # Bounded for each peer, so that one that sends much takes nothing from the others.
         if size > MESSAGE_BYTES_MAX or len(waiting) >= MESSAGES_MAX or assembling >= ASSEMBLING_MAX:
             state.counts["messages_too_many"] += 1
             return
@@ -160,6 +164,7 @@ class Staging:
         """Have a message put together from what is here."""
         fetched, saved = self.fetched, self.state.pieces.saved
         parts = tuple(
+            # What is saved the driver reads from the file; what is in memory alone has to be handed to it.
             fetched[part[0]] if type(part) is tuple and part[0] in fetched and part[0] not in saved else part
             for part in one.parts
         )
@@ -178,10 +183,12 @@ class Staging:
             message = decode(data) if known is None else known.message
         except EntryMalformedError:
             message = None
+        # A message in pieces whose content is one again could go on like that for ever.
         if message is None or isinstance(message, InPieces):
             self.state.counts["malformed"] += 1
             return None
         if isinstance(message, Begin):
+            # Its pieces were held against their names: the vote on it is kept in them, and need not be cut again.
             self.state.pieces.cutter.learn(message.body, data, parts)
         return message
 
@@ -240,6 +247,7 @@ class Staging:
     def _pull(self, peer: str, names: Iterable[Name]) -> None:
         pull = self.pulls.setdefault(peer, Pull())
         known = {*pull.asked, *(digest for digest, _ in pull.queue)}
+        # Two messages may need the same piece: it is asked for once, and given to both.
         pull.queue.extend(name for name in names if name[0] not in known)
         self._ask(peer)
 
@@ -250,6 +258,7 @@ class Staging:
             pull.least = 0.0  # an idle link may be another one by now
         while pull.queue and len(pull.asked) < int(pull.window):
             digest, size = pull.queue.popleft()
+            # It may have come for another one meanwhile, or its message was dropped.
             if self._is_missing(digest):
                 pull.asked[digest] = now, size
                 wanted.append(digest)

@@ -46,6 +46,7 @@ def times(
     if moves_cut:
         # T2: a majority approves nothing there any more, nor do we
         reached = min(_reached([word[0] for word in others], closed, majority, counts=counts), closed)
+        # What is open here is open: whoever takes the cut for past must not find it committed by our vote later.
         cut = max(cut, reached if lowest is None else min(reached, lowest - 1))
     # T4: a majority would say NEVER to any recovery of what is not applied there.
     safe = max(own.safe, _reached([word[1] for word in others], cut, majority, counts=counts))
@@ -65,5 +66,6 @@ def settled(words: Iterable[tuple[int, int]], cut: int, majority: int, *, counts
 
 def _reached(words: list[int], own: int, majority: int, *, counts: bool) -> int:
     """Return the largest clock that a majority has reached."""
+    # The majority-th largest: so many have got there or further. Fewer words than a majority prove nothing.
     clocks = sorted([*words, own] if counts else words, reverse=True)
     return clocks[majority - 1] if len(clocks) >= majority else 0

@@ -17,14 +17,14 @@ from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 from bedrockish_journal.model.vector import covers
 
-NO_KEY = b""
-PARKED_MAX = 10_000
+NO_KEY = b""  # of a reject that is for no other transaction
+DEFERRED_MAX = 10_000  # BEGINs; one that is not kept is said again by its leader after ``suspicion_ms``
 COMPARING_S = 5.0  # how long what is closed waits for the comparison of a transaction's rows with ours
 
 
 @dataclass(slots=True)
 class Barrier:
-    """A membership change that was rejected: others step back until it is through, for a bounded time."""
+    """A membership change that was rejected: others step back until it is through, or for ``until`` in seconds."""
 
     transaction: Transaction
     until: float
@@ -36,7 +36,7 @@ class Voting:
     def __init__(self, state: State, apply_queue: ApplyQueue) -> None:
         self.state = state
         self.apply_queue = apply_queue
-        self.parked: dict[Txid, Transaction] = {}  # BEGINs whose base is not covered yet
+        self.deferred: dict[Txid, Transaction] = {}  # BEGINs whose base is not covered yet
         self.compared: dict[Txid, Transaction] = {}  # BEGINs whose rows are being compared
         self.barrier: Barrier | None = None
         self.approved: list[Transaction] = []  # since the node last looked
@@ -48,15 +48,17 @@ class Voting:
             EntryMalformedError: its body is no transaction; a leader that cannot encode gets no approval.
         """
         transaction = self.state.pieces.read(message.body)
+        # In somebody else's name it would be held for nobody who counts, and its rollbacks (V5) would be forged.
         if transaction.txid.leader == peer:
             self._consider(transaction)
 
     def settle(self) -> None:
         """Take up the BEGINs whose base has become covered."""
-        for txid, transaction in list(self.parked.items()):
+        for txid, transaction in list(self.deferred.items()):
+            # Also what is over: its leader is told (V1), for its base may never come here.
             ended = txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
             if ended or covers(self.state.timelines.applied, transaction.base):
-                del self.parked[txid]
+                del self.deferred[txid]
                 self._consider(transaction)
 
     def on_compared(self, txid: Txid) -> None:
@@ -67,6 +69,7 @@ class Voting:
 
     def _consider(self, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
+        # Closed time need not wait for it any more, whatever becomes of it below.
         until = state.votes.comparing.pop(txid, None)
         if self.tell_outcome(txid.leader, txid):  # V1: it is over, or below safe time
             return
@@ -83,10 +86,12 @@ class Voting:
             self._approve(txid)  # V4: it is approved already, and the answer was lost
             return
         reason = self._untimely(transaction)
+        # Also of one that is refused: had only those counted that were in time, the lag would never grow.
         state.clock.lag.late(state.clock.now.seconds, txid.clock)
         if reason is not None:
             self._reject(txid, reason)
             return
+        # Not before V15 has looked at it. From here on what we begin is later than what we are asked to approve.
         state.clock.adjust(txid.clock)
         for given_up in transaction.rollbacks:  # V5: its leader gave these up before it began this
             if given_up.leader == txid.leader:
@@ -97,8 +102,8 @@ class Voting:
             self.tell_outcome(txid.leader, txid)
             return
         if not covers(state.timelines.applied, transaction.base):  # V7: what it has seen is needed to test it
-            if len(self.parked) < PARKED_MAX:
-                self.parked[txid] = transaction
+            if len(self.deferred) < DEFERRED_MAX:
+                self.deferred[txid] = transaction
                 self.apply_queue.want(transaction.base)
                 state.timers.set(state.settings.fetch_after_ms, "fetch")
             return
@@ -109,6 +114,7 @@ class Voting:
             return
         found = state.happened(transaction.commands, txid)  # V8: none of its commands has happened, base or not
         if found is not None and found.other == FORGOTTEN:
+            # A reason of a later level would be unreadable; TOO OLD makes an older leader run the command again.
             reason = Reason.FORGOTTEN if state.roster.level >= 2 else Reason.TOO_OLD
             state.outbox.send(txid.leader, Reject(txid, reason, None, found.key, state.clock.read()))
             return
@@ -119,15 +125,16 @@ class Voting:
         # V10: nor with what this node rolled back itself later than its clock, which others may still hold.
         found = found or state.votes.own_ends.vetoes(transaction)
         if found is not None:
-            self._hold_others_back(transaction, found)
+            self._raise_barrier(transaction, found)
             self._reject(txid, Reason.FOR, found)
             return
-        if self._held_back(transaction):  # V11: a membership change that was rejected goes first
+        if self._is_behind_barrier(transaction):  # V11: a membership change that was rejected goes first
             self._reject(txid, Reason.BARRIER)
             return
         if not self._is_made_of_our_rows(transaction, until):  # V12: nor made of other rows
             return
         state.votes.hold(transaction)  # V13: durable before the approval leaves
+        # Requests of our own that wait for their turn on its keys wait for its end from now on (``Node._settle``).
         self.approved.append(transaction)
         self._approve(txid)
 
@@ -138,12 +145,15 @@ class Voting:
 
         Approved, it would be decided, and would not fit at whoever has the right rows.
         """
-        txid, why = transaction.txid, self.state.misfit(transaction)
+        txid, why = transaction.txid, self.state.why_rows_differ(transaction)
         if why is None:
-            waiting = self.parked if self.state.outbox.is_applying else self.compared
+            # Rows that this step applies are in the tables after it, and a timer asks again; else ``Compared`` comes.
+            waiting = self.deferred if self.state.outbox.is_applying else self.compared
             waiting[txid] = transaction
             self.state.votes.comparing[txid] = until or self.state.clock.now.seconds + COMPARING_S
         elif why:
+            # It may be our tables that are damaged. The leader notes it too, and both compare themselves with the
+            # others.
             self._reject(txid, Reason.DIFFERS if self.state.roster.level >= 2 else Reason.TOO_OLD)
         return why == ""
 
@@ -154,6 +164,7 @@ class Voting:
             return Reason.TOO_LATE
         ahead, leader = state.clock.ahead_ms(clock), state.roster.peers.get(transaction.txid.leader)
         if leader is not None:
+            # For people: ``status`` names the machine whose clock is wrong.
             leader.ahead_ms = ahead
         if ahead:  # V15: following it would take everybody's clock there, for good
             return Reason.AHEAD
@@ -166,6 +177,7 @@ class Voting:
 
     def _approve(self, txid: Txid) -> None:
         state = self.state
+        # Our tick, as the gist's quorum vector has it: evidence for audits. Nothing is decided by it.
         own = state.timelines.applied.get(state.me, 0)
         state.outbox.send(txid.leader, Approve(txid, own, state.clock.read()))
 
@@ -176,19 +188,22 @@ class Voting:
 
     # -- barriers --------------------------------------------------------------------------------------------------
 
-    def _hold_others_back(self, transaction: Transaction, found: Conflict) -> None:
+    def _raise_barrier(self, transaction: Transaction, found: Conflict) -> None:
         """Let a rejected membership change get through, or a busy cluster would starve it.
 
         A rejected schema change needs no such thing: its next attempt leaves more time until it comes into force.
         """
+        # What is committed does not stand in the way of its next attempt, which will have seen it.
         if transaction.kind != MEMBERS or found.other not in self.state.votes.pending:
             return
         now = self.state.clock.now.seconds
+        # Not renewed while it lasts: a change that can never succeed must not stop all writes for good.
         if self.barrier is None or self.barrier.until < now:
             self.barrier = Barrier(transaction, now + self.state.settings.barrier_ms / 1000)
 
-    def _held_back(self, transaction: Transaction) -> bool:
+    def _is_behind_barrier(self, transaction: Transaction) -> bool:
         barrier = self.barrier
+        # By command: the change comes again as another transaction.
         if barrier is None or transaction.command == barrier.transaction.command:
             return False
         if self.state.clock.now.seconds > barrier.until:
@@ -196,11 +211,11 @@ class Voting:
             return False
         return conflict(barrier.transaction.access_set, transaction.access_set) is not None
 
-    def held_back(self, transaction: Transaction) -> bool:
+    def steps_back(self, transaction: Transaction) -> bool:
         """Whether one of our own transactions should step back for a membership change."""
         if transaction.kind == MEMBERS:
             return False
-        return self._held_back(transaction)
+        return self._is_behind_barrier(transaction)
 
     def lift_barrier(self, command: str) -> None:
         """The change is through."""
@@ -229,6 +244,7 @@ class Voting:
         state = self.state
         outcome = state.outcome(txid)
         if outcome is None:
+            # Votes and outcomes are dropped up to there, and the journal alone tells: in it, or rolled back.
             if txid.clock <= state.clock.safe:
                 state.outbox.emit(SendOutcome(peer, txid))
                 return True
@@ -237,6 +253,7 @@ class Voting:
         if not outcome:
             state.outbox.send(peer, Outcome(txid, False, "", 0, clock))
             return True
+        # Known as committed, and packed already: only the journal knows where it stands.
         known = state.commit_window.known.get(txid)
         if known is None:
             state.outbox.emit(SendOutcome(peer, txid))

@@ -235,7 +235,7 @@ class State:
         """Whether a transaction between safe time and what is settled was applied in an earlier step."""
         return self.clock.safe < txid.clock <= self.clock.settled and self._has_applied(txid)
 
-    def misfit(self, transaction: Transaction) -> str | None:
+    def why_rows_differ(self, transaction: Transaction) -> str | None:
         """Return why a transaction was not made of the rows that are here; empty if it was.
 
         None: what it rests on is applied in this very step, so the tables do not have it yet; or it is so large that

@@ -68,10 +68,10 @@ class RowComparison:
         """Return why a transaction was not made of our rows, empty if it was; None: ``Compared`` will be stepped."""
         engine, txid = self._engine, transaction.txid
         if len(transaction.changes) <= LONG_BYTES or transaction.kind != ROWS:
-            return engine.misfit(transaction)
+            return engine.why_rows_differ(transaction)
         found = self._found.pop(txid, None)
         if found is not None and found.body == transaction.body and found.schema == engine.schema_version:
-            return engine.misfit(transaction) if found.why is None else found.why
+            return engine.why_rows_differ(transaction) if found.why is None else found.why
         if txid not in self._running:
             self._running.add(txid)
             self._start(self._compare, transaction, engine.schema_version)

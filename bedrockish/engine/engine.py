@@ -91,6 +91,7 @@ class Engine:
         self, db: apsw.Connection, lock: FileLock, limits: Limits, prepare: Prepare, *, full_sync: bool
     ) -> None:
         self._db, self._lock, self._limits, self._prepare = db, lock, limits, prepare
+        self._control = db.cursor().execute  # of what gives no rows; a cursor for each costs more than a savepoint
         self._file = db.filename  # kept, because helper threads must not touch the connection
         self._capture = Capture(db, limits.changes_bytes)
         self._guard = Guard(db)
@@ -199,7 +200,7 @@ class Engine:
         base, version = dict(self.applied), self.schema_version
         self.scope.begin(request.command, clock, base)
         try:
-            prepared = self._roll_back(lambda: self._execute(request, base, version, budget_s))
+            prepared = self._roll_back(self._execute, request, base, version, budget_s)
         finally:
             self.locks.release(request.command)  # from now on, those who lead it tell what it writes
         return replace(prepared, clock=clock) if self.scope.used else prepared
@@ -218,7 +219,7 @@ class Engine:
         """Run as many as can share a transaction, the first ones, and roll them back; raises what ``execute`` does."""
         run = partial(together.execute, self._executor, dict(self.applied), self.schema_version, budget_s, self.scope)
         try:
-            found = together.as_many_as_can_be(requests, lambda chosen: self._roll_back(partial(run, chosen)))
+            found = together.as_many_as_can_be(requests, partial(self._roll_back, run))
         finally:
             for request in requests:
                 self.locks.release(request.command)
@@ -228,18 +229,18 @@ class Engine:
         """Tell what each statement of a text would read and write, as ``explain.explain``; nothing of it remains."""
         self.scope.begin("", 0, dict(self.applied))
         try:
-            return self._roll_back(lambda: explain(self._executor, statement, user, columns=columns))
+            return self._roll_back(partial(explain, self._executor, statement, user, columns=columns))
         finally:
             self.locks.release("")
 
-    def _roll_back(self, action: Callable[[], T]) -> T:
+    def _roll_back(self, action: Callable[..., T], *arguments: Any) -> T:
         """Do something in the open batch, and roll it back, whatever comes out."""
-        db = self._db
+        db, control = self._db, self._control
         self._leave()
         self._applier.loud()
-        db.execute("SAVEPOINT request")
+        control("SAVEPOINT request")
         try:
-            return action()
+            return action(*arguments)
         except DamagedError:
             self.failed = True
             raise
@@ -247,8 +248,8 @@ class Engine:
             self._capture.deafen()
             try:
                 if db.in_transaction:
-                    db.execute("ROLLBACK TO request")
-                    db.execute("RELEASE request")
+                    control("ROLLBACK TO request")
+                    control("RELEASE request")
                 else:
                     self._redo()
             except apsw.Error as error:  # something of the request may be left in the batch
@@ -257,7 +258,8 @@ class Engine:
     def lend(self, leave: Callable[[], None]) -> Parts:
         """Let open transactions use the writer meanwhile; ``leave`` is called when the engine needs it for itself."""
         self._lent = leave
-        return Parts(self._db, self._executor, self._capture, self._applier, self._limits, self.open_reader, self._redo)
+        reader, control = self.open_reader, self._control
+        return Parts(self._db, self._executor, self._capture, self._applier, self._limits, reader, control, self._redo)
 
     def beside(self) -> Beside:
         """Return what is needed for connections beside the writer's."""
@@ -548,7 +550,8 @@ class Engine:
             return False
         db = self._db
         self._leave()
-        self._keep_to_ourselves()
+        if self._watched:
+            self._keep_to_ourselves()
         try:
             system.set_meta(db, "batches", self.batches + 1)
             db.execute("COMMIT")
@@ -736,12 +739,12 @@ class Engine:
         Nothing can any more, and switching off has every statement compiled again; a file of an earlier release may
         have foreign keys to system tables.
         """
-        if self._watched:
-            self._applier.quiet()
+        self._applier.quiet()
 
     def _write(self, action: Callable[..., None], *arguments: Any) -> None:
         self._leave()
-        self._keep_to_ourselves()
+        if self._watched:
+            self._keep_to_ourselves()
         try:
             action(*arguments)
         except EntryMismatchError:
@@ -764,7 +767,8 @@ class Engine:
         self._versions.reload()
         self._learn_schema()
         for action, arguments in self._batch:
-            self._keep_to_ourselves()
+            if self._watched:
+                self._keep_to_ourselves()
             try:
                 action(*arguments)
             except DamagedError:
@@ -790,7 +794,8 @@ class Engine:
         db.execute("SAVEPOINT entry")
         try:
             self._make(entry, changes)
-            self._keep_to_ourselves()  # a change of the schema ran with everything on
+            if self._watched:
+                self._keep_to_ourselves()  # a change of the schema ran with everything on
             store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
         except BaseException:
             if db.in_transaction:  # else SQLite gave up the whole batch: the disk is full, or failed
@@ -808,7 +813,7 @@ class Engine:
         transaction = entry.transaction
         if transaction.kind != ROWS or entry.txid in self.void or len(transaction.changes) > FEW_BYTES:
             return None
-        known = self._compared.pop(transaction.changes, None)
+        known = self._compared.pop(transaction.changes, None) if self._compared else None
         if known is not None:
             return known
         try:

@@ -1,14 +1,19 @@
 """A budget for all requests of a node together: over it, the newest is refused, and what was decided is not."""
 
+import sys
 from dataclasses import replace
 
 import apsw
 import pytest
 
+from bedrockish.api.requests import Statement
 from bedrockish.engine.engine import Limits
-from bedrockish.engine.sqlite.limits import Memory
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.sqlite.limits import Memory, TakesLongError
 from bedrockish.errors import MemoryFullError, TooLargeError
 from tests.engine.conftest import MakeNode
+from tests.engine.nodes import request
 
 ROWS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 3000000)"
 BOMBS = (
@@ -74,3 +79,46 @@ def test_a_statement_that_takes_too_much_is_ended(make_node: MakeNode, sql: str)
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     assert node.rows("SELECT count(*) FROM t") == [(0,)]
     assert not memory._running
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_rows_that_are_found_by_key_are_counted_if_they_are_large(make_node: MakeNode, is_open: bool) -> None:
+    """A statement that goes nowhere twice has no account of its own until then."""
+    memory = Memory()
+    node = make_node(limits=replace(Limits(), memory=memory, result_bytes=4 << 20))
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    node.run("INSERT INTO t VALUES (1, zeroblob(3000000)), (2, zeroblob(5000000)), (3, zeroblob(1000))")
+
+    def read(key: int) -> None:
+        if not is_open:
+            node.prepare(("SELECT v FROM t WHERE id = ?", (key,)))
+            return
+        interactive, session = Interactive(node.engine, lambda *_: None), Session(serializable=True)
+        interactive.take_snapshot(session)
+        try:
+            ((piece, params),) = interactive.pieces(session, Statement("SELECT v FROM t WHERE id = ?", (key,)))
+            interactive.run(session, piece, params, 4 << 20)
+        finally:
+            interactive.end(session)
+            interactive.close()
+
+    node.engine.flush()
+    read(1)
+    with pytest.raises(TooLargeError, match="4194304 bytes"):
+        read(2)
+    memory.max_bytes = memory.taken + (2 << 20)
+    read(3)
+    with pytest.raises(MemoryFullError, match="the statement was ended"):
+        read(1)
+    assert not memory._running
+
+
+def test_what_a_statement_was_given_that_did_not_fit_is_not_kept(make_node: MakeNode) -> None:
+    node = make_node()
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    value = bytes(2 << 20)
+    given = request(("INSERT INTO t VALUES (1, ?)", [value]))  # as they come from a client: not the tuple that is bound
+    before = sys.getrefcount(value)
+    with pytest.raises(TakesLongError):
+        node.engine.execute(given, 0.01)
+    assert sys.getrefcount(value) == before

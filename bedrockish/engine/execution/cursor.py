@@ -43,7 +43,7 @@ def compile_read(parts: Parts, statement: Statement, user: str = "") -> tuple[Pi
 def access_set_of(parts: Parts, piece: Piece, params: tuple[Any, ...], snapshot: Snapshot) -> AccessSet:
     """Return what a statement reads on a snapshot."""
     gatherer = AccessSetBuilder(parts.executor.analysis, serializable=True)
-    gatherer.read(piece, params, snapshot.query)
+    gatherer.read(parts.executor.analysis.plan(piece), params, snapshot.query)
     return gatherer.rows([], [])
 
 

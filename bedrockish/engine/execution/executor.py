@@ -13,9 +13,9 @@ import apsw
 
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.snapshot import WAY_OUT
+from bedrockish.engine.execution.snapshot import fetch
 from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, Analysis, access_set
-from bedrockish.engine.readwrite.change_capture import Capture, row_bytes
+from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.readwrite.dependent_reads import connection_query
 from bedrockish.engine.readwrite.key_values import Params
 from bedrockish.engine.readwrite.readset import EVERYTHING, schema_lengths
@@ -24,7 +24,7 @@ from bedrockish.engine.sqlite.call_costs import OF_SCHEMA, Lengths, is_too_long,
 from bedrockish.engine.sqlite.catalog import Prepare, Schema
 from bedrockish.engine.sqlite.definitions import folded
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
-from bedrockish.engine.sqlite.limits import Budget, Limits, Rows, TakesLongError, out_of_time
+from bedrockish.engine.sqlite.limits import Budget, Limits, TakesLongError, out_of_time
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.engine.statements import pragmas
@@ -67,6 +67,7 @@ class Executor:
 
     Attributes:
         reader: another connection that shows the same rows, as long as the request has changed none; it is faster.
+        allow: lets what runs from now on have the processor for so many seconds.
         stopped: why everything that runs is to end at once.
         scope: what the functions give that statements call.
     """
@@ -91,7 +92,10 @@ class Executor:
         self.analysis = Analysis(db, prepare, known.schema if known is not None else None, self._tables.definitions)
         self._until = _FOREVER
         self._budget = Budget(limits)
+        self.allow = self._budget.allow
         self._number, self._is_refused = 0, False  # of the statement that runs; whether it has taken too much memory
+        self._most_bytes = limits.length_bytes
+        self._change = db.cursor().execute  # of statements without rows; a cursor for each costs half as much as they
         self._unlimited_query = connection_query(db)
         self._interrupter = Interrupter(self._is_late)
         self.reader: apsw.Connection | None = None
@@ -143,11 +147,7 @@ class Executor:
         """Nothing runs any more, however it has ended: a function may be stopped between any two of its steps."""
         self._interrupter.end()
         self._limits.memory.end(self._number)
-        self._number, self._until = 0, _FOREVER
-
-    def allow(self, budget_s: float) -> None:
-        """Let what runs from now on have the processor for so many seconds."""
-        self._budget.allow(budget_s)
+        self._number, self._is_refused, self._until = 0, False, _FOREVER
 
     def execute(
         self, request: Request, base: dict[str, int], schema_version: int, budget_s: float = _FOREVER
@@ -328,51 +328,54 @@ class Executor:
         """
         if self._budget.is_over:
             raise TakesLongError(piece.sql)
-        self._until = self._limits.seconds() + self._limits.statement_s
-        memory, in_loop = self._limits.memory, self._budget.is_brief
         if lengths is None:
             lengths = self.lengths(piece)
-        self._number, self._is_refused = memory.begin(), False
-        self._ids.begin()
-        text = piece.text(params)
-        db, most = self._db, self._limits.length_bytes
+        db, in_loop, most, text = self._db, self._budget.is_brief, self._most_bytes, piece.sql
         if self.reader is not None and piece.kind == READ and not self.capture.wrote:
             db = self.reader
-        shorten(db, lengths, in_loop=in_loop, most=most)
+        if piece.auto is not None and (text := piece.text(params)) is not piece.sql:
+            self._ids.begin()
         if not lengths.is_brief:
-            self._interrupter.begin(db)
+            self._watch(db)
+        shorten(db, lengths, in_loop=in_loop, most=most)
         try:
-            if not piece.columns:
-                with set_aside(db, text if piece.kind == SCHEMA else ""):
-                    db.execute(text, params)
-                rows: list[tuple[Any, ...]] = []
-                size = 0
-            else:
+            if piece.columns:
                 rows, size = self._fetch(db, text, params, room, can_cache=piece.can_cache)
+            else:
+                rows, size = [], 0
+                if piece.kind == WRITE:
+                    self._change(text, params)
+                else:
+                    with set_aside(db, text if piece.kind == SCHEMA else ""):
+                        db.execute(text, params)
         except apsw.InterruptError as error:
             if self._is_refused:
-                raise memory.refusal("the statement was ended") from None
+                raise self._limits.memory.refusal("the statement was ended") from None
             if self._budget.is_over and self.capture.failure is None and self.stopped is None:
                 raise TakesLongError(piece.sql) from None
             raise self.stopped or self.capture.failure or out_of_time(self._limits, piece.sql) from error
         except apsw.FullError as error:
             raise self._ids.used_up(self._db) or translate(error, piece.sql) from error
         except apsw.Error as error:
+            self._change = self._db.cursor().execute  # where a value did not fit, the one before keeps all of them
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.sql) from None
             raise too_long(error, lengths, piece.sql) or translate(error, piece.sql) from error
         except UnicodeDecodeError:
             raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
         finally:
-            if not lengths.is_brief:
-                self._interrupter.end()
             restore(db, lengths, in_loop=in_loop, most=most)
-            memory.end(self._number)
-            self._number = 0
-            self._until = _FOREVER
+            if not lengths.is_brief:
+                self.forget()
         if self.capture.failure is not None:
             raise self.capture.failure
         return rows, size
+
+    def _watch(self, db: apsw.Connection) -> None:
+        """A statement is about to run of which nobody knows how long it takes, and how much memory."""
+        self._until = self._limits.seconds() + self._limits.statement_s
+        self._number, self._is_refused = self._limits.memory.begin(), False
+        self._interrupter.begin(db)
 
     def lengths(self, piece: Piece) -> Lengths:
         """Return how long the values of a statement may be."""
@@ -385,16 +388,11 @@ class Executor:
     def _fetch(
         self, db: apsw.Connection, text: str, params: tuple[Any, ...], room: int, *, can_cache: bool
     ) -> tuple[list[tuple[Any, ...]], int]:
-        rows: list[tuple[Any, ...]] = []
-        counted = Rows(self._limits, self._number, room, WAY_OUT)
         cursor = db.execute(text, params, can_cache=can_cache)
         try:
-            for row in cursor:
-                rows.append(row)
-                counted.add(row_bytes(row))
+            return fetch(cursor, self._limits, self._number, room)
         finally:
             cursor.close(True)
-        return rows, counted.size
 
     @contextmanager
     def judging(self, sql: str) -> Iterator[None]:
@@ -444,8 +442,9 @@ class Executor:
         """Return what was executed since the capture began, and roll it back."""
         capture, db = self.capture, self._db
         changes, touched = capture.stop()
-        blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
+        blurred: list[str] = []
         if touched:
+            blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
             after = capture.read_rows(touched)
             db.execute("ROLLBACK TO request")
             before = capture.read_rows(touched)
@@ -483,13 +482,14 @@ class Run:
     def one(self, piece: Piece, params: tuple[Any, ...]) -> None:
         """Run a statement and keep its result and what it read."""
         executor = self._executor
-        resolved = self.gatherer.read(piece, params, executor.query) if piece.kind != SCHEMA else None
+        resolved = lengths = None
+        if piece.kind != SCHEMA:
+            plan = executor.analysis.plan(piece)
+            resolved, lengths = self.gatherer.read(plan, params, executor.query), plan.lengths
         self._begun.append((piece, params))
-        if resolved is None:
-            rows, size = executor.run_piece(piece, params, self._room)
-        else:
-            before = executor.capture.count
-            rows, size = executor.run_piece(piece, params, self._room)
+        before = 0 if resolved is None else executor.capture.count
+        rows, size = executor.run_piece(piece, params, self._room, lengths)
+        if resolved is not None:
             self.gatherer.complete(resolved, executor.capture.since(before), executor.capture.blind)
         if executor.scope.locked:
             self.gatherer.lock(executor.scope.take_locked())

@@ -67,7 +67,7 @@ def _explain(executor: Executor, piece: Piece, params: tuple[Any, ...]) -> dict[
         error = failure.message
     changes, touched = executor.capture.stop()
     if error:
-        gatherer.read(piece, params)
+        gatherer.read(analysis.plan(piece), params)
     else:
         gatherer.complete(resolved, changes, touched)
     access_set = gatherer.rows([] if error else changes, [] if error else list(touched))

@@ -51,6 +51,7 @@ class Interactive:
         self._inside: Session | None = None
         parts = self.parts = engine.lend(self.leave)
         self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture
+        self._control = parts.control
         self.readers = Readers(parts.reader, parts.limits)
 
     # -- what a session does ---------------------------------------------------------------------------------------
@@ -239,8 +240,8 @@ class Interactive:
             return
         if self._broken_keys():
             session.unsure = True
-        self._db.execute("ROLLBACK TO interactive")
-        self._db.execute("RELEASE interactive")
+        self._control("ROLLBACK TO interactive")
+        self._control("RELEASE interactive")
 
     def step_out(self, session: Session) -> None:
         """Swap a transaction out whose next statement runs elsewhere: the writer will not have what that changes."""
@@ -285,7 +286,7 @@ class Interactive:
             self.readers.give_back(session.snapshot)
             session.snapshot = None
         self.leave()
-        self._db.execute("SAVEPOINT interactive")
+        self._control("SAVEPOINT interactive")
         self._inside = session
         failure = self.parts.applier.redo(session.changes)
         if failure:
@@ -330,7 +331,7 @@ class Interactive:
         assert piece.kind == WRITE
         assert session.sets is not None
         db, capture = self._db, self._capture
-        db.execute("SAVEPOINT statement")
+        self._control("SAVEPOINT statement")
         capture.start(session.size)
         try:
             resolved = session.sets.resolve(piece, params, self._executor.query)
@@ -351,8 +352,9 @@ class Interactive:
         """Add the changes of the statement that has just run to those of the transaction."""
         assert session.sets is not None
         db, capture, size = self._db, self._capture, self._capture.size
-        blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
+        blurred: list[str] = []
         if touched:
+            blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
             after = capture.read_rows(touched)
             session.unsure = session.unsure or self._broken_keys()
             db.execute("ROLLBACK TO statement")
@@ -362,7 +364,7 @@ class Interactive:
             self.parts.applier.loud()
             db.set_last_insert_rowid(session.lastrowid)
             size = capture.size
-        db.execute("RELEASE statement")
+        self._control("RELEASE statement")
         session.size = size
         session.changes += changes
         session.blurred += blurred

@@ -24,6 +24,7 @@ class Parts:
 
     Attributes:
         reader: opens another connection that only reads.
+        control: runs a statement of ours that gives no rows, such as SAVEPOINT, on ``db``.
         redo: writes the open batch again, when SQLite has rolled it back because of one statement.
     """
 
@@ -33,6 +34,7 @@ class Parts:
     applier: RowApplier
     limits: Limits
     reader: Callable[[], apsw.Connection]
+    control: Callable[[str], object]
     redo: Callable[[], None]
 
 

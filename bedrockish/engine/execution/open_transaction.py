@@ -117,7 +117,7 @@ class Session:
         """
         assert self.sets is not None
         if rows or not piece.checks_keys:
-            self.sets.complete(self.sets.resolve(piece, params, query))
+            self.sets.saw(piece, params, query)
 
     def mark(self, name: str) -> None:
         """SAVEPOINT name."""

@@ -15,7 +15,7 @@ from bedrockish.engine.readwrite.dependent_reads import connection_query
 from bedrockish.engine.readwrite.key_values import Params
 from bedrockish.engine.sqlite.call_costs import Lengths, is_too_long, restore, shorten, too_long
 from bedrockish.engine.sqlite.errors import broken, translate
-from bedrockish.engine.sqlite.limits import Budget, Limits, Rows, TakesLongError, out_of_time
+from bedrockish.engine.sqlite.limits import ROWS_NOTED, Budget, Limits, Rows, TakesLongError, out_of_time
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.engine.statements.changes_vtab import give_functions
@@ -30,12 +30,44 @@ from bedrockish_journal.model.errors import EntryMalformedError
 IDLE_MAX = 64  # connections that are kept for the next one
 CACHE_KIB = 1 << 10
 STEPS = 4_000  # SQLite's own steps between two looks at the clock
+_FOREVER = float("inf")
 WAY_OUT = "stream them, select less, or use LIMIT"
 
 
 def read_schema_again(db: apsw.Connection) -> None:
     """Let SQLite see whether its own picture of the schema is out of date: for EXPLAIN and PRAGMA it does not look."""
     db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+
+
+def fetch(cursor: apsw.Cursor, limits: Limits, number: int, room: int) -> tuple[list[tuple[Any, ...]], int]:
+    """Return the rows of a statement that was begun, and about how many bytes they take.
+
+    Args:
+        cursor: where it was.
+        limits: what it may cost.
+        number: its number in the account of memory; 0: it is brief, and has one only if its rows are large.
+        room: bytes that they may take.
+
+    Raises:
+        TooLargeError: there is no room for them.
+        MemoryFullError: the node has none.
+    """
+    if number:
+        rows: list[tuple[Any, ...]] = []
+        counted = Rows(limits, number, room, WAY_OUT)
+        for row in cursor:
+            rows.append(row)
+            counted.add(row_bytes(row))
+        return rows, counted.size
+    rows = cursor.fetchall()
+    size = sum(map(row_bytes, rows))
+    if size > min(ROWS_NOTED, room):
+        number = limits.memory.begin()
+        try:
+            Rows(limits, number, room, WAY_OUT).add(size)
+        finally:
+            limits.memory.end(number)
+    return rows, size
 
 
 class Snapshot:
@@ -50,8 +82,8 @@ class Snapshot:
 
     def __init__(self, db: apsw.Connection, limits: Limits) -> None:
         self._db, self.limits = db, limits
-        self.until = float("inf")
-        self._budget = Budget(limits)
+        self.until = _FOREVER
+        self._budget, self._most_bytes = Budget(limits), limits.length_bytes
         self.number, self.is_refused = 0, False
         self._unlimited_query = connection_query(db)
         self._interrupter = Interrupter(self._is_late)
@@ -80,25 +112,31 @@ class Snapshot:
             lengths: what its program says.
             in_loop: it runs in the node's loop.
         """
-        db, memory, most = self._db, self.limits.memory, self.limits.length_bytes
-        self.number, self.is_refused = memory.begin(), False
-        shorten(db, lengths, in_loop=in_loop, most=most)
-        if not lengths.is_brief:
-            self._interrupter.begin(db)
+        self._begin(lengths, in_loop=in_loop)
         try:
             yield
         finally:
-            if not lengths.is_brief:
-                self._interrupter.end()
-            restore(db, lengths, in_loop=in_loop, most=most)
-            memory.end(self.number)
+            self._end(lengths, in_loop=in_loop)
+
+    def _begin(self, lengths: Lengths, *, in_loop: bool) -> None:
+        self.is_refused = False
+        if not lengths.is_brief:
+            self.number = self.limits.memory.begin()
+            self._interrupter.begin(self._db)
+        shorten(self._db, lengths, in_loop=in_loop, most=self._most_bytes)
+
+    def _end(self, lengths: Lengths, *, in_loop: bool) -> None:
+        restore(self._db, lengths, in_loop=in_loop, most=self._most_bytes)
+        if not lengths.is_brief:
+            self._interrupter.end()
+            self.limits.memory.end(self.number)
             self.number = 0
-            self.until = float("inf")
+        self.until = _FOREVER
 
     def begin(self) -> None:
         """Take the snapshot, for whoever comes next: nothing of who had the connection before ends his statements."""
-        self.until = float("inf")
-        self._budget.allow(float("inf"))
+        self.until = _FOREVER
+        self._budget.allow(_FOREVER)
         self._db.execute("BEGIN")
         read_schema_again(self._db)  # a transaction begins with its first read
 
@@ -136,7 +174,7 @@ class Snapshot:
             yield from self._unlimited_query(sql, many)
         finally:
             self._interrupter.end()
-            self._budget.allow(float("inf"))
+            self._budget.allow(_FOREVER)
 
     def compare(self, changes: bytes, known: Tables | None = None, staged: StagedChanges | None = None) -> str:
         """Return why encoded changes were not made of the rows that are here, in words; empty if they were.
@@ -189,18 +227,16 @@ class Snapshot:
             TooLargeError: the rows take more than ``room`` bytes, or it runs too long.
         """
         limits = self.limits
-        self.until = limits.seconds() + limits.statement_s
+        if not lengths.is_brief:
+            self.until = limits.seconds() + limits.statement_s
         self._budget.allow(budget_s)
         in_loop = self._budget.is_brief
         self._holder.scope = scope
-        rows: list[tuple[Any, ...]] = []
         cursor = self._db.cursor()
+        self._begin(lengths, in_loop=in_loop)
         try:
-            with self.statement(lengths, in_loop=in_loop):
-                counted = Rows(limits, self.number, room, WAY_OUT)
-                for row in cursor.execute(piece.sql, params, can_cache=piece.can_cache):
-                    rows.append(row)
-                    counted.add(row_bytes(row))
+            cursor.execute(piece.sql, params, can_cache=piece.can_cache)
+            return fetch(cursor, limits, self.number, room)
         except apsw.InterruptError:
             if self.is_refused:
                 raise limits.memory.refusal("the statement was ended") from None
@@ -214,10 +250,10 @@ class Snapshot:
         except UnicodeDecodeError:
             raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
         finally:
-            self._budget.allow(float("inf"))
+            self._end(lengths, in_loop=in_loop)
+            self._budget.allow(_FOREVER)
             self._holder.scope = None
             cursor.close(True)
-        return rows, counted.size
 
 
 class Readers:

@@ -322,9 +322,9 @@ class Work:
 
     def lend(self, _leave: Callable[[], None]) -> Parts:
         """Return what statements are run with."""
-        writer = self._writer
+        writer, control = self._writer, self._writer.db.cursor().execute
         return Parts(
-            writer.db, writer.executor, writer.capture, writer.applier, writer.limits, _no_reader, writer.begin
+            writer.db, writer.executor, writer.capture, writer.applier, writer.limits, _no_reader, control, writer.begin
         )
 
     def run(self, statement: Statement, *, read_only: bool = False) -> Result:

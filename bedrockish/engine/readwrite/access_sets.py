@@ -25,13 +25,14 @@ ROWS_MAX = 100_000  # rows that a statement or a request changes in one table, a
 # ... it writes all rows from the first of them to the last, and all of the table's indexes
 POINTS_MAX = 100_000  # single keys of a transaction, above which ...
 GROUP_MAX = 10_000  # ... those of an object become a range if they are more than this
+_NO_TABLES = frozenset[str]()
 BYTES_MAX = 40 << 20  # a transaction travels in one frame, and beside it there is room for others on the link
 
 
 def tables_in_bulk(changes: Sequence[Change]) -> frozenset[str]:
     """Return the tables of which so many rows change that their keys are not worth being made one by one."""
     if len(changes) <= ROWS_MAX:
-        return frozenset()
+        return _NO_TABLES
     counts = Counter(change.table for change in changes)
     return frozenset(table for table, count in counts.items() if count > ROWS_MAX)
 
@@ -42,7 +43,12 @@ def access_set(reads: Set[bytes], read_ranges: Set[Range], writes: Set[bytes], w
         reads, read_ranges = _ranged(reads, read_ranges)
     if len(writes) > POINTS_MAX:
         writes, write_ranges = _ranged(writes, write_ranges)
-    return AccessSet(frozenset(reads), tuple(sorted(read_ranges)), frozenset(writes), tuple(sorted(write_ranges)))
+    return AccessSet(
+        frozenset(reads),
+        tuple(sorted(read_ranges)) if read_ranges else (),
+        frozenset(writes),
+        tuple(sorted(write_ranges)) if write_ranges else (),
+    )
 
 
 def _ranged(points: Set[bytes], ranges: Iterable[Range]) -> tuple[set[bytes], set[Range]]:
@@ -122,11 +128,11 @@ class AccessSetBuilder:
         self._points: set[bytes] = set()
         self._ranges: set[Range] = set()
 
-    def read(self, piece: Piece, params: tuple[object, ...], query: Query | None = None) -> ResolvedReads | None:
+    def read(self, plan: ReadPlan, params: tuple[object, ...], query: Query | None = None) -> ResolvedReads | None:
         """Add what a statement with these parameters reads that is about to run.
 
         Args:
-            piece: the statement.
+            plan: the statement's.
             params: its parameters.
             query: runs a query on what the statement will see. Without it, what depends on rows is a whole object.
 
@@ -134,8 +140,9 @@ class AccessSetBuilder:
             reads to be given to ``complete`` once the statement has run, because they may depend on what it writes;
             None: there is nothing to complete.
         """
-        plan = self._analysis.plan(piece)
         if plan.dependents is None or query is None:
+            if plan.reads_nothing:
+                return None
             points, ranges = plan.bind(params)
             self._points.update(points)
             if ranges:
@@ -177,6 +184,6 @@ class AccessSetBuilder:
         keys.gather(changes, bulk, (self._points, self._ranges), (writes, write_ranges))
         for table in blurred:
             write_ranges.update(keys.whole(table))
-        for table in sorted(bulk):
+        for table in sorted(bulk) if bulk else ():
             write_ranges.update(keys.in_bulk(table, changes))
         return access_set(self._points, self._ranges, writes, write_ranges)

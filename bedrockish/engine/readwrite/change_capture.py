@@ -94,11 +94,9 @@ class Capture:
 
     def _hook(self, update: apsw.PreUpdate) -> None:
         log = self._log
-        if log is None:
+        if log is None or self.failure is not None:
             return
         table = self._tables.get(update.table_name)
-        if self.failure is not None:
-            return
         if table is None:
             # sqlite_sequence and the catalogue follow from the rows and the schema statements.
             if not update.table_name.startswith("sqlite_"):
@@ -107,8 +105,6 @@ class Capture:
                 )
             return
         op = update.op
-        rowid: int | None = update.rowid
-        rowid_after: int | None = update.rowid_new
         if table.virtual:
             touched = self._touched.setdefault(table.name, Touched())
             touched.changes += 1
@@ -127,19 +123,15 @@ class Capture:
             return
         if table.reals:
             before, after = _as_reals(table, before), _as_reals(table, after)
-        if before is not None:
-            self._size += row_bytes(before)
-        if after is not None:
-            self._size += row_bytes(after)
+        self._size += (0 if before is None else row_bytes(before)) + (0 if after is None else row_bytes(after))
         if self._size > self._limit:
             self.failure = self._too_large()
             return
-        if table.rowid is None:
-            rowid = rowid_after = None
-        elif op == INSERT:
-            rowid = rowid_after
-        elif op == DELETE:
-            rowid_after = rowid
+        rowid: int | None = None
+        rowid_after: int | None = None
+        if table.rowid is not None:
+            rowid = update.rowid_new if op == INSERT else update.rowid
+            rowid_after = update.rowid_new if op == UPDATE else rowid
         log.append(Change(table.name, table.columns, op, rowid, rowid_after, before, after))
 
     def read_rows(self, touched: dict[str, Touched]) -> dict[str, dict[int, Row]]:

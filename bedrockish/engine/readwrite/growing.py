@@ -4,7 +4,7 @@ It only grows, except that rows rolled back by ROLLBACK TO are no longer written
 have told something all the same: that their unique values were free and their parents there. So they turn into reads.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from bedrockish.engine.readwrite.access_sets import Analysis, access_set, tables_in_bulk
 from bedrockish.engine.readwrite.dependent_reads import Query
@@ -38,19 +38,27 @@ class Growing:
         That decides what it failed with. Rows that it made before, and that SQLite rolled back, decide nothing else.
         """
         plan = self._analysis.plan(piece)
-        points, ranges = plan.bind_failed(params) if failed else plan.bind(params)
-        self._reads.update(points)
-        self._read_ranges.update(ranges)
+        self._add(*(plan.bind_failed(params) if failed else plan.bind(params)))
 
-    def resolve(self, piece: Piece, params: tuple[object, ...], query: Query) -> ResolvedReads:
-        """Find out what a statement reads that is about to run; ``query`` sees what it will see."""
-        return self._analysis.plan(piece).resolve(params, query)
+    def resolve(self, piece: Piece, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
+        """Find out what a statement reads that is about to run; ``query`` sees what it will see. None: nothing."""
+        plan = self._analysis.plan(piece)
+        return None if plan.reads_nothing else plan.resolve(params, query)
 
-    def complete(self, resolved: ResolvedReads, changes: Sequence[Change] = (), blind: Iterable[str] = ()) -> None:
+    def complete(self, resolved: ResolvedReads | None, changes: Sequence[Change], blind: Iterable[str]) -> None:
         """Add what a statement has read that has made these changes, with ``blind`` as for ``Resolution.wrote``."""
-        points, ranges = resolved.complete(changes, blind)
+        if resolved is not None:
+            self._add(*resolved.complete(changes, blind))
+
+    def saw(self, piece: Piece, params: tuple[object, ...], query: Query) -> None:
+        """Add what a statement has read that has changed nothing; ``query`` sees what it has seen."""
+        plan = self._analysis.plan(piece)
+        self._add(*(plan.bind(params) if plan.dependents is None else plan.resolve(params, query).keys()))
+
+    def _add(self, points: Collection[bytes], ranges: Collection[Range]) -> None:
         self._reads.update(points)
-        self._read_ranges.update(ranges)
+        if ranges:
+            self._read_ranges.update(ranges)
 
     def lock(self, keys: Iterable[bytes]) -> None:
         """Add the keys of rows that a statement has locked."""
@@ -74,7 +82,7 @@ class Growing:
         keys.gather(changes, bulk, (self._probes, self._probe_ranges), (self._writes, self._write_ranges))
         for name in blurred:
             self._write_ranges.update(keys.whole(name))
-        for name in sorted(bulk):
+        for name in sorted(bulk) if bulk else ():
             self._write_ranges.update(keys.in_bulk(name, changes))
 
     def cut(self, kept: Sequence[Change], blurred: Iterable[str]) -> None:

@@ -60,6 +60,7 @@ class ReadPlan:
         dependents: the reads that ``resolve`` tells exactly; None if there are none.
         dependent_fallbacks: what those are taken for where it cannot, and why, as in ``fallbacks``.
         lengths: how long its values may be.
+        reads_nothing: whatever its parameters are.
     """
 
     readonly: bool
@@ -68,6 +69,7 @@ class ReadPlan:
     dependents: DependentReads | None
     dependent_fallbacks: tuple[tuple[str, str], ...]
     lengths: Lengths
+    reads_nothing: bool
     _reads: "_Binder"
     _coarse: "_Binder"
     _probes: "_Binder"
@@ -150,7 +152,9 @@ def analyse(db: apsw.Connection, schema: Schema, sql: str, nparams: int, *, is_w
     if _EXPLAIN.match(sql):
         nothing = _Binder([], schema)
         whole = _Binder([], schema, True)
-        return ReadPlan(True, frozenset(), (("EXPLAIN", "everything"),), None, (), lengths(()), whole, nothing, nothing)
+        return ReadPlan(
+            True, frozenset(), (("EXPLAIN", "everything"),), None, (), lengths(()), False, whole, nothing, nothing
+        )
     programs, is_whole = _explain(db, sql, nparams)
     if not is_whole:
         programs, is_whole = _explain(db, _BLOB.sub(_readable, sql), nparams)
@@ -172,6 +176,7 @@ def analyse(db: apsw.Connection, schema: Schema, sql: str, nparams: int, *, is_w
     for one in unresolved:
         fallbacks.update(dict.fromkeys(one.reasons))
     fixed = [access for reads in found for access in reads.reads] + [one.coarse for one in unresolved]
+    always = _Binder(fixed, schema, everything)
     return ReadPlan(
         readonly=not any(op.name == "Transaction" and op.p2 for program in programs for op in program),
         tables=frozenset(name for reads in found for name in reads.tables),
@@ -179,7 +184,8 @@ def analyse(db: apsw.Connection, schema: Schema, sql: str, nparams: int, *, is_w
         dependents=dependents if dependents.resolved else None,
         dependent_fallbacks=tuple(dict.fromkeys(reason for one in dependents.resolved for reason in one.reasons)),
         lengths=lengths(programs) if is_whole else replace(lengths(programs), is_brief=False),
-        _reads=_Binder(fixed, schema, everything),
+        reads_nothing=always.is_empty and not dependents.resolved,
+        _reads=always,
         _coarse=_Binder([one.coarse for one in dependents.resolved], schema),
         _probes=_Binder([access for reads in found for access in reads.probes], schema),
     )
@@ -262,6 +268,11 @@ class _Binder:
         low = _end(access.object, access.low, access.low_after, min)
         high = _end(access.object, access.high, access.high_after, max)
         self._ranges.append((low, high, complete, access.object))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing comes out, whatever the parameters are."""
+        return not (self._fixed or self._points or self._ranges)
 
     def __call__(self, params: Params) -> Reads:
         points: list[bytes] = []

@@ -89,7 +89,16 @@ class Binder:
         values = self.params[first : self.wanted]
         if len(values) != len(names):
             raise self._mismatch()
-        return tuple([bind_value(value, number) for number, value in enumerate(values, first + 1)])
+        for value in values:  # nearly all are stored as they are, and are not worth a call each
+            kind = type(value)
+            if not (
+                (kind is int and INT_MIN <= value <= INT_MAX)
+                or (kind is str and value.isascii())
+                or value is None
+                or kind is bytes
+            ):
+                return tuple([bind_value(value, number) for number, value in enumerate(values, first + 1)])
+        return tuple(values)
 
     def finish(self) -> None:
         """Check that nothing was left over.

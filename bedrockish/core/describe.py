@@ -155,6 +155,8 @@ class Printer:
 
     def _commit(self, message: say.Commit) -> str:
         try:
+            # A COMMIT may come without its body, and is printed from its label; wrong bytes are printed as such, for
+            # logs.
             label = decode_label(message.label)
             return self._committed(label_entry(GENESIS, label, _nameless(label.txid)))
         except EntryMalformedError as error:
@@ -195,6 +197,7 @@ class Printer:
 
     def entry(self, entry: Entry) -> str:
         """Print an entry: ``A1: COMMIT Alice[1, *, 0, *, 0] after [0, 0, 0, 0, 0]``."""
+        # Its own tick, as of the moment at which its leader said COMMIT.
         return log_line(entry.leader, entry.tick, f"{self._committed(entry)} after {self.vector(entry.after)}")
 
     # -- events and effects ----------------------------------------------------------------------------------------
@@ -287,6 +290,7 @@ class Printer:
     def _vote(self, vote: Vote) -> str:
         words = ["held" if vote.held else "not held"]
         if vote.accepted == (ENDED, False):
+            # The ballot of a decided rollback is no ballot that anybody has been at.
             words = ["rolled back"]
         elif vote.promised:
             words.append(f"promised {vote.promised}")

@@ -93,12 +93,14 @@ class Health:
 
     def _follow(self) -> None:
         """Say again what follows from the alarms that there are."""
+        # The worst one; of two that are as bad, the one that was raised first.
         self.name: str = max(self.alarms, key=lambda name: self.alarms[name].mode, default="")
         self.worst: Alarm | None = self.alarms.get(self.name)
         self.mode: Mode = Mode.SERVING if self.worst is None else self.worst.mode
         self.reason: str = "" if self.worst is None else self.worst.reason
         self.reads: bool = self.mode <= Mode.READ_ONLY
         self.writes: bool = self.mode is Mode.SERVING
+        # What is applied is decided already: to leave it out would only leave this node behind.
         self.applies: bool = self.mode <= Mode.READ_ONLY
 
 

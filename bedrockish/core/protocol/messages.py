@@ -370,12 +370,14 @@ def _whole(value: Any) -> int:
 
 
 def _clock(value: Any) -> int:
+    # A clock at the very end of its 63 bits could not be followed by a later one: nobody would lead anything again.
     if type(value) is not int or not 0 <= value < CLOCK_READ_LIMIT:
         raise EntryMalformedError(f"there should be a clock, not {value!r:.80}")
     return value
 
 
 def _ballot(value: Any) -> int:
+    # Whoever promised it could never be asked again: only a decided rollback is kept there.
     if _known_ballot(value) == ENDED:
         raise EntryMalformedError("nobody recovers at the ballot of what is decided")
     return int(value)
@@ -442,6 +444,7 @@ def _several(*readers: Reader) -> Reader:
 
 def _name(value: Any) -> tuple[bytes, int]:
     digest, size = _several(_bytes, _whole)(value)
+    # The size is told before the piece: what is kept and asked for is bounded by it.
     if len(digest) != DIGEST_BYTES or not 0 < size <= PIECE_BYTES_MAX:
         raise EntryMalformedError(f"there should be a piece's sha256 and its size, not {value!r:.80}")
     return digest, size
@@ -516,6 +519,7 @@ def read_whole(data: bytes) -> Whole | None:
     try:
         return Whole(message, None if body is None else decode_transaction(body))
     except EntryMalformedError:
+        # The core reads it again and says what is wrong with it; a thread has nobody to tell.
         return Whole(message, None)
 
 
@@ -532,9 +536,11 @@ def decode(data: bytes) -> Message:
         raise EntryMalformedError(f"these {len(data)} bytes are not a message: {error}") from error
     if not isinstance(packed, list) or not packed or type(packed[0]) is not int:
         raise EntryMalformedError(f"a message is a list that begins with a number, not {packed!r:.60}")
+    # Passed over, and no reason to end the link: a later release may say what we need not hear.
     if packed[0] not in WIRE:
         raise UnknownMessageError(f"level {LEVEL} knows no message of kind {packed[0]}")
     cls, readers = WIRE[packed[0]]
+    # The first item is the kind, so there has to be one more than the fields without a default.
     if len(packed) <= _REQUIRED[cls]:
         raise EntryMalformedError(f"a {cls.__name__} has {_REQUIRED[cls]} fields, this one {len(packed) - 1}")
     found = []

@@ -58,6 +58,7 @@ class Cut:
 def is_large(prepared: Prepared, limit: int) -> bool:
     """Whether what was executed is too large to be sent in the BEGIN itself; cheap, and about right."""
     keys = prepared.access_set
+    # Encoding it to know would take as long as cutting it.
     size = len(prepared.changes) + len(prepared.result) + sum(len(result) for _, result in prepared.joined)
     return size + KEY_BYTES * (len(keys.read_points) + len(keys.write_points)) > limit
 
@@ -96,6 +97,7 @@ class Cutter:
 
     def learn(self, body: bytes, data: bytes, parts: tuple[Part, ...]) -> None:
         """Remember how a body is cut that has come in parts of data, whose pieces were held against their names."""
+        # Pieces that lie in the body whole keep their names; what is around them is taken from the data.
         at, stop = (begin := _find(data, body, 0)), begin + len(body)
         found: list[Part] = []
         pieces: dict[bytes, Slice] = {}
@@ -117,6 +119,7 @@ class Cutter:
         parts: list[Part] = []
         pieces: dict[bytes, Slice] = {}
         for text in stable(prepared.access_set, prepared.changes, prepared.result, prepared.joined):
+            # What is shorter than a piece travels with the BEGIN: it would be a question and an answer for little.
             if len(text) >= self._size:
                 self._cut_run(text, parts, pieces)
         return Cut(tuple(parts), pieces)
@@ -136,6 +139,7 @@ class Cutter:
         pieces: dict[bytes, Slice] = {}
         at = 0
         for text in stable(t.access_set, t.changes, t.result, t.joined):
+            # As in ``cut_prepared``: the names of both have to be the same.
             if len(text) < self._size:
                 continue
             start = _find(body, text, at)
@@ -190,6 +194,7 @@ class Cutter:
     def _cut_run(self, text: bytes, parts: list[Part], pieces: dict[bytes, Slice]) -> None:
         found = self._hashed.get(id(text)) or self._hashed_before.get(id(text))
         starts = range(0, len(text), self._size)
+        # By identity, as above: hashing 30 MB again takes longer than all the rest of a step.
         if found is None or found[0] is not text:
             with memoryview(text) as view:
                 hashes = [sha256(view[start : start + self._size]).digest() for start in starts]
@@ -200,6 +205,7 @@ class Cutter:
             pieces[digest] = Slice(text, start, stop)
 
     def _cut_rest(self, data: bytes, start: int, stop: int, parts: list[Part], pieces: dict[bytes, Slice]) -> None:
+        # A short rest goes along with the names, or it would cost a question of its own.
         if stop - start > max(self._limit, HEAD_BYTES):
             self._cut_run(data[start:stop], parts, pieces)
         elif stop > start:

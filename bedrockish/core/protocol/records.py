@@ -127,6 +127,7 @@ class Membership:
 
 def encode_membership(membership: Membership) -> bytes:
     """Return the canonical bytes of a membership (``bedrockish_journal.model.membership``)."""
+    # The journal has its own types for what it says of members: readers of it need not have the core.
     members = tuple(MemberSaid(m.node, m.address, m.voter, m.store) for m in membership.members.values())
     said = MembershipSaid(
         membership.version, members, membership.cluster_id, membership.level, membership.retired, membership.users

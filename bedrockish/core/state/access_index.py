@@ -74,6 +74,7 @@ class _Keys(Generic[Name]):
 
     def _change(self, count: int) -> None:
         self._unused += count
+        # Dropped, and sorted anew when somebody asks: a thousand insertions cost more than that.
         if self._unused > UNUSED_MAX:
             self._order = None
 
@@ -220,6 +221,7 @@ class AccessIndex(Generic[Name]):
                 if name not in seen:
                     seen.add(name)
                     yield name, key
+        # One by one: each looks for the few keys of this set among its own many.
         for name, other in self._large.items():
             if name not in seen:
                 found = conflict(access_set, other)
@@ -232,6 +234,7 @@ class AccessIndex(Generic[Name]):
         others = self.sets if everybody else self._ranged
         if not others:
             return
+        # Found by their objects first: of a hundred ranges, few are in the tables that this set touches.
         met = None if everybody else self._ranges_met(access_set)
         if met is not None and met <= seen:
             return

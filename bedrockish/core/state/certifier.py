@@ -69,6 +69,7 @@ def claim(access_set: AccessSet, commands: tuple[str, ...], kind: str, clock: in
     with what has such a clock, with every other schema change, and with nothing else. A change of the membership writes
     every key.
     """
+    # So that two runs of one command conflict, wherever they are led: the later one is told that it has happened.
     write_points = access_set.write_points | {command_key(command) for command in commands}
     if kind == SCHEMA:
         return AccessSet(
@@ -191,6 +192,7 @@ class OwnEnds:
 
     def forget(self, closed: int) -> None:
         """Drop the ends that were learned up to a closed time: what is approved from now on has a later clock."""
+        # V14 refuses what is as old as that, so V10 cannot be asked about it any more.
         while self._ended and self._ended[0][0] <= closed:
             txid = self._ended.popleft()[1]
             del self._at[txid]
@@ -293,8 +295,10 @@ class Segment:
             array("H", [numbers[one.places[0][0]] for one in commits]),
             array("Q", [one.places[0][1] for one in commits]),
         )
+        # Second places are rare: a dictionary of those that have one.
         self._more = {owner: one.places[1:] for owner, one in enumerate(commits) if len(one.places) > 1}
         self._last: dict[str, int] = {}
+        # For ``is_in``: one comparison for a few hundred commits tells most bases that they have seen all of it.
         for one in commits:
             for leader, tick in one.places:
                 self._last[leader] = max(tick, self._last.get(leader, 0))
@@ -314,6 +318,7 @@ class Segment:
     def _pack(self, commits: Sequence[Known]) -> None:
         touched: list[tuple[bytes, int]] = []
         for owner, one in enumerate(commits):
+            # Its keys would be most of the segment, and are compared by themselves.
             if owner in self._large:
                 continue
             reads, writes = one.access_set.read_points, one.access_set.write_points
@@ -323,6 +328,7 @@ class Segment:
         touched.sort()
         self._keys = Keys([key for key, _ in touched])
         self._owners = array("H", [owner for _, owner in touched])
+        # A lookup costs a search through packed keys; of keys that are not there, the filter sorts nine in ten out.
         bits = bytearray(FILTER_BYTES)
         for key, _ in touched:
             bit = _bit(key)
@@ -340,6 +346,7 @@ class Segment:
 
     def add_place(self, txid: Txid, place: Place) -> bool:
         """Note a further place of a commit; False if it is not here."""
+        # Clocks are in no order inside: without this every late place would be looked for in every segment.
         if not self.oldest <= txid.clock <= self.newest:
             return False
         for owner, clock in enumerate(self._clocks):
@@ -356,6 +363,7 @@ class Segment:
             if self._names[first] in leaders or any(leader in leaders for leader, _ in self._more.get(owner, ())):
                 # Every base has seen tick 0 of any timeline.
                 ticks[owner] = 0
+        # No base names them any more, so they may not stand in a comparison with one.
         for leader in leaders:
             self._last.pop(leader, None)
 
@@ -415,6 +423,7 @@ class Segment:
 
     def _owner_is_in(self, owner: int, base: Vector) -> bool:
         leaders, ticks = self._places
+        # Under any of its places it counts as seen: a base may have it by its first label, and we by the adopted one.
         if base.get(self._names[leaders[owner]], 0) >= ticks[owner]:
             return True
         return any(base.get(leader, 0) >= tick for leader, tick in self._more.get(owner, ()))
@@ -436,6 +445,7 @@ class _Line:
     def add(self, known: Known) -> None:
         """Add the next one."""
         self.commits.append(known)
+        # Who asks often lacks a few commits; who lacks more asks by key.
         if len(self.commits) > LATEST:
             self._drop()
 
@@ -498,6 +508,7 @@ class CommitWindow:
 
     def pass_over(self, place: Place, txid: Txid) -> bool:
         """Drop a commit that comes when it would be dropped already; False if there is something of it here."""
+        # Its first place may be here: then this is a second one, and belongs to it.
         if txid.clock <= self._packed_newest or txid in self.known:
             return False
         self._drop([place])
@@ -524,6 +535,7 @@ class CommitWindow:
     def _continue(self, place: Place, known: Known) -> None:
         leader, tick = place
         line = self._lines.get(leader)
+        # A line without a gap tells by its length what a base lacks; after one it begins anew.
         if line is None or line.first + len(line.commits) != tick:
             line = self._lines[leader] = _Line(tick)
         line.add(known)
@@ -609,6 +621,7 @@ class CommitWindow:
         while len(self._below) >= SEGMENT:
             packed, self._below = self._below[:SEGMENT], self._below[SEGMENT:]
             segment = Segment([self._take(txid) for txid in packed])
+            # Packed after the retirement, its commits still have the places of before.
             segment.retire(self._retired)
             self._segments.append(segment)
             self._sum_up()
@@ -634,5 +647,6 @@ class CommitWindow:
 
     def _drop(self, places: Iterable[Place]) -> None:
         for leader, tick in places:
+            # A base names no retired timeline, and would look as if it lacked all of it.
             if leader not in self._retired:
                 self.floor[leader] = max(tick, self.floor.get(leader, 0))

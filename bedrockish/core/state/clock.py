@@ -11,7 +11,7 @@ from bedrockish.core.protocol.events import Now
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.clock import CLOCK_LIMIT, WALL_MS_MAX, milliseconds, moved, pack
 
-ABSURD_MS = 366 * 86_400_000
+ABSURD_MS = 366 * 86_400_000  # more than a year; no node follows a wall clock or hearsay that far
 FORGET_S = 5.0  # in so many seconds, half of what was seen of late transactions is forgotten
 
 
@@ -85,6 +85,7 @@ class Clock:
         """
         self.reading, now = reading, reading
         self.wall_ms = self.believed_ms = now.wall_ms
+        # 0 is behind every clock: until a majority has told, this one only counts.
         if needed > len(self.walls):
             self.believed_ms, now = 0, Now(now.seconds, 0)
         elif needed:
@@ -114,6 +115,7 @@ class Clock:
 
     def ahead_ms(self, clock: int) -> int:
         """Return how far a clock is ahead of ours and of most voters' wall clocks, if further than allowed; else 0."""
+        # A clock that only counts has no wall that another one could be ahead of.
         if not self.follows_wall:
             return 0
         # Ours may be ahead of every wall, after these were set back: who is no further than we are takes us nowhere.
@@ -125,6 +127,7 @@ class Clock:
 
         No node follows a wall clock, or hearsay, that far. Believed, it would be the end of following the wall for all.
         """
+        # Nothing to compare with: a clock that only counts may be anywhere.
         if not self.follows_wall or not self.believed_ms:
             return False
         return milliseconds(clock) - max(self.believed_ms, milliseconds(self.value)) > ABSURD_MS
@@ -135,6 +138,8 @@ class Clock:
         """Return a new value, above all that this node has seen, closed or promised."""
         # Our own vote would reject what is not above it (V14).
         self.adjust(self.closed)
+        # Above all before even if the wall stands still or went back: names are given once (the clock is half of a
+        # Txid).
         self.value = max(self.value + 1, self._wall)
         assert self.value < CLOCK_LIMIT
         return self.value
@@ -152,6 +157,7 @@ class Clock:
 
     def raise_ceiling(self) -> int:
         """Return a ceiling above all values, which has to be durable before one above the old ceiling leaves."""
+        # A block at a time: one sync for all clocks of the next second, and a restart skips what is left of it.
         self.ceiling = moved(self.value, self.settings.clock_block_ms)
         assert self.ceiling >= self.value
         return self.ceiling
@@ -207,6 +213,7 @@ class ClosingLag:
     def read(self, seconds: float, clock: int) -> None:
         """Take a reading of the node's clock."""
         if seconds > self._decayed:
+            # By the seconds that have passed and not by readings, which come at every heartbeat or at every step.
             self._late *= 0.5 ** ((seconds - self._decayed) / FORGET_S) if self._decayed else 1.0
             self._decayed = seconds
         assert not self._readings or self._readings[-1][1] <= clock, "the clock went back"

@@ -42,6 +42,7 @@ def exactness(access_set: AccessSet, key: bytes) -> str:
 
 def note_conflict(counts: Counter[str], access_set: AccessSet, key: bytes) -> None:
     """Count a conflict of a transaction with this access set."""
+    # One text for a counter: counts are plain names and numbers wherever they are shown.
     name = f"{_PREFIX}{exactness(access_set, key)} {object_of(key)}"
     if name not in counts and len(counts) > OBJECTS_MAX:
         name = f"{_PREFIX}{exactness(access_set, key)} {_OTHERS}"
@@ -77,4 +78,5 @@ class Contests:
     def rivals(self, names: Iterable[str], seconds: float) -> set[str]:
         """Return the leaders that were met at any of these objects not long ago."""
         met = (pair for name in names for pair in self._met.get(name, {}).items())
+        # Ten seconds: a rival that has gone must not slow us down, and one that pauses comes again sooner.
         return {leader for leader, at in met if seconds - at < MEMORY_S}

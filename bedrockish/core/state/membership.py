@@ -97,6 +97,7 @@ def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Map
 
 def _raise(old: Membership, facts: Facts) -> Membership:
     """Raise the release level to what every member reads; a cluster of before there were ids gets one with it."""
+    # One that has told nothing may be of any release: what it cannot read would end its links.
     silent = [node for node in old.nodes if facts.levels.get(node, UNKNOWN) == UNKNOWN]
     if silent:
         raise _refused("level", f"{', '.join(silent)} told no release level yet; start it, and it is raised then")
@@ -118,18 +119,22 @@ def _check_level(old: Membership, change: MemberChange) -> None:
 
 def _add(members: dict[str, Member], node: str, address: str, store: str, facts: Facts) -> None:
     """Let a node in as a learner; a learner that starts anew on another file may come again, when it has ended."""
+    # The name stands in every entry and vector, as text, and is half of each transaction's name: short and plain.
     if NAME.fullmatch(node) is None:
         raise _refused("name", f"{node!r} is not a name; write a letter and then up to 15 letters, digits or _")
     _check_address(members, node, address)
     known = members.get(node)
+    # On another file it would have forgotten what it promised; its successor gets another name.
     if known is not None and known.voter:
         raise _refused("duplicate", f"{node} is a voter already; see them with 'bedrockish member list'")
+    # Two processes of one name would each take what the other is sent.
     if known is not None and node in facts.alive and known.store and known.store != store:
         raise _refused(
             "alive",
             f"{node} is a learner already, and runs at {known.address}; stop it there if another file shall take its "
             "place, or give the new node another name",
         )
+    # Two entries at one place are a fork, and nodes that see one stop.
     if node in facts.timelines and (known is None or known.store != store or not store):
         raise _refused(
             "used",
@@ -150,8 +155,10 @@ def _check_address(members: Mapping[str, Member], node: str, address: str) -> No
 def _promote(members: dict[str, Member], member: Member, facts: Facts) -> None:
     if member.voter:
         raise _refused("duplicate", f"{member.node} is a voter already")
+    # A voter that is not there counts in every majority, and approves nothing.
     if member.node not in facts.alive:
         raise _refused("silent", f"{member.node} has not been heard of lately; start it, and promote it then")
+    # As a voter it has to cover a base before it votes (V7): one that lags would be waited for by all.
     behind = facts.behind.get(member.node)
     if behind is None or behind > BEHIND_MAX:
         lacks = "" if behind is None else f": it lacks {behind} commits"
@@ -178,6 +185,7 @@ def _replace(members: dict[str, Member], member: Member, change: MemberChange, f
 
 def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: Facts) -> None:
     """Whoever is left must be able to decide: force lets an operator overrule that, but never the last voter."""
+    # Addresses, learners and users decide nothing about who counts.
     if new.voters == old.voters:
         return
     if not new.voters:
@@ -185,6 +193,7 @@ def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: 
             "last", f"{change.node} is the last voter; promote another node before: a cluster without voters is over"
         )
     needed = approvals_needed(len(new.voters))
+    # By the approvals of the new membership: the old one decides this change, the new one all that follows.
     alive = [node for node in new.voters if node in facts.alive]
     if len(alive) < needed and not change.force:
         silent = ", ".join(node for node in new.voters if node not in facts.alive)

@@ -39,6 +39,7 @@ class Outbox:
         """Say something to one peer."""
         kind = message.__class__
         level = self.roster.level
+        # An older member would end the link over it, again and again, and hear nothing else.
         assert kind not in SINCE or SINCE[kind] <= level, f"level {level} does not read {kind.__name__}"
         self.effects.append(Send(peer, self.to_send(peer, message)))
 
@@ -57,6 +58,7 @@ class Outbox:
 
     def to_send(self, peer: str, message: Message, cut: Cut | None = None) -> Message:
         """Return what to send for a message: itself, or its parts if it is large; ``cut``: of ``cut_ahead``."""
+        # By class first: most of what is said is small by nature, and need not be measured.
         if message.__class__ in MAY_BE_LARGE and self._is_cut(message):
             return self.pieces.to_send(peer, message, self.clock.now.seconds, cut)
         return message

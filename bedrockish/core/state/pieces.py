@@ -98,8 +98,10 @@ class Pieces:
         transaction = vote.transaction
         if transaction is None or len(transaction.body) <= self.settings.inline_bytes:
             return None
+        # As its message was cut, so that the names are those of pieces that have come, or that were offered.
         cut = self.cutter.cut_body(transaction.body, transaction)
         if not cut.pieces or not cut.pieces.keys() <= self.saved.keys():
+            # The vote has the body itself then, and what is saved may go.
             self.named.pop(vote.txid, None)
             return None
         self.named[vote.txid] = tuple(cut.pieces)
@@ -126,6 +128,7 @@ class Pieces:
 
     def _remember(self, peer: str, cut: Cut, seconds: float) -> None:
         """Have the pieces at hand when the peer asks for them."""
+        # What is offered stays at hand as long as its request is under way.
         pieces = {digest: piece for digest, piece in cut.pieces.items() if digest not in self.offered}
         if not pieces:
             return
@@ -141,6 +144,7 @@ class Pieces:
         waiting = self.sent.get(peer, [])
         found = None
         for one in waiting:
+            # From all messages that name it: the peer has it then, whichever it was wanted for.
             found = one.pieces.pop(digest, None) or found
         self.sent[peer] = [one for one in waiting if one.pieces]
         return None if found is None else found.read()

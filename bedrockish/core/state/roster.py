@@ -70,6 +70,7 @@ class Roster:
         self.health = health
         self.joining = recovered.joining
         self.heard_level = 0
+        # Nobody else yet: what was said to an earlier process says nothing of the file that this one found.
         self.let_in = {self.me}
         self.accused: dict[str, str] = {}
         self.lost = recovered.lost
@@ -114,6 +115,7 @@ class Roster:
     def hear(self, peer: str, level: int) -> None:
         """Note that a peer has spoken to us, and the release level of what it said."""
         self.let_in.add(peer)
+        # Its sender has applied the raise; we may not have, and still have to answer in what it expects.
         if level > self.heard_level:
             self.heard_level = level
 
@@ -151,6 +153,7 @@ class Roster:
     @property
     def barred(self) -> str:
         """Why this node neither votes nor leads: it has forgotten what it promised; empty if it may."""
+        # What the file says of itself outlasts an accusation, which ends with the link that is taken again.
         return self.lost or next(iter(self.accused.values()), "")
 
     @property

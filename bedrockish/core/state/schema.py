@@ -24,6 +24,7 @@ class Schema:
 
     def schedule(self, change: Transaction) -> None:
         """Wait for the activation of a change, which is applied."""
+        # A second one would wait for a clock, and run on a version, that the first has not made yet.
         assert self.scheduled is None, f"{self.scheduled} is not in force yet"
         self.scheduled = change
 

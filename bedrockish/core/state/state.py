@@ -87,9 +87,11 @@ class State:
 
     def _recover(self, recovered: Recovered) -> None:
         votes, window, settled = self.votes, self.commit_window, self.clock.settled
+        # Before the window is filled: what is added is compared with what is retired as it comes.
         window.retire(self.roster.membership.retired.keys())
         for entry in recovered.window:
             window.add(entry.place, entry.transaction)
+            # What is settled needs no memory: whether it has happened, the journal tells (``outcome``).
             if entry.txid.clock > settled:
                 # Its second label may still come, if it was adopted: then it has to be known as a repeat.
                 votes.done.add(entry.txid)
@@ -101,6 +103,8 @@ class State:
             votes.restore(vote, is_applied=self.is_in_journal(vote.txid))
         lowest = votes.pending.smallest_clock()
         if lowest is not None:
+            # The file may be a copy with another node's cut; what this node holds may still commit, so no cut is past
+            # it.
             self.clock.reopen(lowest)
         if recovered.scheduled is not None:
             self.schedule(recovered.scheduled)
@@ -127,12 +131,14 @@ class State:
         self._hear_walls()
 
     def _hear_walls(self) -> None:
+        # Of voters alone: a majority of them is what a wall clock is believed by.
         peers = self.roster.peers.items()
         self.clock.hear_walls(peer.wall_ahead_ms for node, peer in peers if self.roster.is_voter(node))
 
     def hear_clock(self, peer: str, clock: int) -> bool:
         """Move up to a clock that is only hearsay: no promise and no outcome rests on it; False if it is refused."""
         ahead = self.clock.ahead_ms(clock)
+        # For people, whether it is followed or not: ``status`` names whose clock is ahead.
         known = self.roster.peers.get(peer)
         if known is not None:
             known.ahead_ms = ahead
@@ -144,6 +150,7 @@ class State:
     def keep_ceiling(self) -> None:
         """Make a higher ceiling durable, in time, before a clock above the old one can leave this node."""
         if self.clock.value > self.clock.ceiling:
+            # First in the step: whatever leaves with a clock above the old ceiling has to find the new one durable.
             self.outbox.emit_first(Keep("clock_ceiling", self.clock.raise_ceiling()))
 
     # -- members ---------------------------------------------------------------------------------------------------
@@ -191,6 +198,7 @@ class State:
 
     def note_rival(self, key: bytes, other: Txid | None) -> None:
         """Another leader's transaction was in the way of one of ours."""
+        # Who votes no more leads no more: nobody waits for its turn.
         if other is not None and other.leader in self.roster.voters:
             self.contests.note(object_of(key), other.leader, self.clock.now.seconds)
 
@@ -224,6 +232,7 @@ class State:
         What was applied and is settled, the journal tells: a node that has been away for long takes more than it could
         remember.
         """
+        # Memory first: what ended in this very step is not in the journal yet.
         found = self.votes.outcomes.get(txid)
         return True if found is None and self.is_in_journal(txid) else found
 
@@ -268,6 +277,7 @@ class State:
         self.clock.adjust(entry.txid.clock)
         # Out of what is pending and into what is committed within one step: no conflict test falls between the two.
         self.votes.end(entry.txid, commit=True)
+        # Compared with nothing any more: a base that lacks anything so old is refused (V16).
         forgotten = moved(self.clock.settled, -self.settings.conflict_window_ms)
         # What is ours is asked for by its id, however old it is.
         is_late = entry.txid.clock <= forgotten and entry.txid.leader != self.me
@@ -285,6 +295,7 @@ class State:
         self.schema.schedule(change)
         left_ms = milliseconds(change.activates) - milliseconds(self.clock.read())
         grace_ms = SCHEMA_GRACE_MS * (len(self.roster.voters) > 1)
+        # A moment later than due, where there are others: what was begun before it is on its way, and else TOO LATE.
         self.timers.set(max(0, left_ms) + grace_ms, "schema_due", change.txid)
 
     def activate(self) -> None:

@@ -33,6 +33,7 @@ class Timelines:
 
     def take(self, entry: Entry) -> None:
         """Take the next entry of its timeline."""
+        # A gap would hide a commit that conflict tests have to find; a repeat would fork the chain of hashes.
         assert entry.tick == self.taken.get(entry.leader, 0) + 1
         self.taken[entry.leader] = entry.tick
         self.heads[entry.leader] = entry.hash
@@ -58,6 +59,7 @@ class Timelines:
 
     def in_short(self, vector: Vector) -> dict[str, int]:
         """Return a vector as it is said: what has the retirement of a timeline in its past has all of that timeline."""
+        # A base from before the change has to name what it has of them: whoever reads it could not tell otherwise.
         if self.roster.membership.retired and covers(vector, self.retirement):
             return self._without_retired(vector)
         return dict(vector)
@@ -67,6 +69,7 @@ class Timelines:
         retired: Mapping[str, int] = self.roster.membership.retired
         if not retired:
             return vector
+        # All of what is retired is applied here, so ours is where those timelines end.
         unsaid = {
             leader: self.applied[leader]
             for leader, since in retired.items()
@@ -84,12 +87,14 @@ class Timelines:
         members = [roster.peers.get(node) for node in membership.nodes if node != roster.me]
         if roster.me not in membership.members:
             return set()
+        # Who counts by an older membership may still hear of more of it, or tell others.
         if any(peer is None or peer.config != membership.version for peer in members):
             return set()
         return {
             leader
             for leader, tick in self.applied.items()
             if leader not in membership.members
+            # Taken and not applied is here, too: it would be lost from every vector.
             and self.taken[leader] == tick
             and all(peer is not None and peer.applied.get(leader, 0) == tick for peer in members)
         }

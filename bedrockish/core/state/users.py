@@ -29,6 +29,7 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
     Raises:
         MembershipError: the change cannot be made.
     """
+    # A right that one node does not hold is none: what it lets through is replicated to all.
     if old.level < LEVEL_NEEDED:
         raise _refused(
             "level",
@@ -45,6 +46,7 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
             raise _refused(
                 "duplicate", f"there is a user {name} already; change it with 'bedrockish user grant|passwd'"
             )
+        # They are all in every membership, which every node keeps in memory and sends to whoever joins.
         if len(users) >= USERS_MAX:
             raise _refused("last", f"a cluster has {USERS_MAX} users at most, and those that were removed count, too")
         users[name] = UserSaid(_secret(change), _role(change) if change.role else 0, number)
@@ -61,7 +63,9 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
     elif change.action == USER_GRANT:
         users[name] = known._replace(role=max(known.role, _role(change)))
     else:
+        # Revoking a role leaves the one below it: roles contain each other.
         users[name] = known._replace(role=min(known.role, _role(change) - 1))
+    # Roles are held at every door as soon as there is a user: without an admin nobody could undo that.
     if not change.force and not any(one is not None and one.role == ADMIN for one in users.values()):
         raise _refused(
             "last",
@@ -78,6 +82,7 @@ def _tables(old: Mapping[str, int], change: MemberChange) -> Mapping[str, int]:
         raise _refused(
             "role", f"{change.role} is a role for the whole database; for a table there is reader and writer"
         )
+    # System tables have rows of all tables in them: a role for one of them would be a role for everything.
     if table.lower().startswith(_NO_TABLES):
         raise _refused("name", f"{table} belongs to the database itself; whoever is a reader of all tables may read it")
     now = old.get(table, 0)

@@ -64,6 +64,7 @@ class Votes:
         vote = self.by_txid.get(txid)
         if vote is None:
             vote = self.by_txid[txid] = Vote(txid, transaction)
+        # Its rollback came before its BEGIN; now it can be held against others by its keys.
         elif vote.transaction is None:
             vote.transaction = transaction
         return vote
@@ -76,8 +77,10 @@ class Votes:
             return
         self.by_txid[vote.txid] = vote
         self._note_abort(vote)
+        # The end was known, and is durable: asked for it, this node answers as before the restart.
         if vote.accepted is not None and vote.accepted == (ENDED, False):
             self.outcomes[vote.txid] = False
+        # What was approved is pending again, before anything is heard: others may have counted the approval.
         elif vote.held and vote.transaction is not None:
             self.pending.add(vote.transaction, self.clock.now.seconds)
 
@@ -87,6 +90,7 @@ class Votes:
         self._note_abort(vote)
 
     def _note_abort(self, vote: Vote) -> None:
+        # Its transaction may be known only now, or its accepted decision be another one at a higher ballot.
         if vote.txid in self.aborting:
             self.aborting.remove(vote.txid)
         if vote.accepted is not None and not vote.accepted[1]:
@@ -106,6 +110,7 @@ class Votes:
         assert transaction.txid not in self.outcomes, f"{transaction.txid} is over"
         assert transaction.txid.clock > self.clock.cut, "others count on nothing being approved up to the cut"
         vote = self.of(transaction.txid, transaction)
+        # In the vote and in pending in one step: the next conflict test finds it (``invariants``).
         vote.held = True
         if transaction.txid not in self.pending:
             self.pending.add(transaction, self.clock.now.seconds)
@@ -120,6 +125,7 @@ class Votes:
         # A recovery may be about to commit it because we hold it: a rollback accepted now would take that word back.
         if vote.promised > 1:
             return False
+        # Also of what was never seen here: its BEGIN may still come, and then finds the promise (V3).
         vote.promised, vote.accepted, vote.held = 1, (1, False), False
         if txid in self.pending:
             self.pending.remove(txid)
@@ -150,7 +156,9 @@ class Votes:
             return
         if not commit:
             if txid.leader == self.me and vote.transaction is not None:
+                # At our clock of now, not that of the transaction: V10 asks who began before this node knew the end.
                 self.own_ends.add(vote.transaction, self.clock.read())
+            # Kept until it is safe: others may recover what conflicts with it, and have to be told that it ended (J6).
             vote.promised, vote.accepted, vote.held = ENDED, (ENDED, False), False
             self.persist(vote)
 
@@ -176,9 +184,11 @@ class Votes:
                 # Pending here, and yet below safe: not in the journal, so it can never be committed.
                 self.end(txid, commit=False)
             self.drop(txid)
+        # Committed and not applied, it is not in the journal: here alone its outcome is known.
         over = [txid for txid in self.outcomes if txid.clock <= safe and txid not in waiting]
         over += [txid for txid in self.outcomes if safe < txid.clock <= settled and txid in self.done]
         for txid in over:
+            # Those who wait for it are told at the end of this step, by its outcome.
             if txid not in self.ended:
                 del self.outcomes[txid]
         self.done = {txid for txid in self.done if txid.clock > settled}

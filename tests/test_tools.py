@@ -3,12 +3,13 @@
 import random
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.test_tidy import ROOT
 from tools import peer_galera
 from tools.bench import WORKS, Draw, measure_sqlite, quantile, scenarios
 from tools.bootstrap import SCENARIOS, read_lock, wanted_groups
-from tools.cluster import DemoError, LocalCluster
+from tools.cluster import DemoError, LocalCluster, clean_environment
 from tools.demo_check import Check, check_file
 from tools.demo_cluster import DATABASE
 from tools.demo_work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE, SCHEMA, TAKE, Tally, Transfer, draw
@@ -282,6 +283,45 @@ def test_the_bench_of_statements_over_a_large_table_runs() -> None:
     assert re.search(r":last\n  [1-9]\d* rows in \d+ ranges", said.stdout), said.stdout
     for what in ("read a row", "insert there", "insert elsewhere"):
         assert len(re.findall(rf"^  {what} .* longest A \d+, B \d+, C \d+ ms$", said.stdout, re.MULTILINE)) == 3
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_bench_that_is_terminated_stops_its_nodes(tmp_path: Path, ignored: bool) -> None:
+    """Also as a job of the background, where Ctrl-C is ignored; and its directory is gone."""
+    given = [sys.executable, "-m", "tools.bench", "entries", "--entries", "100", "--megabytes", "1", "--seconds", "60"]
+    bench = subprocess.Popen(
+        given,
+        env={**clean_environment(), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL),
+    )
+    try:
+        assert bench.stdout is not None
+        for line in bench.stdout:
+            if line.startswith("start "):
+                break
+        nodes = running(tmp_path)
+        assert nodes
+        bench.send_signal(signal.SIGTERM)
+        assert bench.wait(30) == 130
+        assert not running(tmp_path)
+        assert not list(tmp_path.iterdir())
+        assert "Traceback" not in bench.stdout.read()
+    finally:
+        bench.kill()
+        bench.communicate()
+
+
+def running(directory: Path) -> list[int]:
+    """The processes whose commands name a directory."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if str(directory).encode() in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+    return found
 
 
 def test_clients_of_the_benchmark_do_not_meet_where_they_should_not() -> None:

@@ -28,7 +28,7 @@ from rich.table import Table
 from bedrockish import open_client
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError
-from tools.cluster import DemoError, LocalCluster, local_cluster
+from tools.cluster import DemoError, LocalCluster, end_in_order, local_cluster
 
 NAMES = "ABCDE"  # of the nodes
 ROWS = 10_000
@@ -349,7 +349,8 @@ def run(name: str) -> None:
     runpy.run_module(f"tools.scenarios.{name}", run_name="__main__", alter_sys=False)
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """Do what the first argument names."""
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     if wanted == "list":
         for scenario, about in scenarios().items():
@@ -358,3 +359,14 @@ if __name__ == "__main__":
         run(wanted)
     else:
         main(prog_name="tools/bench")
+
+
+if __name__ == "__main__":
+    interrupted = False
+    end_in_order()
+    try:
+        start()
+    except* KeyboardInterrupt:  # Ctrl-C or SIGTERM: nodes are stopped by now
+        interrupted = True
+    if interrupted:
+        sys.exit(130)

@@ -1,6 +1,7 @@
 """Real nodes on this machine: processes, sockets and files, for the demo, the benchmark and the chaos.
 
-Only processes that were started here are ever stopped, and all of them are when the block ends, however it ends.
+Only processes that were started here are ever stopped, and all of them are when the block ends, however it ends: by an
+error, by Ctrl-C, or by SIGTERM.
 """
 
 import contextlib
@@ -11,9 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import trio
@@ -35,6 +38,45 @@ def processor_s(process: int) -> float:
         return math.nan
     fields = told.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class _Ending:
+    """Lets SIGTERM end this program as Ctrl-C does, but not between the start of a process and its being known."""
+
+    def __init__(self) -> None:
+        self.is_starting = self.is_wanted = False
+
+    def __call__(self, _number: int, frame: FrameType | None) -> None:
+        self.is_wanted = True
+        if not self.is_starting:
+            handler = signal.getsignal(signal.SIGINT)  # that of the loop that runs now, if one does
+            (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Start a process in this block."""
+        self.is_starting = True
+        try:
+            yield
+        finally:
+            self.is_starting = False
+            if self.is_wanted:
+                signal.raise_signal(signal.SIGTERM)
+
+
+_ending = _Ending()
+
+
+def end_in_order() -> None:
+    """Let SIGTERM end this program as Ctrl-C does, so that the block that has started nodes stops them.
+
+    To be called before a loop is run: that takes Ctrl-C in its own way, unless it is ignored, as in a job of the
+    background.
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _ending)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class DemoError(Exception):
@@ -96,11 +138,12 @@ class LocalNode:
     def start(self, *arguments: str) -> None:
         """Start the process, by default with ``serve``; it is ready when ``wait_ready`` says so."""
         assert not self.is_running
+        end_in_order()
         program = [sys.executable, *self.program, *(arguments or ("serve",))]
         command = [*program, "--config", str(self.config)]
         if self.files_max:
             command = ["sh", "-c", f'ulimit -n {self.files_max} && exec "$@"', "sh", *command]
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as log, _ending.starting():
             # In a process group of its own, so that Ctrl-C reaches this program, which then stops its nodes in order.
             self.process = subprocess.Popen(
                 command,

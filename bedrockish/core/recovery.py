@@ -263,13 +263,16 @@ class Recovery:
             return Standing.HELD, []
         # P8: whoever approves a transaction has looked for its commands: if one of them has happened otherwise, nobody
         # did. (Release 0.1.0 did not look.)
-        never = state.happened(transaction.commands, txid) if state.roster.level >= 2 else None
-        if never is None or never.other == FORGOTTEN:
+        found = state.happened(transaction.commands, txid) if state.roster.level >= 2 else None
+        never: bool | None = found is not None and found.other != FORGOTTEN
+        if not never:
             # P9: a commit outside its base conflicts with it: a majority had that first, so no quorum approved this.
-            never = next(state.commit_window.conflicts(transaction.access_set, transaction.base, txid), None)
+            never = state.meets_outside(transaction)
         # P10: a majority has closed time up to the cut; had a quorum approved it, one of them would have held it.
-        if never is not None or state.clock.cut >= txid.clock:
+        if never or state.clock.cut >= txid.clock:
             return Standing.NEVER, []
+        if never is None:
+            return Standing.BLOCKED, []  # P14: some of what its base lacks is not here any more to be compared
         blockers = [
             state.votes.pending.transactions[found.other]
             for found in state.votes.pending.conflicts(transaction.access_set, txid)

@@ -43,7 +43,7 @@ from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.database_file import FileLock, Founding, connect
 from bedrockish.engine.storage.index_build import IndexBuild, Phase, remove_copied
 from bedrockish.engine.storage.index_plan import IndexPlan, plan_index
-from bedrockish.engine.storage.journal_tables import Journal
+from bedrockish.engine.storage.journal_tables import DamagedEntries, Journal
 from bedrockish.engine.storage.overlay_vfs import Moment, salt_of
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.schema_versions import Versions
@@ -66,7 +66,7 @@ LONG_BYTES = 1 << 20  # what takes longer to write than others should have to wa
 BATCH_FRAMES = 500  # that a batch may have which is not long
 FEW_BYTES = 64 << 10  # changes that are read at once
 COMPARED_BYTES, COMPARED_MAX = 4 << 10, 64  # changes that stay read, and how many, between comparing and applying
-WINDOW_MS = 120_000  # twice the conflict window
+WINDOW_MS = 60_000  # the conflict window, as it is by default
 
 
 class Engine:
@@ -84,6 +84,7 @@ class Engine:
         locks: the rows that transactions which run here have locked.
         access: what users may do, by the membership that is applied.
         staged: large transactions that are unpacked.
+        damaged: entries of the journal that were found damaged when somebody wanted them, by place, and in what way.
         build: of the index that the scheduled change of the schema makes, if it is built beside its table.
     """
 
@@ -114,9 +115,10 @@ class Engine:
         self.build: IndexBuild | None = None
         self._compared: dict[bytes, list[Change]] = {}  # read when they were compared: encoded changes -> themselves
         self.staged = StagedStore(db)
+        self.damaged = DamagedEntries(system.get_meta(db, "node"))
         self.failed = self._is_changed = False
         self.void = set(system.void(db))
-        self._journal = Journal(db, self._write)
+        self._journal = Journal(db, self._write, self.damaged)
         self._lent: Callable[[], None] = lambda: None
         self._versions = Versions(db, self._write, self._applier.loud, self._learn_schema)
         self.batches: int = system.get_meta(db, "batches")
@@ -179,7 +181,7 @@ class Engine:
         """Return what the file knows.
 
         Args:
-            window_ms: how far below the last safe time entries are still wanted.
+            window_ms: how far below what was settled entries are still wanted; see ``Journal.recover``.
         """
         return self.journal.recover(dict(self.applied), dict(self._heads), self.batches, window_ms)
 

@@ -1,6 +1,6 @@
 """A commit that came late, with a clock of long ago, is dropped at once: nobody who has not seen it may pass."""
 
-from bedrockish.core.protocol.messages import Begin
+from bedrockish.core.protocol.messages import Approve, Begin, Promise, Standing
 from tests.core.net import Net, add
 
 
@@ -32,3 +32,23 @@ def test_a_leader_begins_nothing_that_has_not_seen_what_it_has_dropped() -> None
     net.places["A"].core.state.commit_window.floor.clear()
     net.run(1.0)
     assert "one" in net.told("A")
+
+
+def test_a_voter_holds_nothing_for_a_recovery_that_it_cannot_compare() -> None:
+    """What the base lacks may conflict with it. It is held as soon as that can be told."""
+    net = Net("ABC")
+    net.run(1.0)
+    net.kept.add(Approve)
+    net.cut("A", "C")
+    net.ask("A", add("one", "x"))
+    net.run(0.1)
+    net.cut("A", "B")
+    floor = net.places["C"].core.state.commit_window.floor
+    floor["B"] = 7  # which its journal does not have, so nobody can tell
+    net.run(5.0)
+    told = {message.standing for name, _, message in net.said if name == "C" and isinstance(message, Promise)}
+    assert told == {Standing.BLOCKED}
+    assert not net.places["B"].core.state.timelines.applied.get("B")
+    floor.clear()
+    net.run(10.0)
+    assert net.places["B"].core.state.timelines.applied["B"] == 1, "B has adopted it"

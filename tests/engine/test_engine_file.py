@@ -253,8 +253,9 @@ def test_a_kill_leaves_what_was_flushed(tmp_path: Path) -> None:
         recovered = node.engine.recover()
         assert (recovered.node, recovered.store, recovered.membership) == ("A", "store-A", MEMBERSHIP)
         assert (recovered.applied, recovered.ceiling, recovered.batches) == ({"A": 2}, 5, 1)
-        assert [entry.place for entry in recovered.window] == [("A", 1), ("A", 2)]
-        assert recovered.heads == {"A": recovered.window[-1].hash}
+        window = list(recovered.window)
+        assert [entry.place for entry in window] == [("A", 1), ("A", 2)]
+        assert recovered.heads == {"A": window[-1].hash}
         assert node.rows("SELECT filler FROM t") == [("kept",)]
         assert node.engine.schema_version == 1
     finally:

@@ -69,8 +69,8 @@ def test_what_is_appended_is_found(db: apsw.Connection) -> None:
     assert store.find_txid(db, Txid(10, "B")) == []
     assert store.find_places(db, Txid(10, "A")) == [a1.place, b2.place]
     assert store.find_places(db, Txid(10, "B")) == []
-    assert list(store.tail(db, 10)) == [b1, a2]
-    assert list(store.tail(db, 9)) == [a1, b1, a2, b2]
+    assert [row.entry() for row in store.tail_stored(db, 10)] == [b1, a2]
+    assert [row.entry() for row in store.tail_stored(db, 9)] == [a1, b1, a2, b2]
     stored = store.stored_at(db, 4)
     assert stored is not None
     assert stored.entry() == b2
@@ -250,3 +250,29 @@ def test_the_file_that_a_killed_node_left_is_read_with_its_wal(tmp_path: Path) -
         assert store.applied(reader) == {"A": 1}
         reader.close()
         assert wal.stat().st_size == size
+
+
+def test_an_entry_that_is_damaged_ends_what_is_read(db: apsw.Connection) -> None:
+    """What stands before it is whole; asked for as the first one, it is named."""
+    entries = [make("A", 1, 10)]
+    for tick in (2, 3):
+        entries.append(make("A", tick, 10 + tick, entries[-1].hash))
+    fill(db, entries)
+    db.execute("UPDATE bedrockish_journal SET body = CAST(substr(body, 2) AS BLOB) WHERE tick = 2")
+    assert store.read(db, "A", 1, 1 << 20) == entries[:1]
+    with pytest.raises(EntryMalformedError):
+        store.read(db, "A", 2, 1 << 20)
+    assert store.read(db, "A", 3, 1 << 20) == entries[2:]
+
+
+def test_the_newest_entries_are_counted(db: apsw.Connection) -> None:
+    """By their number and by their bytes; a second label counts as nothing."""
+    entries = [make("A", 1, 10)]
+    for tick in range(2, 6):
+        entries.append(make("A", tick, 10 * tick, entries[-1].hash, body=bytes(1_000)))
+    fill(db, [*entries, make("B", 1, 50, origin="A")], repeats=(5,))
+    assert store.clock_before(db, 5, 1 << 20) == 0
+    assert store.clock_before(db, 4, 1 << 20) == 10
+    assert store.clock_before(db, 2, 1 << 20) == 30
+    assert store.clock_before(db, 5, 3_000) == 30
+    assert store.clock_before(db, 0, 0) == 50

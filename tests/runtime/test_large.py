@@ -527,3 +527,39 @@ async def test_a_message_in_pieces_is_read_in_a_thread_and_in_its_turn(
         nursery.cancel_scope.cancel()
     assert [one.data for one in posted if isinstance(one, Assembled)] == data
     assert threads == [False] * 3
+
+
+@pytest.mark.parametrize("values", ["VALUES (1, 'short')", ALL])
+async def test_an_entry_that_is_damaged_is_not_sent_and_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, values: str
+) -> None:
+    """Who wants it hears that it is not here, and gets what stands before it and after it; the node goes on."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    wire = Wire()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        await runtime.submit(request(f"INSERT INTO t {values}", "damaged"))
+        await runtime.submit(request("INSERT INTO t VALUES (-1, 'after')", "after"))
+        engine._db.execute("UPDATE main.bedrockish_journal SET body = CAST(substr(body, 2) AS BLOB) WHERE tick = 2")
+        engine.set_meta("changed", 1)
+        await runtime.durable()
+        runtime.mesh = cast(net.Mesh, wire)
+        for first in (1, 2, 2, 3):
+            runtime._do(SendEntries("B", {"A": first}, 1 << 24), deque())
+            with trio.fail_after(10):
+                sent = len(wire.left)
+                while len(wire.left) == sent:  # noqa: ASYNC110  the wire has no event for it
+                    await trio.sleep(0.005)
+        nursery.cancel_scope.cancel()
+    said = [message for peer, message in wire.left if peer == "B"]
+    assert [type(one) for one in said] == [Entries, Removed, Removed, Entries]
+    assert [len(one.entries) for one in said if isinstance(one, Entries)] == [1, 1]
+    assert [one.upto for one in said if isinstance(one, Removed)] == [{"A": 2}] * 2
+    told = [one.getMessage() for one in caplog.records if "damaged" in one.getMessage()]
+    assert len(told) == 1
+    assert "the entry A2 of this node's journal is damaged" in told[0]
+    assert "bedrockish member repair URL A" in told[0]
+    assert list(runtime.status()["journal_damaged"]) == ["A2"]
+    assert [one["code"] for one in runtime.status()["troubles"] if one["code"] == "journal_damaged"]
+    engine.close()

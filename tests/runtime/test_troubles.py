@@ -42,6 +42,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("read_only", {"mode": "read-only", "alarms": {"disk_full": {"reason": "the disk is full"}}}, "the disk is full"),
     ("behind", others(applied={"A": 5, "B": 900}), "900 commits are still to be fetched"),
     ("disk_filling", {"disk": {"free_bytes": 1 << 30, "total_bytes": 100 << 30}}, "1024 MiB left, 1 %"),
+    ("unproven_copy", {"alarms": {"unproven_copy": {"reason": "not compared"}}}, "not compared"),
+    ("journal_damaged", {"journal_damaged": {"A5": "its hash is another"}}, "A5: its hash is another"),
     ("in_doubt", {"in_doubt": [{"txid": "9B", "leader": "B", "age_ms": 11_000}]}, "9B, led by B, .* for 11 s"),
     ("safe_time", {"safe_lag_ms": 20_000} | others(report_lag_ms=19_000), "stood for 20 s; it waits for B"),
     ("clock_skew", others(wall_offset_ms=-60_000), "clock of B is 60.0 s behind"),
@@ -108,3 +110,12 @@ def test_room_on_disk(tmp_path: Path) -> None:
     assert room is not None
     assert 0 < room["free_bytes"] <= room["total_bytes"]
     assert room_on_disk("/no/such/folder/a.db") is None
+
+
+def test_a_learner_whose_copy_is_not_compared_yet_is_of_use() -> None:
+    """It answers reads; as a voter it would take no writes, and says so."""
+    alarms = {"unproven_copy": {"reason": "not compared"}}
+    voter = WELL | {"mode": "read-only", "alarms": alarms}
+    learner = voter | {"nodes": {**WELL["nodes"], "A": {**WELL["nodes"]["A"], "role": "learner"}}}
+    assert not_ready({"troubles": Troubles().look(voter, 100.0)})
+    assert not not_ready({"troubles": Troubles().look(learner, 100.0)})

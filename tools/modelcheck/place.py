@@ -128,6 +128,7 @@ class Place:
             follows_wall=False,
             find_command=self._find_command,
             has_applied=self._has_applied,
+            meets=lambda *asked: self.disk.seen.meets(*asked),
         )
         self.perform(self.node.start(self.now))
 

@@ -25,6 +25,7 @@ from bedrockish.core.protocol.records import (
 )
 from bedrockish.node.cluster.incarnations import PREFIX
 from bedrockish.node.cluster.starts import STARTS, Start, add_start, read_starts
+from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid, decode_transaction
@@ -171,17 +172,20 @@ class Image:
         """The applied vector."""
         return {leader: len(entries) for leader, entries in self.timelines.items()}
 
-    def recover(self, node: str, store: str, window_ms: int) -> Recovered:
+    def recover(self, node: str, store: str, window_ms: int, window_entries: int = 1 << 62) -> Recovered:
         """Return what a node finds here when it starts, as the real engine does."""
         safe = self.meta.get("safe", 0)
         settled = max(safe, self.meta.get("settled", 0))
+        clocks = sorted((txid.clock for txid in self.txids), reverse=True)
+        newest = clocks[window_entries] if len(clocks) > window_entries else 0
+        least = max(moved(settled, -window_ms), min(settled, newest))
         return Recovered(
             node=node,
             store=store,
             membership=self.membership,
             applied=self.applied,
             heads={leader: entries[-1].hash for leader, entries in self.timelines.items()},
-            window=tuple(entry for entry, _ in self.order if entry.txid.clock > moved(settled, -window_ms)),
+            window=(entry for entry, _ in self.order if entry.txid.clock > least),
             votes=tuple(self._read_vote(vote) for vote in self.votes.values()),
             pieces={digest: len(data) for digest, data in self.pieces.items()},
             named={
@@ -209,6 +213,18 @@ class Image:
     def assemble(self, parts: Iterable[Part]) -> bytes:
         """Return the bytes that parts stand for."""
         return b"".join(part if isinstance(part, bytes) else self.pieces[part[0]] for part in parts)
+
+    def meets(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
+        """Whether an access set conflicts with an entry up to these ticks that a base has not, as the real journal."""
+        seen = {entry.txid for entry, _ in self.order if base.get(entry.leader, 0) >= entry.tick}
+        for leader, last in upto.items():
+            timeline = self.timelines.get(leader, [])
+            if len(timeline) < last:
+                return None
+            for entry in timeline[base.get(leader, 0) : last]:
+                if entry.txid not in seen and conflict(access_set, entry.transaction.access_set) is not None:
+                    return True
+        return False
 
     @property
     def starts(self) -> list[Start]:

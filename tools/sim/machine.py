@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from tools.sim.world import World
 
 WALL_0 = 1_800_000_000_000  # Unix milliseconds at the start of every world
-WINDOW = 2  # conflict windows that a restart reads back
 
 MEMORY_STEP = 16  # so that a short life is enough for the others to know a file; or all notes would call for others
 
@@ -106,9 +105,9 @@ class Machine:
         self.let_in = set()
         self.seconds_offset = self.luck.uniform(0, 1e5)
         options = self.world.options
-        window_ms = WINDOW * options.conflict_window_ms
         self.disk.begin(f"{self.name}-{self.boot}".encode())
-        recovered = self.disk.seen.recover(self.name, self.store, window_ms)
+        window = options.conflict_window_ms, options.window_entries
+        recovered = self.disk.seen.recover(self.name, self.store, *window)
         kept = {name: value for name, value in self.disk.seen.meta.items() if name.startswith(PREFIX)}
         self.known = Incarnations(kept, self._remember, step=MEMORY_STEP)
         self.node = Node(
@@ -119,6 +118,7 @@ class Machine:
             follows_wall=options.follows_wall,
             find_command=self._find_command,
             has_applied=self._has_applied,
+            meets=lambda *asked: self.disk.seen.meets(*asked),
             compare_rows=self.care.why_rows_differ,
         )
         self.care.started()

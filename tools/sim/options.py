@@ -50,6 +50,7 @@ class Options:
         wait_ms: mean time that an execution waits for a background worker, and for its snapshot; 0: none does.
         doubles: chance that a client sends a command to its node twice under the same id.
         gather_ms: mean time for which a node gathers writes that it then executes together; 0: it does not.
+        window_entries: how many settled commits a node reads back when it starts.
         execute_ms: mean time of an execution; 0 runs it between two events, as the real driver does.
         duplicate, lose: chance that a message comes twice, or silently not at all.
         ordered: links keep their order, as TCP does.
@@ -109,6 +110,7 @@ class Options:
     suspicion_ms: int = 1_000
     closing_lag_ms: int = 500
     conflict_window_ms: int = 60_000
+    window_entries: int = 50_000
     fetch_bytes: int = 4_000_000
     changes_every_s: float = 0.0
     comings: float = 0.0
@@ -169,6 +171,7 @@ def draw_options(seed: int) -> Options:
     if seed % 11 == COMINGS:
         options = options.with_(comings=0.8, changes_every_s=0.1, load_s=max(options.load_s, 3.0))
     options = options.with_(gather_ms=Random(f"gather {seed}").choice(GATHER_MS))
+    options = options.with_(window_entries=Random(f"window {seed}").choice((0, 3, 50_000)))
     return options.with_(level=LEVEL - 1) if seed % 7 == OLDER else options
 
 

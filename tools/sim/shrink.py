@@ -118,6 +118,7 @@ def smaller(options: Options) -> Iterator[Options]:
             "wait_ms",
             "doubles",
             "gather_ms",
+            "window_entries",
             "learners",
             "dead",
             "power_cut",

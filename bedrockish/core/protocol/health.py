@@ -27,6 +27,7 @@ from bedrockish_journal.model.value import value
 DISK_FULL = "disk_full"  # nothing can be written
 UNAPPLICABLE = "entry_unapplicable"  # a decided entry fits nowhere
 DAMAGED_TABLES = "damaged_tables"  # the tables are not what the journal makes of them
+UNPROVEN = "unproven_copy"  # the tables are a copy that nobody has compared with its journal yet
 
 
 class Mode(IntEnum):

@@ -277,7 +277,9 @@ class ToldClock:
 
 @value
 class Removed:
-    """The answer to FETCH when what is wanted was removed from the journal: the last tick removed of each timeline."""
+    """The answer to FETCH when what is wanted is not in the journal any more, or damaged there: the last tick of each
+    timeline of which that is so.
+    """
 
     upto: Vector
     clock: int

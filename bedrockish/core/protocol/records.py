@@ -4,7 +4,7 @@ They are plain data. The engine makes a ``Prepared`` of a request; the core make
 what a node has promised about somebody's transaction; ``Recovered`` is all that a node finds in its file at the start.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import cbor2
@@ -187,7 +187,8 @@ class Recovered:
         membership: the membership in force.
         applied: the last tick applied of each timeline.
         heads: hash of that last entry of each timeline.
-        window: recent entries, newest last, whose access sets conflict tests still need.
+        window: recent entries, newest last, whose access sets conflict tests need: all that may not be settled, and as
+            many of those before as are read in a moment. It is read once.
         votes: every vote on record.
         ceiling: the clock never went above this before the restart.
         cut: the highest cut that was ever announced (section 6 of the protocol).
@@ -211,7 +212,7 @@ class Recovered:
     membership: Membership
     applied: Vector = field(default_factory=dict)
     heads: Mapping[str, bytes] = field(default_factory=dict)
-    window: tuple[Entry, ...] = ()
+    window: Iterable[Entry] = ()
     votes: tuple[Vote, ...] = ()
     ceiling: int = 0
     cut: int = 0

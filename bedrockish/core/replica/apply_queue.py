@@ -389,7 +389,9 @@ class ApplyQueue:
         state = self.state
         if all(peer.removed.get(leader, 0) >= tick for peer in had):
             state.give_up_fetching(
-                f"node {state.me} lacks {leader}{tick}, which all others have removed from their journals; stop it, "
+                f"node {state.me} lacks {leader}{tick}, which all others have removed from their journals, or find "
+                "damaged in them; where it is damaged, run 'bedrockish member repair', and start this node again; else "
+                "stop it, "
                 f"run 'bedrockish member replace URL {state.me} NEW', and then 'bedrockish join URL --voter', without "
                 "--replay, for the node NEW on an empty file"
             )

@@ -13,7 +13,7 @@ from bedrockish.core.protocol.effects import Activate, Keep, KeepHold, SetMember
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Health
 from bedrockish.core.protocol.records import Membership, Recovered
-from bedrockish.core.state.certifier import CommitWindow, Conflict, command_key
+from bedrockish.core.state.certifier import CommitWindow, Conflict, Place, command_key
 from bedrockish.core.state.clock import Clock
 from bedrockish.core.state.contention import Contests
 from bedrockish.core.state.outbox import Outbox, Timers
@@ -23,11 +23,13 @@ from bedrockish.core.state.schema import Schema
 from bedrockish.core.state.settings import SCHEMA_GRACE_MS, Settings
 from bedrockish.core.state.timelines import Timelines
 from bedrockish.core.state.votes import Votes
-from bedrockish_journal.model.access_set import object_of
-from bedrockish_journal.model.clock import milliseconds, moved
+from bedrockish_journal.model.access_set import AccessSet, object_of
+from bedrockish_journal.model.clock import CLOCK_LIMIT, milliseconds, moved
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Transaction, Txid
-from bedrockish_journal.model.vector import covers
+from bedrockish_journal.model.vector import Vector, covers
+
+LOOKED_UP_MAX = 20_000  # commits that are compared in the journal: some tenths of a second
 
 
 class State:
@@ -59,12 +61,13 @@ class State:
         follows_wall: bool = True,
         find_command: Callable[[str], Txid | None] = lambda _: None,
         has_applied: Callable[[Txid], bool] = lambda _: False,
+        meets: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None,
         compare_rows: Callable[[Transaction], str | None] | None = None,
     ) -> None:
         self.me, self.store, self.batches = recovered.node, recovered.store, recovered.batches
         self.settings, self.draw = settings, draw
         self.find_command, self.compare_rows = find_command, compare_rows
-        self._has_applied = has_applied
+        self._has_applied, self._meets = has_applied, meets
         self.health = Health(recovered.alarms)
         promised = recovered.ceiling, recovered.cut, recovered.safe, recovered.settled
         self.clock = Clock(settings, now, *promised, follows_wall=follows_wall)
@@ -89,7 +92,9 @@ class State:
         votes, window, settled = self.votes, self.commit_window, self.clock.settled
         # Before the window is filled: what is added is compared with what is retired as it comes.
         window.retire(self.roster.membership.retired.keys())
+        places: list[Place] = []
         for entry in recovered.window:
+            places.append(entry.place)
             window.add(entry.place, entry.transaction)
             # What is settled needs no memory: whether it has happened, the journal tells (``outcome``).
             if entry.txid.clock > settled:
@@ -97,7 +102,7 @@ class State:
                 votes.done.add(entry.txid)
                 votes.outcomes[entry.txid] = True
             window.pack(settled, ())
-        window.reaches_back_to(recovered.applied, (entry.place for entry in recovered.window))
+        window.reaches_back_to(recovered.applied, places)
         # After the window: a vote on what is in the journal is dropped, and not held again.
         for vote in recovered.votes:
             votes.restore(vote, is_applied=self.is_in_journal(vote.txid))
@@ -243,6 +248,21 @@ class State:
     def is_in_journal(self, txid: Txid) -> bool:
         """Whether a transaction between safe time and what is settled was applied in an earlier step."""
         return self.clock.safe < txid.clock <= self.clock.settled and self._has_applied(txid)
+
+    def meets_outside(self, transaction: Transaction) -> bool | None:
+        """Whether a transaction conflicts with a commit outside its base; None if that cannot be told any more.
+
+        What is dropped from the conflict window is looked up in the journal: there may be much of it after a restart.
+        """
+        access_set, base, floor = transaction.access_set, transaction.base, self.commit_window.floor
+        if next(self.commit_window.conflicts(access_set, base, transaction.txid), None) is not None:
+            return True
+        lacking = {leader: tick for leader, tick in floor.items() if base.get(leader, 0) < tick}
+        if not lacking:
+            return False
+        if sum(tick - base.get(leader, 0) for leader, tick in lacking.items()) > LOOKED_UP_MAX:
+            return None  # nobody approves what is so old, and to read that much would keep everybody waiting
+        return self._meets(access_set, {**base, **dict.fromkeys(self.roster.membership.retired, CLOCK_LIMIT)}, lacking)
 
     def why_rows_differ(self, transaction: Transaction) -> str | None:
         """Return why a transaction was not made of the rows that are here; empty if it was.

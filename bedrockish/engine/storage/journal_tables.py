@@ -1,7 +1,9 @@
 """The journal as the engine keeps it: how big it is, where it begins, and who still needs what of it."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import apsw
@@ -10,16 +12,22 @@ from bedrockish.core.protocol.health import decode_alarm
 from bedrockish.core.protocol.records import FORGOTTEN, Recovered, decode_joining, decode_membership
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.database_file import INCREMENTAL
-from bedrockish.errors import forgotten
+from bedrockish.errors import DamagedError, forgotten
+from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.command_id import time_ms
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage import packing, pruning, store
 from bedrockish_journal.storage import schema_history as schema
 
+logger = logging.getLogger(__name__)
+
 HOLD = "hold:"
+WINDOW_ENTRIES_MAX = 50_000  # settled entries that a start reads: a second
+WINDOW_BYTES_MAX = 256 << 20  # and how many bytes of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +64,39 @@ def _shrink(db: apsw.Connection, pages: int) -> None:
     db.execute(f"PRAGMA incremental_vacuum({pages:d})").fetchall()
 
 
+class DamagedEntries(dict[str, str]):
+    """Entries of the journal that were found damaged when they were wanted: by place, and in what way.
+
+    Args:
+        node: whose journal it is.
+    """
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self._node = node
+
+    def note(self, place: str, why: str) -> None:
+        """Note one, and tell people of it once."""
+        if place not in self:
+            self[place] = why
+            logger.error(
+                "the entry %s of this node's journal is damaged, and others have to give it: %s; fill this node again "
+                "from another one with 'bedrockish member repair URL %s'",
+                *(place, why, self._node),
+            )
+
+
 class Journal:
     """The journal of one node.
 
     Args:
         db: the writing connection.
         write: does something in the open batch, in a way that can be done again.
+        damaged: where entries are noted that are.
     """
 
-    def __init__(self, db: apsw.Connection, write: Callable[..., None]) -> None:
-        self._db, self._write = db, write
+    def __init__(self, db: apsw.Connection, write: Callable[..., None], damaged: DamagedEntries) -> None:
+        self._db, self._write, self._damaged = db, write, damaged
         row = db.execute("SELECT max(clock) FROM bedrockish_journal WHERE repeat = 0").fetchone()
         self.applied_clock: int = (row[0] if row is not None else None) or 0  # the greatest clock that was applied
         self.horizon = Txid(*pruning.horizon(db))  # the greatest name that was removed
@@ -80,7 +111,8 @@ class Journal:
             applied: the last tick applied of each timeline.
             heads: its hash.
             batches: how many batches the file has seen.
-            window_ms: how far below what was settled entries are still wanted.
+            window_ms: how far below what was settled entries are still wanted; the newest of them are read, as many as
+                take a moment, while the caller goes through them.
         """
         db = self._db
         safe = int(system.get_meta(db, "safe") or 0)
@@ -92,7 +124,7 @@ class Journal:
             membership=decode_membership(system.get_meta(db, "membership")),
             applied=applied,
             heads=heads,
-            window=tuple(store.tail(db, max(0, moved(settled, -window_ms)))),
+            window=self._window(settled, max(0, moved(settled, -window_ms), min(settled, self._begin_of_window()))),
             votes=tuple(system.votes(db)),
             ceiling=int(system.get_meta(db, "clock_ceiling") or 0),
             cut=int(system.get_meta(db, "cut") or 0),
@@ -110,6 +142,53 @@ class Journal:
             blocked=frozenset(system.blocked(db)),
             settled=settled,
         )
+
+    def _window(self, settled: int, clock: int) -> Iterator[Entry]:
+        """Yield the entries above a clock; without those that are settled and damaged, which count as dropped.
+
+        Raises:
+            DamagedError: one is damaged that may not be settled: the node cannot tell what it has to know of it.
+        """
+        for row in store.tail_stored(self._db, clock):
+            try:
+                yield row.entry()
+            except EntryMalformedError as error:
+                place = f"{row.leader}{row.tick}"
+                if row.clock > settled:
+                    raise DamagedError(
+                        f"the entry {place} of the journal is damaged, and so new that the node cannot begin without "
+                        f"it: {error}; run 'bedrockish member replace URL NODE NEW' at the others, and then "
+                        "'bedrockish join URL' for the node NEW on an empty file"
+                    ) from error
+                self._damaged.note(place, str(error))
+
+    def _begin_of_window(self) -> int:
+        return store.clock_before(self._db, WINDOW_ENTRIES_MAX, WINDOW_BYTES_MAX)
+
+    def meets(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
+        """Whether an access set conflicts with an entry up to these ticks that a base has under no place.
+
+        None: one of them is not here, or not yet, or damaged.
+        """
+        for leader, last in upto.items():
+            tick = base.get(leader, 0)
+            entries = store.scan_timeline(self._db, leader, tick + 1)
+            try:
+                for entry in islice(entries, last - tick):
+                    if entry.tick != tick + 1:
+                        return None
+                    tick += 1
+                    if conflict(access_set, entry.transaction.access_set) is not None and not any(
+                        base.get(other, 0) >= place for other, place in store.find_places(self._db, entry.txid)
+                    ):
+                        return True
+            except EntryMalformedError:
+                return None
+            finally:
+                entries.close()  # an open cursor would keep the batch from being rolled back
+            if tick < last:
+                return None
+        return False
 
     @property
     def removed(self) -> dict[str, int]:

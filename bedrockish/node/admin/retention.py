@@ -4,6 +4,7 @@ The journal is shortened from its beginning, by age and by size, a slice at a ti
 lacks, what a reader holds, and what the protocol may still ask for (twice the conflict window) is not removed.
 """
 
+import gc
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -58,17 +59,22 @@ def start_core(
     """Return the core of a node, on what its file holds."""
     follows = follows_wall(engine, config)
     # Where the clock only counts it does not tell how much of the journal is recent: what is above safe time has to do.
-    recovered = engine.recover() if follows else engine.recover(window_ms=0)
-    return Node(
-        recovered,
-        config.timings,
-        draw,
-        now,
-        follows_wall=follows,
-        find_command=engine.journal.command_txid,
-        has_applied=engine.journal.has,
-        compare_rows=compare_rows,
-    )
+    recovered = engine.recover(config.timings.conflict_window_ms if follows else 0)
+    gc.disable()  # nothing of what is read is garbage, and to look for some again and again takes as long as reading
+    try:
+        return Node(
+            recovered,
+            config.timings,
+            draw,
+            now,
+            follows_wall=follows,
+            find_command=engine.journal.command_txid,
+            has_applied=engine.journal.has,
+            meets=engine.journal.meets,
+            compare_rows=compare_rows,
+        )
+    finally:
+        gc.enable()
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ def describe_node(
         "mode": state.health.mode.label,
         "alarms": {name: describe_alarm(alarm) for name, alarm in state.health.alarms.items()},
         "blocked": [str(txid) for txid in sorted(state.blocked)],
+        "journal_damaged": dict(engine.damaged),
         "trouble": state.trouble or None,
         "membership_version": state.roster.membership.version,
         "quorum": state.roster.quorum,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bedrockish.core.protocol.health import UNPROVEN
+
 Status = Mapping[str, Any]
 
 BEHIND_MAX = 200  # commits that one has and another has not: under load there are always some
@@ -71,9 +73,12 @@ def _no_quorum(status: Status) -> str:
 
 
 def _read_only(status: Status) -> str:
+    alarms = status.get("alarms", {})
     if status.get("mode") != "read-only" or status["trouble"]:
         return ""
-    reasons = _each(str(alarm.get("reason")) for alarm in status.get("alarms", {}).values())
+    if set(alarms) == {UNPROVEN} and status["nodes"].get(status["node"], {}).get("role") == "learner":
+        return ""  # it would take no writes anyhow
+    reasons = _each(str(alarm.get("reason")) for alarm in alarms.values())
     return f"this node takes no writes: {reasons}"
 
 
@@ -83,6 +88,15 @@ def _disk(status: Status) -> str:
         return ""
     share = 100 * disk["free_bytes"] / max(1, disk["total_bytes"])
     return f"the disk of {status.get('database')} has {disk['free_bytes'] >> 20} MiB left, {share:.0f} % of it"
+
+
+def _unproven(status: Status) -> str:
+    return str(status.get("alarms", {}).get(UNPROVEN, {}).get("reason", ""))
+
+
+def _journal(status: Status) -> str:
+    damaged = status.get("journal_damaged", {})
+    return _each(f"{place}: {why}" for place, why in damaged.items())
 
 
 def lacking(have: Mapping[str, int], others: Iterable[Mapping[str, int]]) -> int:
@@ -294,6 +308,18 @@ KINDS = (
         "make room before it is full, when this node stops to write: shorten the journal ('bedrockish journal prune'), "
         "or give it a larger disk",
         _disk,
+    ),
+    Kind(
+        "unproven_copy",
+        "this node's tables are a copy that is not compared with its journal yet",
+        "wait: it does so in the background, for about as long as a replay takes, and can be promoted then",
+        _unproven,
+    ),
+    Kind(
+        "journal_damaged",
+        "entries of this node's journal are damaged, and it cannot give them to others",
+        "fill the node again from another one ('bedrockish member repair URL NODE'); its tables are not concerned",
+        _journal,
     ),
     Kind(
         "in_doubt",

@@ -2,16 +2,18 @@
 
 A peer that catches up is sent up to 16 MB at a time, and one entry may have 30 MB: reading that, and cutting it in
 pieces, takes tenths of a second, in which the node would lead and approve nothing.
+
+Who wants an entry that is damaged here is told that it is not here any more, and so asks somebody else.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 import trio
 
 from bedrockish.core.protocol.effects import SendEntries
-from bedrockish.core.protocol.messages import Entries, Message
+from bedrockish.core.protocol.messages import Entries, Message, Removed
 from bedrockish.core.protocol.pieces import Cut
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
@@ -23,10 +25,11 @@ SHORT_ENTRIES = 16  # of each timeline
 
 
 class Read(NamedTuple):
-    """What was read for a peer, and how it is cut if it is sent in pieces."""
+    """What was read for a peer, how it is cut if it is sent in pieces, and what is damaged, by timeline."""
 
     message: Entries
     cut: Cut | None
+    damaged: Mapping[str, str]
 
 
 class EntrySender:
@@ -56,10 +59,8 @@ class EntrySender:
 
     def send(self, asked: SendEntries) -> None:
         """Send a peer what it wants, now or some time later; what is on its way to it already is not sent twice."""
-        engine, state = self._engine, self._state
-        if engine.has_short_entries(asked.wants, SHORT_ENTRIES, SHORT_BYTES):
-            found = packed_entries(engine.read_entries, asked.wants, asked.limit)
-            self._send(asked.peer, state.outbox.to_send(asked.peer, Entries(found, state.clock.value)))
+        if self._engine.has_short_entries(asked.wants, SHORT_ENTRIES, SHORT_BYTES):
+            self._give(asked, self._here(asked, self._state.clock.value))
             return
         queue = self._asked.get(asked.peer)
         if queue is None:
@@ -72,10 +73,9 @@ class EntrySender:
         queue = self._asked[peer]
         try:
             while queue:
-                message, cut = await self._read(queue[0])
-                self._send(peer, self._state.outbox.to_send(peer, message, cut))
+                self._give(queue[0], await self._read(queue[0]))
                 queue.popleft()
-        except Exception as error:  # what was written cannot be read
+        except Exception as error:  # the file cannot be read
             self._stop(error)
         finally:
             del self._asked[peer]
@@ -88,10 +88,24 @@ class EntrySender:
         try:
             return await trio.to_thread.run_sync(self._in_thread, asked, clock)
         except (UnavailableError, RuntimeError):  # no room for another connection or thread: the writer does it
-            found = packed_entries(self._engine.read_entries, asked.wants, asked.limit)
-            return Read(Entries(found, clock), None)
+            return self._here(asked, clock)
+
+    def _here(self, asked: SendEntries, clock: int) -> Read:
+        found, damaged = packed_entries(self._engine.read_entries, asked.wants, asked.limit)
+        return Read(Entries(found, clock), None, damaged)
 
     def _in_thread(self, asked: SendEntries, clock: int) -> Read:
         with self._engine.reading_apart() as read:
-            message = Entries(packed_entries(read, asked.wants, asked.limit), clock)
-        return Read(message, self._state.outbox.cut_ahead(message))
+            found, damaged = packed_entries(read, asked.wants, asked.limit)
+        message = Entries(found, clock)
+        return Read(message, self._state.outbox.cut_ahead(message), damaged)
+
+    def _give(self, asked: SendEntries, read: Read) -> None:
+        peer, state = asked.peer, self._state
+        if read.message.entries or not read.damaged:
+            self._send(peer, state.outbox.to_send(peer, read.message, read.cut))
+        for leader, why in read.damaged.items():
+            self._engine.damaged.note(f"{leader}{asked.wants[leader]}", why)
+        if read.damaged:
+            gone = {leader: asked.wants[leader] for leader in read.damaged}
+            self._send(peer, Removed(gone, state.clock.value))

@@ -12,6 +12,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
 from bedrockish.node.scheduling.tracing import OpenSpan, RequestSpan
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.vector import merge
 
 Done = Callable[[Answer | BedrockishError], None]
@@ -67,8 +68,10 @@ class Kept:
         return bool(self.messages or self.replies or self.marks or self.spans)
 
 
-def packed_entries(read: ReadEntries, wants: Mapping[str, int], limit: int) -> Packed:
+def packed_entries(read: ReadEntries, wants: Mapping[str, int], limit: int) -> tuple[Packed, dict[str, str]]:
     """Return entries of several timelines, each from a tick on, in the form in which they travel.
+
+    With the timelines of which the first entry that is wanted is damaged, and in what way.
 
     Args:
         read: returns entries of a timeline from a tick on, up to a size.
@@ -76,8 +79,14 @@ def packed_entries(read: ReadEntries, wants: Mapping[str, int], limit: int) -> P
         limit: bytes, of all of them together, roughly.
     """
     share = max(1, limit // max(1, len(wants)))
-    found = (entry for leader, tick in wants.items() for entry in read(leader, tick, share))
-    return tuple((entry.prev, entry.label, entry.transaction.body) for entry in found)
+    found: list[tuple[bytes, bytes, bytes]] = []
+    damaged: dict[str, str] = {}
+    for leader, tick in wants.items():
+        try:
+            found += [(entry.prev, entry.label, entry.transaction.body) for entry in read(leader, tick, share)]
+        except EntryMalformedError as error:
+            damaged[leader] = str(error)
+    return tuple(found), damaged
 
 
 def answer_of(entry: Entry, command: str, token: Token) -> Answer:

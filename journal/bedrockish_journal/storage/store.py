@@ -8,7 +8,7 @@ by. The bytes are the truth, and ``bedrockish_journal.verify.verify`` holds the 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from urllib.parse import quote
 
 import apsw
@@ -91,8 +91,9 @@ _APPLIED = _HEADS.replace("SELECT leader, tick, hash", "SELECT leader, tick")
 _BYTES = "prev, label, body, hash"
 _READ = f"SELECT tick, {_BYTES} FROM bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick"
 # What is packed is not unpacked for it: it counts as much as it can have.
+_TAKEN = f"CASE WHEN label <> x'' THEN length(label) + length(body) ELSE {PACK_BYTES // ENTRIES_MAX} END"
 _SIZE = f"""SELECT count(*), sum(taken) FROM (
-  SELECT CASE WHEN label <> x'' THEN length(label) + length(body) ELSE {PACK_BYTES // ENTRIES_MAX} END AS taken
+  SELECT {_TAKEN} AS taken
   FROM main.bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick LIMIT ?)"""
 _COMMAND = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE command = ?1 AND repeat = 0
   UNION ALL SELECT {_BYTES} FROM bedrockish_journal
@@ -107,9 +108,10 @@ _TXID = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE seq IN (
     SELECT seq FROM bedrockish_journal WHERE clock = ?1 AND origin = ?2 AND repeat = 0
     UNION ALL SELECT seq FROM bedrockish_journal WHERE clock = ?1 AND origin = ?2 AND repeat = 1) ORDER BY seq"""
 _PLACES = _TXID.replace(_BYTES, "leader, tick")
-_TAIL = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE seq IN (
+_TAIL = f"""SELECT {COLUMNS} FROM bedrockish_journal WHERE seq IN (
     SELECT seq FROM bedrockish_journal WHERE clock > ?1 AND repeat = 0
     UNION ALL SELECT seq FROM bedrockish_journal WHERE clock > ?1 AND repeat = 1) ORDER BY seq"""
+_NEWEST = f"SELECT clock, {_TAKEN} FROM main.bedrockish_journal WHERE repeat = 0 ORDER BY clock DESC"
 _STORED = f"SELECT {COLUMNS} FROM bedrockish_journal"
 
 
@@ -167,6 +169,8 @@ def append(db: apsw.Connection, entry: Entry, *, repeat: bool, applied_ms: int) 
 def read(db: apsw.Connection, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
     """Return entries of one timeline with consecutive ticks from ``first_tick`` on; empty if that one is not here.
 
+    An entry that is damaged ends it.
+
     Args:
         db: the node's connection.
         leader: whose timeline.
@@ -174,17 +178,22 @@ def read(db: apsw.Connection, leader: str, first_tick: int, limit_bytes: int) ->
         limit_bytes: stop before the labels and bodies exceed this; the first entry is returned whatever its size.
 
     Raises:
-        EntryMalformedError: an entry is not what was written.
+        EntryMalformedError: the first entry is not what was written.
     """
     entries: list[Entry] = []
     size = 0
     rows = db.execute(_READ, (leader, first_tick))
-    for tick, prev, label, body, digest in rows:
-        size += len(label) + len(body)
-        if tick != first_tick + len(entries) or (entries and size > limit_bytes):
-            break
-        entries.append(hashed_entry(prev, label, body, digest))
-    rows.close()  # an open cursor would keep the caller's transaction from being rolled back
+    try:
+        for tick, prev, label, body, digest in rows:
+            size += len(label) + len(body)
+            if tick != first_tick + len(entries) or (entries and size > limit_bytes):
+                break
+            entries.append(hashed_entry(prev, label, body, digest))
+    except EntryMalformedError:
+        if not entries:
+            raise
+    finally:
+        rows.close()  # an open cursor would keep the caller's transaction from being rolled back
     return entries
 
 
@@ -226,29 +235,42 @@ def find_txid(db: apsw.Connection, txid: Txid) -> list[Entry]:
     return [hashed_entry(*row) for row in db.execute(_TXID, tuple(txid))]
 
 
-def tail(db: apsw.Connection, clock: int) -> Iterator[Entry]:
-    """Yield the entries whose transaction's clock is above ``clock``, in the order applied.
+def tail_stored(db: apsw.Connection, clock: int) -> Iterator[Stored]:
+    """Yield the rows of the entries whose transaction's clock is above ``clock``, in the order applied.
 
     The connection stays in a read until the iterator is exhausted or closed.
     """
     for row in db.execute(_TAIL, (clock,)):
-        yield hashed_entry(*row)
+        yield Stored._make(row)
+
+
+def clock_before(db: apsw.Connection, entries: int, size: int) -> int:
+    """Return a clock above which there are about so many entries, or bytes of them; 0 if there are fewer."""
+    rows = db.execute(_NEWEST)
+    try:
+        for count, (clock, taken) in enumerate(rows):
+            size -= taken
+            if count >= entries or size < 0:
+                return int(clock)
+        return 0
+    finally:
+        rows.close()  # an open cursor would keep the caller's transaction from being rolled back
 
 
 def scan(db: apsw.Connection) -> Iterator[Entry]:
-    """Yield every entry in the order applied. See ``tail`` for the open read."""
+    """Yield every entry in the order applied. See ``tail_stored`` for the open read."""
     for row in db.execute(f"SELECT {_BYTES} FROM bedrockish_journal ORDER BY seq"):
         yield hashed_entry(*row)
 
 
-def scan_timeline(db: apsw.Connection, leader: str, first_tick: int = 1) -> Iterator[Entry]:
-    """Yield the entries of one timeline by tick. See ``tail`` for the open read."""
+def scan_timeline(db: apsw.Connection, leader: str, first_tick: int = 1) -> Generator[Entry]:
+    """Yield the entries of one timeline by tick. See ``tail_stored`` for the open read."""
     for _, *row in db.execute(_READ, (leader, first_tick)):
         yield hashed_entry(*row)
 
 
 def scan_stored(db: apsw.Connection) -> Iterator[Stored]:
-    """Yield every row in the order applied, nothing decoded or believed. See ``tail`` for the open read."""
+    """Yield every row in the order applied, nothing decoded or believed. See ``tail_stored`` for the open read."""
     for row in db.execute(f"{_STORED} ORDER BY seq"):
         yield Stored._make(row)
 

@@ -1,0 +1,123 @@
+"""What a start reads of the journal for conflict tests is bounded; of the rest, the journal itself is asked."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.state import state as state_module
+from bedrockish.core.state.settings import Settings
+from bedrockish.engine.storage import journal_tables
+from bedrockish.errors import DamagedError
+from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.model.vector import Vector
+from tests.engine.nodes import TestNode
+
+COUNT = 21  # entries, with clocks and ticks 1, 2, 3, …; the first one makes the table
+KEPT = 3
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestNode:
+    monkeypatch.setattr(journal_tables, "WINDOW_ENTRIES_MAX", KEPT)
+    node = TestNode(tmp_path / "a.db")
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
+    for number in range(2, COUNT + 1):
+        node.run(("INSERT INTO t VALUES (?, 'x')", [number]))
+    return node
+
+
+def start(node: TestNode, safe: int) -> Node:
+    node.engine.set_meta("safe", safe)
+    journal = node.engine.journal
+    return Node(
+        node.engine.recover(), Settings(), lambda: 0.5, Now(0.0, 0), has_applied=journal.has, meets=journal.meets
+    )
+
+
+def asked(node: TestNode, row: int, base: Vector) -> Transaction:
+    """A transaction that writes what the entry of a row has written."""
+    access_set = AccessSet(write_points=node.entries[row - 1].transaction.access_set.write_points)
+    return Transaction(Txid(99, "B"), base, 0, 1, 0, "mine", "serializable", ROWS, access_set, b"", b"")
+
+
+def test_so_many_settled_entries_are_read_and_all_that_are_not_settled(node: TestNode) -> None:
+    state = start(node, COUNT).state
+    assert len(state.commit_window.known) == KEPT
+    assert state.commit_window.floor == {"A": COUNT - KEPT}
+    state = start(node, 10).state
+    assert sorted(txid.clock for txid in state.votes.done) == list(range(11, COUNT + 1))
+    assert state.commit_window.floor == {"A": 10}
+
+
+def test_so_many_bytes_are_read(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = max(len(entry.label) + len(entry.transaction.body) for entry in node.entries)
+    monkeypatch.setattr(journal_tables, "WINDOW_BYTES_MAX", 2 * size)
+    assert start(node, COUNT).state.commit_window.floor == {"A": COUNT - 2}
+
+
+@pytest.mark.parametrize(
+    ("row", "base", "meets"),
+    [
+        (COUNT, {"A": COUNT - 1}, True),  # in the window
+        (COUNT, {"A": COUNT}, False),
+        (15, {"A": 14}, True),  # in the journal
+        (15, {"A": 15}, False),
+        (15, {"A": 16}, False),
+        (5, {}, True),
+    ],
+)
+def test_what_is_dropped_is_compared_all_the_same(node: TestNode, row: int, base: Vector, meets: bool) -> None:
+    assert start(node, COUNT).state.meets_outside(asked(node, row, base)) is meets
+
+
+def test_what_stands_twice_is_seen_by_whoever_has_one_of_the_places(node: TestNode) -> None:
+    """B had adopted it, and has it as its first; its own label comes later."""
+    entry = node.entries[14]
+    places = node.engine.journal.meets(entry.transaction.access_set, {"A": 14}, {"A": 15})
+    assert places is True
+    node.engine._db.execute("UPDATE main.bedrockish_journal SET repeat = 1 WHERE tick = 16")
+    node.engine._db.execute("UPDATE main.bedrockish_journal SET leader = 'B', tick = 1, clock = 15 WHERE tick = 16")
+    assert node.engine.journal.meets(entry.transaction.access_set, {"A": 14, "B": 1}, {"A": 15}) is False
+
+
+def spoil(node: TestNode) -> None:
+    node.engine._db.execute("UPDATE main.bedrockish_journal SET body = CAST(substr(body, 2) AS BLOB) WHERE tick = 16")
+
+
+def remove(node: TestNode) -> None:
+    node.engine._db.execute("DELETE FROM main.bedrockish_journal WHERE tick = 16")
+
+
+def ask_too_much(_node: TestNode) -> None:
+    pass
+
+
+@pytest.mark.parametrize("change", [spoil, remove, ask_too_much])
+def test_what_cannot_be_compared_is_said(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch, change: Callable[[TestNode], None]
+) -> None:
+    """Neither that they conflict nor that they do not; and nobody has the node read the whole journal."""
+    state = start(node, COUNT).state
+    change(node)
+    if change is ask_too_much:
+        monkeypatch.setattr(state_module, "LOOKED_UP_MAX", 3)
+    assert state.meets_outside(asked(node, 17, {"A": 14})) is None
+    assert state.meets_outside(asked(node, 17, {"A": 16})) is True
+
+
+def test_a_start_goes_past_a_damaged_entry_that_is_settled(node: TestNode) -> None:
+    """It counts as dropped, so nobody passes who has not seen it; one that may not be settled has to be there."""
+    spoil(node)
+    state = start(node, 17).state
+    assert state.commit_window.floor == {"A": 17}
+    assert sorted(txid.clock for txid in state.votes.done) == list(range(18, COUNT + 1))
+    assert not node.engine.damaged
+    node.engine._db.execute("UPDATE main.bedrockish_journal SET body = CAST(substr(body, 2) AS BLOB) WHERE tick = 20")
+    assert start(node, COUNT).state.commit_window.floor == {"A": 20}
+    assert list(node.engine.damaged) == ["A20"]
+    with pytest.raises(DamagedError, match=r"the entry A20 of the journal is damaged.*member replace"):
+        start(node, 19)

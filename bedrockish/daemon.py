@@ -273,6 +273,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
         scrubber, healer = _repairs(runtime, config, credentials, plugins)
         nursery.start_soon(runtime.faults.keep_running, "comparing tables", scrubber.watch)
         nursery.start_soon(runtime.faults.keep_running, "repairing tables", healer.watch)
+        nursery.start_soon(runtime.faults.keep_running, "comparing a copy with its journal", healer.prove)
         try:
             await runtime.run()
         finally:

@@ -119,7 +119,7 @@ class MembershipError(UsageError):
     """Raised when a change of the cluster's members is refused. Nothing happened; the text names the way out.
 
     ``details["reason"]`` is a stable word: ``unknown``, ``duplicate``, ``name``, ``address``, ``used``, ``behind``,
-    ``silent``, ``last``, ``quorum``, ``role``, ``secret``, ``level`` or ``action``.
+    ``silent``, ``mode``, ``last``, ``quorum``, ``role``, ``secret``, ``level`` or ``action``.
     """
 
     code = "membership"

@@ -32,10 +32,9 @@ def join(url: str, config: Path | None, settings: tuple[str, ...], replay: bool,
     from bedrockish.daemon import serve
     from bedrockish.node.cluster.join import join as join_cluster
     from bedrockish.node.cluster.join import promote_when_ready
-    from bedrockish.node.plugins import Plugins
 
     async def run(config: Config) -> None:
-        await join_cluster(config, url, Plugins(config.plugins).prepare, replay=replay)
+        await join_cluster(config, url, replay=replay)
         if no_serve:
             return
         async with trio.open_nursery() as nursery:

@@ -211,25 +211,118 @@ async def test_a_node_on_its_own_heals_from_its_own_journal(tmp_path: Path) -> N
         assert await text_at(cluster, 0) == "MARK-050-aaaa"
 
 
-async def test_a_node_does_not_begin_on_a_damaged_copy(tmp_path: Path) -> None:
+async def test_a_node_that_began_with_a_damaged_copy_approves_nothing_before_it_is_whole(tmp_path: Path) -> None:
     """Two with the same wrong row would approve what either makes of it; the journal in the copy tells."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         await damage(cluster, 0)
         node = newcomer(cluster, "B", "--voter")
-        assert node.process is not None
-        assert await trio.to_thread.run_sync(partial(node.process.wait, timeout=60)) != 0
+        await voters(cluster, "A", "B")
         told = node.log.read_text()
-        assert "the tables of the copy are not what its journal makes of them" in told
+        assert "are a copy, and not what its journal makes of them" in told
+        assert told.index("filled again from its own journal") < told.index("B is a voter now")
         assert "Traceback" not in told
-        assert not node.database.exists()
+        assert await text_at(cluster, 1) == "MARK-050-aaaa"
+        status = await status_of(cluster, 1)
+        assert (status["mode"], status["alarms"]) == ("serving", {})
         status, told = await cli("member", "repair", cluster.url(0, only=True), "A", "--from-journal")
         assert status == 0, told
         await until("A is filled again", partial(filled, cluster, 0))
-        node.start("join", cluster.url(0, only=True), "--voter")
-        await voters(cluster, "A", "B")
         await level(cluster)
-        assert await text_at(cluster, 1) == "MARK-050-aaaa"
+        assert await text_at(cluster, 0) == "MARK-050-aaaa"
+
+
+async def test_a_node_on_a_copy_that_is_not_compared_yet_reads_and_is_not_promoted(tmp_path: Path) -> None:
+    """Killed meanwhile, it begins to compare again."""
+    with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
+        await fill(cluster)
+        node = newcomer(cluster, "B", "--no-serve")
+        assert node.process is not None
+        assert await trio.to_thread.run_sync(partial(node.process.wait, timeout=60)) == 0
+        proof = node.database.with_name(node.database.name + ".proof")  # where it is compared: in the way of that
+        proof.mkdir()
+        for _ in range(2):
+            node.start()
+            await ready(cluster)
+            assert await text_at(cluster, 1) == "MARK-050-aaaa"
+            status = await status_of(cluster, 1)
+            assert status["mode"] == "read-only"
+            assert "unproven_copy" in [one["code"] for one in status["troubles"]]
+            code, told = await cli("member", "promote", cluster.url(0, only=True), "B")
+            assert code == 2
+            assert "only reads for now" in told
+            node.kill()
+        proof.rmdir()
+        node.start()
+        await voters_are_promoted(cluster)
+
+
+async def voters_are_promoted(cluster: LocalCluster) -> None:
+    async def promoted() -> bool:
+        code, _ = await cli("member", "promote", cluster.url(0, only=True), "B")
+        return code == 0
+
+    await until("B is promoted", promoted)
+    await voters(cluster, "A", "B")
+    assert (await status_of(cluster, 1))["alarms"] == {}
+
+
+def spoil_entry(node: LocalNode, tick: int) -> None:
+    """Damage an entry of node A's timeline in the journal of a stopped node, and nothing else."""
+    with closing(sqlite3.connect(node.database)) as db, db:
+        query = "UPDATE bedrockish_journal SET body = CAST(substr(body, 2) AS BLOB) WHERE leader = 'A' AND tick = ?"
+        assert db.execute(query, (tick,)).rowcount == 1
+
+
+async def test_a_damaged_entry_is_fetched_from_somebody_else_and_its_node_can_be_repaired(
+    cluster: LocalCluster,
+) -> None:
+    """A node that joins by a replay has all; where the entry is damaged, that is said, once, and the node goes on."""
+    await fill(cluster)
+    async with open_client(cluster.url(0, only=True)) as client:
+        for n in range(40):
+            await client.execute("UPDATE t SET n = n + 1 WHERE id = ?", [n])
+    await level(cluster)
+    await stop(cluster.nodes[0])
+    spoil_entry(cluster.nodes[0], 20)
+    cluster.nodes[0].start()
+    await ready(cluster)
+    pids = processes(cluster)
+    newcomer(cluster, "D", "--replay")
+    await level(cluster)
+    log = cluster.nodes[0].log.read_text()
+    assert log.count("the entry A20 of this node's journal is damaged") == 1
+    assert "Traceback" not in said(cluster)
+    (trouble,) = [one for one in (await status_of(cluster, 0))["troubles"] if one["code"] == "journal_damaged"]
+    assert trouble["text"].startswith("A20: ")
+    code, told = await cli("member", "repair", cluster.url(0, only=True), "A")
+    assert code == 0, told
+    await until("A is filled again", partial(filled, cluster, 0))
+    await serving(cluster)
+    await level(cluster)
+    assert processes(cluster)[:3] == pids
+    assert not (await status_of(cluster, 0))["journal_damaged"]
+    cluster.stop()
+    judge_files(cluster)
+
+
+async def test_a_damaged_entry_that_nobody_else_has_is_said_where_it_is_wanted(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
+        await fill(cluster)
+        await stop(cluster.nodes[0])
+        spoil_entry(cluster.nodes[0], 1)
+        cluster.nodes[0].start()
+        await ready(cluster)
+        newcomer(cluster, "B", "--replay")
+
+        async def is_said() -> bool:
+            try:
+                return "damaged in them" in str((await status_of(cluster, 1))["trouble"])
+            except BedrockishError:
+                return False
+
+        await until("B says why it waits", is_said)
+        assert "Traceback" not in said(cluster)
 
 
 @pytest.fixture

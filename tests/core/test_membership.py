@@ -132,3 +132,12 @@ def test_what_a_new_node_was_told_survives_its_file() -> None:
     """Encoding and decoding are inverse."""
     told = Joining(members(ABC), {"A": 3, "B": 1})
     assert decode_joining(encode_joining(told)) == told
+
+
+def test_who_only_reads_is_not_promoted() -> None:
+    """Among the voters it would approve nothing, and so be missed: such is a node whose copy is not compared yet."""
+    facts = Facts(frozenset("ABCD"), {"D": 0}, read_only=frozenset("D"))
+    change = MemberChange("promote", "D")
+    assert refusal({**ABC, "D": False}, change, facts) == "mode"
+    facts = Facts(frozenset("ABCD"), {"D": 0}, read_only=frozenset("C"))
+    assert "D" in change_members(members({**ABC, "D": False}), change, facts).voters

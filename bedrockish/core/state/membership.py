@@ -32,6 +32,7 @@ class Facts:
         levels: the release levels that the members have told, itself included.
         cluster_id: random; for a cluster of release 0.1.0, which has no id yet.
         whole: timelines of nodes that left, which every member has to the same tick (``Timelines.whole``).
+        read_only: those that say that they only read.
     """
 
     alive: AbstractSet[str] = frozenset()
@@ -41,6 +42,7 @@ class Facts:
     levels: Mapping[str, int] = field(default_factory=dict)
     cluster_id: str = ""
     whole: AbstractSet[str] = frozenset()
+    read_only: AbstractSet[str] = frozenset()
 
 
 def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membership:
@@ -163,6 +165,11 @@ def _promote(members: dict[str, Member], member: Member, facts: Facts) -> None:
     if behind is None or behind > BEHIND_MAX:
         lacks = "" if behind is None else f": it lacks {behind} commits"
         raise _refused("behind", f"{member.node} has not caught up yet{lacks}; wait, and promote it then")
+    if member.node in facts.read_only:
+        raise _refused(
+            "mode",
+            f"{member.node} only reads for now, as its own status says; wait, or remove the cause, and promote it then",
+        )
     members[member.node] = replace(member, voter=True)
 
 

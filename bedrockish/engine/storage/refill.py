@@ -6,13 +6,14 @@ its timeline away a second time. What the node has promised is read after nobody
 """
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import apsw
 
-from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE
+from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE, UNPROVEN
 from bedrockish.engine.sqlite.system_names import STAND_IN
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.rename_copy import put_in_place
@@ -22,13 +23,14 @@ from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.transaction import parse_txid
 from bedrockish_journal.model.vector import Vector, covers
 from bedrockish_journal.storage.pruning import FORGOTTEN_KEY, MEMBERS_KEY
-from bedrockish_journal.storage.store import applied, find_txid, open_readonly
+from bedrockish_journal.storage.store import applied, find_txid, open_database, open_readonly
 from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.verify.replay import Prepare, digest, replay
 from bedrockish_journal.verify.tables import why_not_whole
 
 Row = tuple[Any, ...]
 SUFFIX = ".refill"
+GO_ON_STEPS = 50_000  # of SQLite: some milliseconds
 OF_THE_DATA = (
     *("format", "membership", "schema_version", "bootstrap", "began_with", "safe", "hold:"),
     *(MEMBERS_KEY, FORGOTTEN_KEY),  # of what was removed from the journal, which comes with the data
@@ -42,14 +44,23 @@ class NotWholeError(JournalError):
     """Raised when a journal is not all that its tables were made of, so that it cannot say what they must be."""
 
 
-def _check_whole(database: str | os.PathLike[str]) -> None:
+def why_unprovable(database: str | os.PathLike[str]) -> str:
+    """Return why a file's journal cannot say what its tables must be; empty if it can.
+
+    Raises:
+        JournalError: it is not a file that has a journal.
+    """
     db = open_readonly(database)
     try:
-        why_not = why_not_whole(db)
-        if why_not:
-            raise NotWholeError(why_not)
+        return why_not_whole(db)
     finally:
         db.close()
+
+
+def _check_whole(database: str | os.PathLike[str]) -> None:
+    why_not = why_unprovable(database)
+    if why_not:
+        raise NotWholeError(why_not)
 
 
 def refill_path(database: str | os.PathLike[str]) -> Path:
@@ -88,16 +99,31 @@ def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare)
         db.close()
 
 
-def fits_journal(database: str | os.PathLike[str], prepare: Prepare) -> bool:
+def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: Callable[[], None] = lambda: None) -> bool:
     """Whether the tables of a file are what its journal makes of them.
+
+    ``go_on`` is called all the time; what it raises ends it.
 
     Raises:
         NotWholeError: the journal does not tell.
         JournalError: it does not fit itself.
+        DamagedError: SQLite cannot read the file.
     """
     _check_whole(database)
     # Of a copy: the node may go on meanwhile, and the tables and the journal have to be of one moment.
     copy, target = (refill_path(database).with_suffix(suffix) for suffix in (".moment", ".proof"))
+
+    def ask() -> bool:
+        go_on()
+        return False
+
+    def watched(db: apsw.Connection) -> None:
+        db.set_progress_handler(ask, GO_ON_STEPS)
+
+    def begin(db: apsw.Connection) -> None:
+        prepare(db)
+        watched(db)
+
     try:
         _remove(copy, target)
         source = open_readonly(database)
@@ -105,7 +131,15 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare) -> bool:
             copy_file(source, copy)
         finally:
             source.close()
-        return replay([copy], target, prepare=prepare).digest == digest(copy)
+        made = replay([copy], target, prepare=begin).digest
+        source = open_database(copy)
+        try:
+            watched(source)
+            return made == digest(source)
+        finally:
+            source.close()
+    except apsw.CorruptError as error:
+        raise DamagedError(f"{database} is damaged: {error}") from error
     finally:
         _remove(copy, target)
 
@@ -212,7 +246,7 @@ def _relabel(db: apsw.Connection, meta: dict[str, Any], votes: list[Row], pieces
             db.execute("DELETE FROM bedrockish_meta WHERE key = ?", (key,))
     blocked = {key for key in meta if key.startswith(system.BLOCKED) and not _is_applied(db, key)}
     for key, value in meta.items():
-        if key == system.ALARM + DAMAGED_TABLES:
+        if key in (system.ALARM + DAMAGED_TABLES, system.ALARM + UNPROVEN):
             continue  # it was about the old tables
         if (key.startswith(system.BLOCKED) and key not in blocked) or (key == UNAPPLICABLE_KEY and not blocked):
             continue  # it fits where the copy was made

@@ -11,6 +11,7 @@ from typing import Any
 
 import apsw
 
+from bedrockish.core.protocol.health import UNPROVEN, Alarm, encode_alarm
 from bedrockish.engine.sqlite.table_layout import quote
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.wal import sync_directory
@@ -20,7 +21,7 @@ from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.store import applied
 
 
-def relabel(copy: Path, node: str, store: str, joining: bytes) -> None:
+def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | None = None) -> None:
     """Turn a copy of somebody's file into the file of a new node, durably. Nobody else may have it open.
 
     Args:
@@ -28,10 +29,12 @@ def relabel(copy: Path, node: str, store: str, joining: bytes) -> None:
         node: name of the new node.
         store: random id of the new file.
         joining: what the new node was told when it was taken in (``encode_joining``).
+        alarm: that the copy is not compared with its journal yet; None if it cannot be.
 
     Raises:
         ConfigError: it is not a node's file, or cannot be written.
     """
+    unproven = None if alarm is None else encode_alarm(alarm)
     try:
         db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
@@ -47,6 +50,7 @@ def relabel(copy: Path, node: str, store: str, joining: bytes) -> None:
                 db.execute("DELETE FROM bedrockish_meta WHERE key IN (?, 'starts', 'lost')", (f"seen:{node}",))
                 for key, value in (("node", node), ("store", store), ("batches", 0), ("joining", joining)):
                     system.set_meta(db, key, value)
+                system.set_meta(db, system.ALARM + UNPROVEN, unproven)
         finally:
             db.close()
         with open(copy, "rb") as written:

@@ -24,6 +24,7 @@ from bedrockish.client.driver import explain_end
 from bedrockish.client.request_builder import new_command
 from bedrockish.client.trio_client import open_client
 from bedrockish.config.config import Config
+from bedrockish.core.protocol.health import Alarm, Mode
 from bedrockish.core.protocol.records import Joining, decode_membership, encode_joining
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.storage import refill
@@ -32,7 +33,6 @@ from bedrockish.errors import (
     AuthenticationError,
     BedrockishError,
     ConfigError,
-    DamagedError,
     MembershipError,
     OutcomeUnknownError,
     ProtocolMismatchError,
@@ -42,7 +42,6 @@ from bedrockish.errors import (
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.vector import check
-from bedrockish_journal.verify.replay import Prepare
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.limits import Limits
@@ -52,7 +51,7 @@ Call = Callable[[Ask | AskChunk], Awaitable[Any]]
 
 FACTS_S = 20.0  # how long a node may take to hear that we were taken in
 AGAIN_S = 0.5
-WAIT_FOR = ("behind", "silent", "quorum")  # reasons that pass by themselves
+WAIT_FOR = ("behind", "silent", "quorum", "mode")  # reasons that pass by themselves
 
 
 @asynccontextmanager
@@ -98,13 +97,12 @@ def _meant(group: BaseExceptionGroup[NetError | BedrockishError]) -> NetError | 
     return found
 
 
-async def join(config: Config, url: str, prepare: Prepare, *, replay: bool) -> None:
+async def join(config: Config, url: str, *, replay: bool) -> None:
     """Have this node taken in as a learner and make its file; it can be served then.
 
     Args:
         config: the new node's; its address is the one that ``peers`` gives for itself, or ``listen``.
         url: nodes of the cluster.
-        prepare: gives a connection what plugins add.
         replay: fetch the journal when the node runs, instead of a copy of a file now.
 
     Raises:
@@ -131,7 +129,7 @@ async def join(config: Config, url: str, prepare: Prepare, *, replay: bool) -> N
                 if replay:
                     _begin(path, config, bootstrap, store, encode_joining(told))
                 else:
-                    await _copy(call, path, config.node, store, encode_joining(told), prepare)
+                    await _copy(call, path, config.node, store, encode_joining(told))
             return
         except UnavailableError as error:
             logger.warning("%s gives nothing: %s", donor, error)
@@ -212,41 +210,24 @@ def _begin(path: Path, config: Config, bootstrap: bytes, store: str, joining: by
     Engine.open(path, founding=founding).close()
 
 
-async def _copy(
-    call: Call,
-    path: Path,
-    node: str,
-    store: str,
-    joining: bytes,
-    prepare: Prepare,
-) -> None:
-    """Fetch a copy of the other node's file, prove it, and make it ours."""
+async def _copy(call: Call, path: Path, node: str, store: str, joining: bytes) -> None:
+    """Fetch a copy of the other node's file, and make it ours.
+
+    A row that is damaged where the copy was made comes with it; and two voters that have the same wrong row approve
+    what the one makes of it, and are a majority of three. So the node only reads until it has compared its tables with
+    its journal (``Healer.prove``). That takes much longer than the copy, and it serves meanwhile.
+    """
     unfinished = path.with_name(path.name + ".joining")
     await download(call, unfinished)
-    await prove(unfinished, prepare)
-    relabel(unfinished, node, store, joining)
-    put_in_place(unfinished, path)
-
-
-async def prove(copy: Path, prepare: Prepare) -> None:
-    """Make sure that a copy's tables are what its journal makes of them.
-
-    A row that is damaged where the copy was made would come with it; and two that have the same wrong row approve what
-    the one makes of it, and are a majority of three.
-
-    Raises:
-        UnavailableError: they are not: another node may have a better copy.
-    """
-    logger.info("comparing the copy's tables with its journal")
     try:
-        await trio.to_thread.run_sync(refill.prove_copy, copy, prepare)
-    except refill.NotWholeError as error:
-        logger.warning("the copy is taken unproven: %s; run 'bedrockish verify URL' when this node serves", error)
-    except (DamagedError, JournalError) as error:
-        raise UnavailableError(
-            f"the copy cannot be taken: {error}; another node is asked, and the one that gave it finds out with "
-            "'bedrockish verify URL'"
-        ) from error
+        why_not = refill.why_unprovable(unfinished)
+    except JournalError as error:
+        raise UnavailableError(f"the copy cannot be taken: {error}; another node is asked") from error
+    if why_not:
+        logger.warning("the copy is taken unproven: %s; run 'bedrockish verify URL' when this node serves", why_not)
+    reason = f"node {node} began with a copy, and approves nothing until its tables are compared with its journal"
+    relabel(unfinished, node, store, joining, None if why_not else Alarm(Mode.READ_ONLY, reason, {}))
+    put_in_place(unfinished, path)
 
 
 async def download(call: Call, unfinished: Path) -> int:

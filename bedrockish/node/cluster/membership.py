@@ -126,6 +126,7 @@ def facts(core: Node, stores: Mapping[str, str], now: Now, cluster_id: str) -> F
         {state.me: LEVEL, **{node: peer.level for node, peer in state.roster.peers.items()}},
         cluster_id,
         state.timelines.whole(),
+        frozenset(node for node, peer in state.roster.peers.items() if peer.mode is Mode.READ_ONLY),
     )
 
 

@@ -4,7 +4,6 @@ again from a copy that was proven, or from its own journal. It keeps its name, i
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from bedrockish.client.compare_nodes import Report
 from bedrockish.client.credentials import Entry
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE, Alarm, Mode, encode_alarm
+from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE, UNPROVEN, Alarm, Mode, encode_alarm
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.system_tables import ALARM, BLOCKED, VOID
-from bedrockish.errors import BedrockishError, DamagedError, UnavailableError, UsageError
+from bedrockish.errors import BedrockishError, ConfigError, DamagedError, UnavailableError, UsageError
 from bedrockish.node.cluster.join import calls, download
 from bedrockish.node.repair.scrubber import Scrubber, peer_calls
 from bedrockish.node.repair.verdict import COMMITTED, ROLLED_BACK, UNKNOWN, Ruling, Verdict, Word, judge
@@ -34,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0  # between two looks at what the others say
 LOOK_AGAIN_S = 5.0  # and once it is known that an entry fits nowhere
+PROVE_AGAIN_S = 30.0  # when there was no room to compare a copy with its journal
 RESOLVE_TRIES = 10
 OWN_JOURNAL = "its own journal"
 NAMED = ("entry", "txid", "table", "key")  # what status has of a damage
@@ -114,7 +114,7 @@ class Healer:
         return ROLLED_BACK if over or giving_up else UNKNOWN
 
     async def repair(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``repair``: begin now, if the tables are damaged.
+        """Answer the order ``repair``: begin now, if the tables or the journal are damaged.
 
         Raises:
             UsageError: it names a node that is no other member.
@@ -126,6 +126,11 @@ class Healer:
         if DAMAGED_TABLES in state.health.alarms:
             self._ordered = str(source)
             self._wake.set()
+        elif self._engine.damaged:
+            place, why = next(iter(self._engine.damaged.items()))
+            reason = f"the entry {place} of the journal of node {state.me} is damaged: {why}"
+            self._restart(DamagedError(reason, table="", entry=place))
+            return {"node": state.me, "mode": Mode.DAMAGED.label, "reason": reason}
         elif await self._scrubber.fits_journal() is False:
             why = f"the tables of node {state.me} are not what its own journal makes of them"
             self._restart(DamagedError(why, table=""))
@@ -201,6 +206,32 @@ class Healer:
                 await self._look_again(txid)
             await trio.sleep(LOOK_AGAIN_S)
 
+    async def prove(self) -> None:
+        """Compare the tables with the journal, once, if they are a copy that nobody has compared yet.
+
+        Until then the node only reads: it leads and approves nothing, also as a voter.
+        """
+        health, me = self._core.state.health, self._core.state.me
+        while UNPROVEN in health.alarms and health.applies:
+            logger.info("comparing the tables of the copy with its journal")
+            try:
+                fits = await self._scrubber.fits_journal()
+            except ConfigError as error:  # no room for what is compared
+                logger.warning("the copy cannot be compared with its journal now: %s", error.message)
+                await trio.sleep(PROVE_AGAIN_S)
+                continue
+            except DamagedError as error:
+                fits, why = False, error.message
+            else:
+                why = f"the tables of node {me} are a copy, and not what its journal makes of them"
+            if fits is False:
+                self._restart(DamagedError(why, table=""))
+                return
+            self._engine.set_meta(ALARM + UNPROVEN, None)
+            await self._durable()
+            health.clear_alarm(UNPROVEN)
+            logger.info("the tables of the copy are what its journal makes of them")
+
     async def _look_again(self, txid: Txid) -> None:
         """Look whether what fitted nowhere fits somewhere by now: then these tables are wrong, or this machine."""
         words, _ = await self._ask(txid)
@@ -229,6 +260,10 @@ class Healer:
         words: dict[str, Word] = {}
         silent: list[str] = []
         own = UNKNOWN
+        if txid is None and "entry" in details:
+            return Verdict(Ruling.ALONE, f"the entry {details['entry']} of its journal is damaged"), None
+        if UNPROVEN in state.health.alarms:
+            return Verdict(Ruling.ALONE, "its tables are a copy that does not fit its journal"), None
         if txid is not None:
             words, silent = await self._ask(txid)
             own = self._outcome(txid)
@@ -260,7 +295,9 @@ class Healer:
     async def _agrees_with_journal(self, agrees: bool | None, why: str) -> tuple[bool | None, str]:
         """Ask this node's own journal, where the others do not tell, or say that most have something else."""
         try:
-            same = await trio.to_thread.run_sync(partial(refill.fits_journal, self._config.database, self._prepare))
+            same = await trio.to_thread.run_sync(
+                refill.fits_journal, self._config.database, self._prepare, trio.from_thread.check_cancelled
+            )
         except refill.NotWholeError as error:
             return agrees, f"{why}; and this node's journal does not tell: {error}"
         except JournalError as error:

@@ -111,6 +111,7 @@ class Scrubber:
         self._core, self._engine, self._config, self._entry = core, engine, config, entry
         self._prepare, self._damaged = prepare, damaged
         self._limiter = trio.CapacityLimiter(1)
+        self._replays = trio.CapacityLimiter(1)  # which take long, and others ask for digests meanwhile
         self._wake = trio.Event()
         self._ordered_at = -ORDER_S
         self.found: list[str] = []
@@ -222,7 +223,11 @@ class Scrubber:
         """Whether these tables are what this node's journal makes of them; None if it is not whole."""
         try:
             return await trio.to_thread.run_sync(
-                refill.fits_journal, self._config.database, self._prepare, limiter=self._limiter
+                refill.fits_journal,
+                self._config.database,
+                self._prepare,
+                trio.from_thread.check_cancelled,
+                limiter=self._replays,
             )
         except refill.NotWholeError:
             return None

@@ -274,6 +274,16 @@ def spoil_entry(node: LocalNode, tick: int) -> None:
         assert db.execute(query, (tick,)).rowcount == 1
 
 
+async def all_safe(cluster: LocalCluster) -> None:
+    """Wait until all that is committed is safe at A: what is not, a node has to know when it starts."""
+    clock = (await status_of(cluster, 0))["clock"]
+
+    async def is_safe() -> bool:
+        return bool((await status_of(cluster, 0))["safe"] >= clock)
+
+    await until("all is safe", is_safe)
+
+
 async def test_a_damaged_entry_is_fetched_from_somebody_else_and_its_node_can_be_repaired(
     cluster: LocalCluster,
 ) -> None:
@@ -283,6 +293,7 @@ async def test_a_damaged_entry_is_fetched_from_somebody_else_and_its_node_can_be
         for n in range(40):
             await client.execute("UPDATE t SET n = n + 1 WHERE id = ?", [n])
     await level(cluster)
+    await all_safe(cluster)
     await stop(cluster.nodes[0])
     spoil_entry(cluster.nodes[0], 20)
     cluster.nodes[0].start()
@@ -309,6 +320,7 @@ async def test_a_damaged_entry_is_fetched_from_somebody_else_and_its_node_can_be
 async def test_a_damaged_entry_that_nobody_else_has_is_said_where_it_is_wanted(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
+        await all_safe(cluster)
         await stop(cluster.nodes[0])
         spoil_entry(cluster.nodes[0], 1)
         cluster.nodes[0].start()

@@ -3,8 +3,9 @@
     tools/bench entries --entries 1000000 --megabytes 1000
 
 An engine makes the file: so many commits of one row each, over the last days, packed where they are old. A node serves
-it; another joins by a copy, a third by a replay of the whole journal. Then clients write for a while as fast as they
-can with the second one stopped, which is started again and catches up when they have ended.
+it; another joins by a copy, and compares that with its journal while it serves; a third joins by a replay of the whole
+journal. Then clients write for a while as fast as they can with the second one stopped, which is started again and
+catches up when they have ended. At last the first one is killed and started: its conflict window has all they wrote.
 """
 
 import argparse
@@ -82,6 +83,15 @@ async def join(cluster: LocalCluster, name: str, rows: int, *options: str) -> fl
     return time.monotonic() - began
 
 
+async def compared(cluster: LocalCluster, index: int) -> float:
+    """Wait until a node has compared its copy with its journal, which it does while it serves; return for how long."""
+    began = time.monotonic()
+    async with open_client(cluster.url(index, only=True)) as client:
+        while (await client.status(timeout=30))["mode"] != "serving":  # noqa: ASYNC110  it is in another process
+            await trio.sleep(REST_S)
+    return time.monotonic() - began
+
+
 async def write(cluster: LocalCluster, first: int, seconds: float) -> int:
     """Let clients write rows, each in a transaction of its own; return how many."""
     made = 0
@@ -117,6 +127,8 @@ async def measure_each(cluster: LocalCluster, entries: int, write_s: float) -> N
     tell("start", time.monotonic() - began, "", first)
     took = await join(cluster, "B", entries)
     tell("join by a copy", took, f"{size_mb / took:.0f} MB/s", *cluster.nodes)
+    took = await compared(cluster, 1)
+    tell("the copy is compared", took, f"{entries / took:.0f} entries/s", cluster.nodes[1])
     took = await join(cluster, "C", entries, "--replay")
     tell("join by a replay", took, f"{entries / took:.0f} entries/s", first, cluster.nodes[2])
     cluster.nodes[1].kill()
@@ -127,6 +139,11 @@ async def measure_each(cluster: LocalCluster, entries: int, write_s: float) -> N
     await reached(cluster, 1, entries + made)
     took = time.monotonic() - began
     tell("B starts, catches up", took, f"{made / took:.0f} entries/s", cluster.nodes[1])
+    first.kill()
+    began = time.monotonic()
+    first.start()
+    await reached(cluster, 0, entries + made)
+    tell("A starts again", time.monotonic() - began, "", first)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -225,8 +225,8 @@ async def test_a_node_that_began_with_a_damaged_copy_approves_nothing_before_it_
         assert await text_at(cluster, 1) == "MARK-050-aaaa"
         status = await status_of(cluster, 1)
         assert (status["mode"], status["alarms"]) == ("serving", {})
-        status, told = await cli("member", "repair", cluster.url(0, only=True), "A", "--from-journal")
-        assert status == 0, told
+        code, told = await cli("member", "repair", cluster.url(0, only=True), "A", "--from-journal")
+        assert code == 0, told
         await until("A is filled again", partial(filled, cluster, 0))
         await level(cluster)
         assert await text_at(cluster, 0) == "MARK-050-aaaa"

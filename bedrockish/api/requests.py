@@ -154,6 +154,23 @@ class Request:
         """The SQL of its statements."""
         return tuple(statement.sql for statement in self.statements)
 
+    def attempt(self, token: Token, timeout_s: float, longest_s: float, read: str) -> "Request":
+        """Return the same with these; ``replace`` takes four times as long, and each call of a client makes one."""
+        return Request(
+            self.command,
+            self.statements,
+            read,
+            self.isolation,
+            token,
+            timeout_s,
+            self.change,
+            self.read_only,
+            longest_s,
+            self.call,
+            self.user,
+            self.trace,
+        )
+
 
 @value
 class Result:
@@ -294,6 +311,8 @@ def check_timeout(value: object) -> float:
     Raises:
         UsageError: it is not a positive number.
     """
+    if type(value) is float and 0 < value < math.inf:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise UsageError(f"a timeout should be a positive number of seconds, not {value!r}")
     return float(value)
@@ -309,14 +328,14 @@ def check_params(params: object) -> Params:
     """
     if params is None:
         return None
+    if type(params) is list or type(params) is tuple:  # nearly always: an abstract class takes its time
+        return [_value(str(place), value) for place, value in enumerate(params, 1)]
     if isinstance(params, Mapping):
         for name in params:
             if not isinstance(name, str):
                 raise UsageError(f"a parameter's name should be a text, not {name!r}")
         return {name: _value(f":{name}", value) for name, value in params.items()}
-    if type(params) is list or (
-        isinstance(params, Sequence) and not isinstance(params, str | bytes | bytearray | memoryview)
-    ):
+    if isinstance(params, Sequence) and not isinstance(params, str | bytes | bytearray | memoryview):
         return [_value(str(place), value) for place, value in enumerate(params, 1)]
     raise UsageError(f"parameters should be a list, a tuple or a map, not {type(params).__name__}; write (value,)")
 

@@ -170,18 +170,21 @@ def encode_call(call: Call) -> bytes:
                 "timeout": request.timeout_s,
             }
         case Execute(number, request) | Step(number, request):
+            token = request.token
             packed = {
                 "id": number,
                 "op": call.op if isinstance(call, Step) else EXECUTE,
                 "command": request.command,
-                **_pack_work(request),
                 "read": request.read,
                 "isolation": request.isolation,
-                "token": request.token.encode(),
+                "token": token.encode() if token.vector or token.clock else None,
                 "timeout": request.timeout_s,
-                **({"longest": request.longest_s} if request.longest_s else {}),
-                **({"traceparent": request.trace} if request.trace else {}),
             }
+            packed |= _pack_work(request)
+            if request.longest_s:
+                packed["longest"] = request.longest_s
+            if request.trace:
+                packed["traceparent"] = request.trace
         case AskOutcome(number, command):
             packed = {"id": number, "op": OUTCOME, "command": command}
         case Ask(number, op, after, statement, asked):
@@ -209,7 +212,7 @@ def decode_call(payload: bytes, user: str = "") -> Call:
         packed = cbor2.loads(payload)
     except (cbor2.CBORError, ValueError, TypeError) as error:
         raise MalformedCallError(f"these {len(payload)} bytes are not a call: {error}") from error
-    if not isinstance(packed, Mapping):
+    if type(packed) is not dict:
         raise MalformedCallError(f"a call should be a map, not {type(packed).__name__}")
     number = packed.get("id")
     if type(number) is not int or not 0 < number < 1 << 63:

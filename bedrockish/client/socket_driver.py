@@ -16,8 +16,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar, assert_never, cast
 
 from bedrockish.api.requests import decode_token
@@ -53,6 +53,25 @@ def run(method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
     raise AssertionError(f"{method} waits for an event loop, and there is none")
 
 
+class _Whole:
+    """A step that is done to its end: what interrupts it (Ctrl-C) may leave it half done, and then all begins anew.
+
+    The lock is taken outside, by ``with`` itself: an interrupt in a method that takes it would leave it locked.
+    """
+
+    __slots__ = ("_begin_anew",)
+
+    def __init__(self, begin_anew: Callable[[], None]) -> None:
+        self._begin_anew = begin_anew
+
+    def __enter__(self) -> None:
+        """Begin the step."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None and not isinstance(error, BedrockishError):
+            self._begin_anew()
+
+
 class SocketDriver:
     """All links and calls of one client, for any number of threads."""
 
@@ -61,6 +80,7 @@ class SocketDriver:
         self._entry = entry
         self._core = ClientCore(target, random.random, decode_token(token))
         self._lock = threading.RLock()  # of all that follows
+        self._whole = _Whole(self._begin_anew)
         self._links: dict[int, SocketLink] = {}
         self._dials: deque[Dial] = deque()
         self._hung_up: set[int] = set()  # links that are not wanted any more, while they are dialled
@@ -102,7 +122,7 @@ class SocketDriver:
 
     def _begin(self, what: What, timeout_s: float) -> int:
         """Begin a call; ``_wait`` for the number that is returned, or ``_cancel`` it."""
-        with self._stepping():
+        with self._lock, self._whole:
             if self._is_closed:
                 raise ClientClosedError("this client is closed; open another")
             self._calls_made += not isinstance(what, Ask)
@@ -117,7 +137,7 @@ class SocketDriver:
         try:
             outcome = self._await(number)
         except BaseException:
-            with self._stepping():
+            with self._lock, self._whole:
                 self._cancel(number)
             raise
         if isinstance(outcome, BedrockishError):
@@ -165,20 +185,20 @@ class SocketDriver:
 
     def _cancel(self, number: int) -> None:
         """Forget a call."""
-        with self._stepping():
+        with self._lock, self._whole:
             self._waiting.pop(number, None)
             self._outcomes.pop(number, None)
             self._perform(self._core.cancel(number, time.monotonic()))
 
     def _tell(self, what: What, timeout_s: float) -> None:
         """Make a call whose answer nobody wants."""
-        with self._stepping():
+        with self._lock, self._whole:
             if not self._is_closed:
                 self._perform(self._core.call(what, timeout_s, time.monotonic())[1])
 
     def leave_node(self) -> None:
         """Go on at another node, if there is one: this one has nothing new to tell."""
-        with self._stepping():
+        with self._lock, self._whole:
             if not self._is_closed:
                 self._perform(self._core.leave(time.monotonic()))
 
@@ -187,7 +207,7 @@ class SocketDriver:
 
         What a node already does goes on; whoever waited is told whether it can have happened.
         """
-        with self._stepping():
+        with self._lock, self._whole:
             if not self._is_closed:
                 self._perform(self._core.interrupt(time.monotonic()))
                 self._rouse()
@@ -215,7 +235,7 @@ class SocketDriver:
     def _move(self, wait_ms: float) -> None:
         """Wait for the sockets, and take what they have."""
         found = self._poll.poll(wait_ms + 0.5 if wait_ms else 0)
-        with self._stepping():
+        with self._lock, self._whole:
             for number, link in list(self._links.items()):
                 file, _ = self._polled.get(number, (-1, 0))
                 said = next((what for one, what in found if one == file), 0)
@@ -263,7 +283,7 @@ class SocketDriver:
             error: BedrockishError | None = None
         except (NetError, OSError) as why:
             error = explain_end(why)
-        with self._stepping():
+        with self._lock, self._whole:
             now = time.monotonic()
             if dial.link in self._hung_up:
                 self._hung_up.discard(dial.link)
@@ -284,18 +304,6 @@ class SocketDriver:
             self._wake_write.send(b"!")
 
     # --- the driver ---
-
-    @contextmanager
-    def _stepping(self) -> Iterator[None]:
-        """Let nobody else in. What interrupts a step (Ctrl-C) may leave it half done: then all begins anew."""
-        with self._lock:
-            try:
-                yield
-            except BedrockishError:
-                raise
-            except BaseException:
-                self._begin_anew()
-                raise
 
     def _begin_anew(self) -> None:
         """Give up all links and calls, as if the links had been lost, and keep what the session has seen."""
@@ -359,7 +367,7 @@ class SocketDriver:
                 return
             self._is_reading = True
         try:
-            with self._stepping():
+            with self._lock, self._whole:
                 if late:
                     for link in self._links.values():
                         link.excuse(now)
@@ -370,7 +378,7 @@ class SocketDriver:
 
     def learn(self) -> None:
         """Ask who belongs to the cluster; the answer is taken when it is there."""
-        with self._stepping():
+        with self._lock, self._whole:
             self._learn(time.monotonic())
 
     def _learn(self, now: float) -> None:

@@ -58,7 +58,7 @@ class Transaction:
     def __init__(self, call: Call, options: Options, farewell: Farewell = shielded) -> None:
         self.command = new_command()
         self._call, self._farewell = call, farewell
-        self._request = Request(self.command, (), options.read, options.isolation, timeout_s=options.timeout_s)
+        self._options = options
         self._is_open, self._is_begun = True, False  # it can be committed; a node knows of it
         self._error: BedrockishError | None = None
         self._marks = 0
@@ -197,8 +197,9 @@ class Transaction:
             raise ClientClosedError("this transaction is over; begin another")
 
     async def _step(self, op: str, statements: tuple[Statement, ...], timeout_s: float | None) -> Answered:
-        seconds = self._request.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        request = replace(self._request, statements=statements, timeout_s=seconds)
+        options = self._options
+        seconds = options.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        request = Request(self.command, statements, options.read, options.isolation, timeout_s=seconds)
         try:
             reply = await self._call(Step(0, request, op), seconds)
         except BedrockishError as error:

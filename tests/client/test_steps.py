@@ -78,6 +78,20 @@ def test_all_steps_go_on_the_link_of_begin() -> None:
     assert second not in w.hung_up
 
 
+def test_what_the_session_has_seen_is_told_with_begin_and_not_with_each_step() -> None:
+    w, link = begun()
+    w.core.see(Token({"A": 7}, 9))
+    step(w, STATEMENTS)
+    assert w.sent[-1][1].request.token == Token()
+    step(w, COMMIT)
+    assert w.sent[-1][1].request.token == Token()
+    w.close(link)  # what became of it is asked at any node, which must have seen as much
+    w.open()
+    assert (w.sent[-1][1].op, w.sent[-1][1].request.token) == (SETTLE, Token({"A": 7}, 9))
+    first(w)
+    assert (w.sent[-1][1].op, w.sent[-1][1].request.token) == (BEGIN, Token({"A": 7}, 9))
+
+
 def test_a_lost_statement_is_not_sent_again() -> None:
     """The transaction was in the memory of that node."""
     w, link = begun()

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from bedrockish import Connection, connect, open_client
-from bedrockish.api.requests import SERIALIZABLE, Statement
+from bedrockish.api.requests import SERIALIZABLE, Request, Statement
 from bedrockish.api.wire import BEGIN, COMMIT, ROLLBACK, Step
 from bedrockish.client.transaction import Transaction
 from bedrockish.errors import (
@@ -334,7 +334,7 @@ async def test_a_begin_whose_answer_was_lost_is_sent_again_to_the_same_node(clus
         async with open_client(url) as lost:
             first = await lost.begin()
             await first.execute("SELECT 1")
-            request = first._request
+            request = Request(first.command, (), timeout_s=10.0)
 
             async def step(op: str, *sql: str) -> None:
                 statements = tuple(Statement(each) for each in sql)

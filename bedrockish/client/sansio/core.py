@@ -76,6 +76,7 @@ DIAL_TIMEOUT_S = 3.0
 ONLY_READ_MAX = 1_000  # commands that have only read, of which that is remembered
 PATIENCE_S = 2.5  # what the first node gets of a command's time if there are others; doubled with each attempt
 DEATHS_MAX = 2  # links that died with a call on them: it may be the call that ends the nodes, so no third one gets it
+_NOTHING_SEEN = Token()
 UNCERTAIN = (OutcomeUnknownError, DamagedError)
 PAYLOAD_BYTES_MAX = Limits().frame_bytes_max
 
@@ -438,16 +439,20 @@ class ClientCore:
         left = call.deadline - now
         timeout_s = left - min(left / 4, 2.0)
         longest_s, patience_s = timeout_s, PATIENCE_S * 2.0 ** min(call.tries, 30)
-        call.hurried = name_of(call.what) is None and len(self.route) > 1 and timeout_s > patience_s
+        goes_anywhere = name_of(call.what) is None
+        call.hurried = goes_anywhere and len(self.route) > 1 and timeout_s > patience_s
         if call.hurried:
             timeout_s = patience_s
         # An UPDATE that finds no row answers like a read. After a lost attempt it must not do so from a snapshot that
         # is merely too old to show what that attempt met.
         read = STRICT if call.lost and not call.harmless and not isinstance(call.what, Step) else request.read
-        token = self._merged(request.token)
-        return replace(request, token=token, timeout_s=timeout_s, longest_s=longest_s, read=read)
+        # What an open transaction sees, its BEGIN has said.
+        token = self._merged(request.token) if goes_anywhere else request.token
+        return request.attempt(token, timeout_s, longest_s, read)
 
     def _merged(self, token: Token) -> Token:
+        if token == _NOTHING_SEEN:
+            return self.token
         return Token(merge(self.token.vector, token.vector), max(self.token.clock, token.clock))
 
     def _expire(self, now: float, effects: list[Effect]) -> None:

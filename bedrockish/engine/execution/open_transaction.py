@@ -12,6 +12,7 @@ from bedrockish.engine.statements.classify import Piece
 from bedrockish.errors import BedrockishError, SqlError
 from bedrockish.sqltext.transaction_control import Control
 from bedrockish_journal.model.changes import Change
+from bedrockish_journal.model.value import value
 
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements and bytes of results that a transaction may have before its first DDL
 
@@ -26,7 +27,7 @@ class Mark:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Logged:
     """A statement that was run: what was told of it, or what it failed with."""
 

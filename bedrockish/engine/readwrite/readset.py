@@ -32,6 +32,7 @@ from bedrockish.engine.sqlite.key_encoding import Spec, encoder, object_prefix
 from bedrockish.engine.sqlite.opcodes import Op
 from bedrockish_journal.model.access_set import HIGH, Range, object_range
 from bedrockish_journal.model.changes import Change
+from bedrockish_journal.model.value import value
 
 Reads = tuple[list[bytes], list[Range]]
 ReadKeys = tuple[Collection[bytes], Collection[Range]]
@@ -102,7 +103,7 @@ class ReadPlan:
         return points + more_points, ranges + more_ranges
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ResolvedReads:
     """What one execution of a statement reads.
 

@@ -14,6 +14,7 @@ from bedrockish.api.requests import Answer, Request
 from bedrockish.api.shown import TOGETHER_MAX, is_refused, name_of
 from bedrockish.common.trace_context import trace_fields
 from bedrockish.errors import BedrockishError, ConflictError
+from bedrockish_journal.model.value import value
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Statistics:
     last: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ran:
     """How a request went.
 

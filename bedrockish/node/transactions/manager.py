@@ -214,8 +214,11 @@ class Transactions:
     def _handle(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
         request = as_part_of_trace(request)
         if self.tracing is None or op in (FETCH, CLOSE):
-            return (yield from self._do(owner, op, request))
-        with self.tracing.step(op, request) as (traced, answered):
+            return self._do(owner, op, request)
+        return self._trace(self.tracing, owner, op, request)
+
+    def _trace(self, tracing: Tracing, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
+        with tracing.step(op, request) as (traced, answered):
             answer = yield from self._do(owner, op, traced)
             answered(answer)
             return answer
@@ -245,7 +248,10 @@ class Transactions:
         one = self._find(owner, request.command)
         one.busy += 1
         try:
-            yield from self._take_turn(one)
+            if one.turn.value and not self._engine.is_away:
+                one.turn.acquire_nowait()
+            else:
+                yield from self._take_turn(one)
             try:
                 return (yield from (self._commit if op == COMMIT else self._statements)(one, request))
             finally:

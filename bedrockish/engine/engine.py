@@ -40,12 +40,14 @@ from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.build import Build, Phase, check_room, remove_copied
+from bedrockish.engine.storage.column_drop import ColumnDrop, DropPlan, plan_drop
 from bedrockish.engine.storage.database_file import FileLock, Founding, connect
-from bedrockish.engine.storage.index_build import IndexBuild, Phase, remove_copied
+from bedrockish.engine.storage.index_build import IndexBuild
 from bedrockish.engine.storage.index_plan import IndexPlan, plan_index
 from bedrockish.engine.storage.journal_tables import DamagedEntries, Journal
 from bedrockish.engine.storage.overlay_vfs import Moment, salt_of
-from bedrockish.engine.storage.row_applier import RowApplier
+from bedrockish.engine.storage.row_applier import RowApplier, unreadable
 from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.engine.storage.staged_changes import StagedStore
 from bedrockish.engine.storage.wal import Wal, copy_file
@@ -112,7 +114,7 @@ class Engine:
         self._members = 0  # how often they were learnt
         self._weight = 0  # about how many bytes the open batch has
         self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
-        self.build: IndexBuild | None = None
+        self.build: Build | None = None
         self._compared: dict[bytes, list[Change]] = {}  # read when they were compared: encoded changes -> themselves
         self.staged = StagedStore(db)
         self.damaged = DamagedEntries(system.get_meta(db, "node"))
@@ -413,20 +415,26 @@ class Engine:
 
     # -- an index beside its table ---------------------------------------------------------------------------------
 
-    def plan_index(self, transaction: Transaction) -> IndexPlan | None:
-        """Return how to build the index that a change of the schema makes beside its table; None if that cannot be."""
-        return plan_index(decode_steps(transaction.changes), self.tables, self._prepare)
+    def plan_build(self, transaction: Transaction) -> IndexPlan | DropPlan | None:
+        """Return how to build what a change of the schema makes beside its table; None if that cannot be."""
+        given = decode_steps(transaction.changes), self.tables, self._prepare
+        return plan_index(*given) or plan_drop(*given)
 
-    def begin_index(self, plan: IndexPlan, txid: Txid) -> IndexBuild:
-        """Begin to build an index for a change that is scheduled. All that was applied must be flushed.
+    def begin_build(self, plan: IndexPlan | DropPlan, txid: Txid) -> Build:
+        """Begin to build what a change makes that is scheduled. All that was applied must be flushed.
 
         Raises:
-            UnavailableError: there is no room for another connection.
+            UnavailableError: there is no room for another connection, or on the disk.
         """
         assert not self.dirty
-        build = IndexBuild(self._db, plan, txid, self.schema_version)
+        check_room(self._file)
+        build: Build
+        if isinstance(plan, IndexPlan):
+            build = IndexBuild(self._db, plan, txid, self.schema_version)
+        else:
+            build = ColumnDrop(self._db, plan, txid, self.schema_version)
         try:
-            build.begin(self.open_reader())
+            build.begin(self.open_reader)
         except apsw.Error as error:
             build.close()
             raise UnavailableError(f"the file cannot be opened once more: {error}") from error
@@ -435,7 +443,7 @@ class Engine:
         self._write(build.create)
         return build
 
-    def go_on_with_index(self) -> bool:
+    def go_on_with_build(self) -> bool:
         """Do the next slice of the index that is built; False if there is nothing to do for now."""
         build = self.build
         assert build is not None
@@ -457,7 +465,7 @@ class Engine:
         if build is not None and build.txid == txid:
             if build.phase is Phase.LOADING:
                 build.interrupt()
-            while build.is_at_work and self.go_on_with_index():
+            while build.is_at_work and self.go_on_with_build():
                 pass
         return self.versions.activate(txid, build)
 
@@ -821,7 +829,7 @@ class Engine:
         try:
             return decode_changes(transaction.changes)
         except EntryMalformedError as error:
-            raise _unreadable(entry, error) from error
+            raise unreadable(entry, error) from error
 
     def _make(self, entry: Entry, changes: list[Change] | None) -> None:
         transaction = entry.transaction
@@ -834,7 +842,7 @@ class Engine:
                 known = None if changes is None else (changes,)
                 self._applier.apply(entry, known or decode_changes_in_pieces(transaction.changes))
             except EntryMalformedError as error:
-                raise _unreadable(entry, error) from error
+                raise unreadable(entry, error) from error
         elif transaction.kind == SCHEMA:
             self._versions.apply(entry)
         else:
@@ -861,18 +869,3 @@ class Engine:
         self._ids.use_members(system.get_meta(self._db, "node"), membership)
         self.access.learn(membership.users, membership.nodes)
         self._members += 1
-
-
-def _unreadable(entry: Entry, error: EntryMalformedError) -> EntryMismatchError:
-    """Return the error for an entry whose changes nobody can read: as if they fitted nowhere."""
-    place = f"{entry.leader}{entry.tick}"
-    return EntryMismatchError(
-        f"{place} cannot be applied: its changes cannot be read: {error}",
-        entry=place,
-        op="",
-        table="",
-        key="",
-        why=str(error),
-        expected=None,
-        found=None,
-    )

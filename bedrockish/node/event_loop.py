@@ -445,7 +445,7 @@ class Runtime:
                 ("watching memory", partial(watch_memory, self)),
                 ("watching the disk", partial(watch_disk, self.config.database, self.core.state.health)),
                 ("looking for troubles", partial(tell_troubles, self.status)),
-                ("building indexes", self.transactions.builds.watch),
+                ("building beside tables", self.transactions.builds.watch),
                 ("reading beside the writer", self._reads.run),
                 ("raising the cluster's level", partial(keep_level, self.core, self.submit)),
             ):

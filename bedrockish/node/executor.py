@@ -30,6 +30,7 @@ from bedrockish.engine.execution.workspace import Work, Workspace
 from bedrockish.engine.readwrite.access_sets import check_size
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.engine.storage.column_drop import drops_column
 from bedrockish.engine.storage.index_plan import makes_index
 from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError
 from bedrockish.node.cluster.incarnations import Incarnations
@@ -45,7 +46,7 @@ from bedrockish_journal.model.changes import decode_steps, encode_changes
 from bedrockish_journal.model.transaction import SCHEMA
 
 BULKY_BYTES = 1 << 20
-LONG_CHANGE_S = 0.2  # that an index takes to be tried, from which on it is built beside its table
+LONG_CHANGE_S = 0.2  # that a change takes to be tried, from which on what it makes is built beside its table
 BUILD_S, BUILD_FACTOR = 2.0, 20  # and so many times as long: half of it is others', and other machines may be slower
 SHORT = 50  # statements of a request that others may share a transaction with
 WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
@@ -237,7 +238,10 @@ def _in_worker(request: Request, workspace: Workspace) -> Prepared:
     began = time.monotonic()
     prepared = _checked(request, workspace.execute(request))
     took_s = time.monotonic() - began
-    if prepared.kind != SCHEMA or took_s < LONG_CHANGE_S or not makes_index(decode_steps(prepared.changes)):
+    if prepared.kind != SCHEMA or took_s < LONG_CHANGE_S:
+        return prepared
+    steps = decode_steps(prepared.changes)
+    if not (makes_index(steps) or drops_column(steps)):
         return prepared
     return replace(prepared, delay_ms=round(1000 * (BUILD_S + BUILD_FACTOR * took_s)))
 

@@ -11,7 +11,8 @@ import pytest
 from bedrockish.engine.sqlite.system_names import PASSING, STAND_IN
 from bedrockish.engine.sqlite.system_names import STAND_IN_INDEX as BUILT
 from bedrockish.engine.storage import index_build, schema_versions
-from bedrockish.engine.storage.index_build import IndexBuild, Phase
+from bedrockish.engine.storage.build import Phase
+from bedrockish.engine.storage.index_build import IndexBuild
 from bedrockish.engine.storage.refill import replay_own
 from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.engine.storage.wal import copy_file
@@ -65,15 +66,17 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begin(node: TestNode, entry: Entry) -> IndexBuild:
     node.save()
-    plan = node.engine.plan_index(entry.transaction)
+    plan = node.engine.plan_build(entry.transaction)
     assert plan is not None
-    return node.engine.begin_index(plan, entry.txid)
+    build = node.engine.begin_build(plan, entry.txid)
+    assert isinstance(build, IndexBuild)
+    return build
 
 
 def go_on(node: TestNode, build: IndexBuild) -> bool:
     if build.is_waiting:
         build.fetch()
-    return node.engine.go_on_with_index()
+    return node.engine.go_on_with_build()
 
 
 def finish(node: TestNode, build: IndexBuild) -> None:
@@ -403,7 +406,7 @@ def test_nobody_can_name_it(node: TestNode, sql: str) -> None:
 def test_what_is_not_built_beside(node: TestNode, statements: tuple[str, ...]) -> None:
     node.run(PLAIN, "CREATE TABLE w(k PRIMARY KEY, n) WITHOUT ROWID", "CREATE INDEX old ON t(v)")
     entry = decide(node, *statements)
-    assert node.engine.plan_index(entry.transaction) is None
+    assert node.engine.plan_build(entry.transaction) is None
     assert node.engine.activate(entry.txid) == ""
 
 

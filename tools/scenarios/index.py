@@ -1,10 +1,11 @@
-"""What one node's engine does for an index of a large table: beside the table, and when it comes into force.
+"""What one node's engine does for a change of a large table: beside the table, and when it comes into force.
 
 tools/bench index [--rows N] [--sql "CREATE INDEX made ON big(n)"]
+tools/bench index --sql "ALTER TABLE big DROP COLUMN w"
 
 No cluster: a file with a table of so many rows, and the engine in one thread. All times are of the processor, so they
 mean something on a machine that does other things, too: each slice is a time for which the node's loop is held; the
-move is what clients wait for when the index comes into force, and what they waited for without all this is beside it.
+move is what clients wait for when the change comes into force, and what they waited for without all this is beside it.
 """
 
 import tempfile
@@ -18,13 +19,13 @@ import click
 from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
-from bedrockish.engine.storage.index_build import Phase
+from bedrockish.engine.storage.build import Phase
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.transaction import Transaction, Txid
 
 FILL = (
     "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) "
-    "INSERT INTO big SELECT i, i * 7919 % 1000003, 'row ' || i FROM k"
+    "INSERT INTO big SELECT i, i * 7919 % 1000003, 'row ' || i, i % 7 FROM k"
 )
 
 
@@ -32,7 +33,7 @@ def filled(path: Path, rows: int) -> None:
     """Make a plain database with a table of so many rows."""
     db = apsw.Connection(str(path))
     db.pragma("auto_vacuum", 2)
-    db.execute("CREATE TABLE big(id INTEGER PRIMARY KEY, n INTEGER, v TEXT)")
+    db.execute("CREATE TABLE big(id INTEGER PRIMARY KEY, n INTEGER, v TEXT, w INTEGER)")
     with db:
         db.execute(FILL, (rows,))
     db.close()
@@ -50,19 +51,20 @@ def decided(engine: Engine, sql: str) -> Entry:
 
 
 def built_beside(engine: Engine, entry: Entry) -> None:
-    """Build the index, and print what its slices took."""
-    plan = engine.plan_index(entry.transaction)
+    """Build what the change makes, and print what its slices took."""
+    plan = engine.plan_build(entry.transaction)
     if plan is None:
         raise click.ClickException("this is not built beside a table; see docs/schema-changes.md")
-    build = engine.begin_index(plan, entry.txid)
+    build = engine.begin_build(plan, entry.txid)
     reading, slices, commits = 0.0, [], []
     while build.phase not in (Phase.READY, Phase.FAILED):
         moments = [time.thread_time()]
         if build.is_waiting:
             build.fetch()
         moments.append(time.thread_time())
-        engine.go_on_with_index()
+        engine.go_on_with_build()
         moments.append(time.thread_time())
+        build.took(moments[2] - moments[1])
         engine.flush()
         moments.append(time.thread_time())
         reading += moments[1] - moments[0]
@@ -78,9 +80,9 @@ def built_beside(engine: Engine, entry: Entry) -> None:
 
 @click.command()
 @click.option("--rows", default=1_000_000, show_default=True, help="How many the table has.")
-@click.option("--sql", default="CREATE INDEX made ON big(n)", show_default=True, help="What makes the index.")
+@click.option("--sql", default="CREATE INDEX made ON big(n)", show_default=True, help="The change of the schema.")
 def main(rows: int, sql: str) -> None:
-    """Measure an index that is built beside its table, and the same one built when it comes into force."""
+    """Measure a change that is made beside its table, and the same one made when it comes into force."""
     for beside in (True, False):
         print("built beside" if beside else "built when it comes into force")
         with tempfile.TemporaryDirectory() as directory:

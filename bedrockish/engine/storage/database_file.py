@@ -17,7 +17,7 @@ from bedrockish.engine.sqlite.errors import FULL
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.engine.storage.index_build import remove_leftovers
+from bedrockish.engine.storage.build import remove_leftovers
 from bedrockish.engine.storage.wal import PRIVATE, create_private
 from bedrockish.errors import ConfigError, UnsupportedError
 from bedrockish_journal.storage import schema_history as schema

@@ -1,7 +1,4 @@
-"""An index that is built beside its table, a slice at a time, and is the table's from one moment to the next.
-
-A change of the schema that makes an index of a large table is decided long before it comes into force. Until then each
-node builds the index by itself, between its other work, and nothing of that is replicated:
+"""An index that is built beside its table, a slice at a time, and becomes the table's at one moment (``build``).
 
 1. A snapshot is taken, and its rows are read in the order of the index, which SQLite sorts in another thread.
 2. They go into the index through the *stand-in* (``index_plan``), some thousand at a time. In that order each page of
@@ -16,16 +13,10 @@ The stand-in is always empty between two edits, or every row would be kept twice
 and go together; so its rows come or go by the name of the stand-in, with the index, and go or come by another one, of a
 table with the same root page and no index: the *bare* name. That one is never in the file. It is written into
 ``sqlite_schema``, which the connection then reads, and taken out again in the same transaction.
-
-Whatever fails here fails the building alone: then the change's statement is run when it comes into force. Nothing of it
-outlives the process: what a killed one leaves is removed when the file is opened.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -33,8 +24,8 @@ import apsw
 
 from bedrockish.engine.sqlite.system_names import BARE, STAND_IN, STAND_IN_INDEX
 from bedrockish.engine.sqlite.table_layout import quote
+from bedrockish.engine.storage.build import REFUSALS, Build, Phase, Writable, root_of
 from bedrockish.engine.storage.index_plan import IndexPlan
-from bedrockish.errors import ConfigError
 from bedrockish_journal.model.changes import Row
 from bedrockish_journal.model.transaction import Txid
 
@@ -45,42 +36,16 @@ NOTED_MAX = 1_000_000  # rows that change while the index is built; with more it
 SAMPLES = 64  # rows whose entries are looked up before the index is the table's
 CACHE_KIB = 16 << 10  # of the connection that sorts
 
-_REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError, apsw.CorruptError)
 _DESCRIBE = "INSERT INTO sqlite_schema(type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?)"
 _VALUE_BYTES = 8
-_CLOSED = "not all of its rows were read before its time came, or before the node was to end"
 
 
-class Phase(Enum):
-    """How far the building is."""
-
-    LOADING = "loading"  # entries of the snapshot are put in
-    REMOVING = "removing"  # those of rows that have changed since are taken out
-    ADDING = "adding"  # and put in as they are now
-    READY = "ready"  # the index is that of the table
-    FAILED = "failed"
-
-
-class IndexBuild:
-    """One of them.
-
-    Args:
-        db: the connection that writes.
-        plan: what is built.
-        txid: the change of the schema that makes the index.
-        version: of the schema, before that.
-
-    Attributes:
-        phase: how far it is.
-        failure: why it failed.
-        rows: how many of the snapshot were put in.
-    """
+class IndexBuild(Build):
+    """One of them; ``rows`` are those of the snapshot."""
 
     def __init__(self, db: apsw.Connection, plan: IndexPlan, txid: Txid, version: int) -> None:
-        self._db, self.plan, self.txid, self.version = db, plan, txid, version
-        self.phase = Phase.LOADING
-        self.failure = ""
-        self.rows = 0
+        super().__init__(db, txid, version)
+        self.plan: IndexPlan = plan
         self._reader: apsw.Connection | None = None
         self._sorted: Iterator[Row] | None = None
         self._fetched: deque[list[Row]] = deque()
@@ -98,13 +63,9 @@ class IndexBuild:
 
     # -- the snapshot ----------------------------------------------------------------------------------------------
 
-    def begin(self, reader: apsw.Connection) -> None:
-        """Take the snapshot, when the file has all that was applied; the connection is ours from now on.
-
-        Raises:
-            apsw.Error: it cannot be taken.
-        """
-        self._reader = reader
+    def begin(self, connect: Callable[[], apsw.Connection]) -> None:
+        """Take the snapshot, on a connection of its own."""
+        self._reader = reader = connect()
         reader.pragma("cache_size", -CACHE_KIB)
         reader.execute("BEGIN")
         reader.execute("PRAGMA main.user_version").fetchall()
@@ -125,14 +86,9 @@ class IndexBuild:
                 self._is_all_fetched = not found
                 self._fetched.append(found)
 
-    def fail(self, why: str) -> None:
-        """Give it up."""
-        if self.phase is not Phase.FAILED:
-            self.phase, self.failure = Phase.FAILED, why
-
     def interrupt(self) -> None:
         """Give it up, and let a thread that reads the snapshot end soon."""
-        self.fail(_CLOSED)
+        super().interrupt()
         reader = self._reader
         if reader is not None:
             reader.interrupt()
@@ -180,11 +136,6 @@ class IndexBuild:
         return None
 
     @property
-    def is_at_work(self) -> bool:
-        """Whether it has not failed: rows that change matter to it."""
-        return self.phase is not Phase.FAILED
-
-    @property
     def is_waiting(self) -> bool:
         """Whether more has to be fetched before there is something to do."""
         return self.phase is Phase.LOADING and not self._fetched
@@ -221,24 +172,15 @@ class IndexBuild:
         try:
             for rowid in sorted(rowids):
                 found += db.execute(self.plan.one, (rowid,)).fetchall()
-        except (*_REFUSALS, UnicodeDecodeError) as error:
+        except (*REFUSALS, UnicodeDecodeError) as error:
             self.fail(f"a row of its table cannot be read: {error}")
         return found
 
     # -- on the connection that writes; each can be done again -----------------------------------------------------
 
-    def create(self) -> None:
-        """Create the stand-in with the index."""
-        self._guarded(self._create)
-
     def _create(self) -> None:
         self._db.execute(self.plan.stand_in_sql)
         self._db.execute(self.plan.index_sql)
-
-    def edit(self, removed: Sequence[Row], added: Sequence[Row]) -> None:
-        """Take entries out of the index, and then put others in."""
-        if self.phase is not Phase.FAILED:
-            self._guarded(lambda: self._edit(removed, added))
 
     def _edit(self, removed: Sequence[Row], added: Sequence[Row]) -> None:
         db = self._db
@@ -254,8 +196,8 @@ class IndexBuild:
     def _describe_bare(self) -> None:
         """Have this connection, and it alone, know the stand-in by another name, as a table without an index."""
         db = self._db
-        root = _root(db, STAND_IN)
-        with _Writable(db):
+        root = root_of(db, STAND_IN)
+        with Writable(db):
             row = (BARE, BARE, root, self.plan.bare_sql)
             db.execute(_DESCRIBE, ("table", *row))
             try:
@@ -266,50 +208,15 @@ class IndexBuild:
                 db.execute("DELETE FROM sqlite_schema WHERE name = ?", (BARE,))
             assert known
 
-    def _guarded(self, action: Callable[[], None]) -> None:
-        """Do something whole or not at all; if the index does not allow it, give it up, and nothing else."""
-        db = self._db
-        db.execute("SAVEPOINT beside")
-        try:
-            action()
-        except _REFUSALS as error:
-            if not db.in_transaction:
-                raise
-            db.execute("ROLLBACK TO beside")
-            self.fail(str(error))
-        db.execute("RELEASE beside")
-
-    def move(self) -> bool:
-        """Make the index that of the table; whether that is done.
-
-        Nothing is, if the table is another one than it was, or an entry is not what it must be.
-        """
-        db = self._db
-        if self.phase is not Phase.READY or _root(db, STAND_IN_INDEX) == 0:
-            return False
-        db.execute("SAVEPOINT beside")
-        moved = False
-        try:
-            moved = self._is_free() and self._move()
-        except (*_REFUSALS, UnicodeDecodeError) as error:
-            if not db.in_transaction:
-                raise
-            self.failure = str(error)
-        if not moved:
-            db.execute("ROLLBACK TO beside")
-        db.execute("RELEASE beside")
-        return moved
-
     def _is_free(self) -> bool:
         """Whether the table is what it was, and nothing has the name of the index."""
-        plan, query = self.plan, "SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?"
-        taken = self._db.execute("SELECT 1 FROM sqlite_schema WHERE name = ? COLLATE NOCASE", (plan.name,)).fetchall()
-        return not taken and self._db.execute(query, (plan.table,)).fetchall() == [(plan.table_sql,)]
+        taken = self._db.execute("SELECT 1 FROM sqlite_schema WHERE name = ? COLLATE NOCASE", (self.plan.name,))
+        return not taken.fetchall() and super()._is_free()
 
     def _move(self) -> bool:
         db, plan = self._db, self.plan
-        root = _root(db, STAND_IN_INDEX)
-        with _Writable(db):
+        root = root_of(db, STAND_IN_INDEX)
+        with Writable(db):
             # At the end, where CREATE INDEX puts it: on every node the order of a table's indexes is the same.
             row = (plan.name, plan.table, root, plan.sql)
             db.execute(_DESCRIBE, ("index", *row))
@@ -342,52 +249,6 @@ class IndexBuild:
                 self.failure = f"row {row[0]} has no entry"
                 return False
         return True
-
-
-class _Writable:
-    """Lets the connection write ``sqlite_schema`` for a moment."""
-
-    def __init__(self, db: apsw.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
-        self._db.execute("PRAGMA writable_schema = ON")
-
-    def __exit__(self, *_exc: object) -> None:
-        self._db.execute("PRAGMA writable_schema = OFF")
-        self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
-
-
-def remove_leftovers(db: apsw.Connection) -> None:
-    """Remove what an index was built on that is no table's yet; nothing happens if there is nothing."""
-    db.execute(f"DROP TABLE IF EXISTS {STAND_IN}")
-
-
-def remove_copied(copy: Path) -> None:
-    """Remove the same from a copy of a node's file that nobody has open, durably.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    try:
-        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
-            if _root(db, STAND_IN) == 0:
-                return
-            remove_leftovers(db)
-        finally:
-            db.close()  # copies its log into it, and removes that
-        with open(copy, "rb") as written:
-            os.fsync(written.fileno())
-    except (apsw.Error, OSError) as error:
-        raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error
-
-
-def _root(db: apsw.Connection, name: str) -> int:
-    """Return the root page of a table or index of ours; 0 if it is not there."""
-    found: list[Any] = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
-    return int(found[0][0]) if found else 0
 
 
 def _taken(rowids: set[int]) -> list[int]:

@@ -57,6 +57,11 @@ class IndexPlan:
     is_plain: bool
     terms: tuple[str, ...]
 
+    @property
+    def title(self) -> str:
+        """What is made, for people."""
+        return f"index {self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class _Words:

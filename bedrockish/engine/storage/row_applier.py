@@ -22,6 +22,7 @@ from bedrockish.engine.storage.staged_changes import StagedChanges
 from bedrockish.errors import DamagedError, EntryMismatchError
 from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value, same_value
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.storage.schema_steps import enforce_checks, is_missing, switch
 
 PIECE = 1_000  # changes that are made at once, if so many come together
@@ -298,6 +299,21 @@ class RowApplier:
         return tuple(
             _text_of(value) if kind == "text" else value for value, kind in zip(found[::2], found[1::2], strict=True)
         )
+
+
+def unreadable(entry: Entry, error: EntryMalformedError) -> EntryMismatchError:
+    """Return the error for an entry whose changes nobody can read: as if they fitted nowhere."""
+    place = f"{entry.leader}{entry.tick}"
+    return EntryMismatchError(
+        f"{place} cannot be applied: its changes cannot be read: {error}",
+        entry=place,
+        op="",
+        table="",
+        key="",
+        why=str(error),
+        expected=None,
+        found=None,
+    )
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -7,7 +7,7 @@ import apsw
 
 from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.engine.storage.index_build import IndexBuild, remove_leftovers
+from bedrockish.engine.storage.build import Build, remove_leftovers
 from bedrockish.errors import DamagedError
 from bedrockish_journal.model.changes import Step, decode_statements, decode_steps
 from bedrockish_journal.model.entry import Entry
@@ -56,10 +56,10 @@ class Versions:
             what = f"{entry.leader}{entry.tick} cannot be applied, {'; '.join(statements)!r} gave: {failure}"
             raise DamagedError(f"{what}; fill this node again from another one", table="")
 
-    def activate(self, txid: Txid, build: IndexBuild | None = None) -> str:
+    def activate(self, txid: Txid, build: Build | None = None) -> str:
         """Put the change that waits for it in force, in the open batch; return why the data forbids it, or ''.
 
-        ``build``: of the index that it makes, if that was built beside its table.
+        ``build``: of what it makes, if that was built beside its table.
         """
         self._write(self._activate, txid, build)
         return schema.standing(self._db, txid).failure
@@ -68,7 +68,7 @@ class Versions:
         """Return what became of a change here."""
         return schema.standing(self._db, txid)
 
-    def _activate(self, txid: Any, build: IndexBuild | None) -> None:
+    def _activate(self, txid: Any, build: Build | None) -> None:
         waiting = schema.scheduled(self._db)
         assert waiting is not None
         assert waiting.txid == txid

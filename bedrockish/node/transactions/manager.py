@@ -51,8 +51,8 @@ from bedrockish.errors import (
     UnsupportedError,
     UsageError,
 )
+from bedrockish.node.scheduling.builds import Builds
 from bedrockish.node.scheduling.faults import Faults
-from bedrockish.node.scheduling.index_builds import IndexBuilds
 from bedrockish.node.scheduling.outbox import Submit
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.statement_statistics import Ran
@@ -98,7 +98,7 @@ class Transactions:
         self._interactive = Interactive(engine, lambda sets, base: invalidated(core.state, sets, base))
         self.boundary = Boundary()
         self.snapshots = Snapshots(engine, self._interactive.readers, durable, self.boundary)
-        self.builds = IndexBuilds(engine, core.state, durable, self.boundary)
+        self.builds = Builds(engine, core.state, durable, self.boundary)
         self.boundary.each_time = self.builds.look
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, self._damaged)
         self._schema_transactions = SchemaTransactions(engine, self._interactive, durable, self.boundary)

@@ -1,4 +1,4 @@
-"""An index is built beside its table at three nodes that are written to, and that are killed meanwhile."""
+"""What a change of the schema makes is built beside its table at three nodes that are written to, and killed."""
 
 import random
 import time
@@ -54,7 +54,7 @@ class Work:
                         ("UPDATE t SET n = ?, r = r + 1 WHERE id BETWEEN ? AND ? + 5", [luck.randrange(99), one, one]),
                         ("UPDATE t SET v = NULL WHERE id = ?", [one]),
                         ("DELETE FROM t WHERE id = ?", [one]),
-                        ("INSERT OR IGNORE INTO t VALUES (?, NULL, 'New', 2, ?)", [one, one % 97]),
+                        ("INSERT OR IGNORE INTO t(id, code, v, r, n) VALUES (?, NULL, 'New', 2, ?)", [one, one % 97]),
                         (SWAP, [one, other]),
                     ]
                 )
@@ -83,6 +83,10 @@ async def activates_in_s(cluster: LocalCluster, index: int) -> float:
 
 def was_built_beside(node: LocalNode, index: str) -> bool:
     return f"index {index} was built beside its table" in node.log.read_text()
+
+
+def was_left_beside(node: LocalNode, column: str) -> bool:
+    return f"table t without {column} was built beside its table" in node.log.read_text()
 
 
 def is_sound(node: LocalNode) -> bool:
@@ -139,6 +143,46 @@ async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(sl
         rows(node, "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = 't'") for node in slow.nodes
     ]
     assert told[0] == told[1] == told[2] != []
+
+
+async def test_nodes_die_while_a_column_is_dropped_and_when_it_comes_into_force(slow: LocalCluster) -> None:
+    cluster, (one, two, three) = slow, slow.nodes
+    await ready(cluster)
+    async with open_client(cluster.url(0, options=PATIENT)) as client:
+        columns = "id INTEGER PRIMARY KEY, code INTEGER, v TEXT, r REAL, n INTEGER, x INTEGER, y TEXT DEFAULT 'y'"
+        await client.transact([f"CREATE TABLE t({columns})", "CREATE INDEX by_code ON t(code)"])
+        fill = f"{FILL.replace('t ', 't(id, code, v, r, n, x) ')} SELECT i, i, 'row ' || i, i / 2, i % 97, i FROM k"
+        await client.execute(fill, [ROWS], timeout=60)
+        work = Work(cluster)
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(work.write, number)
+            async with trio.open_nursery() as change:
+                change.start_soon(client.execute, "ALTER TABLE t DROP COLUMN x")
+                await activates_in_s(cluster, 2)
+                await trio.sleep(0.2)
+                three.kill()
+                three.start()
+            await ready(cluster)
+            assert was_left_beside(one, "x")
+            assert was_left_beside(two, "x")
+            async with trio.open_nursery() as change:
+                change.start_soon(client.execute, "ALTER TABLE t DROP COLUMN y")
+                await trio.sleep(max(0.0, await activates_in_s(cluster, 1)))
+                two.kill()
+                two.start()
+            await ready(cluster)
+            assert was_left_beside(one, "y")
+            assert was_left_beside(three, "y")
+            work.stopping = True
+        assert work.done > 50
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    for node in cluster.nodes:
+        assert is_sound(node), node.name
+        (text,) = rows(node, "SELECT sql FROM sqlite_schema WHERE name = 't'")
+        assert text == ("CREATE TABLE t(id INTEGER PRIMARY KEY, code INTEGER, v TEXT, r REAL, n INTEGER)",)
 
 
 async def test_a_duplicate_that_comes_while_an_index_is_built_is_the_changes_error(slow: LocalCluster) -> None:

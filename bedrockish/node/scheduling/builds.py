@@ -1,7 +1,7 @@
-"""Builds indexes beside their tables, a slice at a time between the node's other work (``engine.storage.index_build``).
+"""Builds what changes of the schema make, a slice at a time between the node's other work (``engine.storage.build``).
 
 What is built is what the scheduled change of the schema makes. Each slice takes some milliseconds of the processor,
-and after it others have the loop for at least as long: who waits for an index is the one who asked for it.
+and after it others have the loop for at least as long: who waits for it is the one who asked for the change.
 """
 
 import logging
@@ -12,7 +12,8 @@ import trio
 
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
-from bedrockish.engine.storage.index_build import IndexBuild, Phase
+from bedrockish.engine.storage.build import Build, Phase
+from bedrockish.engine.storage.column_drop import DropPlan
 from bedrockish.engine.storage.index_plan import IndexPlan
 from bedrockish.errors import UnavailableError
 from bedrockish.node.scheduling.snapshots import Boundary
@@ -26,8 +27,8 @@ PAUSE_S = 0.002  # between two slices, at least
 SLICES_MAX = 4  # that come without waiting for the disk: on a busy one, that takes longer than they do
 
 
-class IndexBuilds:
-    """All that one node builds: one index at a time, for there is one scheduled change.
+class Builds:
+    """All that one node builds: one at a time, for there is one scheduled change.
 
     Args:
         engine: whose tables they are of.
@@ -63,14 +64,14 @@ class IndexBuilds:
         return milliseconds(change.activates) - milliseconds(self._state.clock.value)
 
     async def _consider(self, change: Transaction) -> None:
-        plan = self._engine.plan_index(change)
+        plan = self._engine.plan_build(change)
         if plan is None:
             return
         began = time.monotonic()
         try:
             build = await self._started(plan, change)
         except UnavailableError as error:
-            logger.warning("index %s is built when it comes into force: %s", plan.name, error)
+            logger.warning("%s is built when it comes into force: %s", plan.title, error)
             return
         if build is None:
             return
@@ -81,20 +82,20 @@ class IndexBuilds:
             raise
         if build.phase is Phase.FAILED:
             build.close()  # no longer than needed is the snapshot in the way of checkpoints
-            logger.warning("index %s is built when it comes into force: %s", plan.name, build.failure)
+            logger.warning("%s is built when it comes into force: %s", plan.title, build.failure)
         else:
             took_s = time.monotonic() - began
-            logger.info("index %s was built beside its table in %.1f s, of %d rows", plan.name, took_s, build.rows)
+            logger.info("%s was built beside its table in %.1f s, of %d rows", plan.title, took_s, build.rows)
 
-    async def _started(self, plan: IndexPlan, change: Transaction) -> IndexBuild | None:
+    async def _started(self, plan: IndexPlan | DropPlan, change: Transaction) -> Build | None:
         """Begin at the next boundary; None if the change is in force before that."""
-        found: list[IndexBuild | UnavailableError] = []
+        found: list[Build | UnavailableError] = []
         done, abandoned = trio.Event(), False
 
         def begin() -> None:
             try:
                 if self._state.schema.scheduled is change and not abandoned:
-                    found.append(self._engine.begin_index(plan, change.txid))
+                    found.append(self._engine.begin_build(plan, change.txid))
             except UnavailableError as error:
                 found.append(error)
             done.set()
@@ -115,7 +116,7 @@ class IndexBuilds:
             return one
         return None
 
-    async def _build(self, build: IndexBuild) -> None:
+    async def _build(self, build: Build) -> None:
         """Build it until it is what the table has, or somebody else has done so because its time has come."""
         slices = 0
         while build.phase not in (Phase.READY, Phase.FAILED):
@@ -128,8 +129,9 @@ class IndexBuilds:
                 return
             # Of the processor: where that is scarce, nobody has more of it when this one sleeps.
             began = time.thread_time()
-            self._engine.go_on_with_index()
+            self._engine.go_on_with_build()
             took_s = time.thread_time() - began
+            build.took(took_s)
             slices += 1
             if slices % SLICES_MAX == 0:
                 await self._durable()

@@ -1,0 +1,244 @@
+"""What a change of the schema makes, built beside its table, a slice at a time, before the change comes into force.
+
+A change is decided long before it comes into force, and until then each node builds by itself what takes long, between
+its other work; nothing of that is replicated. It is built in a table of ours, the *stand-in*, and becomes the user's by
+a row of ``sqlite_schema`` that is written anew: an index (``index_build``), or a table without one of its columns
+(``column_drop``).
+
+Whatever fails here fails the building alone: then the change's statement is run when it comes into force. Nothing of it
+outlives the process: what a killed one leaves is removed when the file is opened.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any, Protocol
+
+import apsw
+
+from bedrockish.engine.sqlite.system_names import STAND_IN
+from bedrockish.errors import ConfigError, UnavailableError
+from bedrockish_journal.model.transaction import Txid
+
+REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError, apsw.CorruptError)
+Edit = tuple[Sequence[Any], Sequence[Any]]
+_CLOSED = "not all of its rows were read before its time came, or before the node was to end"
+
+
+class Phase(Enum):
+    """How far a building is."""
+
+    LOADING = "loading"  # rows are put in
+    REMOVING = "removing"  # entries of rows that have changed since are taken out
+    ADDING = "adding"  # and put in as they are now
+    READY = "ready"  # it is what the change makes
+    FAILED = "failed"
+
+
+class Plan(Protocol):
+    """What is known before anything is built."""
+
+    @property
+    def title(self) -> str:
+        """What is made, for people."""
+
+    @property
+    def table(self) -> str:
+        """Name of the table, as the schema spells it."""
+
+    @property
+    def table_sql(self) -> str:
+        """The statement that made it."""
+
+
+class Build(ABC):
+    """One building.
+
+    Args:
+        db: the connection that writes.
+        plan: what is built.
+        txid: the change of the schema that makes it.
+        version: of the schema, before that.
+
+    Attributes:
+        phase: how far it is.
+        failure: why it failed.
+        rows: how many of the table's were put in.
+    """
+
+    plan: Plan
+
+    def __init__(self, db: apsw.Connection, txid: Txid, version: int) -> None:
+        self._db, self.txid, self.version = db, txid, version
+        self.phase = Phase.LOADING
+        self.failure = ""
+        self.rows = 0
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has not failed: rows that change matter to it."""
+        return self.phase is not Phase.FAILED
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether more has to be fetched before there is something to do."""
+        return False
+
+    def begin(self, connect: Callable[[], apsw.Connection]) -> None:  # noqa: B027  not each reads a snapshot
+        """Begin, when the file has all that was applied; ``connect`` opens a connection that only reads.
+
+        Raises:
+            apsw.Error: that is not possible.
+        """
+
+    def fetch(self) -> None:  # noqa: B027
+        """Fetch more, in another thread."""
+
+    def took(self, seconds: float) -> None:  # noqa: B027
+        """Take note of how long the last slice had the processor."""
+
+    def fail(self, why: str) -> None:
+        """Give it up."""
+        if self.phase is not Phase.FAILED:
+            self.phase, self.failure = Phase.FAILED, why
+
+    def interrupt(self) -> None:
+        """Give it up, and let a thread that fetches end soon."""
+        self.fail(_CLOSED)
+
+    def close(self, *, wait: bool = True) -> None:  # noqa: B027
+        """Let go of what it reads; without ``wait`` only if no thread reads it."""
+
+    @abstractmethod
+    def next_edit(self) -> Edit | None:
+        """Return what ``edit`` is to do next; None if there is nothing to do now.
+
+        Everything up to now must be in the tables of the connection that writes, and nothing else.
+        """
+
+    @abstractmethod
+    def before(self, rowids: Iterable[int]) -> Sequence[Any]:
+        """Note rows of the table that are about to change; return what ``edit`` has to take out for them."""
+
+    @abstractmethod
+    def after(self, rowids: Iterable[int]) -> Sequence[Any]:
+        """Return what ``edit`` has to put in for rows that have just changed."""
+
+    # -- on the connection that writes; each can be done again -----------------------------------------------------
+
+    def create(self) -> None:
+        """Create the stand-in."""
+        self.guarded(self._create)
+
+    def edit(self, removed: Sequence[Any], added: Sequence[Any]) -> None:
+        """Take something out, and then put something in."""
+        if self.phase is not Phase.FAILED:
+            self.guarded(lambda: self._edit(removed, added))
+
+    def move(self) -> bool:
+        """Make what is built the user's; whether that is done.
+
+        Nothing is, if the table is another one than it was, or what is built is not what it must be.
+        """
+        db = self._db
+        if self.phase is not Phase.READY or root_of(db, STAND_IN) == 0:
+            return False
+        db.execute("SAVEPOINT beside")
+        moved = False
+        try:
+            moved = self._is_free() and self._move()
+        except (*REFUSALS, UnicodeDecodeError) as error:
+            if not db.in_transaction:
+                raise
+            self.failure = str(error)
+        if not moved:
+            db.execute("ROLLBACK TO beside")
+        db.execute("RELEASE beside")
+        return moved
+
+    def guarded(self, action: Callable[[], None]) -> None:
+        """Do something whole or not at all; if it cannot be done, give the building up, and nothing else."""
+        db = self._db
+        db.execute("SAVEPOINT beside")
+        try:
+            action()
+        except REFUSALS as error:
+            if not db.in_transaction:
+                raise
+            db.execute("ROLLBACK TO beside")
+            self.fail(str(error))
+        db.execute("RELEASE beside")
+
+    def _is_free(self) -> bool:
+        """Whether the table is what it was."""
+        query = "SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?"
+        return self._db.execute(query, (self.plan.table,)).fetchall() == [(self.plan.table_sql,)]
+
+    @abstractmethod
+    def _create(self) -> None: ...
+
+    @abstractmethod
+    def _edit(self, removed: Sequence[Any], added: Sequence[Any]) -> None: ...
+
+    @abstractmethod
+    def _move(self) -> bool: ...
+
+
+class Writable:
+    """Lets the connection write ``sqlite_schema`` for a moment."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+        self._db.execute("PRAGMA writable_schema = ON")
+
+    def __exit__(self, *_exc: object) -> None:
+        self._db.execute("PRAGMA writable_schema = OFF")
+        self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+
+
+def check_room(file: str) -> None:
+    """Make sure that the disk has room for what is built: a full one ends the node, and it can be done without.
+
+    Raises:
+        UnavailableError: it has less left than the file has.
+    """
+    free, size = disk_usage(file).free, os.stat(file).st_size
+    if free < size:
+        raise UnavailableError(f"the disk has {free >> 20} MiB left, and the file has {size >> 20} MiB")
+
+
+def root_of(db: apsw.Connection, name: str) -> int:
+    """Return the root page of a table or index; 0 if it is not there."""
+    found: list[Any] = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
+    return int(found[0][0]) if found else 0
+
+
+def remove_leftovers(db: apsw.Connection) -> None:
+    """Remove what is built and no user's yet; nothing happens if there is nothing."""
+    db.execute(f"DROP TABLE IF EXISTS {STAND_IN}")
+
+
+def remove_copied(copy: Path) -> None:
+    """Remove the same from a copy of a node's file that nobody has open, durably.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            if root_of(db, STAND_IN) == 0:
+                return
+            remove_leftovers(db)
+        finally:
+            db.close()  # copies its log into it, and removes that
+        with open(copy, "rb") as written:
+            os.fsync(written.fileno())
+    except (apsw.Error, OSError) as error:
+        raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error

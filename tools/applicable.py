@@ -142,7 +142,7 @@ class World:
         newer = self.commit_window.newer_than(base)
         if newer is None:
             return self.overtaken(sets.rests_on(), base)
-        return ConflictError("overtaken") if any(sets.meets(one.access_set) for one in newer) else None
+        return ConflictError("overtaken") if any(sets.conflicts_with(one.access_set) for one in newer) else None
 
     def overtaken(self, access_set: AccessSet, base: Mapping[str, int]) -> BedrockishError | None:
         """What the voters ask before they approve."""

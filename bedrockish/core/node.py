@@ -236,13 +236,14 @@ class Node:
         It is done at every step, so who has nothing to do is not asked.
         """
         state, voting, recovery = self.state, self.voting, self.recovery
+        # What was taken in this step, before who waits for it is asked.
         self.apply_queue.settle()
         while state.votes.ended or state.votes.released or state.progress or voting.approved:
             approved, voting.approved = voting.approved, []
             for transaction in approved:
                 # Else it has ended in this very step, and nobody waits for it.
                 if transaction.txid in state.votes.pending:
-                    self.coordinator.replies.wait_queue.met(transaction.txid, transaction.access_set)
+                    self.coordinator.replies.wait_queue.became_pending(transaction.txid, transaction.access_set)
             if state.take_progress():
                 if voting.deferred:
                     voting.settle()
@@ -252,9 +253,10 @@ class Node:
             # Ends before releases: who waited for this very transaction is told how it ended, and not only that it is
             # gone.
             for txid in state.votes.take_ended():
+                # None if it came when it would be dropped already: then a base that lacks it is refused (V16).
                 known = state.commit_window.known.get(txid)
                 if state.votes.outcomes[txid] and known is not None:
-                    self.coordinator.doom(known)
+                    self.coordinator.abort_conflicting(known)
                     if voting.barrier is not None:
                         voting.lift_barrier(known.command)
                 self.coordinator.ended(txid)
@@ -272,6 +274,7 @@ class Node:
         # Not, or no longer, a member. And damaged tables answer as if the node were down: that is always safe.
         if known is None or not (state.health.applies or isinstance(message, HEARD_WHEN_DAMAGED)):
             return
+        # Whatever it said, it lives. A node that is damaged says so by its mode.
         known.heard = state.clock.now.seconds
         state.roster.hear(peer, SINCE.get(message.__class__, 1))
         # It was slow, and not dead: next time it gets twice as long before others take up its work.

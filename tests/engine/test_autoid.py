@@ -1,6 +1,7 @@
 """Rows without an id get one that nobody else gives, and are otherwise what plain SQLite makes of the same text."""
 
 import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -113,23 +114,22 @@ ALIKE: list[Sql] = [
 def test_it_does_what_plain_sqlite_does(full: TestNode, statement: Sql) -> None:
     """With the highest id and one more for all, to the last byte; with stripes, but for the ids."""
     ids_like_sqlite(full)
-    alone = sqlite3.connect(":memory:", isolation_level=None)
-    for text in (*SCHEMA, SEED):
-        alone.execute(text)
-    sql, params = (statement, ()) if isinstance(statement, str) else statement
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as alone:
+        for text in (*SCHEMA, SEED):
+            alone.execute(text)
+        sql, params = (statement, ()) if isinstance(statement, str) else statement
 
-    (result,) = full.run(statement)
-    cursor = alone.execute(sql, params)
+        (result,) = full.run(statement)
+        cursor = alone.execute(sql, params)
 
-    assert result.rows == cursor.fetchall()
-    if "IGNORE" in sql or "ON CONFLICT" in sql:  # a row that is not inserted after all has its id for nothing
-        query = "SELECT name, n, id > 2 FROM t ORDER BY id"
-        assert full.rows(query) == alone.execute(query).fetchall()
-        return
-    assert full.tables() == _contents(alone)
-    if "seen" not in sql:
-        assert result.lastrowid in (cursor.lastrowid, None)  # None for a table WITHOUT ROWID
-    alone.close()
+        assert result.rows == cursor.fetchall()
+        if "IGNORE" in sql or "ON CONFLICT" in sql:  # a row that is not inserted after all has its id for nothing
+            query = "SELECT name, n, id > 2 FROM t ORDER BY id"
+            assert full.rows(query) == alone.execute(query).fetchall()
+            return
+        assert full.tables() == _contents(alone)
+        if "seen" not in sql:
+            assert result.lastrowid in (cursor.lastrowid, None)  # None for a table WITHOUT ROWID
 
 
 def _contents(alone: sqlite3.Connection) -> dict[str, list[tuple[Any, ...]]]:

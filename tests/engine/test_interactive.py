@@ -60,7 +60,7 @@ class Desk:
 
     def invalidated(self, sets: Growing, base: Mapping[str, int]) -> BedrockishError | None:
         newer = [entry.transaction.access_set for entry in self.node.entries if entry.tick > base.get("A", 0)]
-        met = [sets.meets(access_set) is not None for access_set in newer]
+        met = [sets.conflicts_with(access_set) is not None for access_set in newer]
         assert met == [conflict(sets.rests_on(), access_set) is not None for access_set in newer]
         return ConflictError("overtaken") if any(met) else None
 

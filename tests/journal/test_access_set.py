@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bedrockish_journal.model.access_set as module
-from bedrockish_journal.model.access_set import READS, AccessSet, Range, conflict, meeting, object_of, object_range
+from bedrockish_journal.model.access_set import READS, AccessSet, Range, conflict, object_of, object_range, written_in
 
 KEYS = [b"", *(bytes([first, second]) for first in range(3) for second in range(3))]  # the empty key is one, too
 points = st.frozensets(st.sampled_from(KEYS), max_size=3)
@@ -41,7 +41,7 @@ def test_conflict_is_what_the_model_says_and_symmetric(
         found = conflict(left, right)
         assert (found is not None) == model(left, right)
         assert (found is None) == (conflict(right, left) is None)
-        assert (found is not None) == bool(meeting(left, right) is not None or meeting(right, left) is not None)
+        assert (found is not None) == bool(written_in(left, right) is not None or written_in(right, left) is not None)
     assert conflict(left, right) == found
 
 

@@ -99,7 +99,7 @@ _AGREEMENT: dict[str, Fault] = {
         "a leader tests its own transaction",
         (
             _Coordinator,
-            "_hindrance",
+            "_certify",
             "found = next(state.commit_window.conflicts(access_set, prepared.base), None)",
             "return None",
         ),

@@ -129,14 +129,19 @@ MOMENTS: dict[str, Moment] = {
     "what a commit dooms goes on": Moment(
         fault(
             "a leader gives up what conflicts with a commit that it had not seen",
-            (coordinator.Coordinator, "doom", "attempt.counting and not committed", "False and not committed"),
+            (
+                coordinator.Coordinator,
+                "abort_conflicting",
+                "attempt.counting and not committed",
+                "False and not committed",
+            ),
         ),
         "trace abort_accepted_is_still_pending",
     ),
     "waits for its own given up one": Moment(
         fault(
             "what a leader has given up is not in its own way",
-            (coordinator.Coordinator, "_hindrance", "if found.other not in self.rollbacks:", "if True:"),
+            (coordinator.Coordinator, "_certify", "if found.other not in self.rollbacks:", "if True:"),
         ),
         "trace own_run_is_no_rival",
     ),
@@ -319,7 +324,7 @@ MOMENTS: dict[str, Moment] = {
     "a leader compares with what it has dropped": Moment(
         fault(
             "a leader begins nothing that has not seen what is dropped",
-            (coordinator.Coordinator, "_hindrance", "not covers(prepared.base, state.commit_window.floor)", "False"),
+            (coordinator.Coordinator, "_certify", "not covers(prepared.base, state.commit_window.floor)", "False"),
         ),
         "tests.core.test_dropped:test_a_leader_begins_nothing_that_has_not_seen_what_it_has_dropped",
     ),

@@ -62,7 +62,7 @@ SINGLE: dict[str, Moment] = {
         "a leader tests against its own pending transactions",
         *(
             _Coordinator,
-            "_hindrance",
+            "_certify",
             "if found.other not in",
             "if found.other.leader != state.me and found.other not in",
         ),
@@ -169,7 +169,7 @@ SINGLE: dict[str, Moment] = {
     ),
     "strict reads of old snapshots are answered": _here(
         "who has dropped what came after a snapshot does not certify it",
-        *(reads.Reading, "on_check", "if not self._reaches_back(message.vector):", "if False:"),
+        *(reads.Reading, "on_check", "if not covers(message.vector, state.commit_window.floor):", "if False:"),
         "test_a_strict_read_on_too_old_a_snapshot_is_not_certified",
     ),
     "every stamp fits": Moment(

@@ -134,7 +134,7 @@ USES: dict[str, Fault] = {
         ),
         (
             _Coordinator,
-            "_hindrance",
+            "_certify",
             "found = next(state.commit_window.conflicts(access_set, prepared.base), None)",
             "found = None if inflight.request.isolation == 'snapshot' else "
             "next(state.commit_window.conflicts(access_set, prepared.base), None)",
@@ -148,7 +148,7 @@ USES: dict[str, Fault] = {
     ),
     "nobody waits for a schema change": fault(
         "a transaction waits for the schema of its clock",
-        (schema_barrier.SchemaBarrier, "holds_up", "scheduled is None or", "True or"),
+        (schema_barrier.SchemaBarrier, "blocks", "scheduled is None or", "True or"),
         **_ALTERS,
     ),
     "a schema change comes too soon": fault(

@@ -35,6 +35,7 @@ class Rollbacks:
         assert vote.promised < 2, "who has promised to a recovery counts no more: nothing is left to give up"
         # Still held, so pending, until a majority has accepted. Not kept: after a restart it is given up again.
         vote.promised, vote.accepted = 1, (1, False)
+        # Our own acceptance is one of the majority, as our approval was one of the quorum.
         self.rolling[txid] = {state.me} if state.roster.is_voter(state.me) else set()
         self._said[txid] = state.clock.now.seconds
         state.outbox.send_voters(Rollback(txid, state.clock.read()))
@@ -44,6 +45,7 @@ class Rollbacks:
         """Count who has accepted."""
         accepted = self.rolling.get(message.txid)
         if accepted is not None and message.ballot == 1 and self.state.roster.is_voter(peer):
+            # What a majority has accepted at ballot 1, no recovery decides otherwise (J2).
             accepted.add(peer)
             self._count(message.txid)
 
@@ -54,6 +56,7 @@ class Rollbacks:
     def on_refused(self, message: Refused) -> None:
         """Somebody recovers it: leave it to them, and to our own suspicion if they fall silent."""
         pending = self.state.votes.pending
+        # A recovery has promises above ours: whether it ends in commit or abort is no longer for us to say.
         if message.promised > 1 and message.txid in self.rolling:
             self.forget(message.txid)
             if message.txid in pending:

@@ -47,6 +47,7 @@ class ClockQuorum:
         state = self.state
         self._count += 1
         heard = {state.me} if state.roster.certifies_reads else set()
+        # A value that nobody has been given: whoever has moved up to it gives later ones.
         found = Round(request_id, clock or state.clock.tick(), heard)
         if len(found.heard) >= state.roster.majority:
             return True
@@ -69,6 +70,7 @@ class ClockQuorum:
         # A clock that is refused was not followed: a majority with it in would prove nothing.
         if not state.hear_clock(peer, message.clock) or found is None or not state.roster.is_voter(peer):
             return None
+        # It has moved up to ours, and we to its: later than all that it had approved or acknowledged.
         found.heard.add(peer)
         if len(found.heard) < state.roster.majority:
             return None

@@ -91,6 +91,7 @@ class Coordinator:
 
     def _execute(self, inflight: InFlight) -> None:
         inflight.is_free = False
+        # What is executed now would only be executed again when the change is in force.
         if self.checking.waits_for_schema(inflight):
             return
         if inflight.wants_clock and not inflight.once:
@@ -102,6 +103,7 @@ class Coordinator:
 
     def _execute_at(self, inflight: InFlight) -> None:
         inflight.move(Stage.EXECUTING)
+        # What an earlier execution was refused with rests on what was true then.
         inflight.refused = None
         # Only now: a majority's clocks have moved ours up, so the next value is later than all that was acknowledged.
         clock = self.state.clock.tick() if inflight.wants_clock else 0
@@ -132,8 +134,10 @@ class Coordinator:
     def executed(self, number: int, prepared: Prepared) -> None:
         """Lead what was executed, or answer it if it only read."""
         inflight = self.replies.in_flight.get(number)
+        # Its client has gone, or its time is over: what was executed was rolled back, and nobody waits for it.
         if inflight is None or inflight.stage is not Stage.EXECUTING:
             return
+        # One that was never executed has another reason to tell (``did_not_happen``).
         inflight.attempts += 1
         inflight.read = None
         state = self.state
@@ -156,6 +160,7 @@ class Coordinator:
             if not prepared.clock or self.clock_quorum.ask(number, prepared.clock):
                 self.checking.read(inflight, prepared)
             return
+        # Only voters lead (V2): nobody would approve it.
         if not state.roster.is_voter(state.me):
             self._refuse_write(inflight)
             return
@@ -193,19 +198,22 @@ class Coordinator:
         state = self.state
         clock = prepared.clock or state.clock.tick()  # what its client was told, or a new one
         activates = activation_clock(state, inflight, prepared, clock)
+        # All ids, so that none of the commands that share it can happen elsewhere as well.
         commands = (inflight.request.command, *(command for command, _ in prepared.joined))
         inflight.writes = True
         inflight.access_set = claim(prepared.access_set, commands, prepared.kind, clock, activates)
         # First of all tests: a command that has happened has its answer in the journal, whatever else is in its way.
         happened = state.happened(commands)
         if happened is not None:
+            # Who came with it has not happened, and goes on without it.
             if not self._goes_alone(inflight, prepared):
                 self._happened(inflight, happened)
             return
         # Decided by its own clock: with a smaller one than the activation it belongs on the old schema and goes on.
-        if self.replies.schema_barrier.holds_up(inflight, prepared, clock):
+        if self.replies.schema_barrier.blocks(inflight, prepared, clock):
             self.replies.wait_queue.leave(inflight)
             return
+        # Every voter would refuse it (V16): what its snapshot may have missed is no longer compared with anything.
         if state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms):
             inflight.refusal = requests.no_safe_time(state)
             self.replies.pause(inflight, 20)  # (a node that just started): a BEGIN now would be TOO OLD
@@ -215,11 +223,11 @@ class Coordinator:
             self.replies.pause(inflight, 20)  # a new cluster's first commits would have the clocks of 1970
             return
         inflight.refusal = ""
-        hindrance = self._hindrance(inflight, prepared)
-        if hindrance is None:
+        wait = self._certify(inflight, prepared)
+        if wait is None:
             self._begin(inflight, prepared, clock, activates)
         elif not self._goes_alone(inflight, prepared):
-            hindrance()
+            wait()
 
     def _refuse_write(self, inflight: InFlight) -> None:
         """Refuse what writes: this node may lead nothing."""
@@ -243,18 +251,20 @@ class Coordinator:
         Return whether the request is executed again, since others had a part in what it was to begin.
         """
         again = bool(prepared.joined)
+        # What was executed has all of their rows in it: without one of them it has to be executed again.
         if not self.together.part(inflight, again=again) or not again:
             return False
         self.together.shrink()
         return True
 
-    def _hindrance(self, inflight: InFlight, prepared: Prepared) -> Callable[[], None] | None:
-        """Test the transaction on ourselves; return how it waits for what is in its way, or None if nothing is."""
+    def _certify(self, inflight: InFlight, prepared: Prepared) -> Callable[[], None] | None:
+        """Certify a transaction here; return how it waits for what blocks it, or None if nothing does."""
         state, access_set = self.state, inflight.access_set
         assert access_set is not None
         if not covers(prepared.base, state.commit_window.floor):
             # Something was committed and dropped since it was executed: what cannot be compared counts as a conflict.
             return partial(self.replies.pause, inflight, 1)
+        # Final, unlike what is pending: so it is asked first, as by the voters (V9).
         found = next(state.commit_window.conflicts(access_set, prepared.base), None)
         if found is not None:
             # It is committed and not in the snapshot: execute it, with those behind it, on a newer one.
@@ -300,6 +310,7 @@ class Coordinator:
         if joined is None:
             self._execute(inflight)  # one of them is over: its time, or it was answered
             return
+        # Nothing can stop it from here on: what follows is one step, durable before BEGIN leaves.
         txid = transaction.txid
         # Our vote is one of the quorum, and like each of them it is durable before anybody hears of it.
         state.votes.hold(transaction)
@@ -308,6 +319,7 @@ class Coordinator:
         trace = next((one.request.trace for one in (inflight, *joined) if one.request.trace), "")
         numbers = (inflight.number, *(one.number for one in joined))
         attempt = Attempt(transaction, numbers, now, approvals, said=now, trace=trace)
+        # A group that is rejected is cut in half; those that waited for each other are not (``Together``).
         attempt.is_group = any(one.is_free for one in joined)
         assert txid not in self.attempts, "a name is given once"
         self.attempts[txid] = attempt
@@ -347,6 +359,7 @@ class Coordinator:
         # From here on an approval or a reject that still comes changes nothing: it is decided once.
         self.replies.turns.took(state.clock.now.seconds - attempt.since)
         peers = list(state.roster.peers)  # also one that this may remove
+        # Who approved by now is in the label; a later approval is no evidence of anything.
         entry = self.apply_queue.lead(transaction, attempt.approvals)
         clock = state.clock.read()
         for node in peers:
@@ -357,6 +370,7 @@ class Coordinator:
     def on_reject(self, peer: str, message: Reject) -> None:
         """Count a reject; when too many have rejected, give up."""
         attempt = self.attempts.get(message.txid)
+        # Of a learner, or of a voter that has left, neither yes nor no counts (L1).
         if attempt is None or not attempt.counting or not self.state.roster.is_voter(peer):
             return
         if message.reason == Reason.PROMISED:
@@ -370,11 +384,13 @@ class Coordinator:
                 inflight.refusal = requests.clock_refused(self.state.me, peer)
             if message.reason == Reason.TOO_LATE:
                 inflight.late = peer
+        # By reason: ``status`` and the metrics say why commands are run again.
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
         # Either of us may be the one with damaged tables: the repair finds out by asking the others.
         self.state.doubts += message.reason == Reason.DIFFERS
         if message.other is not None:
-            self.replies.turns.met(message.other.leader)
+            # Its leader wants the same keys: from now on the two take turns.
+            self.replies.turns.note_rival(message.other.leader)
             self.apply_queue.ask_about(message.other, peer)
         self._count_rejects(attempt, patient=True)
 
@@ -385,12 +401,14 @@ class Coordinator:
 
     def check(self) -> None:
         """Look for attempts that cannot succeed any more, and for reads that nobody answers."""
+        # As long as a leader may be silent: who has not answered by then counts as if it never would.
         patience = self.state.settings.suspicion_ms / 1000
         for attempt in [attempt for attempt in self.attempts.values() if attempt.counting]:
             self._count_rejects(attempt, patient=self.state.clock.now.seconds - attempt.since < patience)
         self._repeat(patience)
         self.rollbacks.repeat(patience)
         self.offers.check(set(self.replies.in_flight))
+        # Too few answered: a newer snapshot may find them up, and a read leaves nothing behind to undo.
         for number in self.checking.reading.overdue():
             self.checking.read_checked(number, valid=False)
 
@@ -414,21 +432,25 @@ class Coordinator:
         self.state.counts["given_up"] += 1
         lost = attempt.lost_for()
         if lost is not None:
+            # For people: which table or index the conflicts are about.
             note_conflict(self.state.counts, attempt.transaction.access_set, lost.key)
             self.state.note_rival(lost.key, lost.other)
         # It stays pending here until a majority has accepted the rollback: until then a recovery may still commit it.
         self.rollbacks.give_up(attempt.transaction.txid)
         in_flight = [inflight for inflight in self._requests_of(attempt) if inflight.stage is Stage.IN_FLIGHT]
         for inflight in in_flight:
+            # The reject that names somebody, if any did: the client is told of that one.
             inflight.last, inflight.contested = lost or inflight.last, True
             inflight.rejections += 1
         alone = [inflight for inflight in in_flight[1:] if inflight.is_free]
+        # One of them was in the way of somebody, and all paid: the next group is smaller.
         if attempt.is_group:
             self.together.shrink()
         for inflight in (*in_flight[:1], *alone):  # which of them was in another's way, nobody has said
             inflight.is_free = False
             self.replies.pause(inflight, requests.retry_pause_ms(inflight, self.state.settings, self.state.draw()))
         if in_flight:
+            # Those that share it by waiting want one key: apart they would only conflict with each other.
             others = [inflight for inflight in in_flight[1:] if inflight not in alone]
             self.replies.wait_queue.stay(in_flight[0], others, attempt.transaction.txid)
 
@@ -446,6 +468,7 @@ class Coordinator:
         if inflight is None or inflight.stage is not Stage.PAUSED:
             return
         self.replies.wait_queue.go_on(number)
+        # Nobody has come in our pause, so whom we paused for is no rival any more.
         if inflight.turn is not None:
             self.replies.turns.passed(inflight.turn)
         if inflight.error is not None:
@@ -453,7 +476,7 @@ class Coordinator:
         else:
             self._execute(inflight)
 
-    def doom(self, committed: Known) -> None:
+    def abort_conflicting(self, committed: Known) -> None:
         """Give up what conflicts with a commit that arrived and is not in its base."""
         for found in list(self.state.votes.pending.conflicts(committed.access_set, committed.txid)):
             attempt = self.attempts.get(found.other)
@@ -471,6 +494,7 @@ class Coordinator:
         attempt = self.attempts.get(txid)
         if attempt is not None:
             attempt.counting = False
+        # Ballots 0 and 1 are over for us: a rollback that a majority accepts now could be against what is decided.
         self.rollbacks.forget(txid)
 
     def resend(self, peer: str) -> None:
@@ -488,6 +512,7 @@ class Coordinator:
 
     def ended(self, txid: Txid) -> None:
         """An outcome became known: answer its client, and go on with those that waited for it."""
+        # Whoever ended it: our quorum, our rollback, a recovery or safe time.
         attempt = self.attempts.pop(txid, None)
         self.rollbacks.forget(txid)
         known, queue = self.state.commit_window.known.get(txid), self.replies.wait_queue
@@ -498,6 +523,7 @@ class Coordinator:
         for inflight in self._requests_of(attempt) if attempt is not None else ():
             assert attempt is not None
             self.replies.ended(inflight, attempt.transaction, commit=self.state.votes.outcomes[txid])
+        # Nobody was in the way, so more may go together.
         if attempt is not None and known is not None and not contested:
             self.together.grow()
         queue.released(txid, known.kind if known is not None else ROWS)
@@ -526,6 +552,7 @@ class Coordinator:
                 attempt = self.attempts.get(txid)
                 if attempt is not None and attempt.counting and not self._is_shared(attempt):
                     self._give_up(attempt)
+        # Giving up may have ended it in this very step, and so have answered.
         if number in self.replies.in_flight:
             if inflight.open:
                 self.state.timers.set(requests.ENDING_MS, "request_deadline", number)

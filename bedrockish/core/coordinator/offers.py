@@ -53,6 +53,7 @@ class Offers:
         One that was told its clock is begun at once: that clock does not wait.
         """
         state = self.state
+        # What is small fits into the BEGIN itself; an older member reads no pieces at all.
         if not is_large(prepared, state.settings.inline_bytes) or prepared.clock or not state.outbox.takes_pieces:
             return False
         cut = state.pieces.cutter.cut_prepared(prepared)
@@ -63,6 +64,7 @@ class Offers:
         # Executed again with the same effect: the voters have these pieces, or are fetching them.
         if before is not None and cut.pieces.keys() <= before.cut.pieces.keys():
             return not self._is_there(before)
+        # A new number for other pieces: a voter's STORED says for which of the two it is.
         self._count += 1
         # A piece that occurs twice travels once.
         size = sum(size for _, size in set(cut.names))
@@ -126,6 +128,7 @@ class Offers:
 
     def on_want(self, peer: str, message: Want) -> None:
         """Send a peer the pieces that it wants."""
+        # No more than that at once: a piece is read into memory to be sent.
         for digest in message.pieces[:WANTED_MAX]:
             data = self.state.pieces.take(peer, digest)
             if data is not None and digest in self.state.pieces.offered:
@@ -143,6 +146,7 @@ class Offers:
                 peer = state.roster.peers.get(node)
                 if peer is None or not peer.up or not state.roster.is_voter(node):
                     continue
+                # One that has stored it keeps it only as long as it hears of it.
                 if now - told > (RENEW_S if node in one.stored else TELL_AGAIN_S):
                     one.told[node] = now
                     state.outbox.send(node, self._message(one))

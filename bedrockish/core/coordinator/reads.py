@@ -104,15 +104,14 @@ class Reading:
         except (cbor2.CBORError, ValueError, TypeError) as error:
             raise EntryMalformedError(f"these {len(message.access_set)} bytes are no access set: {error}") from error
         state = self.state
+        # Silence, and not "nothing in its way": what it has forgotten to have approved it cannot know.
         if not state.roster.certifies_reads:
             return
-        if not self._reaches_back(message.vector):
+        if not covers(message.vector, state.commit_window.floor):
             return  # too old to tell: silence makes it run again on a newer snapshot
         others = self._in_the_way(message.vector, access_set)
+        # One is enough to make it run again; the others are for people who read along.
         state.outbox.send(peer, Checked(message.read, tuple(others[:16]), state.clock.read()))
-
-    def _reaches_back(self, base: Vector) -> bool:
-        return all(base.get(leader, 0) >= tick for leader, tick in self.state.commit_window.floor.items())
 
     def on_checked(self, peer: str, message: Checked) -> tuple[int, bool] | None:
         """Count an answer; (request, whether its read is valid) when that is settled."""
@@ -123,6 +122,7 @@ class Reading:
         if message.others:
             del self.reads[message.read]
             return read.number, False
+        # A majority shares a voter with the quorum of every commit that was acknowledged before the read began.
         read.clear.add(peer)
         if len(read.clear) >= self.state.roster.majority:
             del self.reads[message.read]
@@ -160,7 +160,7 @@ class Checking:
         if change is not None and change.activates <= state.clock.read():
             self.replies.wait_queue.wait(inflight, change.txid)
             return True
-        if self.replies.schema_barrier.will_hold_up(inflight):
+        if self.replies.schema_barrier.will_block(inflight):
             self.replies.wait_queue.leave(inflight)
             return True
         return False
@@ -187,11 +187,15 @@ class Checking:
         inflight = self.replies.in_flight.get(number)
         if inflight is None or inflight.stage is not Stage.EXECUTING:
             return
+        # A refusal is an execution like any other, and counted like one.
         inflight.attempts += 1
         rests_on: Prepared | None = error.rests_on
         read = move(self.state, inflight, rests_on) if inflight.once and rests_on is not None else rests_on
+        # It rests on no data at all (a syntax error, say), or what it rests on has changed: then that is the answer.
         if read is None or isinstance(read, BedrockishError):
             self.replies.end(inflight, read or error)
+        # At other levels the past is a right answer, and so is a refusal of the past; if this node knows of more, it
+        # says so.
         elif inflight.request.read != STRICT:
             self.replies.end(inflight, lagging(error) if self.reading.may_lag(read) else error)
         elif read.schema != self.state.schema.version:
@@ -205,7 +209,7 @@ class Checking:
         inflight = self.replies.in_flight.get(number)
         if inflight is None or inflight.stage is not Stage.CHECKING or inflight.read is None:
             return
-        if valid and self.replies.schema_barrier.holds_up(inflight, inflight.read, self.state.clock.value):
+        if valid and self.replies.schema_barrier.blocks(inflight, inflight.read, self.state.clock.value):
             self.replies.wait_queue.leave(inflight)
         # Columns and rows of an older schema are not what the database is at this moment, whatever the voters hold.
         elif valid and inflight.read.schema == self.state.schema.version:
@@ -218,6 +222,7 @@ class Checking:
 
     def _read_again(self, inflight: InFlight) -> None:
         change = self.state.votes.pending.schema_change()
+        # A pause, and drawn: the writer that was met is about to end, and readers need not come back all at once.
         if change is None:
             self.replies.pause(inflight, requests.READ_AGAIN_MS * (1 + self.state.draw()))
         else:

@@ -34,6 +34,7 @@ class Replies:
         """Execute a request again after a while; those behind it stay there."""
         inflight.move(Stage.PAUSED)
         inflight.turn = None
+        # Others that want its keys line up behind it: the newest is not to overtake who was here first.
         self.wait_queue.pause(inflight)
         self.state.timers.set(after_ms, "request_again", inflight.number)
 
@@ -79,6 +80,7 @@ class Replies:
         """A transaction that it had a part in has ended."""
         inflight.open.discard(transaction.txid)
         if commit:
+            # It ended in this step, so it is in the window; adopted by somebody, it has a place in another timeline.
             place = self.state.commit_window.known[transaction.txid].places[0]
             answer = requests.committed(self.state, inflight, transaction, place)
             # Committed is not in force: the data may still forbid it, and its client asked for the change, not for the
@@ -87,6 +89,7 @@ class Replies:
                 self.schema_barrier.decide(inflight, transaction.txid, answer)
             else:
                 self.finish(inflight, answer)
+        # Rolled back by a recovery or by safe time, for nobody gave it up here: the command is run again.
         elif inflight.stage is Stage.IN_FLIGHT:
             self.pause(inflight, self.state.settings.retry_ms_min * (1 + self.state.draw()))
         elif inflight.stage is Stage.ENDING and not inflight.open:

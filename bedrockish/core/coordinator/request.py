@@ -27,7 +27,7 @@ from bedrockish_journal.model.vector import merge
 
 ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
 UNFIT_MAX = 5  # times; what is that slow will be so again
-READ_AGAIN_MS = 5  # pause before a strict read that met a writer is executed again
+READ_AGAIN_MS = 5  # pause before a strict read that had a writer in its way is executed again
 
 
 class Stage(Enum):
@@ -143,6 +143,7 @@ class InFlight:
         Another node would begin anew.
         """
         more_s = self.request.longest_s - self.request.timeout_s
+        # Waiting for others is no work: there another node may be quicker.
         if self.stage not in (Stage.EXECUTING, Stage.AHEAD) or more_s <= 0 or self.is_long:
             return False
         self.is_long = True
@@ -315,6 +316,7 @@ def is_lost(attempt: Attempt, state: State, *, patient: bool) -> bool:
     Once somebody has rejected, a voter that is out of reach, or that let our patience run out, counts as if it had:
     else one reject and one dead voter would keep the transaction, and its keys, for ever.
     """
+    # Nobody has said no: the silent ones may only be slow, and giving up costs everybody who approved.
     if not attempt.rejects:
         return False
     lost = len(attempt.rejects)
@@ -343,6 +345,7 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
     if inflight.refusal:
         return UnavailableError(f"command {request.command} did not happen: {inflight.refusal}")
     if inflight.ahead is not None:
+        # The bytes, so that whoever reads it can tell whether the time was enough for the link.
         size = len(inflight.ahead.changes) + len(inflight.ahead.result)
         return DeadlineError(
             f"the {size} bytes of command {request.command} were not at a quorum of {state.roster.quorum} nodes in "

@@ -44,7 +44,7 @@ def overtaken(state: State, access_set: AccessSet, base: Vector) -> ConflictErro
 class AccessSets(Protocol):
     """What an open transaction has read and written so far."""
 
-    def meets(self, writer: AccessSet) -> bytes | None:
+    def conflicts_with(self, writer: AccessSet) -> bytes | None:
         """Return a key that another one writes and this one has read, looked up or written; None if there is none."""
 
     def overwrites(self, reader: AccessSet) -> bytes | None:
@@ -65,11 +65,12 @@ def invalidated(state: State, sets: AccessSets, base: Vector) -> ConflictError |
     one comes after it: a constraint of both is held by one of them reading what the other writes. A parent that is
     deleted was found without children, and not by a read of these; each child reads its parent.
     """
+    # Few, as a rule: each is compared with what the transaction has read and written so far.
     newer = state.commit_window.newer_than(base)
     if newer is None:
         return overtaken(state, sets.access_set(), base)
     for known in newer:
-        key = sets.meets(known.access_set) or sets.overwrites(known.access_set)
+        key = sets.conflicts_with(known.access_set) or sets.overwrites(known.access_set)
         if key is not None:
             note_conflict(state.counts, sets.rests_on(), key)
             state.note_rival(key, known.txid)
@@ -99,6 +100,7 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
     access_set = prepared.access_set
     if not prepared.readonly:
         now = state.clock.read()
+        # With its command and a clock of now: its command may have happened elsewhere, or a schema change be in force.
         access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
     return overtaken(state, access_set, prepared.base)
 

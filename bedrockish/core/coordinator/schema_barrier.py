@@ -27,6 +27,7 @@ def activation_clock(state: State, inflight: InFlight, prepared: Prepared, clock
     delay_ms = 0
     if len(state.roster.voters) > 1:
         delay_ms = state.settings.schema_delay_ms << min(inflight.rejections, DOUBLINGS_MAX)
+    # At least one more than its own clock, or it would itself belong on the schema that it makes.
     return moved(clock, max(prepared.delay_ms, min(delay_ms, state.settings.clock_offset_ms))) + 1
 
 
@@ -38,15 +39,16 @@ class SchemaBarrier:
         self.waiting: list[InFlight] = []  # those that belong on the schema that it makes
         self.decided: dict[Txid, list[InFlight]] = {}  # those that asked for it
 
-    def holds_up(self, inflight: InFlight, prepared: Prepared, clock: int) -> bool:
+    def blocks(self, inflight: InFlight, prepared: Prepared, clock: int) -> bool:
         """Whether a request has to wait before it is led: there is one change at a time, and it comes first."""
         scheduled = self.state.schema.scheduled
+        # A second change waits whatever its clock: it would run on a version that the first has not made.
         if scheduled is None or (prepared.kind != SCHEMA and clock < scheduled.activates):
             return False
         self._wait(inflight)
         return True
 
-    def will_hold_up(self, inflight: InFlight) -> bool:
+    def will_block(self, inflight: InFlight) -> bool:
         """Whether a request that would be led now has to wait, whatever it does."""
         if not self.state.schema.is_behind(self.state.clock.read()):
             return False
@@ -60,6 +62,7 @@ class SchemaBarrier:
 
     def released(self) -> list[InFlight]:
         """Take those that need not wait any longer."""
+        # All at once, when it is in force: each is executed anew, on the new schema.
         if not self.waiting or self.state.schema.scheduled is not None:
             return []
         waiting, self.waiting = self.waiting, []

@@ -18,7 +18,7 @@ from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 COMMITS = 4  # as many times as long as a commit takes may a leader's BEGIN take when it is its turn
 COMMIT_S = 0.005  # from BEGIN to the quorum, until it is known
 COMMIT_S_MAX = 0.1
-MEMORY = 200  # a rival that was not met for as long as so many commits take does not count any more
+MEMORY = 200  # a rival that was in the way of nobody for as long as so many commits take does not count any more
 WEIGHT = 0.2  # of the newest commit in the average
 
 
@@ -26,28 +26,28 @@ class Turns:
     """Who goes next on keys that several leaders want: the rivals of one node, and where it is their turn.
 
     When a transaction ends that everybody waits for, all would begin at once, each would approve its own and reject the
-    others', and nobody would get through. So they go round: of those that have met each other lately, the one whose
-    name follows that of the last leader begins at once, and each other one some commits' time later than the one before
-    it, so that it finds the BEGIN of that one and waits for it. It is a matter of timing and nothing else: whoever
-    begins out of turn is judged as ever.
+    others', and nobody would get through. So they go round: of those that were in each other's way lately, the one
+    whose name follows that of the last leader begins at once, and each other one some commits' time after the one
+    before it, so that it finds the BEGIN of that one and waits for it. It is a matter of timing and nothing else:
+    whoever begins out of turn is judged as ever.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._met: dict[str, float] = {}  # leader -> seconds when one of ours met one of its last
+        self._rivals: dict[str, float] = {}  # leader -> seconds when one of its was last in the way of ours
         self._commit_s = COMMIT_S
         self._reserved: AccessIndex[Txid] = AccessIndex()  # what ended, and until when it is the turn of others there
         self._until: dict[Txid, float] = {}
 
-    def met(self, leader: str) -> None:
+    def note_rival(self, leader: str) -> None:
         """One of ours waits for, or was rejected for, a transaction of this leader."""
         # Our own wait for each other in the queue, and need no turns.
         if leader != self._state.me:
-            self._met[leader] = self._state.clock.now.seconds
+            self._rivals[leader] = self._state.clock.now.seconds
 
     def passed(self, since: float) -> None:
-        """Those whose turn it was have not come: do not count on whom was not met after ``since``, in seconds."""
-        self._met = {rival: met for rival, met in self._met.items() if met > since}
+        """Those whose turn it was have not come: do not count on whom nobody has noted after ``since``, in seconds."""
+        self._rivals = {rival: at for rival, at in self._rivals.items() if at > since}
 
     def took(self, seconds: float) -> None:
         """One of ours had its quorum so long after its BEGIN."""
@@ -56,7 +56,7 @@ class Turns:
 
     def reserve(self, txid: Txid, access_set: AccessSet) -> None:
         """A transaction has ended for which others wait as well: what comes anew waits for its turn, too."""
-        # Nobody met lately, no pause: alone with its keys, a node keeps nobody waiting.
+        # No rival lately, no pause: alone with its keys, a node keeps nobody waiting.
         pause_ms = self.pause_ms(txid.leader)
         if pause_ms and txid not in self._until:
             self._reserved.add(txid, access_set)
@@ -76,6 +76,7 @@ class Turns:
         for txid in [txid for txid, until in self._until.items() if until <= now]:
             self._forget(txid)
         for found in self._reserved.conflicts(access_set):
+            # The longest: its keys may have ended with several transactions.
             left_s = max(left_s, self._until[found[0]] - now)
         return 1000 * left_s
 
@@ -83,7 +84,8 @@ class Turns:
         """Return how long what waited for a transaction of this leader is to wait for its turn, in milliseconds."""
         state = self._state
         since = state.clock.now.seconds - MEMORY * self._commit_s
-        rivals = [rival for rival, met in self._met.items() if met >= since and self._is_there(rival)]
+        # In commits' times and not in seconds: a fast cluster forgets fast.
+        rivals = [rival for rival, at in self._rivals.items() if at >= since and self._is_there(rival)]
         if not rivals:
             return 0.0
         # By name, from the last leader on: all compute the same order, and nobody has to say a word.
@@ -128,9 +130,10 @@ class WaitQueue:
 
     def wait(self, inflight: InFlight, other: Txid) -> None:
         """Let a request, and those behind it, wait for the end of a transaction."""
+        # Nobody new lines up behind it; those that have wait with it (``_queue``).
         self.go_on(inflight.number)
         inflight.contested = True
-        self._turns.met(other.leader)
+        self._turns.note_rival(other.leader)
         _queue(inflight, self.waits.setdefault(other, deque()))
 
     def pause(self, inflight: InFlight) -> None:
@@ -154,11 +157,12 @@ class WaitQueue:
         """Let a request, and those behind it, stay behind one that pauses."""
         _queue(inflight, self.heads[head].behind)
 
-    def met(self, txid: Txid, access_set: AccessSet) -> None:
+    def became_pending(self, txid: Txid, access_set: AccessSet) -> None:
         """A transaction has become pending here: who waits for its turn on these keys now waits for its end."""
         self._turns.begins(access_set)
         if self.heads:
             for number, _ in list(self._head_keys.conflicts(access_set)):
+                # One that pauses for another reason goes on as it was going to.
                 if self.heads[number].turn is not None:
                     self.wait(self.heads[number], txid)
 
@@ -168,6 +172,7 @@ class WaitQueue:
         queue: deque[int] = deque()
         for number in waiting:
             other = self._in_flight.get(number)
+            # Its time was over, or it was answered, while it stood here.
             if other is None or other.stage is not Stage.WAITING:
                 continue
             if other.access_set is not None and conflict(other.access_set, transaction.access_set) is not None:
@@ -180,6 +185,7 @@ class WaitQueue:
 
     def group(self, inflight: InFlight) -> tuple[int, ...]:
         """Return the requests behind one that may share its transaction, in order."""
+        # Nothing can be executed on top of what is executed once, asks for a clock, or changes the schema.
         if not inflight.behind or not inflight.is_plain:
             return ()
         group: list[int] = []
@@ -190,7 +196,9 @@ class WaitQueue:
                 other is not None
                 and other.stage is Stage.WAITING
                 and other.is_plain
+                # A transaction is certified one way: with all reads, or with none.
                 and other.request.isolation == inflight.request.isolation
+                # Sent twice, it would happen twice in one transaction, which one id cannot prevent.
                 and other.request.command not in commands
             ):
                 commands.add(other.request.command)
@@ -227,6 +235,7 @@ class WaitQueue:
         Those that waited for a change of the schema or of the members have nothing else in common: all go on.
         """
         queue = self.waits.pop(txid, deque())
+        # Those that waited for rows want the same ones: one goes, the rest stay behind it.
         if kind == ROWS:
             self._go_on(queue, self._turns.pause_ms(txid.leader) if queue else 0.0)
             return
@@ -277,7 +286,7 @@ class Together:
     its groups are, and at a quiet one each command has its own. They have nothing to do with each other, so none is to
     wait, or to be rejected, for another one's sake: when something is in the way of a group, each goes on alone. The
     size of groups adapts as TCP's window does: it halves when one is rejected, and grows by one with each commit that
-    met nobody.
+    conflicted with nobody.
 
     Args:
         in_flight: all that are under way.
@@ -297,6 +306,7 @@ class Together:
         while in_flight:
             group, in_flight = in_flight[: self.size], in_flight[self.size :]
             first, *others = group
+            # The driver has said so of all that came with others; of one alone it is known when it was executed.
             first.writes = bool(others)
             for other in others:
                 other.writes, other.is_free = True, True
@@ -306,6 +316,7 @@ class Together:
 
     def goes_first(self, inflight: InFlight) -> None:
         """A request is executed with those behind it; whoever came with it is not to wait longer than that takes."""
+        # Those behind it that want its key wait for its end anyway, and are no reason to watch it.
         if any(other.is_free for other in self._behind(inflight)):
             self._leading[inflight.number] = inflight
 
@@ -326,11 +337,12 @@ class Together:
     def settle(self) -> None:
         """Part those whose first has something to wait for."""
         for number, inflight in list(self._leading.items()):
+            # Whatever it waits for, those that only came with it are not to wait for that.
             if inflight.stage is not Stage.EXECUTING or number not in self._in_flight:
                 self.part(inflight)
 
     def grow(self) -> None:
-        """A group was committed, or a command alone that met nobody: else groups of one would stay so for ever."""
+        """A group was committed, or a command alone that had no rival: else groups of one would stay so for ever."""
         self.size = min(SIZE_MAX, self.size + 1)
 
     def shrink(self) -> None:

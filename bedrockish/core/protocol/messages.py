@@ -79,7 +79,7 @@ class Approve:
 class Reject:
     """A voter rejects, ``FOR`` another transaction or for another reason. A reject leaves no trace at the voter.
 
-    ``key`` is the key on which the two meet, for the error that a person reads.
+    ``key`` is the key on which the two conflict, for the error that a person reads.
     """
 
     txid: Txid

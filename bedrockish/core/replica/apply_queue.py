@@ -287,9 +287,9 @@ class ApplyQueue:
                 gap.upto = max(gap.upto, tick)
 
     def ask_about(self, txid: Txid, peer: str) -> None:
-        """Ask a peer that has met a transaction what became of it, if we know nothing of it and cannot hear its leader.
+        """Ask a peer that rejects for a transaction what became of that, if we do not know it nor hear its leader.
 
-        Its COMMIT will not come to us then, and what we run meanwhile would be turned down again for the same reason.
+        Its COMMIT will not come to us then, and what we run meanwhile would be rejected again for the same reason.
         """
         state = self.state
         leader = state.roster.peers.get(txid.leader)

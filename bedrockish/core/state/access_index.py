@@ -113,9 +113,9 @@ class _Ranges(Generic[Name]):
                     del self._held[_object(one)]
 
     def touching(self, points: Iterable[bytes], ranges: Iterable[Range]) -> Iterator[Name]:
-        """Yield who has touched a range that meets one of these keys and ranges, more than once if it is so."""
+        """Yield who has touched a range in which one of these keys and ranges is, more than once if it is so."""
         held, nothing = self._held, dict[Range, dict[Name, None]]()
-        # Those of more than one object meet keys of any.
+        # Those of more than one object may have keys of any in them.
         wide = held.get(b"", nothing)
         for key in points:
             for some in (held.get(key[: key.find(b"\0")], nothing), wide):
@@ -203,7 +203,7 @@ class AccessIndex(Generic[Name]):
         return iter(()) if self._is_apart(access_set) else self._conflicts(access_set, own)
 
     def _is_apart(self, access_set: AccessSet) -> bool:
-        """Whether this access set meets nobody, as nearly all do, and has no ranges for which that takes longer."""
+        """Whether this access set conflicts with none here, as nearly always, and has no ranges, which take longer."""
         # The quick way needs keys alone on both sides.
         if self._ranged or self._large or access_set.read_ranges or access_set.write_ranges:
             return False
@@ -235,29 +235,29 @@ class AccessIndex(Generic[Name]):
         if not others:
             return
         # Found by their objects first: of a hundred ranges, few are in the tables that this set touches.
-        met = None if everybody else self._ranges_met(access_set)
-        if met is not None and met <= seen:
+        candidates = None if everybody else self._holders_of_ranges(access_set)
+        if candidates is not None and candidates <= seen:
             return
         for name, other in others.items():
-            if name not in seen and (met is None or name in met):
+            if name not in seen and (candidates is None or name in candidates):
                 found = conflict(access_set, other)
                 if found is not None:
                     seen.add(name)
                     yield name, found
 
-    def _ranges_met(self, access_set: AccessSet) -> set[Name] | None:
-        """Return who has touched ranges that meet this access set in a way that conflicts; None if it is too large to
+    def _holders_of_ranges(self, access_set: AccessSet) -> set[Name] | None:
+        """Return who has touched ranges in a way that conflicts with this access set; None if it is too large to
         look at it key by key.
         """
         reads, writes = access_set.read_points, access_set.write_points
         if len(reads) + len(writes) > MANY:
             return None
         read_ranges, write_ranges = access_set.read_ranges, access_set.write_ranges
-        met = set(self._read_ranges.touching(writes, write_ranges))
+        candidates = set(self._read_ranges.touching(writes, write_ranges))
         if self._write_ranges:
-            met.update(self._write_ranges.touching(reads, read_ranges))
-            met.update(self._write_ranges.touching(writes, write_ranges))
-        return met
+            candidates.update(self._write_ranges.touching(reads, read_ranges))
+            candidates.update(self._write_ranges.touching(writes, write_ranges))
+        return candidates
 
     def _touching(self, access_set: AccessSet) -> Iterator[tuple[bytes, dict[Name, None]]]:
         """Yield the keys that are held in a way that conflicts, with their holders."""

@@ -46,7 +46,7 @@ Place = tuple[str, int]
 
 
 class Conflict(NamedTuple):
-    """Whom a transaction met, and on which key."""
+    """Whom a transaction conflicts with, and on which key."""
 
     other: Txid
     key: bytes
@@ -248,7 +248,7 @@ class Keys:
         """Return the place of the first that is not smaller than a key."""
         return bisect_left(range(len(self._ends)), key, key=self.__getitem__)
 
-    def meeting(self, points: AbstractSet[bytes], ranges: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    def first_among(self, points: AbstractSet[bytes], ranges: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         """Return one of them that is among some keys or in some ranges, None if there is none."""
         if len(points) > MANY:
             found = next((key for key in self if key in points), None)
@@ -377,22 +377,22 @@ class Segment:
                     yield Conflict(self._txid(owner), key)
         for owner in (*self._large, *self._ranged):
             if owner not in seen and not self._owner_is_in(owner, base) and self._txid(owner) != own:
-                found = self._met(owner, access_set)
+                found = self._conflict_with(owner, access_set)
                 if found is not None:
                     seen.add(owner)
                     yield Conflict(self._txid(owner), found)
 
-    def _met(self, owner: int, access_set: AccessSet) -> bytes | None:
+    def _conflict_with(self, owner: int, access_set: AccessSet) -> bytes | None:
         """Return a key at which an access set conflicts with the ranges of a commit, or the keys of a large one."""
         ranged = self._ranged.get(owner)
         found = conflict(access_set, ranged) if ranged is not None else None
         if found is not None or owner not in self._large:
             return found
         reads, writes = self._large[owner]
-        found = writes.meeting(access_set.write_points, access_set.write_ranges)
+        found = writes.first_among(access_set.write_points, access_set.write_ranges)
         if found is None:
-            found = writes.meeting(access_set.read_points, access_set.read_ranges)
-        return reads.meeting(access_set.write_points, access_set.write_ranges) if found is None else found
+            found = writes.first_among(access_set.read_points, access_set.read_ranges)
+        return reads.first_among(access_set.write_points, access_set.write_ranges) if found is None else found
 
     def _touching(self, access_set: AccessSet) -> Iterator[tuple[bytes, int]]:
         """Yield the keys that were touched in a way that conflicts, each with the number of its commit."""
@@ -489,7 +489,7 @@ class CommitWindow:
     def retire(self, leaders: AbstractSet[str]) -> None:
         """From now on no base names these timelines any more, for it has all of them.
 
-        What is compared with a base that is older than that meets the change of the membership, which is here as well.
+        What has a base that is older than that conflicts with the change of the membership, which is here as well.
         """
         self._retired |= leaders
         for known in self.known.values():
@@ -585,9 +585,9 @@ class CommitWindow:
         newer = self.newer_than(base) if access_set.has_ranges or self._index.has_ranges() else None
         if newer is not None and len(newer) <= FEW:
             for known in dict.fromkeys(newer):  # one that was adopted stands in two timelines
-                met = None if known.txid == own else conflict(access_set, known.access_set)
-                if met is not None:
-                    yield Conflict(known.txid, met)
+                key = None if known.txid == own else conflict(access_set, known.access_set)
+                if key is not None:
+                    yield Conflict(known.txid, key)
             return
         for txid, key in self._index.conflicts(access_set, own):
             if not self.known[txid].is_in(base):

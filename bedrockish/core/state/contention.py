@@ -1,4 +1,4 @@
-"""Which transactions met at which table or index: how often it cost a run, and who competes for the same rows of late.
+"""Where transactions conflict: at which table or index, how often it cost a run, and who competes for rows of late.
 
 A conflict at a ``key`` is one of the data. One in a ``range`` may be, and one in the ``whole`` object tells of a
 statement that reads more than it needs: ``bedrockish explain`` says which, and why.
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from bedrockish_journal.model.access_set import AccessSet, object_of, object_range
 
-OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together, and meetings forgotten
-MEMORY_S = 10.0  # how long a meeting counts
+OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together, and rivals forgotten
+MEMORY_S = 10.0  # how long a rival counts
 _PREFIX = "conflict "
 _OTHERS = "others"
 
@@ -30,7 +30,7 @@ class ConflictCount(NamedTuple):
 
 
 def exactness(access_set: AccessSet, key: bytes) -> str:
-    """Return how a transaction named the key at which it met another one: as ``key``, in a ``range``, or ``whole``."""
+    """Return how a transaction named the key of a conflict: as ``key``, in a ``range``, or ``whole``."""
     if key in access_set.touched:
         return "key"
     low, high = object_range(object_of(key))
@@ -66,17 +66,17 @@ class Contests:
     """The last time, in seconds, at which another leader's transaction was in the way of one of ours, by object."""
 
     def __init__(self) -> None:
-        self._met: dict[str, dict[str, float]] = {}
+        self._last: dict[str, dict[str, float]] = {}
 
     def note(self, name: str, leader: str, seconds: float) -> None:
         """A transaction of ours has lost a run to one of another leader's."""
-        if name not in self._met and len(self._met) >= OBJECTS_MAX:
+        if name not in self._last and len(self._last) >= OBJECTS_MAX:
             # Bounded, and harmless: what is forgotten here costs a conflict at most.
-            self._met.clear()
-        self._met.setdefault(name, {})[leader] = seconds
+            self._last.clear()
+        self._last.setdefault(name, {})[leader] = seconds
 
     def rivals(self, names: Iterable[str], seconds: float) -> set[str]:
-        """Return the leaders that were met at any of these objects not long ago."""
-        met = (pair for name in names for pair in self._met.get(name, {}).items())
+        """Return the leaders that were in the way at any of these objects not long ago."""
+        last = (pair for name in names for pair in self._last.get(name, {}).items())
         # Ten seconds: a rival that has gone must not slow us down, and one that pauses comes again sooner.
-        return {leader for leader, at in met if seconds - at < MEMORY_S}
+        return {leader for leader, at in last if seconds - at < MEMORY_S}

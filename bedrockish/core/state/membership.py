@@ -89,7 +89,7 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
 def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Mapping[str, int]:
     """Return what is retired from the new membership on: with every change, what every member has whole by then.
 
-    The change meets everything, so whatever counts by it, or by a later one, has these timelines in its past.
+    The change conflicts with everything, so whatever counts by it, or by a later one, has these timelines in its past.
     """
     if old.level < 2:
         return old.retired  # release 0.1.0 looks for them in vectors

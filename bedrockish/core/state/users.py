@@ -1,7 +1,7 @@
 """The users of the cluster and their roles: every change of them, as a function from the old ones to the new ones.
 
-They are a part of the membership, so a change of them meets everything that is under way: each transaction has either
-seen it, or was committed before it. There is always an admin among them, unless somebody insists.
+They are a part of the membership, so a change of them conflicts with everything that is under way: each transaction
+has either seen it, or was committed before it. There is always an admin among them, unless somebody insists.
 """
 
 from collections.abc import Mapping

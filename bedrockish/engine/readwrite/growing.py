@@ -10,7 +10,7 @@ from bedrockish.engine.readwrite.access_sets import Analysis, access_set, tables
 from bedrockish.engine.readwrite.dependent_reads import Query
 from bedrockish.engine.readwrite.readset import ResolvedReads
 from bedrockish.engine.statements.classify import Piece
-from bedrockish_journal.model.access_set import WRITES, AccessSet, Range, meeting
+from bedrockish_journal.model.access_set import WRITES, AccessSet, Range, written_in
 from bedrockish_journal.model.changes import Change
 
 
@@ -114,7 +114,7 @@ class Growing:
             return self.looked_at()
         return access_set(self._probes | self._writes, self._probe_ranges | self._write_ranges, set(), set())
 
-    def meets(self, writer: AccessSet, *, reads: bool | None = None) -> bytes | None:
+    def conflicts_with(self, writer: AccessSet, *, reads: bool | None = None) -> bytes | None:
         """Return a key that another transaction writes and this one rests on, None if there is none.
 
         Args:
@@ -134,7 +134,7 @@ class Growing:
         if not writer.write_ranges:
             return None
         points = self._writes | self._probes | (self._reads if with_reads else set())
-        return meeting(writer, AccessSet(frozenset(points), tuple(mine)))
+        return written_in(writer, AccessSet(frozenset(points), tuple(mine)))
 
     def overwrites(self, reader: AccessSet) -> bytes | None:
         """Return a key that another transaction has read or looked up and this one writes, None if there is none."""
@@ -142,7 +142,7 @@ class Growing:
             return min(self._writes & reader.read_points)
         if not (self._write_ranges or (self._writes and reader.read_ranges)):
             return None
-        return meeting(access_set(set(), set(), self._writes, self._write_ranges), reader)
+        return written_in(access_set(set(), set(), self._writes, self._write_ranges), reader)
 
     def access_set(self, *, reads: bool | None = None) -> AccessSet:
         """Return what is to be certified.

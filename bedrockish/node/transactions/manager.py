@@ -467,7 +467,7 @@ class Transactions:
         if session.base != applied:
             newer = self._core.state.commit_window.newer_than(session.base)
             session.behind = newer is None or any(
-                one.is_in(applied) and sets.meets(one.access_set) is not None for one in newer
+                one.is_in(applied) and sets.conflicts_with(one.access_set) is not None for one in newer
             )
         return not session.behind
 
@@ -482,7 +482,7 @@ class Transactions:
             return False
         newer, sets = self._core.state.commit_window.newer_than(before), session.sets
         assert sets is not None
-        if newer is None or any(sets.meets(one.access_set) is not None for one in newer):
+        if newer is None or any(sets.conflicts_with(one.access_set) is not None for one in newer):
             return False
         self._interactive.take_snapshot(session)
         session.behind = False
@@ -559,7 +559,7 @@ class Transactions:
         newer = self._core.state.commit_window.newer_than(durable)
         if newer is None or session.sets is None or session.draft is not None or session.looked_behind:
             return False
-        return all(session.sets.meets(one.access_set, reads=True) is None for one in newer if one.is_in(seen))
+        return all(session.sets.conflicts_with(one.access_set, reads=True) is None for one in newer if one.is_in(seen))
 
     def _token(self, one: Open) -> Token:
         state = self._core.state

@@ -147,8 +147,8 @@ def _ranges(packed: list[Any]) -> Iterator[Range]:
         yield pair[0], pair[1]
 
 
-def meeting(writer: AccessSet, other: AccessSet) -> bytes | None:
-    """Return a key at which the writes of ``writer`` meet the reads or writes of ``other``, or None.
+def written_in(writer: AccessSet, other: AccessSet) -> bytes | None:
+    """Return a key that ``writer`` writes and ``other`` reads or writes, or None.
 
     This is one direction; a conflict is either direction.
     """
@@ -175,7 +175,7 @@ def meeting(writer: AccessSet, other: AccessSet) -> bytes | None:
 def conflict(left: AccessSet, right: AccessSet) -> bytes | None:
     """Return a key on which two transactions conflict, or None if they commute.
 
-    They conflict when the writes of one meet the reads or the writes of the other. Symmetric, except for which of
+    They conflict when one writes what the other reads or writes. Symmetric, except for which of
     several keys is named.
     """
     if (
@@ -185,5 +185,5 @@ def conflict(left: AccessSet, right: AccessSet) -> bytes | None:
         and not (left.read_ranges or left.write_ranges or right.read_ranges or right.write_ranges)
     ):
         return None  # nearly always
-    found = meeting(left, right)  # may be the empty key, which is false and yet a conflict
-    return meeting(right, left) if found is None else found
+    found = written_in(left, right)  # may be the empty key, which is false and yet a conflict
+    return written_in(right, left) if found is None else found

@@ -1,5 +1,6 @@
 """A commit that came late, with a clock of long ago, is dropped at once: nobody who has not seen it may pass."""
 
+from bedrockish.api.requests import STRICT, Request, Statement
 from bedrockish.core.protocol.messages import Approve, Begin, Promise, Standing
 from tests.core.net import Net, add
 
@@ -52,3 +53,27 @@ def test_a_voter_holds_nothing_for_a_recovery_that_it_cannot_compare() -> None:
     floor.clear()
     net.run(10.0)
     assert net.places["B"].core.state.timelines.applied["B"] == 1, "B has adopted it"
+
+
+def test_nobody_certifies_its_own_strict_read_against_what_it_has_dropped() -> None:
+    """What it has dropped may have been acknowledged before the read began, at a quorum of which it alone is here."""
+    net = Net("ABC")
+    net.run(1.0)
+    net.cut("A", "B")
+    net.places["A"].core.state.commit_window.floor["C"] = 1
+    net.ask("A", Request("read", (Statement("read", ["x"]),), read=STRICT, timeout_s=10.0))
+    net.run(1.0)
+    assert "read" not in net.told("A")
+    net.mend("A", "B")  # B and C are a majority without it
+    net.run(2.0)
+    assert "read" in net.told("A")
+
+
+def test_a_sole_voter_needs_nobody_for_a_strict_read() -> None:
+    """Whatever was acknowledged is in its tables, however much of it is dropped from the window."""
+    net = Net("A")
+    net.run(1.0)
+    net.places["A"].core.state.commit_window.floor["A"] = 1
+    net.ask("A", Request("read", (Statement("read", ["x"]),), read=STRICT, timeout_s=10.0))
+    net.run(0.2)
+    assert "read" in net.told("A")

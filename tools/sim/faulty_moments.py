@@ -329,6 +329,13 @@ MOMENTS: dict[str, Moment] = {
         "tests.core.test_dropped:test_a_leader_begins_nothing_that_has_not_seen_what_it_has_dropped",
     ),
     # -- reads and sessions ------------------------------------------------------------------------------------------
+    "a strict read is compared with what its node has dropped": Moment(
+        fault(
+            "a node certifies its own strict read only against what it remembers",
+            (reads.Reading, "begin", "state.roster.certifies_reads and can_tell", "state.roster.certifies_reads"),
+        ),
+        "tests.core.test_dropped:test_nobody_certifies_its_own_strict_read_against_what_it_has_dropped",
+    ),
     "strict reads ignore what is pending": Moment(
         fault(
             "a strict read waits for what is pending",

@@ -57,8 +57,10 @@ class Reading:
         self._count += 1
         patience = state.settings.suspicion_ms / 1000 * 2 ** min(inflight.attempts - 1, 6)
         overdue = min(state.clock.now.seconds + patience, inflight.deadline)
-        # Our own word counts like a voter's: we have looked at what is committed and pending here just now.
-        clear = {state.me} if state.roster.certifies_reads else set()
+        # Our own word counts like a voter's: we have looked at what is committed and pending here just now. Like any
+        # other, not of what is dropped (``on_check``); where nobody else votes, all that was acknowledged is seen.
+        can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
+        clear = {state.me} if state.roster.certifies_reads and can_tell else set()
         read = self.reads[self._count] = Read(inflight.number, overdue, clear)
         if len(read.clear) >= state.roster.majority:
             del self.reads[self._count]

@@ -28,8 +28,10 @@ from bedrockish.core.protocol.messages import Entries, Message, Outcome
 from bedrockish.core.protocol.records import Membership
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
+from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.model.vector import Vector
 from tools.sim.database import execute
 from tools.sim.disk import Disk, Image, Write
 from tools.sim.waiting import answer_of
@@ -128,7 +130,7 @@ class Place:
             follows_wall=False,
             find_command=self._find_command,
             has_applied=self._has_applied,
-            meets=lambda *asked: self.disk.seen.meets(*asked),
+            meets=self._meets,
         )
         self.perform(self.node.start(self.now))
 
@@ -313,6 +315,9 @@ class Place:
 
     def _has_applied(self, txid: Txid) -> bool:
         return txid in self.disk.seen.txids
+
+    def _meets(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
+        return self.disk.seen.meets(access_set, base, upto)
 
     def _execute(self, request_id: int, group: tuple[int, ...]) -> Event:
         request = self.requests.get(request_id)

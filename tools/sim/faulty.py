@@ -228,8 +228,8 @@ _AGREEMENT: dict[str, Fault] = {
         (
             _Recovery,
             "_stand",
-            "never = next(",
-            "state.votes.hold(transaction)\n    return Standing.HELD, []\n    never = next(",
+            "never: bool | None = ",
+            "state.votes.hold(transaction)\n    return Standing.HELD, []\n    never: bool | None = ",
         ),
     ),
     "holds what meets a commit": fault(
@@ -237,7 +237,7 @@ _AGREEMENT: dict[str, Fault] = {
         (
             _Recovery,
             "_stand",
-            "if never is not None or state.clock.cut >= txid.clock:",
+            "if never or state.clock.cut >= txid.clock:",
             "if state.clock.cut >= txid.clock:",
         ),
         **DUELS,

@@ -44,16 +44,24 @@ class Bare:
     """Calls on a socket."""
 
     def __init__(self, port: int, sql: str, params: tuple[int, ...]) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._port, self._sql, self._params, self._number = port, sql, params, 0
+        self._ready: list[bytes] = []
+        self._dial()
+
+    def _dial(self) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", self._port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = Connection(Side.DIALLER, Hello("bare", None, "client"), Limits())
         self._socket.sendall(self._connection.send(self._connection.local))
         self._event()
-        self._sql, self._params, self._number = sql, params, 0
-        self._ready: list[bytes] = []
 
     def prepare(self, count: int) -> None:
-        """Make the bytes of so many calls: that is the client's work, and not counted here."""
+        """Make the bytes of so many calls: that is the client's work, and not counted here.
+
+        It connects anew: while the others had their turn, nobody has told the node that this end is alive.
+        """
+        self.close()
+        self._dial()
         for _ in range(count):
             self._number += 1
             command = f"bare-{id(self)}-{self._number}"

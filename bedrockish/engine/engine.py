@@ -26,7 +26,7 @@ from bedrockish.engine.execution import group_execution as together
 from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import Executor, MixesError
 from bedrockish.engine.execution.explain import explain
-from bedrockish.engine.execution.interfaces import Beside, Flushed, Parts
+from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
 from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.sqlite.call_costs import bound
 from bedrockish.engine.sqlite.catalog import Prepare
@@ -121,7 +121,7 @@ class Engine:
         self.failed = self._is_changed = False
         self.void = set(system.void(db))
         self._journal = Journal(db, self._write, self.damaged)
-        self._lent: Callable[[], None] = lambda: None
+        self._guest: Guest | None = None
         self._versions = Versions(db, self._write, self._applier.loud, self._learn_schema)
         self.batches: int = system.get_meta(db, "batches")
         self.bootstrap: bytes = system.get_meta(db, "bootstrap")
@@ -206,7 +206,8 @@ class Engine:
         try:
             prepared = self._roll_back(self._execute, request, base, version, budget_s)
         finally:
-            self.locks.release(request.command)  # from now on, those who lead it tell what it writes
+            if self.locks.held:
+                self.locks.release(request.command)  # from now on, those who lead it tell what it writes
         return replace(prepared, clock=clock) if self.scope.used else prepared
 
     def _execute(self, request: Request, base: dict[str, int], version: int, budget_s: float) -> Prepared:
@@ -217,7 +218,7 @@ class Engine:
 
     def only_writes(self, texts: Sequence[str]) -> bool:
         """Whether all of these texts were run before, and write rows, and do nothing else that outlasts them."""
-        return all(map(self._executor.only_writes, texts))
+        return self._executor.only_writes.issuperset(texts)
 
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
         """Run as many as can share a transaction, the first ones, and roll them back; raises what ``execute`` does."""
@@ -259,9 +260,9 @@ class Engine:
             except apsw.Error as error:  # something of the request may be left in the batch
                 raise self._broken(error) from error
 
-    def lend(self, leave: Callable[[], None]) -> Parts:
-        """Let open transactions use the writer meanwhile; ``leave`` is called when the engine needs it for itself."""
-        self._lent = leave
+    def lend(self, guest: Guest) -> Parts:
+        """Let open transactions use the writer meanwhile; they leave it when the engine needs it for itself."""
+        self._guest = guest
         reader, control = self.open_reader, self._control
         return Parts(self._db, self._executor, self._capture, self._applier, self._limits, reader, control, self._redo)
 
@@ -332,10 +333,12 @@ class Engine:
         """Make the writer the engine's own: no thread has it, and nothing of an open transaction is in it."""
         if self._wait is not None:
             self.come_back()
-        try:
-            self._lent()
-        except apsw.Error as error:  # something of an open transaction may be left in the batch
-            raise self._broken(error) from error
+        guest = self._guest
+        if guest is not None and guest.inside is not None:
+            try:
+                guest.leave()
+            except apsw.Error as error:  # something of an open transaction may be left in the batch
+                raise self._broken(error) from error
 
     @property
     def is_slow_to_roll_back(self) -> bool:
@@ -564,7 +567,7 @@ class Engine:
             self._keep_to_ourselves()
         try:
             system.set_meta(db, "batches", self.batches + 1)
-            db.execute("COMMIT")
+            self._control("COMMIT")
             self.batches += 1
             self._batch.clear()
             self.staged.detach()
@@ -574,7 +577,7 @@ class Engine:
             self.flushed = self._left()
             if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
                 self._wal.finish(db, self._limits.wal_frames_max)
-            db.execute("BEGIN IMMEDIATE")
+            self._control("BEGIN IMMEDIATE")
             version = db.execute("PRAGMA data_version").get
         except apsw.Error as error:
             raise self._broken(error) from error

@@ -68,6 +68,7 @@ class Executor:
     Attributes:
         reader: another connection that shows the same rows, as long as the request has changed none; it is faster.
         allow: lets what runs from now on have the processor for so many seconds.
+        only_writes: texts that were run, write rows, and neither set anything nor ask for their transaction.
         stopped: why everything that runs is to end at once.
         scope: what the functions give that statements call.
     """
@@ -87,6 +88,7 @@ class Executor:
         self.capture, self.access = capture, access or Access()
         self._texts: dict[str, tuple[Piece, ...]] = {}
         self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # of users who may not see what is secret
+        self.only_writes: set[str] = set()
         self._tables = Tables(db, known.tables if known is not None else None)
         self._views = self._view_names()
         self.analysis = Analysis(db, prepare, known.schema if known is not None else None, self._tables.definitions)
@@ -112,9 +114,13 @@ class Executor:
         """Learn the tables of a new schema; forget the statements compiled for the old one."""
         self._tables = tables
         self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions)
-        self._texts.clear()
-        self._limited_texts.clear()
+        self._forget_texts()
         self._views = self._view_names()
+
+    def _forget_texts(self) -> None:
+        for known in (self._texts, self._limited_texts, self.only_writes):
+            known.clear()
+        self.analysis.forget()
 
     def _view_names(self) -> frozenset[str]:
         return frozenset(folded(row.name) for row in self._tables.definitions.latent if row.kind == "view")
@@ -217,13 +223,6 @@ class Executor:
             rights.check(piece, self._views)
         return piece
 
-    def only_writes(self, sql: str) -> bool:
-        """Whether a text was run before, and writes rows, and neither sets anything nor asks for its transaction."""
-        known = self._texts.get(sql) or self._limited_texts.get(sql)
-        if known is None or "transaction_" in sql.lower():
-            return False
-        return all(piece.kind == WRITE and not piece.setting for piece in known)
-
     def pieces(self, statement: Statement, user: str = "") -> Iterator[tuple[Piece, tuple[Any, ...]]]:
         """Yield the compiled statements of a text with their parameters; each is to be run before the next is asked.
 
@@ -231,7 +230,7 @@ class Executor:
             ForbiddenError: it is not this user's to run.
         """
         binder = Binder(statement.params)
-        rights = self.access.of(user)
+        rights = self.access.of(user) if self.access.users else None
         is_limited = rights is not None and rights.role < ADMIN
         texts = self._limited_texts if is_limited else self._texts
         known = texts.get(statement.sql)
@@ -261,9 +260,12 @@ class Executor:
         binder.finish()
         if until_schema:  # what follows a schema statement was compiled for a schema that is rolled back
             if len(texts) >= TEXTS_MAX:
-                texts.clear()
-                self.analysis.forget()
+                self._forget_texts()
             texts[statement.sql] = tuple(found)
+            if "transaction_" not in statement.sql.lower() and all(
+                piece.kind == WRITE and not piece.setting for piece in found
+            ):
+                self.only_writes.add(statement.sql)
 
     def _compiled(self, sql: str, *, ours: bool = False, is_limited: bool = False) -> Piece:
         with self.judging(sql):

@@ -44,12 +44,16 @@ Overtaken = Callable[[Growing, Mapping[str, int]], BedrockishError | None]
 
 
 class Interactive:
-    """Runs the statements of all open transactions of a node."""
+    """Runs the statements of all open transactions of a node.
+
+    Attributes:
+        inside: the transaction whose rows are in the engine's open batch, until somebody else needs that; or None.
+    """
 
     def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
         self.engine, self._overtaken = engine, overtaken
-        self._inside: Session | None = None
-        parts = self.parts = engine.lend(self.leave)
+        self.inside: Session | None = None
+        parts = self.parts = engine.lend(self)
         self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture
         self._control = parts.control
         self.readers = Readers(parts.reader, parts.limits)
@@ -174,7 +178,7 @@ class Interactive:
         del session.marks[place + 1 :]
         if len(session.changes) == mark.changes:
             return
-        if self._inside is session:
+        if self.inside is session:
             self.leave()
         del session.changes[mark.changes :], session.blurred[mark.blurred :]
         session.size = mark.size
@@ -206,7 +210,7 @@ class Interactive:
 
     def end(self, session: Session) -> None:
         """Forget the transaction. Ending it twice is fine."""
-        if self._inside is session:
+        if self.inside is session:
             self.leave()
         session.ended = True
         locks = self.engine.scope.locks
@@ -227,7 +231,7 @@ class Interactive:
 
     def forget(self, session: Session) -> None:
         """Let go of what a transaction has here: it goes on elsewhere."""
-        if self._inside is session:
+        if self.inside is session:
             self.leave()
         if session.snapshot is not None:
             self.readers.give_back(session.snapshot)
@@ -235,7 +239,7 @@ class Interactive:
 
     def leave(self) -> None:
         """Swap out who is in: somebody else needs the writer."""
-        session, self._inside = self._inside, None
+        session, self.inside = self.inside, None
         if session is None:
             return
         if self._broken_keys():
@@ -245,7 +249,7 @@ class Interactive:
 
     def step_out(self, session: Session) -> None:
         """Swap a transaction out whose next statement runs elsewhere: the writer will not have what that changes."""
-        if self._inside is session:
+        if self.inside is session:
             self.leave()
 
     def close(self) -> None:
@@ -277,7 +281,7 @@ class Interactive:
         Raises:
             ConflictError: something that it rests on has changed.
         """
-        if self._inside is session:
+        if self.inside is session:
             return
         assert session.sets is not None
         assert session.base is not None
@@ -287,7 +291,7 @@ class Interactive:
             session.snapshot = None
         self.leave()
         self._control("SAVEPOINT interactive")
-        self._inside = session
+        self.inside = session
         failure = self.parts.applier.redo(session.changes)
         if failure:
             self.leave()
@@ -396,7 +400,7 @@ class Interactive:
         if self._db.in_transaction:
             return False
         self._capture.deafen()
-        self._inside = None
+        self.inside = None
         self._executor.allow(float("inf"))  # what is done again was never the statement's to pay for
         self.parts.redo()
         return True
@@ -415,7 +419,7 @@ class Interactive:
             ConflictError: something that the transaction rests on has changed.
         """
         if not session.unsure:
-            broken = self._inside is session and self._broken_keys()
+            broken = self.inside is session and self._broken_keys()
         else:
             tables = children(self._executor.analysis.schema, session.changes)
             self.leave()

@@ -57,6 +57,21 @@ class Flushed:
     members: int = 0
 
 
+class Guest(Protocol):
+    """Who uses the writing connection between the engine's own uses.
+
+    Attributes:
+        inside: whose rows are in the open batch; None: nobody's, and there is nothing to leave.
+    """
+
+    @property
+    def inside(self) -> object | None:
+        """Whose rows are in the open batch."""
+
+    def leave(self) -> None:
+        """Take them out of it."""
+
+
 class Lends(Protocol):
     """What open transactions need of an engine."""
 
@@ -79,8 +94,8 @@ class Lends(Protocol):
     def come_back(self) -> None:
         """Return when no other thread has the writer."""
 
-    def lend(self, leave: Callable[[], None]) -> Parts:
-        """Let them use the writer; ``leave`` is called when it is needed for something else."""
+    def lend(self, guest: Guest) -> Parts:
+        """Let them use the writer; they leave it when it is needed for something else."""
 
     def execute(self, request: Request) -> Prepared:
         """Run a request and roll it back."""

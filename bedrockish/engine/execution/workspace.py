@@ -20,7 +20,7 @@ from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, refused_on
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.interfaces import Beside, Flushed, Parts
+from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.snapshot import read_schema_again
 from bedrockish.engine.readwrite.change_capture import Capture
@@ -320,7 +320,7 @@ class Work:
     def come_back(self) -> None:
         """Its writer is nobody else's."""
 
-    def lend(self, _leave: Callable[[], None]) -> Parts:
+    def lend(self, _guest: Guest) -> Parts:
         """Return what statements are run with."""
         writer, control = self._writer, self._writer.db.cursor().execute
         return Parts(

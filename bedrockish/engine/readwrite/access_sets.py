@@ -73,7 +73,8 @@ def check_size(prepared: Prepared) -> None:
     """
     keys = prepared.access_set
     size = 0 if prepared.readonly else len(prepared.changes) + len(prepared.result)
-    size += sum(len(result) for _, result in prepared.joined)
+    if prepared.joined:
+        size += sum(len(result) for _, result in prepared.joined)
     size += sum(map(len, keys.read_points)) + sum(map(len, keys.write_points))
     for low, high in (*keys.read_ranges, *keys.write_ranges):
         size += len(low) + len(high)

@@ -71,13 +71,14 @@ class RowLocks:
 
     Attributes:
         others: what is known of other transactions.
+        held: the keys that each transaction has locked, by its command; most of the time, none has any.
     """
 
     def __init__(self, schema: Callable[[], Schema]) -> None:
         self._schema = schema
         self.others: Others = Alone()
         self._holders: dict[bytes, str] = {}  # key -> the command of the transaction that has locked it
-        self._held: dict[str, list[bytes]] = {}
+        self.held: dict[str, list[bytes]] = {}
         self._left: dict[bytes, float] = {}  # since when a row is left to other nodes; oldest first
 
     def lock(self, command: str, base: Base | None, name: Value, values: tuple[Value, ...]) -> bytes | None:
@@ -96,7 +97,7 @@ class RowLocks:
         key = _key(table, values)
         if key is None or self._holders.get(key, command) != command:
             return None
-        held = self._held.setdefault(command, [])
+        held = self.held.setdefault(command, [])
         if self._holders.get(key) == command:
             return key
         objects = (table.object, *(index.object for index in table.indexes))
@@ -114,9 +115,8 @@ class RowLocks:
 
     def release(self, command: str) -> None:
         """A transaction has ended: let others have what it had locked. Saying so twice is fine."""
-        if self._held:
-            for key in self._held.pop(command, ()):
-                self._holders.pop(key, None)
+        for key in self.held.pop(command, ()):
+            self._holders.pop(key, None)
 
     def __len__(self) -> int:
         return len(self._holders)

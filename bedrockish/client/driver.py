@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from functools import partial
 from typing import assert_never
 
@@ -63,7 +64,7 @@ class Driver:
         return trio.current_time()
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
-        if tracing.is_used():
+        if tracing.API in sys.modules:
             with tracing.recorded(what, self.target) as (traced, answered):
                 return answered(await self._wait(self._begin(traced, timeout_s)))
         return await self._wait(self._begin(what, timeout_s))

@@ -12,6 +12,7 @@ import os
 import random
 import select
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -115,7 +116,7 @@ class SocketDriver:
         return time.monotonic()
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
-        if tracing.is_used():
+        if tracing.API in sys.modules:
             with tracing.recorded(what, self.target) as (traced, answered):
                 return answered(await self._wait(self._begin(traced, timeout_s)))
         return await self._wait(self._begin(what, timeout_s))

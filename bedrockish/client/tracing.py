@@ -1,6 +1,7 @@
 """Spans of a client's calls, for a program that uses OpenTelemetry: below the span that is current where it calls.
 
-A program that does not has never imported it, which is all that is looked at. Nodes are told of what is recorded.
+A program that does not has never imported ``API``, which is all that is looked at, where a call is made. Nodes are
+told of what is recorded.
 """
 
 import sys
@@ -17,11 +18,6 @@ from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.errors import BedrockishError
 
 API = "opentelemetry.trace"
-
-
-def is_used() -> bool:
-    """Whether the program uses OpenTelemetry."""
-    return API in sys.modules
 
 
 @contextmanager

@@ -114,7 +114,7 @@ async def test_a_client_goes_to_a_node_that_it_has_learnt_of() -> None:
     first, second = Knows("A"), ScriptedNode("B")
     first.others = (second,)
     async with running(first, second) as url, open_client(url.partition(",")[0] + "/?discover=yes") as client:
-        while len(client._core.route) < 2:  # noqa: ASYNC110  its own task
+        while len(client._core.route.addresses) < 2:  # noqa: ASYNC110  its own task
             await trio.sleep(0.01)
         assert (await client.execute("SELECT 1")).place == ("A", 1)
         first.scope.cancel()

@@ -30,6 +30,7 @@ from bedrockish.api.wire import (
     Failed,
     Reply,
     Step,
+    Told,
     decode_reply,
     encode_call,
 )
@@ -93,7 +94,6 @@ class _Call:
     what: What
     started: float
     deadline: float
-    harmless: bool
     link: int | None = None  # on which it is under way
     lost: int = 0  # attempts that went out and were never answered
     deaths: int = 0  # links that died with it on them, without a word
@@ -102,6 +102,18 @@ class _Call:
     tries: int = 0  # attempts that a node did not take, or whose answer was lost
     retry_at: float = -math.inf
     error: BedrockishError | None = None
+
+    @property
+    def harmless(self) -> bool:
+        """Whether it changes nothing, whatever happens to it. That takes reading its text: asked only in need."""
+        if isinstance(self.what, Request):
+            return only_reads(self.what)
+        return not isinstance(self.what, Step) or is_harmless(self.what)
+
+    @property
+    def name(self) -> str | None:
+        """The transaction whose link it must go on; None if any node can answer."""
+        return name_of(self.what) if isinstance(self.what, Step) else None
 
 
 class ClientCore:
@@ -126,9 +138,8 @@ class ClientCore:
 
     def call(self, what: What, timeout_s: float, now: float) -> tuple[int, list[Effect]]:
         """Begin a call; its outcome will come as a ``Finish`` with the number returned here."""
-        harmless = only_reads(what) if isinstance(what, Request) else not isinstance(what, Step) or is_harmless(what)
         number = self._number()
-        call = self._calls[number] = _Call(what, now, now + timeout_s, harmless)
+        call = self._calls[number] = _Call(what, now, now + timeout_s)
         call.lost = int(isinstance(what, Step) and what.op == SETTLE)  # there is an earlier attempt to learn about
         return number, self._pump(now)
 
@@ -197,7 +208,7 @@ class ClientCore:
                     times.append(call.retry_at)
                 else:
                     ready = True
-                if call.harmless or not call.lost:
+                if not call.lost or call.harmless:
                     times.append(self.route.hopeless_at(call.started))
         if ready and self._current is None:
             times.append(self.route.redial_at)
@@ -249,14 +260,7 @@ class ClientCore:
         if not isinstance(reply, Failed):
             self._forget(reply.id)
             self._note(call.what, reply)
-            if begins(call.what, reply):
-                self._homes[call.what.request.command] = link
-            elif ends(call.what, reply):
-                self._homes.pop(call.what.request.command, None)
-            outcome = judged(call.what, reply)
-            if call.braked is not None and isinstance(outcome, UnavailableError):
-                outcome = two_died(call.braked)
-            assert not isinstance(outcome, Failed)
+            outcome = self._stepped(link, call, reply) if isinstance(call.what, Step) else reply
             effects.append(Finish(reply.id, outcome))
             return
         call.error = reply.error
@@ -265,7 +269,7 @@ class ClientCore:
             self._homes[call.what.request.command] = link
             effects.append(Finish(reply.id, reply.error))
             return
-        if name_of(call.what) is not None and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
+        if call.name is not None and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
             self._forget(reply.id)
             if ends(call.what, reply):
                 self._homes.pop(call.what.request.command, None)
@@ -275,7 +279,7 @@ class ClientCore:
             return
         hurried = call.hurried and now < call.started + 0.8 * (call.deadline - call.started)
         verdict = judge(reply.error, lost=call.lost, harmless=call.harmless, hurried=hurried)
-        if isinstance(reply.error, ForgottenError) and call.tries + 1 >= len(self.route):
+        if isinstance(reply.error, ForgottenError) and call.tries + 1 >= len(self.route.addresses):
             verdict = Verdict.FINAL  # another node may remember more, but everybody was asked
         match verdict:
             case Verdict.FINAL:
@@ -294,6 +298,17 @@ class ClientCore:
             case unknown:
                 assert_never(unknown)
 
+    def _stepped(self, link: int, call: _Call, reply: Answered | Told) -> Answered | Told | BedrockishError:
+        """Note what a step of a transaction or a stream has begun or ended, and return what its reply means."""
+        if begins(call.what, reply):
+            self._homes[call.what.request.command] = link
+        elif ends(call.what, reply):
+            self._homes.pop(call.what.request.command, None)
+        outcome = judged(call.what, reply)
+        if call.braked is not None and isinstance(outcome, UnavailableError):
+            return two_died(call.braked)
+        return outcome
+
     def _note(self, what: What, reply: Reply) -> None:
         """Keep in mind which of the last commands have only read, for a while: no node does."""
         request = what if isinstance(what, Request) else what.request if isinstance(what, Step) else None
@@ -311,12 +326,12 @@ class ClientCore:
             self._links[call.link].calls.discard(number)
         call.link = None
         call.tries += 1
-        rounds, rest = divmod(call.tries, len(self.route))
+        rounds, rest = divmod(call.tries, len(self.route.addresses))
         # The first time round, the next node is asked at once; after that, everybody was asked and needs a pause.
         call.retry_at = now if rest and not rounds else now + self._backoff.pause_s(max(rounds, 1), self._draw)
 
     def _leave(self, link: int, now: float, towards: Sequence[Address] = ()) -> None:
-        if link == self._current and (towards or len(self.route) > 1):
+        if link == self._current and (towards or len(self.route.addresses) > 1):
             self._current = None
             self.route.leave(towards, now)
 
@@ -325,7 +340,7 @@ class ClientCore:
         end = giving_up(given_up.what)
         if end is not None and given_up.link is not None and given_up.link in self._links:
             self._homes[end.request.command] = given_up.link
-            self._calls[self._number()] = _Call(end, now, now + DIAL_TIMEOUT_S, harmless=True)
+            self._calls[self._number()] = _Call(end, now, now + DIAL_TIMEOUT_S)
 
     def _forget(self, number: int) -> None:
         call = self._calls.pop(number, None)
@@ -356,7 +371,7 @@ class ClientCore:
                     effects.append(Finish(lost, two_died(error)))
                     continue
                 call.what, call.braked = settled(call.what), error  # what became of it is asked without its text
-            call.error = error if name_of(call.what) is None else gone(call.what, str(link.address), error)
+            call.error = error if call.name is None else gone(call.what, str(link.address), error)
             self._again(lost, call, now)
 
     # --- the pump: everything that follows from the state and the time ---
@@ -367,7 +382,7 @@ class ClientCore:
         ready = self._ready(now, effects)
         for number in ready:
             self._calls[number].retry_at = -math.inf  # its pause is over: no reason to wake up for it again
-        if ready:
+        if ready and self._current is None:
             self._dial(now, effects)
         link = self._links.get(self._current) if self._current is not None else None
         if link is not None and link.is_open:
@@ -386,7 +401,7 @@ class ClientCore:
         for number, call in list(self._calls.items()):
             if call.link is not None or call.retry_at > now:
                 continue
-            name = name_of(call.what)
+            name = call.name
             if name is None:
                 ready.append(number)
             elif name in self._homes:
@@ -397,7 +412,7 @@ class ClientCore:
         return ready
 
     def _dial(self, now: float, effects: list[Effect]) -> None:
-        if self._current is not None or now < self.route.redial_at:
+        if now < self.route.redial_at:
             return
         address = self.route.next(now)
         self._current = self._number()
@@ -439,8 +454,8 @@ class ClientCore:
         left = call.deadline - now
         timeout_s = left - min(left / 4, 2.0)
         longest_s, patience_s = timeout_s, PATIENCE_S * 2.0 ** min(call.tries, 30)
-        goes_anywhere = name_of(call.what) is None
-        call.hurried = goes_anywhere and len(self.route) > 1 and timeout_s > patience_s
+        goes_anywhere = call.name is None
+        call.hurried = goes_anywhere and len(self.route.addresses) > 1 and timeout_s > patience_s
         if call.hurried:
             timeout_s = patience_s
         # An UPDATE that finds no row answers like a read. After a lost attempt it must not do so from a snapshot that
@@ -457,8 +472,11 @@ class ClientCore:
 
     def _expire(self, now: float, effects: list[Effect]) -> None:
         for number, call in list(self._calls.items()):
-            certain = call.harmless or not call.lost  # it need not be asked for what became of it
-            hopeless = call.link is None and certain and now >= self.route.hopeless_at(call.started)
+            waits_for_link = call.link is None and self.route.unreachable_since is not None
+            if now < call.deadline and not waits_for_link:
+                continue
+            certain = not call.lost or call.harmless  # it need not be asked for what became of it
+            hopeless = waits_for_link and certain and now >= self.route.hopeless_at(call.started)
             if now < call.deadline and not hopeless:
                 continue
             uncertain = not call.harmless and (call.lost > 0 or call.link is not None)

@@ -39,6 +39,7 @@ class Route:
     """The list of nodes and the place in it.
 
     Attributes:
+        addresses: all nodes that may be asked.
         redial_at: when the next link may be dialled.
         unreachable_since: since when no node can be reached; None while one can, or nobody has tried.
         error: why the last link could not be had, or was lost.
@@ -46,7 +47,7 @@ class Route:
 
     def __init__(self, target: Target, backoff: Backoff, draw: Callable[[], float]) -> None:
         self._target, self._backoff, self._draw = target, backoff, draw
-        self._addresses = list(target.addresses)
+        self.addresses = tuple(target.addresses)
         self._turn = 0
         self._failures = 0  # dials that failed since a link was last opened
         self._avoid_until: dict[Address, float] = {}
@@ -55,23 +56,15 @@ class Route:
         self.unreachable_since: float | None = None
         self.error: BedrockishError | None = None
 
-    def __len__(self) -> int:
-        return len(self._addresses)
-
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        """All nodes that may be asked."""
-        return tuple(self._addresses)
-
     def next(self, now: float) -> Address:
         """Return the node to dial now."""
         if self.unreachable_since is None:
             self.unreachable_since = now
-        count = len(self._addresses)
+        count = len(self.addresses)
         turns = [(self._turn + step) % count for step in range(count)]
-        alive = [turn for turn in turns if self._avoid_until.get(self._addresses[turn], -math.inf) <= now]
+        alive = [turn for turn in turns if self._avoid_until.get(self.addresses[turn], -math.inf) <= now]
         self._turn = (alive or turns)[0]
-        return self._addresses[self._turn]
+        return self.addresses[self._turn]
 
     def opened(self, address: Address) -> None:
         """A link to a node stands."""
@@ -89,11 +82,11 @@ class Route:
         """
         self._turn += 1
         if towards:
-            new = [address for address in towards if address not in self._addresses]
-            self._addresses += new[: max(0, LEARNT_MAX - len(self._addresses))]
-            here = [address for address in towards if address in self._addresses]
+            new = [address for address in towards if address not in self.addresses]
+            self.addresses += tuple(new[: max(0, LEARNT_MAX - len(self.addresses))])
+            here = [address for address in towards if address in self.addresses]
             here.sort(key=lambda address: self._avoid_until.get(address, -math.inf) > now)
-            self._turn = self._addresses.index(here[0]) if here else self._turn
+            self._turn = self.addresses.index(here[0]) if here else self._turn
 
     def lost(self, error: BedrockishError) -> None:
         """A link that stood is over."""
@@ -106,7 +99,7 @@ class Route:
             self._denied = error
         self._failures += 1
         self._avoid_until[address] = now + AVOID_S
-        rounds, rest = divmod(self._failures, len(self))
+        rounds, rest = divmod(self._failures, len(self.addresses))
         self.redial_at = now if rest else now + self._backoff.pause_s(rounds, self._draw)
 
     def learn(self, found: Mapping[Address, bool], now: float) -> bool:
@@ -115,11 +108,11 @@ class Route:
         Those of the URL stay: they may be the names by which only clients know the nodes.
         """
         known = {*self._target.addresses, *found}
-        here = self._addresses[self._turn % len(self)]
-        kept = [address for address in self._addresses if address in known or address == here]
+        here = self.addresses[self._turn % len(self.addresses)]
+        kept = [address for address in self.addresses if address in known or address == here]
         new = [address for address in found if address not in kept][: max(0, LEARNT_MAX - len(kept))]
-        self._addresses = [*kept, *new]
-        self._turn = self._addresses.index(here)
+        self.addresses = (*kept, *new)
+        self._turn = self.addresses.index(here)
         for address, is_up in found.items():
             if is_up:
                 self._avoid_until.pop(address, None)
@@ -130,7 +123,7 @@ class Route:
     @property
     def is_denied(self) -> bool:
         """Whether every node was asked, and one of them does not let us in."""
-        return self._denied is not None and self._failures >= len(self)
+        return self._denied is not None and self._failures >= len(self.addresses)
 
     def hopeless_at(self, started: float) -> float:
         """Return when a call that began then may be given up because no node can be reached; infinity for never."""
@@ -146,6 +139,6 @@ class Route:
             return self._denied
         if isinstance(self.error, ProtocolMismatchError):
             return self.error
-        where = ", ".join(str(address) for address in self._addresses)
+        where = ", ".join(str(address) for address in self.addresses)
         reason = f": {self.error.message}" if self.error is not None else ""
         return UnavailableError(f"no node can be reached at {where}{reason}")

@@ -26,6 +26,7 @@ from bedrockish.api.wire import (
     Failed,
     Reply,
     Step,
+    Told,
 )
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 
@@ -93,7 +94,7 @@ def gone(what: What, where: str, why: BedrockishError | None) -> UnavailableErro
     )
 
 
-def judged(what: What, reply: Reply) -> Reply | BedrockishError:
+def judged(what: What, reply: Answered | Told) -> Answered | Told | BedrockishError:
     """Return what a reply means to the caller: an empty transaction in place of a COMMIT is an error."""
     if isinstance(what, Step) and what.op == SETTLE and isinstance(reply, Answered) and reply.answer.results == NOTHING:
         return UnavailableError(

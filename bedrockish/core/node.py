@@ -218,7 +218,8 @@ class Node:
         check_invariants(self.state, self.apply_queue, self.coordinator)
 
     def _answer(self) -> list[Effect]:
-        self.coordinator.together.settle()
+        if self.coordinator.together.leading:
+            self.coordinator.together.settle()
         self._settle()
         # Whoever belongs on the new schema waits for it: time is closed at each step, not at the next heartbeat.
         if self.state.schema.scheduled is not None and self.safe_time.hurry():
@@ -240,10 +241,11 @@ class Node:
         self.apply_queue.settle()
         while state.votes.ended or state.votes.released or state.progress or voting.approved:
             approved, voting.approved = voting.approved, []
-            for transaction in approved:
+            replies = self.coordinator.replies
+            for transaction in approved if replies.wait_queue.heads or replies.turns.until else ():
                 # Else it has ended in this very step, and nobody waits for it.
                 if transaction.txid in state.votes.pending:
-                    self.coordinator.replies.wait_queue.became_pending(transaction.txid, transaction.access_set)
+                    replies.wait_queue.became_pending(transaction.txid, transaction.access_set)
             if state.take_progress():
                 if voting.deferred:
                     voting.settle()
@@ -262,7 +264,7 @@ class Node:
                 self.coordinator.ended(txid)
                 if recovery.rounds or recovery.deferred:
                     recovery.ended(txid)
-            for txid in state.votes.take_released():
+            for txid in state.votes.take_released() if state.votes.released else ():
                 self.coordinator.released(txid)
                 if recovery.rounds:
                     recovery.released(txid)

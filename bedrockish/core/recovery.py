@@ -197,7 +197,7 @@ class Recovery:
     def _promise(self, peer: str, message: Recover | Accept) -> Vote | None:
         """Promise to accept no lower ballot; None if a higher one is promised, or the outcome is known and told."""
         state = self.state
-        transaction = state.pieces.read(message.body)
+        transaction = state.read_body(message.body)
         txid = transaction.txid
         # Followed, it would take the clocks of all there for good. A BEGIN is held against V15; this cannot be refused
         # for less.

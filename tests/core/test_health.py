@@ -331,6 +331,6 @@ def test_a_leader_whose_rows_a_voter_does_not_have_is_in_doubt_of_its_own() -> N
     made = transaction("B", 1)
     node = doubting("", Recovered("B", "b", MEMBERS, votes=(Vote(made.txid, made, held=True),)))
     assert node.state.doubts == 0
-    node.coordinator.attempts[made.txid] = Attempt(made, (), 0.0, {"B": 0})
+    node.coordinator.attempts[made.txid] = Attempt(made, [], 0.0, {"B": 0})
     node.step(Received("A", Reject(made.txid, Reason.DIFFERS, None, b"", CLOCK)), Now(0.1, WALL))
     assert node.state.doubts == 1

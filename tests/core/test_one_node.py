@@ -291,7 +291,6 @@ def test_a_change_that_needs_time_is_in_force_after_it(members: Membership) -> N
     change = replace(executed(), kind=SCHEMA, delay_ms=90_000)
     request_id = InFlight(1, Request("c", (Statement("alter", ()),)), 1.0)
     assert milliseconds(activation_clock(here, request_id, change, CLOCK)) - milliseconds(CLOCK) == 90_000
-    assert activation_clock(here, request_id, replace(change, kind=ROWS), CLOCK) == 0
 
 
 def test_a_wall_clock_is_followed_as_far_as_others_are_near() -> None:

@@ -139,7 +139,7 @@ def test_what_breaks_without_the_fault_is_no_evidence(
 
 def test_a_scope_that_breaks_without_the_fault_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a quorum that is too small in both."""
-    monkeypatch.setattr(roster.Roster, "quorum", 1)
+    monkeypatch.setattr(roster, "approvals_needed", lambda _voters: 1)
     catch = Hunter(seconds=60, worlds=1).in_scope("no test 4", "meet-3")
     assert not catch.law
     assert catch.unsound.startswith("meet-3: no concurrent conflicting commits")

@@ -97,9 +97,9 @@ class Script:
 class PlainRoster(Roster):
     """A node that follows the gist to the letter: over half of the voters are always enough."""
 
-    @property
-    def quorum(self) -> int:
-        return self.majority
+    def set_membership(self, membership: Membership, seconds: float) -> None:
+        super().set_membership(membership, seconds)
+        self.quorum = self.majority
 
 
 class Table:
@@ -159,7 +159,9 @@ class Table:
         recovered = place.disk.durable.recover(name, self.membership)
         place.node = Node(recovered, Settings(), draws(ord(name)), self.now, has_applied=place.disk.has_applied)
         if self.plain:
-            place.node.state.roster.__class__ = PlainRoster
+            roster = place.node.state.roster
+            roster.__class__ = PlainRoster
+            roster.set_membership(roster.membership, self.seconds)
         self.perform(name, place.node.start(self.now))
 
     def _step(self, name: str, event: Event) -> None:

@@ -165,7 +165,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "no command key": fault(
         "two executions of one command conflict",
-        (coordinator, "claim", "{command_key(command) for command in commands}", "set()"),
+        (coordinator, "claim", "map(command_key, commands)", "()"),
         (_State, "happened", "for command in commands:", "for command in ():"),
         **{"sync_ms": 20.0, "delay_ms": 20.0, "timeout_s": 0.3, "load_s": 3.0},
     ),

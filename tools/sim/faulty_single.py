@@ -114,7 +114,7 @@ SINGLE: dict[str, Moment] = {
     ),
     "a COMMIT does not move the clock": _here(
         "what is begun after a commit was taken is younger",
-        *(_State, "take", "self.clock.adjust(entry.txid.clock)", "pass"),
+        *(_State, "take", "self.clock.adjust(txid.clock)", "pass"),
         "test_taking_a_commit_moves_the_clock",
     ),
     "early COMMITs are dropped": _here(

@@ -120,7 +120,7 @@ USES: dict[str, Fault] = {
     ),
     "settled and yet it happens": fault(
         "the empty transaction that settles a command conflicts with it",
-        (coordinator, "claim", "{command_key(command) for command in commands}", "set()"),
+        (coordinator, "claim", "map(command_key, commands)", "()"),
         (_State, "happened", "for command in commands:", "for command in ():"),
         **{**_TALKS, "faults": ("one_way", "pause"), "fault_every_s": 0.05, "timeout_s": 0.3},
     ),

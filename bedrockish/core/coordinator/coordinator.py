@@ -18,7 +18,7 @@ from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import Attempt, InFlight, Stage
 from bedrockish.core.coordinator.revalidation import move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
-from bedrockish.core.coordinator.wait_queue import Together
+from bedrockish.core.coordinator.wait_queue import SIZE_MAX, Together
 from bedrockish.core.protocol.effects import Execute
 from bedrockish.core.protocol.messages import Approve, Commit, Reason, Reject, ToldClock
 from bedrockish.core.protocol.records import FORGOTTEN, Prepared
@@ -31,7 +31,7 @@ from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ReadOnlyError, UnavailableError, forgotten, told_too_early
 from bedrockish_journal.model.access_set import is_clock
 from bedrockish_journal.model.clock import moved
-from bedrockish_journal.model.transaction import ROWS, Txid
+from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid
 from bedrockish_journal.model.vector import covers
 
 
@@ -76,11 +76,15 @@ class Coordinator:
                 # What the session has seen exists somewhere: it is fetched, for its COMMIT may never come here by
                 # itself.
                 self.apply_queue.want(asked.token.vector)
-        self.together.start(ready)
+        if len(ready) > 1:
+            self.together.start(ready)
+        elif ready:
+            self._execute(ready[0])
 
     def settle(self) -> None:
         """Start the requests whose session, and whose schema, this node has caught up with."""
-        for inflight in self.replies.schema_barrier.released():
+        barrier = self.replies.schema_barrier
+        for inflight in barrier.released() if barrier.waiting else ():
             self._execute(inflight)
         for inflight in list(self._behind.values()):
             if inflight.stage is not Stage.TOKEN or inflight.number not in self.replies.in_flight:
@@ -91,8 +95,10 @@ class Coordinator:
 
     def _execute(self, inflight: InFlight) -> None:
         inflight.is_free = False
-        # What is executed now would only be executed again when the change is in force.
-        if self.checking.waits_for_schema(inflight):
+        # Executed for the first time, it may be a read that need not wait. What is executed again now would only be
+        # executed once more when the change is in force.
+        is_again = inflight.access_set is not None or inflight.read is not None
+        if is_again and self.checking.waits_for_schema(inflight):
             return
         if inflight.wants_clock and not inflight.once:
             inflight.move(Stage.CLOCK)
@@ -107,8 +113,11 @@ class Coordinator:
         inflight.refused = None
         # Only now: a majority's clocks have moved ours up, so the next value is later than all that was acknowledged.
         clock = self.state.clock.tick() if inflight.wants_clock else 0
-        self.together.goes_first(inflight)
-        self.state.outbox.emit(Execute(inflight.number, clock, self.replies.wait_queue.group(inflight)))
+        group: tuple[int, ...] = ()
+        if inflight.behind:
+            self.together.goes_first(inflight)
+            group = self.replies.wait_queue.group(inflight)
+        self.state.outbox.emit(Execute(inflight.number, clock, group))
 
     def clock_wanted(self, number: int) -> None:
         """What is executed calls ``transaction_clock()``: get one first."""
@@ -164,7 +173,7 @@ class Coordinator:
         if not state.roster.is_voter(state.me):
             self._refuse_write(inflight)
             return
-        if self.offers.has_to_wait(number, prepared):
+        if requests.is_large(prepared, state.settings.inline_bytes) and self.offers.has_to_wait(number, prepared):
             inflight.move(Stage.AHEAD)
             inflight.ahead = prepared
             self.replies.wait_queue.leave(inflight)  # nobody is to wait for what may take seconds to arrive
@@ -197,9 +206,11 @@ class Coordinator:
         """Test a transaction on ourselves, and begin it."""
         state = self.state
         clock = prepared.clock or state.clock.tick()  # what its client was told, or a new one
-        activates = activation_clock(state, inflight, prepared, clock)
+        activates = activation_clock(state, inflight, prepared, clock) if prepared.kind == SCHEMA else 0
+        commands: tuple[str, ...] = (inflight.request.command,)
         # All ids, so that none of the commands that share it can happen elsewhere as well.
-        commands = (inflight.request.command, *(command for command, _ in prepared.joined))
+        if prepared.joined:
+            commands += tuple(command for command, _ in prepared.joined)
         inflight.writes = True
         inflight.access_set = claim(prepared.access_set, commands, prepared.kind, clock, activates)
         # First of all tests: a command that has happened has its answer in the journal, whatever else is in its way.
@@ -210,7 +221,8 @@ class Coordinator:
                 self._happened(inflight, happened)
             return
         # Decided by its own clock: with a smaller one than the activation it belongs on the old schema and goes on.
-        if self.replies.schema_barrier.blocks(inflight, prepared, clock):
+        is_scheduled = state.schema.scheduled is not None
+        if is_scheduled and self.replies.schema_barrier.blocks(inflight, prepared, clock):
             self.replies.wait_queue.leave(inflight)
             return
         # Every voter would refuse it (V16): what its snapshot may have missed is no longer compared with anything.
@@ -277,10 +289,10 @@ class Coordinator:
                 return partial(self._wait, inflight, found.other)
         # Another request of this node that pauses for the same keys was here before: it goes first, or the newest would
         # always be the quickest.
-        head = queue.head(inflight, access_set)
+        head = queue.head(inflight, access_set) if queue.heads else None
         if head is not None:
             return partial(queue.line_up, inflight, head)
-        left_ms = self.replies.turns.left_ms(access_set)
+        left_ms = self.replies.turns.left_ms(access_set) if self.replies.turns.until else 0
         return partial(self.replies.wait_for_turn, inflight, left_ms) if left_ms else None
 
     def _wait(self, inflight: InFlight, other: Txid) -> None:
@@ -299,14 +311,18 @@ class Coordinator:
                 self.replies.pause(inflight, 1)
             return
         # What it conflicts with has to be rolled back first where it is approved; the others are none of its business.
-        met = state.votes.pending.conflicts(inflight.access_set) if self.rollbacks.rolling else ()
-        rolling = tuple(sorted(found.other for found in met if found.other in self.rollbacks))
+        rolling: tuple[Txid, ...] = ()
+        if self.rollbacks.rolling:
+            met = state.votes.pending.conflicts(inflight.access_set)
+            rolling = tuple(sorted(found.other for found in met if found.other in self.rollbacks))
         transaction = requests.make_transaction(state, inflight, prepared, clock, activates, rolling)
         # V11 binds our own transactions like those of others, or a busy node would starve a membership change itself.
-        if self.voting.steps_back(transaction):
+        if self.voting.barrier is not None and self.voting.steps_back(transaction):
             self.replies.pause(inflight, 10 + 20 * state.draw())
             return
-        joined = self.replies.wait_queue.joined(inflight, [command for command, _ in prepared.joined])
+        joined: list[InFlight] | None = []
+        if prepared.joined:
+            joined = self.replies.wait_queue.joined(inflight, [command for command, _ in prepared.joined])
         if joined is None:
             self._execute(inflight)  # one of them is over: its time, or it was answered
             return
@@ -316,23 +332,19 @@ class Coordinator:
         state.votes.hold(transaction)
         approvals = {state.me: state.timelines.applied.get(state.me, 0)}
         now = state.clock.now.seconds
-        trace = next((one.request.trace for one in (inflight, *joined) if one.request.trace), "")
-        numbers = (inflight.number, *(one.number for one in joined))
-        attempt = Attempt(transaction, numbers, now, approvals, said=now, trace=trace)
-        # A group that is rejected is cut in half; those that waited for each other are not (``Together``).
-        attempt.is_group = any(one.is_free for one in joined)
+        attempt = Attempt(transaction, [inflight.number], now, approvals, said=now, trace=inflight.request.trace)
         assert txid not in self.attempts, "a name is given once"
         self.attempts[txid] = attempt
+        for one in joined:
+            attempt.share(one)
+            state.counts["grouped" if one.is_free else "joined"] += 1
         for one in (inflight, *joined):
             one.move(Stage.IN_FLIGHT)
             one.begun = txid.clock
             one.open.add(txid)
-        for one in joined:
-            one.attempts += 1
-        state.counts["grouped"] += sum(one.is_free for one in joined)
-        state.counts["joined"] += sum(not one.is_free for one in joined)
         state.outbox.send_voters(attempt.begin)
-        self.replies.wait_queue.begun(inflight, transaction)
+        if inflight.behind:
+            self.replies.wait_queue.begun(inflight, transaction)
         # Where we are the only voter, our own vote is all that there is to count.
         self._count(attempt)
 
@@ -357,7 +369,7 @@ class Coordinator:
         assert state.me in attempt.approvals, "its leader's own vote is one of the quorum"
         attempt.counting = False
         # From here on an approval or a reject that still comes changes nothing: it is decided once.
-        self.replies.turns.took(state.clock.now.seconds - attempt.since)
+        state.note_commit(state.clock.now.seconds - attempt.since)
         peers = list(state.roster.peers)  # also one that this may remove
         # Who approved by now is in the label; a later approval is no evidence of anything.
         entry = self.apply_queue.lead(transaction, attempt.approvals)
@@ -459,8 +471,7 @@ class Coordinator:
         return any(inflight.stage is Stage.IN_FLIGHT for inflight in self._requests_of(attempt))
 
     def _requests_of(self, attempt: Attempt) -> list[InFlight]:
-        found = [self.replies.in_flight.get(number) for number in attempt.numbers]
-        return [inflight for inflight in found if inflight is not None]
+        return [*filter(None, map(self.replies.in_flight.get, attempt.numbers))]
 
     def again(self, number: int) -> None:
         """A pause is over."""
@@ -514,19 +525,24 @@ class Coordinator:
         """An outcome became known: answer its client, and go on with those that waited for it."""
         # Whoever ended it: our quorum, our rollback, a recovery or safe time.
         attempt = self.attempts.pop(txid, None)
-        self.rollbacks.forget(txid)
+        if txid in self.rollbacks.rolling:
+            self.rollbacks.forget(txid)
         known, queue = self.state.commit_window.known.get(txid), self.replies.wait_queue
-        contested = attempt is not None and any(inflight.contested for inflight in self._requests_of(attempt))
+        in_flight = self._requests_of(attempt) if attempt is not None else []
+        contested = False
+        for inflight in in_flight:
+            contested = contested or inflight.contested
         if known is not None and known.kind == ROWS and (contested or txid in queue.waits):
             # Where somebody waits, turns are taken; elsewhere a reservation would only slow down who comes by.
             self.replies.turns.reserve(txid, known.access_set)
-        for inflight in self._requests_of(attempt) if attempt is not None else ():
+        for inflight in in_flight:
             assert attempt is not None
             self.replies.ended(inflight, attempt.transaction, commit=self.state.votes.outcomes[txid])
         # Nobody was in the way, so more may go together.
-        if attempt is not None and known is not None and not contested:
+        if attempt is not None and known is not None and not contested and self.together.size < SIZE_MAX:
             self.together.grow()
-        queue.released(txid, known.kind if known is not None else ROWS)
+        if txid in queue.waits:
+            queue.released(txid, known.kind if known is not None else ROWS)
 
     def released(self, txid: Txid) -> None:
         """A transaction is in nobody's way here any more: go on with those that waited for it."""

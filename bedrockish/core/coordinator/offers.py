@@ -8,7 +8,7 @@ again, and only the pieces that differ travel again.
 from dataclasses import dataclass, field
 
 from bedrockish.core.protocol.messages import Offer, Piece, Stored, Want
-from bedrockish.core.protocol.pieces import Cut, is_large
+from bedrockish.core.protocol.pieces import Cut
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.replica.staging import Staging
 from bedrockish.core.state.state import State
@@ -48,13 +48,14 @@ class Offers:
         self._count = 0
 
     def has_to_wait(self, request: int, prepared: Prepared) -> bool:
-        """Whether what was executed has to be at a quorum before it is begun, and is not; then it is sent there.
+        """Whether something large that was executed has to be at a quorum before it is begun, and is not; then it is
+        sent there.
 
         One that was told its clock is begun at once: that clock does not wait.
         """
         state = self.state
-        # What is small fits into the BEGIN itself; an older member reads no pieces at all.
-        if not is_large(prepared, state.settings.inline_bytes) or prepared.clock or not state.outbox.takes_pieces:
+        # An older member reads no pieces at all.
+        if prepared.clock or not state.outbox.takes_pieces:
             return False
         cut = state.pieces.cutter.cut_prepared(prepared)
         # Nobody else has to have them.

@@ -155,8 +155,6 @@ class Checking:
 
     def waits_for_schema(self, inflight: InFlight) -> bool:
         """Whether a request that is executed again has to wait for a schema change first: it would be for nothing."""
-        if inflight.access_set is None and inflight.read is None:
-            return False  # it may be a read that need not wait
         state = self.state
         change = state.votes.pending.schema_change()
         if change is not None and change.activates <= state.clock.read():

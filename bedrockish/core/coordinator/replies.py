@@ -74,7 +74,8 @@ class Replies:
         self.in_flight.pop(inflight.number, None)
         # The driver lets it leave when all that this step rests on is durable, as it does with messages.
         self.state.outbox.emit(Reply(inflight.number, answer))
-        self.wait_queue.leave(inflight)
+        if inflight.behind or self.wait_queue.heads:
+            self.wait_queue.leave(inflight)
 
     def ended(self, inflight: InFlight, transaction: Transaction, *, commit: bool) -> None:
         """A transaction that it had a part in has ended."""

@@ -27,6 +27,7 @@ from bedrockish_journal.model.vector import merge
 
 ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
 UNFIT_MAX = 5  # times; what is that slow will be so again
+KEY_BYTES = 32  # about as long as a key is
 READ_AGAIN_MS = 5  # pause before a strict read that had a writer in its way is executed again
 
 
@@ -161,7 +162,7 @@ class Attempt:
     """
 
     transaction: Transaction
-    numbers: tuple[int, ...]  # whose: of the command, and of those that joined it
+    numbers: list[int]  # whose: of the command, and of those that joined it
     since: float
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
@@ -174,6 +175,14 @@ class Attempt:
     def begin(self) -> Begin:
         """What its voters are asked."""
         return Begin(self.transaction.body, self.trace)
+
+    def share(self, inflight: InFlight) -> None:
+        """Take in a request that shares the transaction with the one that it is begun for."""
+        self.numbers.append(inflight.number)
+        # A group that is rejected is cut in half; those that waited for each other are not (``Together``).
+        self.is_group = self.is_group or inflight.is_free
+        self.trace = self.trace or inflight.request.trace
+        inflight.attempts += 1
 
     def lost_for(self) -> Reject | None:
         """Return a reject that names another transaction, if there is one."""
@@ -216,6 +225,16 @@ def make_transaction(
         prepared.shares,
         prepared.users or ((inflight.request.user,) if inflight.request.user else ()),
     )
+
+
+def is_large(prepared: Prepared, limit: int) -> bool:
+    """Whether what was executed is too large to be sent in the BEGIN itself; cheap, and about right."""
+    keys = prepared.access_set
+    # Encoding it to know would take as long as cutting it.
+    size = len(prepared.changes) + len(prepared.result) + KEY_BYTES * (len(keys.read_points) + len(keys.write_points))
+    for _, result in prepared.joined:
+        size += len(result)
+    return size > limit
 
 
 def schema_failed(failure: str) -> BedrockishError:

@@ -17,13 +17,12 @@ DOUBLINGS_MAX = 6
 
 
 def activation_clock(state: State, inflight: InFlight, prepared: Prepared, clock: int) -> int:
-    """Return from which clock on a schema change of this clock is to be in force; 0 for any other transaction.
+    """Return from which clock on a schema change of this clock is to be in force.
 
     Alone, a voter has nobody to tell. A change that was turned down came into force too soon for somebody, so its next
     attempt leaves more time. One whose index is built beside its table leaves the time that this takes.
     """
-    if prepared.kind != SCHEMA:
-        return 0
+    assert prepared.kind == SCHEMA
     delay_ms = 0
     if len(state.roster.voters) > 1:
         delay_ms = state.settings.schema_delay_ms << min(inflight.rejections, DOUBLINGS_MAX)

@@ -16,10 +16,7 @@ from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 COMMITS = 4  # as many times as long as a commit takes may a leader's BEGIN take when it is its turn
-COMMIT_S = 0.005  # from BEGIN to the quorum, until it is known
-COMMIT_S_MAX = 0.1
 MEMORY = 200  # a rival that was in the way of nobody for as long as so many commits take does not count any more
-WEIGHT = 0.2  # of the newest commit in the average
 
 
 class Turns:
@@ -30,14 +27,16 @@ class Turns:
     whose name follows that of the last leader begins at once, and each other one some commits' time after the one
     before it, so that it finds the BEGIN of that one and waits for it. It is a matter of timing and nothing else:
     whoever begins out of turn is judged as ever.
+
+    Attributes:
+        until: of what ended where it is the turn of others, the seconds until which it is; empty where nobody competes.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._rivals: dict[str, float] = {}  # leader -> seconds when one of its was last in the way of ours
-        self._commit_s = COMMIT_S
         self._reserved: AccessIndex[Txid] = AccessIndex()  # what ended, and until when it is the turn of others there
-        self._until: dict[Txid, float] = {}
+        self.until: dict[Txid, float] = {}
 
     def note_rival(self, leader: str) -> None:
         """One of ours waits for, or was rejected for, a transaction of this leader."""
@@ -49,41 +48,34 @@ class Turns:
         """Those whose turn it was have not come: do not count on whom nobody has noted after ``since``, in seconds."""
         self._rivals = {rival: at for rival, at in self._rivals.items() if at > since}
 
-    def took(self, seconds: float) -> None:
-        """One of ours had its quorum so long after its BEGIN."""
-        # One that had to wait for a dead voter says nothing of how long commits take: so it counts up to a bound.
-        self._commit_s += WEIGHT * (min(seconds, COMMIT_S_MAX) - self._commit_s)
-
     def reserve(self, txid: Txid, access_set: AccessSet) -> None:
         """A transaction has ended for which others wait as well: what comes anew waits for its turn, too."""
         # No rival lately, no pause: alone with its keys, a node keeps nobody waiting.
         pause_ms = self.pause_ms(txid.leader)
-        if pause_ms and txid not in self._until:
+        if pause_ms and txid not in self.until:
             self._reserved.add(txid, access_set)
-            self._until[txid] = self._state.clock.now.seconds + pause_ms / 1000
+            self.until[txid] = self._state.clock.now.seconds + pause_ms / 1000
 
     def begins(self, access_set: AccessSet) -> None:
         """Somebody has taken the turn on these keys."""
-        if self._until:
+        if self.until:
             for found in list(self._reserved.conflicts(access_set)):
                 self._forget(found[0])
 
     def left_ms(self, access_set: AccessSet) -> float:
         """Return for how long it is the turn of others on keys of an access set, in milliseconds; 0 if it is not."""
-        if not self._until:
-            return 0.0
         now, left_s = self._state.clock.now.seconds, 0.0
-        for txid in [txid for txid, until in self._until.items() if until <= now]:
+        for txid in [txid for txid, until in self.until.items() if until <= now]:
             self._forget(txid)
         for found in self._reserved.conflicts(access_set):
             # The longest: its keys may have ended with several transactions.
-            left_s = max(left_s, self._until[found[0]] - now)
+            left_s = max(left_s, self.until[found[0]] - now)
         return 1000 * left_s
 
     def pause_ms(self, leader: str) -> float:
         """Return how long what waited for a transaction of this leader is to wait for its turn, in milliseconds."""
         state = self._state
-        since = state.clock.now.seconds - MEMORY * self._commit_s
+        since = state.clock.now.seconds - MEMORY * state.commit_s
         # In commits' times and not in seconds: a fast cluster forgets fast.
         rivals = [rival for rival, at in self._rivals.items() if at >= since and self._is_there(rival)]
         if not rivals:
@@ -92,11 +84,11 @@ class Turns:
         ring = sorted({state.me, leader, *rivals})
         place = ring.index(leader) + 1
         before = (ring[place:] + ring[:place]).index(state.me)
-        return 1000 * COMMITS * self._commit_s * before
+        return 1000 * COMMITS * state.commit_s * before
 
     def _forget(self, txid: Txid) -> None:
         self._reserved.remove(txid)
-        del self._until[txid]
+        del self.until[txid]
 
     def _is_there(self, rival: str) -> bool:
         peer = self._state.roster.peers.get(rival)
@@ -294,11 +286,12 @@ class Together:
 
     Attributes:
         size: of the next group, at most.
+        leading: those that others came together with and are behind.
     """
 
     def __init__(self, in_flight: Mapping[int, InFlight], execute: Callable[[InFlight], None]) -> None:
         self._in_flight, self._execute = in_flight, execute
-        self._leading: dict[int, InFlight] = {}  # those that others came together with and are behind
+        self.leading: dict[int, InFlight] = {}
         self.size = SIZE_MAX
 
     def start(self, in_flight: list[InFlight]) -> None:
@@ -318,14 +311,14 @@ class Together:
         """A request is executed with those behind it; whoever came with it is not to wait longer than that takes."""
         # Those behind it that want its key wait for its end anyway, and are no reason to watch it.
         if any(other.is_free for other in self._behind(inflight)):
-            self._leading[inflight.number] = inflight
+            self.leading[inflight.number] = inflight
 
     def part(self, inflight: InFlight, *, again: bool = False) -> bool:
         """Let each that came together with a request go on alone; False if nobody did.
 
         ``again``: execute the request, too, and before them.
         """
-        if self._leading.pop(inflight.number, None) is None:
+        if self.leading.pop(inflight.number, None) is None:
             return False
         free = [other for other in self._behind(inflight) if other.is_free]
         inflight.behind = deque(other.number for other in self._behind(inflight) if not other.is_free)
@@ -336,7 +329,7 @@ class Together:
 
     def settle(self) -> None:
         """Part those whose first has something to wait for."""
-        for number, inflight in list(self._leading.items()):
+        for number, inflight in list(self.leading.items()):
             # Whatever it waits for, those that only came with it are not to wait for that.
             if inflight.stage is not Stage.EXECUTING or number not in self._in_flight:
                 self.part(inflight)

@@ -17,6 +17,7 @@ Nodes of two releases speak with each other while a cluster is upgraded. How to 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields
 from enum import IntEnum
+from itertools import repeat
 from typing import Any
 
 import cbor2
@@ -410,6 +411,10 @@ def _reason(value: Any) -> int:
     return int(value)
 
 
+def _trace(value: Any) -> str:
+    return read_traceparent(value) if value else ""
+
+
 def _flag(value: Any) -> bool:
     if type(value) is not bool:
         raise EntryMalformedError(f"there should be true or false, not {value!r:.80}")
@@ -459,7 +464,7 @@ def _part(value: Any) -> bytes | tuple[bytes, int]:
 _W, _B, _T, _X, _V, _C = _whole, _bytes, _text, check_txid, check, _clock
 
 WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
-    1: (Begin, (_B, read_traceparent)),
+    1: (Begin, (_B, _trace)),
     2: (Approve, (_X, _W, _C)),
     3: (Reject, (_X, _reason, _optional(_X), _B, _C)),
     4: (Commit, (_B, _optional(_B), _B, _C)),
@@ -500,7 +505,7 @@ _REQUIRED = {
 def encode(message: Message) -> bytes:
     """Return a message as it travels."""
     cls = type(message)
-    return cbor2.dumps([NUMBERS[cls], *(getattr(message, name) for name in _NAMES[cls])])
+    return cbor2.dumps([NUMBERS[cls], *map(getattr, repeat(message), _NAMES[cls])])
 
 
 @value

@@ -23,7 +23,6 @@ from bedrockish_journal.model.transaction import Transaction, decode_transaction
 
 Name = tuple[bytes, int]  # of a piece: its sha256 and its size in bytes
 Part = bytes | Name
-KEY_BYTES = 32  # about as long as a key is
 HEAD_BYTES = 1024  # what is around the stable parts travels with the message itself, unless it is longer than this
 
 COMMAND = b"c:\0"  # keys of the commands themselves, which ``certifier.claim`` adds
@@ -53,14 +52,6 @@ class Cut:
     def names(self) -> tuple[Name, ...]:
         """The names of its pieces, in order."""
         return tuple(part for part in self.parts if type(part) is tuple)
-
-
-def is_large(prepared: Prepared, limit: int) -> bool:
-    """Whether what was executed is too large to be sent in the BEGIN itself; cheap, and about right."""
-    keys = prepared.access_set
-    # Encoding it to know would take as long as cutting it.
-    size = len(prepared.changes) + len(prepared.result) + sum(len(result) for _, result in prepared.joined)
-    return size + KEY_BYTES * (len(keys.read_points) + len(keys.write_points)) > limit
 
 
 def stable(access_set: AccessSet, changes: bytes, result: bytes, joined: Sequence[tuple[str, bytes]]) -> list[bytes]:

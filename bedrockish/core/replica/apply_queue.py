@@ -91,7 +91,7 @@ class ApplyQueue:
                 early[tick] = message
             self.want({leader: tick})
             return
-        if self._take_commit(message, label):
+        if self._take_commit(message, label) and self.early.get(leader):
             self._take_early(leader)
 
     def _take_early(self, leader: str) -> None:
@@ -201,7 +201,7 @@ class ApplyQueue:
         repeat = txid.clock <= state.clock.safe or state.is_applied(txid)
         # At or below safe time all commits are applied (T4), so what still comes there is such a second label. A node
         # that halts counts nothing after it as applied.
-        if not repeat and not self._reach_schema(entry):
+        if not repeat and entry.transaction.schema != state.schema.version and not self._reach_schema(entry):
             return
         state.apply(entry)
         state.outbox.emit(Apply(entry, repeat))

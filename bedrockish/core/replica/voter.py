@@ -47,7 +47,7 @@ class Voting:
         Raises:
             EntryMalformedError: its body is no transaction; a leader that cannot encode gets no approval.
         """
-        transaction = self.state.pieces.read(message.body)
+        transaction = self.state.read_body(message.body)
         # In somebody else's name it would be held for nobody who counts, and its rollbacks (V5) would be forged.
         if transaction.txid.leader == peer:
             self._consider(transaction)
@@ -128,7 +128,7 @@ class Voting:
             self._raise_barrier(transaction, found)
             self._reject(txid, Reason.FOR, found)
             return
-        if self._is_behind_barrier(transaction):  # V11: a membership change that was rejected goes first
+        if self.barrier is not None and self._is_behind_barrier(transaction):  # V11: a rejected one goes first
             self._reject(txid, Reason.BARRIER)
             return
         if not self._is_made_of_our_rows(transaction, until):  # V12: nor made of other rows

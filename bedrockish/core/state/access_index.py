@@ -182,8 +182,10 @@ class AccessIndex(Generic[Name]):
 
     def writers_of(self, key: bytes) -> list[Name]:
         """Return who writes a key as such, in the order in which they came."""
-        large = (name for name, one in self._large.items() if key in one.write_points)
-        return [*self._writers.holders.get(key, ()), *large]
+        found = [*self._writers.holders.get(key, ())]
+        if self._large:
+            found += [name for name, one in self._large.items() if key in one.write_points]
+        return found
 
     def is_writing(self, key: bytes) -> bool:
         """Whether anybody writes a key as such."""

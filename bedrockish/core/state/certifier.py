@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import accumulate, chain, islice, takewhile
+from itertools import accumulate, chain, islice, starmap, takewhile
 from typing import NamedTuple
 from zlib import crc32
 
@@ -70,7 +70,7 @@ def claim(access_set: AccessSet, commands: tuple[str, ...], kind: str, clock: in
     every key.
     """
     # So that two runs of one command conflict, wherever they are led: the later one is told that it has happened.
-    write_points = access_set.write_points | {command_key(command) for command in commands}
+    write_points = access_set.write_points.union(map(command_key, commands))
     if kind == SCHEMA:
         return AccessSet(
             access_set.read_points,
@@ -147,7 +147,7 @@ class Pending:
 
     def conflicts(self, access_set: AccessSet, own: Txid | None = None) -> Iterator[Conflict]:
         """Yield every pending transaction that conflicts, once each, without ``own``."""
-        return (Conflict(txid, key) for txid, key in self._index.conflicts(access_set, own))
+        return starmap(Conflict, self._index.conflicts(access_set, own))
 
     def is_writing(self, key: bytes) -> bool:
         """Whether a pending transaction writes a key as such."""

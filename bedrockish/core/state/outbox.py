@@ -3,11 +3,24 @@
 import heapq
 
 from bedrockish.core.protocol.effects import Activate, Apply, Effect, Send
-from bedrockish.core.protocol.messages import SINCE, InPieces, Message
+from bedrockish.core.protocol.messages import (
+    SINCE,
+    Accept,
+    Begin,
+    Check,
+    Commit,
+    Entries,
+    InPieces,
+    Message,
+    Promise,
+    Recover,
+)
 from bedrockish.core.protocol.pieces import Cut
 from bedrockish.core.state.clock import Clock
-from bedrockish.core.state.pieces import MAY_BE_LARGE, Pieces
+from bedrockish.core.state.pieces import Pieces
 from bedrockish.core.state.roster import Roster
+
+MAY_BE_LARGE = frozenset({Begin, Commit, Recover, Promise, Accept, Entries, Check})
 
 
 class Outbox:
@@ -33,14 +46,18 @@ class Outbox:
     @property
     def is_applying(self) -> bool:
         """Whether something is applied in this very step: the tables do not have it yet."""
-        return any(isinstance(effect, Apply | Activate) for effect in self.effects)
+        for effect in self.effects:  # noqa: SIM110  a generator costs more than there is to look at
+            if isinstance(effect, Apply | Activate):
+                return True
+        return False
 
     def send(self, peer: str, message: Message) -> None:
         """Say something to one peer."""
         kind = message.__class__
-        level = self.roster.level
         # An older member would end the link over it, again and again, and hear nothing else.
-        assert kind not in SINCE or SINCE[kind] <= level, f"level {level} does not read {kind.__name__}"
+        assert kind not in SINCE or SINCE[kind] <= self.roster.level, (
+            f"level {self.roster.level} does not read {kind.__name__}"
+        )
         self.effects.append(Send(peer, self.to_send(peer, message)))
 
     def send_voters(self, message: Message) -> None:
@@ -68,12 +85,29 @@ class Outbox:
         return self.pieces.cut(message) if message.__class__ in MAY_BE_LARGE and self._is_cut(message) else None
 
     def _is_cut(self, message: Message) -> bool:
-        return self.pieces.is_large(message) and self.takes_pieces
+        return _size(message) > self.pieces.settings.inline_bytes and self.takes_pieces
 
     @property
     def takes_pieces(self) -> bool:
         """Whether every member reads messages in pieces."""
         return self.roster.level >= SINCE[InPieces]
+
+
+def _size(message: Message) -> int:
+    """Return about how long a message is; small ones need no better answer."""
+    match message:
+        case Commit():
+            return 0 if message.body is None else len(message.body)
+        case Begin():
+            return len(message.body)
+        case Promise():
+            return sum(map(len, message.blockers))
+        case Entries():
+            return sum(len(label) + len(body) + 48 for _, label, body in message.entries)
+        case Check():
+            return len(message.access_set)
+        case _:
+            return len(getattr(message, "body", b"") or b"")
 
 
 class Timers:

@@ -7,24 +7,11 @@ fetched again. A piece stays as long as a vote, an offer or a message that is no
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bedrockish.core.protocol.messages import (
-    Accept,
-    Begin,
-    Check,
-    Commit,
-    Entries,
-    InPieces,
-    Message,
-    Promise,
-    Recover,
-    Whole,
-)
+from bedrockish.core.protocol.messages import InPieces, Message, Whole
 from bedrockish.core.protocol.pieces import Cut, Cutter, Part, Slice
-from bedrockish.core.protocol.records import Vote
 from bedrockish.core.state.settings import Settings
-from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
+from bedrockish_journal.model.transaction import Transaction, Txid
 
-MAY_BE_LARGE = frozenset({Begin, Commit, Recover, Promise, Accept, Entries, Check})
 SENT_S = 60.0  # how long a peer may take to ask for the pieces of a message
 SENT_BYTES_MAX = 256 << 20  # that wait for one peer to ask for them
 REMEMBERED_S = 5.0  # how long what was cut is remembered
@@ -65,6 +52,7 @@ class Pieces:
         offered: those of our own transactions that are not decided, by their hash.
         assembling: messages that are put together just now, in the order in which they were complete.
         sent: to each peer, the pieces of messages that it was sent and has not asked for.
+        known: the transaction of a message that came in pieces, which was read ahead; None for most of the time.
     """
 
     settings: Settings
@@ -75,46 +63,30 @@ class Pieces:
     sent: dict[str, list[Sent]] = field(default_factory=dict)
     cutter: Cutter = field(init=False)
     _forget_at: float = 0.0
-    _known: Transaction | None = None
+    known: Transaction | None = None
 
     def __post_init__(self) -> None:
         self.cutter = Cutter(self.settings.piece_bytes, self.settings.inline_bytes)
 
     def learn(self, known: Whole) -> None:
         """Remember the transaction of a message that is about to be heard: its body need not be read again."""
-        self._known = known.transaction
+        self.known = known.transaction
 
-    def read(self, body: bytes) -> Transaction:
-        """Return the transaction that a body is.
-
-        Raises:
-            EntryMalformedError: it is none.
-        """
-        known = self._known
-        return known if known is not None and known.body == body else decode_transaction(body)
-
-    def refer(self, vote: Vote) -> tuple[Part, ...] | None:
-        """Return the parts in which a vote's transaction is kept; None if that is small, or not all of it is saved."""
-        transaction = vote.transaction
-        if transaction is None or len(transaction.body) <= self.settings.inline_bytes:
-            return None
+    def refer(self, transaction: Transaction) -> tuple[Part, ...] | None:
+        """Return the parts in which the large transaction of a vote is kept; None if not all of it is saved."""
         # As its message was cut, so that the names are those of pieces that have come, or that were offered.
         cut = self.cutter.cut_body(transaction.body, transaction)
         if not cut.pieces or not cut.pieces.keys() <= self.saved.keys():
             # The vote has the body itself then, and what is saved may go.
-            self.named.pop(vote.txid, None)
+            self.named.pop(transaction.txid, None)
             return None
-        self.named[vote.txid] = tuple(cut.pieces)
+        self.named[transaction.txid] = tuple(cut.pieces)
         return cut.parts
 
     def forget_votes(self, votes: Iterable[Txid]) -> None:
         """Votes other than these are gone."""
         kept = set(votes)
         self.named = {txid: names for txid, names in self.named.items() if txid in kept}
-
-    def is_large(self, message: Message) -> bool:
-        """Whether a message is sent as its parts."""
-        return _size(message) > self.settings.inline_bytes
 
     def cut(self, message: Message) -> Cut:
         """Return how a message is cut, without what is remembered of others: so another thread may ask."""
@@ -156,22 +128,5 @@ class Pieces:
             if not self.sent[peer]:
                 del self.sent[peer]
         if seconds >= self._forget_at:
-            self._forget_at, self._known = seconds + REMEMBERED_S, None
+            self._forget_at, self.known = seconds + REMEMBERED_S, None
             self.cutter.forget()
-
-
-def _size(message: Message) -> int:
-    """Return about how long a message is; small ones need no better answer."""
-    match message:
-        case Commit():
-            return 0 if message.body is None else len(message.body)
-        case Begin():
-            return len(message.body)
-        case Promise():
-            return sum(map(len, message.blockers))
-        case Entries():
-            return sum(len(label) + len(body) + 48 for _, label, body in message.entries)
-        case Check():
-            return len(message.access_set)
-        case _:
-            return len(getattr(message, "body", b"") or b"")

@@ -53,6 +53,8 @@ class Roster:
         me: the name of this node.
         membership: the one that is applied here.
         voters: the names of its voters, in order.
+        quorum: how many approvals a commit needs.
+        majority: how many voters a promise, an acceptance or a closed time needs.
         peers: every other member, by name; and nobody else.
         joining: what a new node was told when it was taken in; None once it has caught up.
         heard_level: the highest release level of what was heard since the start.
@@ -62,7 +64,7 @@ class Roster:
 
     Invariants:
         ``me`` is not in ``peers``; every other member is.
-        ``voters`` are those of ``membership``, whose version never goes back.
+        ``voters``, and what is counted of them, are those of ``membership``, whose version never goes back.
     """
 
     def __init__(self, recovered: Recovered, health: Health, seconds: float) -> None:
@@ -77,6 +79,7 @@ class Roster:
         self.peers: dict[str, Peer] = {}
         self.membership: Membership = recovered.membership
         self.voters: list[str] = []
+        self.quorum = self.majority = 0
         self.set_membership(recovered.membership, seconds)
 
     # -- members ---------------------------------------------------------------------------------------------------
@@ -89,6 +92,7 @@ class Roster:
         # Heard just now: a new member is not to be suspected before it could say a word.
         self.peers = {node: self.peers.get(node, Peer(heard=seconds)) for node in others}
         self.voters = membership.voters
+        self.quorum, self.majority = approvals_needed(len(self.voters)), majority(len(self.voters))
 
     def links(self) -> Membership:
         """Return whom to keep links to: the members, and until a new node has caught up, those that took it in."""
@@ -182,16 +186,6 @@ class Roster:
         """
         member = self.membership.members.get(self.me)
         return member is not None and member.voter and not self.barred and self.health.reads
-
-    @property
-    def quorum(self) -> int:
-        """How many approvals a commit needs."""
-        return approvals_needed(len(self.voters))
-
-    @property
-    def majority(self) -> int:
-        """How many voters a promise, an acceptance or a closed time needs."""
-        return majority(len(self.voters))
 
     @property
     def walls_needed(self) -> int:

@@ -26,10 +26,13 @@ from bedrockish.core.state.votes import Votes
 from bedrockish_journal.model.access_set import AccessSet, object_of
 from bedrockish_journal.model.clock import CLOCK_LIMIT, milliseconds, moved
 from bedrockish_journal.model.entry import Entry
-from bedrockish_journal.model.transaction import Transaction, Txid
+from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector, covers
 
 LOOKED_UP_MAX = 20_000  # commits that are compared in the journal: some tenths of a second
+
+COMMIT_S, COMMIT_S_MAX = 0.005, 0.1  # from BEGIN to the quorum: until it is known, and at most
+WEIGHT = 0.2  # of the newest commit in the average
 
 
 class State:
@@ -49,6 +52,7 @@ class State:
         counts: what happened, for people who watch. contests: who competes for the same rows.
         doubts: how often rows here, and those that somebody else made a transaction of, were not the same.
         progress: something was applied, or came into force, in this step.
+        commit_s: how long ours take from BEGIN to the quorum, lately, in seconds.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class State:
         self.contests = Contests()
         self.doubts = 0
         self.progress = False
+        self.commit_s = COMMIT_S
         self._recover(recovered)
 
     def _recover(self, recovered: Recovered) -> None:
@@ -207,12 +212,17 @@ class State:
         if other is not None and other.leader in self.roster.voters:
             self.contests.note(object_of(key), other.leader, self.clock.now.seconds)
 
+    def note_commit(self, seconds: float) -> None:
+        """One of ours had its quorum so long after its BEGIN."""
+        # One that had to wait for a dead voter says nothing of how long commits take: so it counts up to a bound.
+        self.commit_s += WEIGHT * (min(seconds, COMMIT_S_MAX) - self.commit_s)
+
     # -- what is here ----------------------------------------------------------------------------------------------
 
     def has_seen(self, token: Token) -> bool:
         """Whether this node has all that a session has seen, and the schema in force then."""
         # Its session has seen the schema that follows; here it would find the old one.
-        if self.schema.is_behind(token.clock):
+        if self.schema.scheduled is not None and self.schema.is_behind(token.clock):
             return False
         # A label may have died with all its holders; then safe time tells that nothing up to the token is missing.
         return covers(self.timelines.applied, token.vector) or (token.clock > 0 and self.clock.safe >= token.clock)
@@ -225,11 +235,22 @@ class State:
         for command in commands:
             key = command_key(command)
             # The window first: it has what is taken and not applied yet, of which the journal's tables know nothing.
-            recent = next((txid for txid in self.commit_window.writers_of(key) if txid != own), None)
-            found = recent or self.find_command(command)
+            for txid in self.commit_window.writers_of(key):
+                if txid != own:
+                    return Conflict(txid, key)
+            found = self.find_command(command)
             if found is not None and found != own:
                 return Conflict(found, key)
         return None
+
+    def read_body(self, body: bytes) -> Transaction:
+        """Return the transaction that a body is.
+
+        Raises:
+            EntryMalformedError: it is none.
+        """
+        known = self.pieces.known
+        return known if known is not None and known.body == body else decode_transaction(body)
 
     def outcome(self, txid: Txid) -> bool | None:
         """Return whether a transaction was committed, None if it is open or not known here; up to safe time, nor there.
@@ -292,16 +313,17 @@ class State:
 
     def take(self, entry: Entry) -> None:
         """Take the next entry of its timeline: that is how a commit becomes known."""
+        txid = entry.txid
         self.timelines.take(entry)
         # What this node begins from now on is later than all that it knows of.
-        self.clock.adjust(entry.txid.clock)
+        self.clock.adjust(txid.clock)
         # Out of what is pending and into what is committed within one step: no conflict test falls between the two.
-        self.votes.end(entry.txid, commit=True)
+        self.votes.end(txid, commit=True)
         # Compared with nothing any more: a base that lacks anything so old is refused (V16).
         forgotten = moved(self.clock.settled, -self.settings.conflict_window_ms)
         # What is ours is asked for by its id, however old it is.
-        is_late = entry.txid.clock <= forgotten and entry.txid.leader != self.me
-        if not (is_late and self.commit_window.pass_over(entry.place, entry.txid)):
+        is_late = txid.clock <= forgotten and txid.leader != self.me
+        if not (is_late and self.commit_window.pass_over(entry.place, txid)):
             self.commit_window.add(entry.place, entry.transaction)
 
     def apply(self, entry: Entry) -> None:

@@ -86,12 +86,15 @@ class Votes:
 
     def persist(self, vote: Vote) -> None:
         """Have a vote kept, after every change of it."""
-        self.outbox.emit(Persist(vote, self.pieces.refer(vote)))
+        transaction, parts = vote.transaction, None
+        if transaction is not None and len(transaction.body) > self.pieces.settings.inline_bytes:
+            parts = self.pieces.refer(transaction)
+        self.outbox.emit(Persist(vote, parts))
         self._note_abort(vote)
 
     def _note_abort(self, vote: Vote) -> None:
         # Its transaction may be known only now, or its accepted decision be another one at a higher ballot.
-        if vote.txid in self.aborting:
+        if vote.txid in self.aborting.sets:
             self.aborting.remove(vote.txid)
         if vote.accepted is not None and not vote.accepted[1]:
             # Where only its rollback was seen, it may conflict with anything.
@@ -101,7 +104,7 @@ class Votes:
     def drop(self, txid: Txid) -> None:
         """Forget a vote, if there is one."""
         if self.by_txid.pop(txid, None) is not None:
-            if txid in self.aborting:
+            if txid in self.aborting.sets:
                 self.aborting.remove(txid)
             self.outbox.emit(Forget(txid))
 

@@ -81,9 +81,9 @@ class AccessSet:
         """Return the canonical form, ready for CBOR."""
         return [
             self.ordered(READS),
-            [list(pair) for pair in sorted(self.read_ranges)],
+            [*map(list, sorted(self.read_ranges))],
             self.ordered(WRITES),
-            [list(pair) for pair in sorted(self.write_ranges)],
+            [*map(list, sorted(self.write_ranges))],
         ]
 
     def ordered(self, which: str) -> list[bytes]:
@@ -123,15 +123,13 @@ class AccessSet:
                 raise EntryMalformedError(f"a key should be bytes, not {type(point).__name__}")
         found = cls(
             frozenset(read_points),
-            tuple(_ranges(read_ranges)),
+            tuple(_ranges(read_ranges)) if read_ranges else (),
             frozenset(write_points),
-            tuple(_ranges(write_ranges)),
+            tuple(_ranges(write_ranges)) if write_ranges else (),
         )
-        orders = {
-            which: points for which, points in ((READS, read_points), (WRITES, write_points)) if _is_order(points)
-        }
-        if orders:
-            object.__setattr__(found, "_orders", orders)
+        if len(read_points) > MANY or len(write_points) > MANY:
+            many = {READS: read_points, WRITES: write_points}
+            object.__setattr__(found, "_orders", {which: many[which] for which in many if _is_order(many[which])})
         return found
 
 

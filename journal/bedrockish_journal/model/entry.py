@@ -54,7 +54,7 @@ class Entry:
 
     def _encode_label(self) -> bytes:
         txid = self.transaction.txid
-        quorum = {node: self.quorum[node] for node in sorted(self.quorum)}
+        quorum = dict(sorted(self.quorum.items()))
         return cbor2.dumps([VERSION, self.leader, self.tick, txid.clock, txid.leader, quorum, self.adopted_from])
 
     @property

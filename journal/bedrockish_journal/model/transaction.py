@@ -5,6 +5,7 @@ whole conversation to be about the same thing.
 """
 
 from dataclasses import field
+from operator import itemgetter
 from typing import NamedTuple
 
 import cbor2
@@ -24,6 +25,7 @@ says that all members read it: a program that does not know the version refuses 
 
 ROWS, SCHEMA, MEMBERS = "rows", "schema", "members"
 KINDS = frozenset({ROWS, SCHEMA, MEMBERS})
+_first = itemgetter(0)
 
 
 class Txid(NamedTuple):
@@ -77,7 +79,10 @@ def head(kind: int, count: int) -> bytes:
 
 def pack(fields: list[object]) -> bytes:
     """Return the CBOR of a list; a long byte string in it is copied once, where the encoder copies it several times."""
-    if not [True for item in fields if type(item) is bytes and len(item) > LONG_BYTES]:
+    for item in fields:
+        if type(item) is bytes and len(item) > LONG_BYTES:
+            break
+    else:
         return cbor2.dumps(fields)
     packed = [head(4, len(fields))]
     for item in fields:
@@ -173,7 +178,7 @@ class Transaction:
     @property
     def commands(self) -> tuple[str, ...]:
         """The ids of all its commands, in the order in which they were executed."""
-        return (self.command, *(command for command, _ in self.joined))
+        return (self.command, *map(_first, self.joined))
 
     def makers(self, count: int) -> tuple[str | None, ...]:
         """Return the id of the command that made each of so many changes; None where it cannot be told."""
@@ -209,7 +214,7 @@ class Transaction:
                 self.access_set.pack(),
                 self.changes,
                 self.result,
-                [[clock, leader] for clock, leader in self.rollbacks],
+                [*map(list, self.rollbacks)],
                 *((self.activates,) if self.activates or self.joined or self.users else ()),
                 *(([[command, result] for command, result in self.joined],) if self.joined or self.users else ()),
                 *((self.shares,) if self.shares or self.users else ()),  # 0.1.0 reads over it, and over what follows
@@ -273,7 +278,7 @@ def decode_transaction(body: bytes) -> Transaction:
         AccessSet.unpack(access_set),
         changes,
         result,
-        tuple(check_txid(txid) for txid in _list(packed[13])),
+        tuple(map(check_txid, _list(packed[13]))),
         activates,
         joined,
         _shares(packed[16], 1 + len(joined)) if len(packed) > 16 else (),

@@ -7,12 +7,14 @@ printed or read; a ``*`` in it is a component that nobody speaks for, and is not
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from operator import itemgetter
 
 from bedrockish_journal.model.errors import EntryMalformedError
 
 Vector = Mapping[str, int]
 
 EMPTY: Vector = {}
+_tick = itemgetter(1)  # of a component
 
 
 class Order(Enum):
@@ -54,7 +56,7 @@ def merge(*vectors: Vector) -> dict[str, int]:
 
 def canonical(vector: Vector) -> dict[str, int]:
     """Return the vector without zeros and in the order of its node names, as it is encoded and hashed."""
-    return {node: vector[node] for node in sorted(vector) if vector[node]}
+    return dict(sorted(filter(_tick, vector.items())))
 
 
 def check(value: object, *, zeros: bool = False) -> dict[str, int]:

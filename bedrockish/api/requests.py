@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import cbor2
@@ -34,6 +35,7 @@ USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
 MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, *USER_ACTIONS)
 
 Params = Sequence[Any] | Mapping[str, Any] | None
+_sql = attrgetter("sql")
 
 
 @value
@@ -152,7 +154,7 @@ class Request:
     @property
     def texts(self) -> tuple[str, ...]:
         """The SQL of its statements."""
-        return tuple(statement.sql for statement in self.statements)
+        return tuple(map(_sql, self.statements))
 
     def attempt(self, token: Token, timeout_s: float, longest_s: float, read: str) -> "Request":
         """Return the same with these; ``replace`` takes four times as long, and each call of a client makes one."""
@@ -216,7 +218,7 @@ def decode_results(data: bytes) -> list[Result]:
     """
     try:
         return [
-            Result(tuple(columns), [tuple(row) for row in rows], rowcount, lastrowid)
+            Result(tuple(columns), [*map(tuple, rows)], rowcount, lastrowid)
             for columns, rows, rowcount, lastrowid in cbor2.loads(data)
         ]
     except (cbor2.CBORError, ValueError, TypeError) as error:

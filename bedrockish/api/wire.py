@@ -20,6 +20,7 @@ call's: a reply with it is about the link itself. Unknown fields are ignored, un
 
 from collections.abc import Mapping
 from dataclasses import fields
+from itertools import starmap
 from typing import Any, assert_never
 
 import cbor2
@@ -260,7 +261,7 @@ def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1) -> Req
         raise UsageError(f"there is no isolation {isolation!r}; there is {', '.join(ISOLATIONS)}")
     return Request(
         _command(packed),
-        tuple(_statement(place, pair) for place, pair in enumerate(statements, 1)),
+        tuple(starmap(_statement, enumerate(statements, 1))),
         read,
         isolation,
         _token(packed),

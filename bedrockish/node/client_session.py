@@ -312,7 +312,9 @@ class _Session:
     def take(self, payloads: list[bytes]) -> None:
         """Take calls as they are read."""
         self._backlog.extend(payloads)
-        self._hold_call(sum(map(_long, payloads)))
+        long = sum(map(_long, payloads))
+        if long:
+            self._hold_call(long)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -387,7 +389,8 @@ class _Session:
 
     def _done(self, number: int, asked: int, answer: Answer | BedrockishError) -> None:
         """Answer a command; short answers leave at once, long ones when there is room for them."""
-        self._hold_call(-asked)
+        if asked:
+            self._hold_call(-asked)
         if self._link.closed is not None:
             return
         reply = Failed(number, answer) if isinstance(answer, BedrockishError) else Answered(number, answer)

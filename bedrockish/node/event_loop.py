@@ -21,7 +21,7 @@ from typing import Any, assert_never
 import trio
 
 from bedrockish import __version__
-from bedrockish.api.requests import Answer, Request, Statement, Token, as_part_of_trace
+from bedrockish.api.requests import Answer, Request, Statement, as_part_of_trace
 from bedrockish.common.histogram import Histogram
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
@@ -44,7 +44,6 @@ from bedrockish.core.protocol.events import (
 from bedrockish.core.protocol.messages import (
     Gossip,
     Message,
-    Outcome,
     Piece,
     UnknownMessageError,
     Want,
@@ -53,9 +52,9 @@ from bedrockish.core.protocol.messages import (
 )
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.contention import other_counts
-from bedrockish.engine.engine import Engine
+from bedrockish.engine.engine import LONG_BYTES, Engine
 from bedrockish.engine.statements.clock_functions import ClockNeededError
-from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, UnavailableError
+from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, OutcomeUnknownError, UnavailableError
 from bedrockish.node.admin.activity import Activity, sizes
 from bedrockish.node.admin.memory_watch import Caller, watch_memory
 from bedrockish.node.admin.retention import Upkeep, start_core
@@ -69,24 +68,24 @@ from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, PREFIX, In
 from bedrockish.node.cluster.membership import begin_on_file, judge, keep_level, recognise, set_members
 from bedrockish.node.executor import Executions
 from bedrockish.node.plugins import Plugins
-from bedrockish.node.recalling import recall
-from bedrockish.node.rights import check_recall
+from bedrockish.node.recalling import outcome_of
 from bedrockish.node.scheduling.assembler import Assembler
 from bedrockish.node.scheduling.checkpoints import Checkpoints
 from bedrockish.node.scheduling.entry_sender import EntrySender
-from bedrockish.node.scheduling.fair_queue import FairQueue
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.fsync_thread import FsyncThread
 from bedrockish.node.scheduling.outbox import Done, Kept, Prepare, Waiter
 from bedrockish.node.scheduling.reads_beside import ReadsBeside
 from bedrockish.node.scheduling.row_comparison import RowComparison
+from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.scheduling.statement_statistics import StatementStatistics
 from bedrockish.node.scheduling.system_clock import Clocks
 from bedrockish.node.scheduling.tracing import Tracing
-from bedrockish.node.scheduling.turn_loop import Turn, TurnLoop
+from bedrockish.node.scheduling.turn_loop import FairQueue, Turn, TurnLoop
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import Transaction
 from bedrockish_net import mesh as net
 from bedrockish_net.errors import RefusedError
 from bedrockish_net.events import Hello
@@ -114,17 +113,17 @@ class Runtime:
         self._clocks = Clocks(config.clock.wall_offset_ms)
         self.started = self._clocks.now().wall_ms / 1000
         self.core = start_core(
-            engine, config, random.random, self._clocks.now(), lambda transaction: self._comparison.compare(transaction)
+            engine, config, random.random, self._clocks.now(), lambda transaction: self._compare_rows(transaction)
         )
         self._unsaved: dict[str, Any] = {}  # what came to be kept while a thread had the writer
         self.known = Incarnations(engine.get_meta(PREFIX), self._keep)
         limits = config.limits
-        self.workers = WorkerPool(
-            engine, self.core, limits.workers_max, limits.command_ms_max / 1000, self._ran_in_worker, self.faults
-        )
+        self.boundary = Boundary()
+        places, command_s = limits.workers_max, limits.command_ms_max / 1000
+        self.workers = WorkerPool(engine, self.core, places, command_s, self._ran_in_worker, self.faults, self.boundary)
         self.upkeep = Upkeep(self.core, engine, config, self._clocks, self._post, self.durable)
         self.transactions = Transactions(
-            engine, self.core, self.submit, self.durable, limits, self.workers, self.faults
+            engine, self.core, self.submit, self.durable, limits, self.workers, self.faults, self.boundary
         )
         self._comparison = RowComparison(
             engine, self.transactions.snapshots, self._post, self._start, self.stop, self.faults
@@ -151,6 +150,7 @@ class Runtime:
         self._linger_until: float | None = None  # when the open batch is closed, though nobody waits for it
         self.waiters: dict[int, Waiter] = {}
         self._requests = 0
+        self.durable_batches = 0  # the last batch that is known to be durable
         self._reads = ReadsBeside(self, self._asked)
         self._loop.away = self._reads.begin
         self._kept = Kept()
@@ -209,7 +209,8 @@ class Runtime:
         queue = self._writes if self._executions.is_short_write(asked) else self._asked
         queue.put(self._requests if owner is None else owner, asked)
         self._loop.ring()
-        self._reads.look()
+        if self.engine.is_away:
+            self._reads.look()
 
     async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
         """Run a command to its end; ``prepare`` executes it, if it is given, ``once`` if the same each time."""
@@ -228,27 +229,17 @@ class Runtime:
 
     async def outcome(self, command: str, user: str = "") -> Answer | None:
         """Return the answer of a command that happened, as far as this node knows."""
-        if self.engine.is_away:
-            await self.durable()
-        entry = self.engine.find_command(command)
-        await self.durable()
-        if entry is None:
-            return None
-        check_recall(self.engine.access, entry, command, user)
-        return recall(self.engine, entry, command, Token())
+        return await outcome_of(self.engine, self.durable, command, user)
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return what each statement of a text would read and write, or the ``columns`` of the first one's result."""
-        self._check_reads()
+        if not self.core.state.health.reads:
+            raise UnavailableError(self.core.state.trouble)
         if self.engine.is_away:
             await self.durable()
         told = await self._executions.explain(statement, user, columns=columns)
         await self.durable()
         return told
-
-    def _check_reads(self) -> None:
-        if not self.core.state.health.reads:
-            raise UnavailableError(self.core.state.trouble)
 
     async def durable(self) -> None:
         """Return when all that this node has written so far is durable."""
@@ -299,10 +290,10 @@ class Runtime:
 
     def count_prepared(self, request_id: int, prepared: Prepared) -> None:
         """Count what a request is going to do, and its answer, as memory that is taken until it is answered."""
-        waiter = self.waiters.get(request_id)
-        if waiter is not None:
+        waiter, size = self.waiters.get(request_id), len(prepared.changes) + len(prepared.result)
+        if waiter is not None and (size >= HELD_BYTES_MIN or waiter.held):
             self._comparison.unpack(prepared)
-            self.hold(waiter, len(prepared.changes) + len(prepared.result))
+            self.hold(waiter, size)
 
     def hold(self, waiter: Waiter, size: int) -> None:
         """Count what is kept for a request as memory, if it is much."""
@@ -311,6 +302,11 @@ class Runtime:
         if size != waiter.held:
             self.engine.memory.hold(id(waiter), size - waiter.held)
             waiter.held = size
+
+    def _compare_rows(self, transaction: Transaction) -> str | None:
+        """Tell the core why a transaction was not made of our rows: small ones at once, others in a thread."""
+        compare = self.engine.why_rows_differ if len(transaction.changes) <= LONG_BYTES else self._comparison.compare
+        return compare(transaction)
 
     def _ran_in_worker(self, request_id: int, found: Prepared | BedrockishError | None) -> None:
         """Go on with what ran in a worker; None: it has to run again."""
@@ -368,11 +364,8 @@ class Runtime:
 
     def _accused(self, node: str, code: str, reason: str, info: Mapping[str, Any]) -> None:
         """A peer says that our file is not what it was: it is heard only if it is of our cluster, and can be right."""
-        ours = self.core.state.roster.membership.cluster_id
-        if ours and info.get(ID) != ours:
-            why_not = "it is not of this cluster"
-        else:
-            why_not = disbelieve(info, self.info, self.engine.batches)
+        is_foreign = self.info[ID] and info.get(ID) != self.info[ID]
+        why_not = "it is not of this cluster" if is_foreign else disbelieve(info, self.info, self.engine.batches)
         if why_not:
             logger.error("%s turns us away, and is not believed, because %s: %s", node, why_not, reason)
             return
@@ -433,7 +426,7 @@ class Runtime:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await trio.to_thread.run_sync(self.engine.sync)  # what a killed process wrote may not be durable yet
-            self._reads.synced(self.engine.batches)
+            self.durable_batches = self.engine.batches
             for action in self._perform(self.core.start(self._clocks.now())):
                 await self._loop.elsewhere(action)
             nursery.start_soon(self._loop.watch_time)  # a part of the loop: without it the core would not wake
@@ -450,15 +443,19 @@ class Runtime:
                 ("raising the cluster's level", partial(keep_level, self.core, self.submit)),
             ):
                 nursery.start_soon(self.faults.keep_running, what, watch)
-            with self._fsync:
-                await self._loop.run()
+            nursery.start_soon(self._take_turns)
+
+    async def _take_turns(self) -> None:
+        """Take turns until the node ends; in a task of its own, which is woken without going through its callers."""
+        with self._fsync:
+            await self._loop.run()
 
     def _has_work(self) -> bool:
-        return bool(self._inbox or self._asked or self._has_writes or (self._kept and not self._syncing))
+        return bool(self._inbox or self._asked.count or self._has_writes or (self._kept and not self._syncing))
 
     def _expects_company(self) -> bool:
         """Whether a write is going to be executed, and others are likely to come that can share its transaction."""
-        return bool(self._writes) and (self._together > 1 or len(self.waiters) > 1)
+        return bool(self._writes.count) and (self._together > 1 or len(self.waiters) > 1)
 
     def _cycle(self) -> Turn:
         yield from self._turn()
@@ -469,14 +466,14 @@ class Runtime:
         """Whether to execute short writes: what would only wait for the end of a sync is executed after it, with what
         comes until then, for it can share a transaction with that.
         """
-        return bool(self._writes) and not self._syncing
+        return bool(self._writes.count) and not self._syncing
 
     def _take(self, number: int) -> Event | None:
         """Return what comes next: in turn what has happened, what clients ask, and what they write in short."""
         for place in range(number, number + 3):
             if place % 3 == 0 and self._inbox:
                 return self._inbox.popleft()
-            if place % 3 == 1 and self._asked:
+            if place % 3 == 1 and self._asked.count:
                 return self._asked.take()
             if place % 3 == 2 and self._has_writes:
                 return self._executions.take(self._writes)
@@ -485,10 +482,11 @@ class Runtime:
     def _turn(self) -> Turn:
         """Step the core through what has arrived."""
         now = self._clocks.now()
-        self._save()
+        while self._unsaved:
+            self.engine.set_meta(*self._unsaved.popitem())
         self.core.state.count_batches(self.engine.batches)
         until = time.monotonic() + TURN_S
-        for number in range(min(len(self._inbox) + len(self._asked) + len(self._writes), TURN_MAX)):
+        for number in range(min(len(self._inbox) + self._asked.count + self._writes.count, TURN_MAX)):
             event = self._take(number)
             if event is None:
                 break
@@ -502,10 +500,6 @@ class Runtime:
         deadline = self.core.deadline()
         if deadline is not None and deadline <= now.seconds:
             yield from self._perform(self.core.step(Woken(), now))
-
-    def _save(self) -> None:
-        while self._unsaved:
-            self.engine.set_meta(*self._unsaved.popitem())
 
     def _perform(self, effects: list[do.Effect]) -> Turn:
         """Do what the core asks, in order; what it has to be told of that, it is told afterwards."""
@@ -562,6 +556,8 @@ class Runtime:
                 except DamagedError as error:
                     error.details = {**error.details, "txid": str(entry.txid)}
                     raise
+                if entry.transaction.activates:
+                    self.boundary.call(self.transactions.builds.look)
                 self.counts["commits"] += 1
                 self.counts["commits_led"] += entry.leader == self.core.state.me
                 self.counts["repeats"] += repeat
@@ -575,13 +571,11 @@ class Runtime:
                 engine.journal.save_hold(name, times, clock)
             case do.Activate(txid):
                 following.append(Activated(txid, engine.activate(txid)))
+                self.boundary.call(self.transactions.builds.look)
             case do.SendEntries():
                 self._entry_sender.send(effect)
             case do.SendOutcome(peer, txid):
-                places = engine.find_places(txid)
-                leader, tick = places[0] if places else ("", 0)
-                if places or txid > engine.journal.horizon:  # else it may be one of those that were removed
-                    self._send(peer, Outcome(txid, bool(places), leader, tick, self.core.state.clock.value))
+                self._entry_sender.send_outcome(peer, txid)
             case do.SetMembers():
                 self._tell_cluster()
                 self.on_members()
@@ -598,8 +592,10 @@ class Runtime:
         """Answer a request, once what was written so far is durable."""
         waiter = self.waiters.pop(request_id, None)
         if waiter is not None:
-            found = waiter.answer = self.workers.settle(request_id, answer)
-            self.hold(waiter, len(found.results) if isinstance(found, Answer) else 0)
+            if request_id in self.workers.requests:
+                answer = self.workers.settle(request_id, answer)
+            waiter.answer = answer
+            self.hold(waiter, len(answer.results) if isinstance(answer, Answer) else 0)
             self._kept.replies.append(waiter)
 
     def _send(self, peer: str, message: Message) -> None:
@@ -630,7 +626,7 @@ class Runtime:
 
         That is so where others' commits are applied. Was it lost in a crash, they are fetched again.
         """
-        if self._kept or not self.engine.dirty or self.transactions.boundary or self.workers.wants_boundary:
+        if self._kept or not self.engine.dirty or self.boundary.actions:
             return False
         now = time.monotonic()
         self._linger_until = self._linger_until or now + LINGER_S
@@ -648,30 +644,31 @@ class Runtime:
         if self.tracing is not None:
             kept.spans = self.tracing.take()
         wrote = (yield engine.flush) if engine.flush_is_long else engine.flush()
-        if not engine.dirty:  # else somebody who waited for the writer has written already
-            self.transactions.boundary.reach()
-            self.workers.at_boundary()
+        if self.boundary.actions and not engine.dirty:  # else who waited for the writer has written already
+            self.boundary.reach()
         if not wrote:
             if kept:
                 self._release(kept)
             return
         self.counts["batches"] += 1
         self._syncing = True
-        if not self._fsync.is_quick or len(self.waiters) > 1 or self._inbox or self._asked or self._writes:
+        if not self._fsync.is_quick or len(self.waiters) > 1 or self._inbox or self._asked.count or self._writes.count:
             self._fsync.start(partial(self._synced_in_thread, kept, engine.batches))
         else:
             self._synced(kept, engine.batches, self._fsync.sync_now())
         assert self._nursery is not None
-        self._checkpoints.look(self._nursery)
+        if engine.checkpoint_due:
+            self._checkpoints.begin(self._nursery)
 
     def _synced(self, kept: Kept, batches: int, error: BaseException | None) -> None:
         self._syncing = False
         if error is not None:
             self.stop(error)
         else:
-            self.info["batches"] = batches
+            self.info["batches"] = self.durable_batches = batches
             self._release(kept)
-            self._reads.synced(batches)
+            if self._reads.unsynced:
+                self._reads.synced(batches)
 
     def _synced_in_thread(self, kept: Kept, batches: int, error: BaseException | None) -> None:
         self._synced(kept, batches, error)
@@ -691,19 +688,21 @@ class Runtime:
 
     def answered(self, waiter: Waiter) -> None:
         """Tell who waits for a request its answer: all that it rests on is durable."""
+        assert waiter.answer is not None
         took_s = time.monotonic() - waiter.began
         self.latency.observe(took_s)
         self.statements.note_answer(waiter.request, waiter.answer, took_s, asked=waiter.prepare is None)
-        self._tell(waiter)
+        self._tell(waiter, waiter.answer)
 
-    def _tell(self, waiter: Waiter) -> None:
+    def _tell(self, waiter: Waiter, answer: Answer | BedrockishError) -> None:
         if waiter.span is not None and self.tracing is not None:
-            self.tracing.ended(waiter.request_id, waiter.span, waiter.answer)
+            self.tracing.ended(waiter.request_id, waiter.span, answer)
         try:
-            waiter.tell()
+            waiter.done(answer)
         except Exception as error:  # its client learns nothing and asks again; others are answered
             self.faults.caught(f"answering command {waiter.request.command}", error)
-        self.hold(waiter, 0)
+        if waiter.held:
+            self.hold(waiter, 0)
 
     def leave(self) -> None:
         """End what runs, make durable what there is, lower the clock's ceiling to what was really used, and tell all
@@ -717,7 +716,8 @@ class Runtime:
             self.transactions.close()
             self._reads.close()
             if not (self._failed or self.engine.failed):
-                self._save()
+                while self._unsaved:
+                    self.engine.set_meta(*self._unsaved.popitem())
                 self.known.save()
                 self.engine.set_meta("clock_ceiling", self.core.state.clock.value)
                 self.engine.flush()
@@ -727,4 +727,5 @@ class Runtime:
                 raise
             logger.exception("while the node left")
         for waiter in list(self.waiters.values()):  # whoever is told may ask for more at once
-            self._tell(waiter)
+            text = "the node is leaving; ask another one with the same command id"
+            self._tell(waiter, OutcomeUnknownError(text, command=waiter.request.command))

@@ -38,9 +38,9 @@ from bedrockish.node.cluster.membership import prepare_change
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.recalling import again
 from bedrockish.node.rights import check_change, check_recall
-from bedrockish.node.scheduling.fair_queue import FairQueue
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.outbox import Waiter
+from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool
 from bedrockish_journal.model.changes import decode_steps, encode_changes
 from bedrockish_journal.model.transaction import SCHEMA
@@ -100,7 +100,7 @@ class Executions:
         try:
             entry = node.engine.find_command(request.command)
             if entry is None:
-                prepared = self._prepare(request_id, waiter, clock, self._others(group))
+                prepared = self._prepare(request_id, waiter, clock, self._others(group) if group else [])
                 if prepared is not None:
                     node.count_prepared(request_id, prepared)
                     following.append(Executed(request_id, prepared))
@@ -133,7 +133,7 @@ class Executions:
         """Take the next of the short writes, and with it those behind it that can be in the same transaction."""
         first = asked.take()
         others: list[tuple[int, Request]] = []
-        while asked and len(others) < self._node.core.coordinator.together.size - 1:
+        while asked.count and len(others) < self._node.core.coordinator.together.size - 1:
             if asked.peek().request.isolation != first.request.isolation:
                 break
             other = asked.take()
@@ -147,7 +147,12 @@ class Executions:
             return False
         if request.read_only or request.call is not None or request.change is not None or _is_bulky(request):
             return False
-        return self._node.engine.only_writes(request.texts) and not self._node.workers.expects(*request.texts)
+        return self._node.engine.only_writes(request.texts) and not self._takes_long(request)
+
+    def _takes_long(self, request: Request) -> bool:
+        """Whether a request takes long as a rule; hardly any text at hardly any node has ever done so."""
+        workers = self._node.workers
+        return bool(workers.long_texts) and workers.expects(*request.texts)
 
     def _others(self, group: tuple[int, ...]) -> list[Request]:
         """Return the requests of a group up to the first that has to be executed on its own."""
@@ -155,7 +160,7 @@ class Executions:
         found: list[Request] = []
         for number in group:
             waiter = node.waiters.get(number)
-            if waiter is None or waiter.prepare is not None or node.workers.expects(*waiter.request.texts):
+            if waiter is None or waiter.prepare is not None or self._takes_long(waiter.request):
                 break
             if node.engine.journal.command_txid(waiter.request.command) is not None:
                 break
@@ -175,13 +180,14 @@ class Executions:
             command.check(request.call)
             node.workers.start(request_id, request, self._calling(command, request), is_python=True, clock=clock > 0)
             return None
-        if not (node.workers.expects(*request.texts) or node.engine.is_slow_to_roll_back or _is_bulky(request)):
+        if not (self._takes_long(request) or node.engine.is_slow_to_roll_back or _is_bulky(request)):
             budget_s = node.config.limits.loop_ms_max / 1000
             try:
                 if others:
                     return _checked(request, node.engine.execute_together([request, *others], budget_s))
                 prepared = node.engine.execute(request, budget_s, clock)
-                node.workers.was_short(*request.texts)
+                if node.workers.long_texts:
+                    node.workers.was_short(*request.texts)
                 return _checked(request, prepared)
             except TakesLongError as error:
                 node.workers.took_long(next((text for text in request.texts if error.sql in text), request.texts[0]))

@@ -1,10 +1,13 @@
 """What a node answers out of its journal to a command that has happened before."""
 
+from collections.abc import Awaitable, Callable
+
 from bedrockish.api.requests import Answer, Request, Token
 from bedrockish.core.coordinator.request import schema_failed
 from bedrockish.core.protocol.events import Decided
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import VoidedError
+from bedrockish.node.rights import check_recall
 from bedrockish.node.scheduling.outbox import answer_of
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import SCHEMA
@@ -28,6 +31,29 @@ def recall(engine: Engine, entry: Entry, command: str, token: Token) -> Answer:
         if standing.state == FAILED:
             raise schema_failed(standing.failure)
     return answer_of(entry, command, token)
+
+
+async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], command: str, user: str) -> Answer | None:
+    """Return the answer of a command that happened, as far as this node knows, to a user.
+
+    Args:
+        engine: has the journal.
+        durable: returns when all that was written so far is durable.
+        command: its id.
+        user: who asks; empty if nobody has to say.
+
+    Raises:
+        ForbiddenError: it is another user's.
+        BedrockishError: as ``recall``.
+    """
+    if engine.is_away:
+        await durable()
+    entry = engine.find_command(command)
+    await durable()
+    if entry is None:
+        return None
+    check_recall(engine.access, entry, command, user)
+    return recall(engine, entry, command, Token())
 
 
 def again(engine: Engine, entry: Entry, request: Request, request_id: int) -> Answer | Decided:

@@ -65,6 +65,7 @@ class Connection:
     Attributes:
         local_state: how far our end has come.
         remote_state: how far the other end has come.
+        is_open: whether both ends may say what they like.
         remote: the other end's HELLO, None before it came.
     """
 
@@ -73,16 +74,12 @@ class Connection:
         self.local = local
         self.local_state = State.HELLO
         self.remote_state = State.HELLO
+        self.is_open = False
         self.remote: Hello | None = None
         self._limits = limits or Limits()
         self._frames = FrameReader(self._limits.hello_bytes_max)
         self._ended = False
         self._failure: RemoteProtocolError | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether both ends may say what they like."""
-        return self.local_state is State.OPEN and self.remote_state is State.OPEN
 
     @property
     def half_bytes(self) -> int:
@@ -140,7 +137,7 @@ class Connection:
         self._check_order(event)
         data = encode_event(event, self._limits)
         self.local_state = state
-        self._set_limit()
+        self._moved()
         return data
 
     def send_data(self, payload: bytes) -> bytes:
@@ -177,7 +174,7 @@ class Connection:
             self._check_wiring(event)
             self.remote = event
         self.remote_state = state
-        self._set_limit()
+        self._moved()
 
     def _move(self, state: State, event: Event) -> State:
         try:
@@ -221,13 +218,16 @@ class Connection:
                 remote.node,
             )
 
-    def _set_limit(self) -> None:
+    def _moved(self) -> None:
+        """One of the two states has changed."""
+        self.is_open = self.local_state is State.OPEN and self.remote_state is State.OPEN
         if self.is_open:
             self._frames.limit = self._limits.frame_bytes_max
 
     def _answer(self, error: RemoteProtocolError) -> bytes:
         """Close our end because of their mistake, and return what there is left to say about it."""
         self.remote_state = State.CLOSED
+        self.is_open = False
         if Goodbye not in TRANSITIONS[self.local_state]:
             return b""
         self.local_state = State.CLOSING

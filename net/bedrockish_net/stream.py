@@ -11,6 +11,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import NoReturn
 
 import trio
 
@@ -48,6 +49,7 @@ class Link:
         self._is_torn = False  # the kernel took only a part of what was written at once
         self._on_messages: Callable[[list[bytes]], None] | None = None
         self._inflow: Inflow | None = None
+        self._half_bytes = 0  # of a message that is not whole, as it was told
         self._read_loop: ReadLoop | None = None
         self._is_watched = False  # by it, now
         self._most = READ_FIRST_BYTES  # that the next read takes
@@ -174,8 +176,7 @@ class Link:
             self._outbox = []  # whoever still knows the link keeps none of this
             self._bulk.clear()
             self._connection.forget()
-            if self._inflow is not None:
-                self._inflow.note(self, 0)
+            self._note_half(0)
             await self._close_stream()
 
     def send_nowait(self, payload: bytes) -> None:
@@ -196,14 +197,15 @@ class Link:
             LinkClosedError: as ``send_nowait``.
             LocalProtocolError: as ``send_nowait``; none of them was queued.
         """
-        self._check_sendable()
-        frames = [self._connection.send_data(payload) for payload in payloads]
+        if self._over is not None or self._is_finishing:
+            self._refuse()
+        frames = [*map(self._connection.send_data, payloads)]
         size = sum(map(len, frames))
         if self._outbox_bytes and self._outbox_bytes + size > self._limits.outbox_bytes_max:
             self._end(
                 Code.OVERFLOW, f"{self.remote.node} reads too slowly: {self._outbox_bytes} bytes are waiting for it"
             )
-            self._check_sendable()
+            self._refuse()
         if bulk:
             self._bulk.extend(frames)
             self._grow(size)
@@ -254,9 +256,10 @@ class Link:
         self._is_paused = True
 
     def resume(self) -> None:
-        """Read on."""
-        self._is_paused = False
-        self._read_on()
+        """Read on, if it was told to pause."""
+        if self._is_paused:
+            self._is_paused = False
+            self._read_on()
 
     async def wait_closed(self) -> LinkClosedError:
         """Return why the link is over, as soon as it is."""
@@ -336,11 +339,10 @@ class Link:
                 raise LinkClosedError(self._over.code, self._over.reason)
             await self._consumers.park()
 
-    def _check_sendable(self) -> None:
+    def _refuse(self) -> NoReturn:
         if self._over is not None:
             raise LinkClosedError(self._over.code, self._over.reason)
-        if self._is_finishing:
-            raise LinkClosedError(Code.SHUTDOWN, f"{self.local.node} is closing the link")
+        raise LinkClosedError(Code.SHUTDOWN, f"{self.local.node} is closing the link")
 
     def _queue(self, data: bytes) -> None:
         if not self._outbox and not self._is_sending:
@@ -494,9 +496,14 @@ class Link:
         """Act on what was read."""
         self._take_events()
         if self._inflow is not None:
-            self._inflow.note(self, self._connection.half_bytes)
+            self._note_half(self._connection.half_bytes)
         if self._is_watched and self._is_held_up():
             self._unwatch()
+
+    def _note_half(self, size: int) -> None:
+        if self._inflow is not None and (size or self._half_bytes):
+            self._half_bytes = size
+            self._inflow.note(self, size)
 
     def _broke(self, error: BaseException) -> None:
         self._end(Code.LOST, f"the stream from {self.remote.node} broke: {error_text(error)}")
@@ -505,7 +512,7 @@ class Link:
         """Whether it is us who read nothing now."""
         if self._is_paused or self._inbox_bytes > self._limits.inbox_bytes_max:
             return True
-        return self._inflow is not None and self._inflow.has_to_wait(self)
+        return self._half_bytes > 0 and self._inflow is not None and self._inflow.has_to_wait(self)
 
     def _take_events(self) -> None:
         """Put every whole message of one read into the inbox, and answer what the link itself answers."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from bedrockish.node.scheduling.fair_queue import FairQueue
+from bedrockish.node.scheduling.turn_loop import FairQueue
 from tests.runtime.test_durability import open_runtime, request
 
 
@@ -15,11 +15,11 @@ def test_owners_take_turns_and_each_keeps_its_order() -> None:
     queue: FairQueue[str] = FairQueue()
     for owner, item in (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1"), ("b", "b2")):
         queue.put(owner, item)
-    assert len(queue) == 6
+    assert queue.count == 6
     found = [queue.take() for _ in range(3)]
     queue.put("c", "c2")
-    assert [*found, *(queue.take() for _ in range(len(queue)))] == ["a1", "b1", "c1", "a2", "b2", "c2", "a3"]
-    assert not queue
+    assert [*found, *(queue.take() for _ in range(queue.count))] == ["a1", "b1", "c1", "a2", "b2", "c2", "a3"]
+    assert not queue.count
 
 
 async def test_who_asks_once_does_not_wait_for_all_that_another_one_asks(

@@ -254,7 +254,7 @@ def test_a_text_is_judged_by_its_median(runtime: Runtime) -> None:
     assert not workers.expects(text)
     for _ in range(3):
         workers.was_short(text)
-    assert not workers._long, "what is never long is forgotten"
+    assert not workers.long_texts, "what is never long is forgotten"
 
 
 async def test_a_command_that_was_stopped_anywhere_leaves_no_row_locked(

@@ -27,7 +27,7 @@ from bedrockish.engine.execution.interfaces import Flushed
 from bedrockish.errors import BedrockishError, DamagedError, ForbiddenError, SqlError
 from bedrockish.node import executor
 from bedrockish.node.event_loop import Runtime
-from bedrockish.node.scheduling.fair_queue import FairQueue
+from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish_journal.storage import schema_history
 from tests.runtime.test_durability import Disk, open_runtime, request, settled
 from tests.runtime.test_large import ALL, MANY, Door
@@ -235,12 +235,11 @@ async def test_a_session_that_has_seen_a_scheduled_change_in_force_elsewhere_wai
     monkeypatch.setattr(executor, "LONG_CHANGE_S", -1)
     monkeypatch.setattr(executor, "BUILD_S", 0.5)
     async with a_node(tmp_path, monkeypatch) as node:
-        expects = node.runtime.workers.expects
-        monkeypatch.setattr(node.runtime.workers, "expects", lambda *_texts: True)  # so that it takes its time
+        for _ in range(2):  # so that it goes to a worker, and takes its time
+            node.runtime.workers.took_long("CREATE INDEX t_x ON t(x)")
         node.ask("index", "CREATE INDEX t_x ON t(x)")
         while node.runtime.core.state.schema.scheduled is None or node.engine.dirty:  # noqa: ASYNC110
             await trio.sleep(0.001)
-        monkeypatch.setattr(node.runtime.workers, "expects", expects)
         _, following = schema_history.clocks(node.engine.open_reader())
         assert following is not None
         vector = dict(node.engine.flushed.applied)
@@ -357,5 +356,5 @@ def test_a_queue_gives_out_what_is_wanted_and_keeps_the_order_of_the_rest() -> N
         queue.put(owner, item)
     even: Callable[[int], bool] = lambda item: item % 2 == 0  # noqa: E731
     assert queue.sift(even) == [("a", 2), ("a", 4), ("c", 6)]
-    assert [queue.take() for _ in range(len(queue))] == [1, 3]
-    assert not queue
+    assert [queue.take() for _ in range(queue.count)] == [1, 3]
+    assert not queue.count

@@ -45,7 +45,7 @@ class Builds:
         self._seen: Transaction | None = None  # the change that was looked at last
 
     def look(self) -> None:
-        """Look whether a change was scheduled, or has come into force, in the batch that has just been committed."""
+        """Look whether a change is scheduled, or has come into force, in the batch that has just been committed."""
         if self._state.schema.scheduled is not self._seen:
             self._due.set()
 

@@ -18,9 +18,9 @@ class Checkpoints:
         self._engine, self._faults = engine, faults
         self._is_running = False
 
-    def look(self, nursery: trio.Nursery) -> None:
-        """Begin one, if the log has grown enough and none is at work."""
-        if self._engine.checkpoint_due and not self._is_running:
+    def begin(self, nursery: trio.Nursery) -> None:
+        """Begin one, which is due, if none is at work."""
+        if not self._is_running:
             self._is_running = True
             nursery.start_soon(self._run)
 

@@ -1,4 +1,4 @@
-"""Sends peers the entries that they lack: few and short ones from the loop, others read in a thread.
+"""Sends peers what they ask of the journal: few and short entries from the loop, others read in a thread.
 
 A peer that catches up is sent up to 16 MB at a time, and one entry may have 30 MB: reading that, and cutting it in
 pieces, takes tenths of a second, in which the node would lead and approve nothing.
@@ -13,12 +13,13 @@ from typing import NamedTuple
 import trio
 
 from bedrockish.core.protocol.effects import SendEntries
-from bedrockish.core.protocol.messages import Entries, Message, Removed
+from bedrockish.core.protocol.messages import Entries, Message, Outcome, Removed
 from bedrockish.core.protocol.pieces import Cut
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import UnavailableError
 from bedrockish.node.scheduling.outbox import packed_entries
+from bedrockish_journal.model.transaction import Txid
 
 SHORT_BYTES = 64 << 10  # below it, a thread costs more than it spares
 SHORT_ENTRIES = 16  # of each timeline
@@ -33,7 +34,7 @@ class Read(NamedTuple):
 
 
 class EntrySender:
-    """Does what the effect ``SendEntries`` asks.
+    """Does what the effects ``SendEntries`` and ``SendOutcome`` ask.
 
     Args:
         engine: has the entries.
@@ -56,6 +57,13 @@ class EntrySender:
         self._engine, self._state, self._send, self._start = engine, state, send, start
         self._durable, self._stop = durable, stop
         self._asked: dict[str, deque[SendEntries]] = {}  # by peer, what is being read for it first
+
+    def send_outcome(self, peer: str, txid: Txid) -> None:
+        """Tell a peer whether the journal has a transaction, and where."""
+        places = self._engine.find_places(txid)
+        leader, tick = places[0] if places else ("", 0)
+        if places or txid > self._engine.journal.horizon:  # else it may be one of those that were removed
+            self._send(peer, Outcome(txid, bool(places), leader, tick, self._state.clock.value))
 
     def send(self, asked: SendEntries) -> None:
         """Send a peer what it wants, now or some time later; what is on its way to it already is not sent twice."""

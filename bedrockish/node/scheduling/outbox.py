@@ -9,7 +9,7 @@ import trio
 
 from bedrockish.api.requests import Answer, Request, Token
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.errors import BedrockishError, OutcomeUnknownError
+from bedrockish.errors import BedrockishError
 from bedrockish.node.scheduling.tracing import OpenSpan, RequestSpan
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -46,13 +46,6 @@ class Waiter:
     began: float = field(default_factory=time.monotonic)
     held: int = 0
     span: RequestSpan | None = None
-
-    def tell(self) -> None:
-        """Give the answer; if there is none, the node is leaving."""
-        if self.answer is None:
-            text = "the node is leaving; ask another one with the same command id"
-            self.answer = OutcomeUnknownError(text, command=self.request.command)
-        self.done(self.answer)
 
 
 @dataclass(slots=True)

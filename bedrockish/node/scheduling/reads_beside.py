@@ -21,9 +21,9 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.execution.interfaces import Flushed
 from bedrockish.errors import DamagedError, UnavailableError
-from bedrockish.node.scheduling.fair_queue import FairQueue
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.outbox import Waiter
+from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish_journal.model.vector import merge
 
@@ -44,6 +44,7 @@ class Serving(Protocol):
     counts: Counter[str]
     faults: Faults
     waiters: dict[int, Waiter]
+    durable_batches: int
 
     @property
     def stop(self) -> Callable[[BaseException], None]:
@@ -62,6 +63,9 @@ class ReadsBeside:
     Args:
         node: whose clients they are.
         asked: where requests wait for the loop; they go back there if they have to wait for the writer.
+
+    Attributes:
+        unsynced: answers that wait for a batch to be durable, each with the number of the batch.
     """
 
     def __init__(self, node: Serving, asked: FairQueue[Submitted]) -> None:
@@ -70,9 +74,8 @@ class ReadsBeside:
         self._reads = CommittedReads(node.engine.beside())
         self._wanted = trio.Event()
         self._waiting: set[int] = set()  # requests that wait until the writer is back
-        self._unsynced: deque[tuple[int, Waiter, Answer]] = deque()  # answers, and the batch that they rest on
+        self.unsynced: deque[tuple[int, Waiter, Answer]] = deque()
         self._has_failed = False  # since the writer went away
-        self._durable = 0  # the last batch that is known to be
 
     def begin(self) -> None:
         """The writer is going away: what has waited for it the last time is looked at again."""
@@ -81,15 +84,14 @@ class ReadsBeside:
         self._wanted.set()
 
     def look(self) -> None:
-        """Somebody has asked for something."""
-        if self._engine.is_away and not self._has_failed:
+        """Somebody has asked for something while the writer is away."""
+        if not self._has_failed:
             self._wanted.set()
 
     def synced(self, batches: int) -> None:
         """All batches up to this one are durable: give the answers that rest on them."""
-        self._durable = batches
-        while self._unsynced and self._unsynced[0][0] <= batches:
-            _, waiter, answer = self._unsynced.popleft()
+        while self.unsynced and self.unsynced[0][0] <= batches:
+            _, waiter, answer = self.unsynced.popleft()
             self._answer(waiter, answer)
 
     def _answer(self, waiter: Waiter, answer: Answer) -> None:
@@ -166,7 +168,7 @@ class ReadsBeside:
         vector = self._node.core.state.timelines.in_short(merge(flushed.applied, request.token.vector))
         answer = Answer(found.result, Token(vector, max(found.clock, request.token.clock)))
         waiter = self._node.waiters[asked.request_id]
-        if flushed.batches <= self._durable:
+        if flushed.batches <= self._node.durable_batches:
             self._answer(waiter, answer)
         else:
-            self._unsynced.append((flushed.batches, waiter, answer))
+            self.unsynced.append((flushed.batches, waiter, answer))

@@ -38,7 +38,7 @@ class Verdict:
 
 
 class RowComparison:
-    """What the core asks ``compare_rows`` of.
+    """What the core asks ``compare_rows`` of, for transactions that are larger than ``LONG_BYTES``.
 
     Args:
         engine: whose rows.
@@ -67,7 +67,7 @@ class RowComparison:
     def compare(self, transaction: Transaction) -> str | None:
         """Return why a transaction was not made of our rows, empty if it was; None: ``Compared`` will be stepped."""
         engine, txid = self._engine, transaction.txid
-        if len(transaction.changes) <= LONG_BYTES or transaction.kind != ROWS:
+        if transaction.kind != ROWS:
             return engine.why_rows_differ(transaction)
         found = self._found.pop(txid, None)
         if found is not None and found.body == transaction.body and found.schema == engine.schema_version:

@@ -15,25 +15,27 @@ class Boundary:
     """What is to be done at the next boundary.
 
     Attributes:
-        each_time: done at every one.
+        actions: what is to be done. If there is something, the open batch is not kept open any longer.
     """
 
     def __init__(self) -> None:
-        self.each_time: Callable[[], None] = lambda: None
-        self._actions: list[Callable[[], None]] = []
-
-    def __bool__(self) -> bool:
-        """Whether somebody waits for it: then the open batch is not kept open any longer."""
-        return bool(self._actions)
+        self.actions: list[Callable[[], None]] = []
 
     def call(self, action: Callable[[], None]) -> None:
         """Do something once, at the next boundary, in the node's loop. If it raises, the node stops."""
-        self._actions.append(action)
+        self.actions.append(action)
+
+    def fail(self, error: BaseException) -> None:
+        """Stop the node with an error at the next boundary, in its loop: here it would be somebody else's."""
+
+        def stop() -> None:
+            raise error
+
+        self.call(stop)
 
     def reach(self) -> None:
         """Do it: everything that was applied has just been committed to the file."""
-        self.each_time()
-        actions, self._actions = self._actions, []
+        actions, self.actions = self.actions, []
         for action in actions:
             action()
 

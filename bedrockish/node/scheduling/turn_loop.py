@@ -1,13 +1,14 @@
-"""When a node takes its turns, and where: at once where links are read, or in the loop's own task.
+"""When a node takes its turns, where (at once where links are read, or in the loop's own task), and who comes first.
 
 A turn is a generator, so that it can be begun in one place and gone on with in another: it gives what takes long, and
 is given what came of it. Waking a task of trio's for each message would cost more than most messages do.
 """
 
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import trio
 
@@ -18,6 +19,57 @@ from bedrockish.node.scheduling.writer_thread import WriterThread
 T = TypeVar("T")
 Action = Callable[[], object]  # something with the writer that takes long
 Turn = Generator[Action, Any, None]
+
+
+class FairQueue(Generic[T]):
+    """Items of owners, of which one of each comes in turn, however much one owner asks for at once.
+
+    Those of one owner come in the order in which it put them.
+
+    Attributes:
+        count: how many there are.
+    """
+
+    def __init__(self) -> None:
+        self._queues: OrderedDict[object, deque[T]] = OrderedDict()
+        self.count = 0
+
+    def put(self, owner: object, item: T) -> None:
+        """Put an item behind all others of its owner."""
+        self._queues.setdefault(owner, deque()).append(item)
+        self.count += 1
+
+    def peek(self) -> T:
+        """Return what ``take`` would."""
+        return next(iter(self._queues.values()))[0]
+
+    def take(self) -> T:
+        """Take an item of the owner who has waited longest for a turn."""
+        owner, queue = next(iter(self._queues.items()))
+        item = queue.popleft()
+        self.count -= 1
+        if queue:
+            self._queues.move_to_end(owner)
+        else:
+            del self._queues[owner]
+        return item
+
+    def sift(self, wanted: Callable[[T], bool]) -> list[tuple[object, T]]:
+        """Take out, with their owners, all items that are wanted; the others keep their turns."""
+        found: list[tuple[object, T]] = []
+        for owner, queue in list(self._queues.items()):
+            left = deque[T]()
+            for item in queue:
+                if wanted(item):
+                    found.append((owner, item))
+                else:
+                    left.append(item)
+            if left:
+                self._queues[owner] = left
+            else:
+                del self._queues[owner]
+        self.count -= len(found)
+        return found
 
 
 class TurnLoop:
@@ -32,6 +84,7 @@ class TurnLoop:
 
     Attributes:
         failure: why the node ends.
+        watch_time: goes on when it is time to, until cancelled; a task.
         read: reads what has come on links; called before each turn of the task's, so that what comes together is acted
             on together.
         away: called when the writer is going to work in another thread.
@@ -56,6 +109,7 @@ class TurnLoop:
         self._missed = False  # somebody wanted the loop to go on while it waited for a thread
         self._writer = WriterThread(engine)
         self._alarm = Alarm(deadline, time.monotonic, lambda: self._wake.set())
+        self.watch_time = self._alarm.run
         self.failure: BaseException | None = None
         self.read = self.away = lambda: None
 
@@ -95,10 +149,6 @@ class TurnLoop:
             self._wake.set()
         else:
             self._alarm.look()
-
-    async def watch_time(self) -> None:
-        """Go on when it is time to; until cancelled."""
-        await self._alarm.run()
 
     async def run(self) -> None:
         """Take turns until ``stop``; raise its error."""

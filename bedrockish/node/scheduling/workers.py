@@ -34,6 +34,7 @@ from bedrockish.errors import (
     UnavailableError,
 )
 from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.snapshots import Boundary
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +119,11 @@ class WorkerPool:
         command_s: how long somebody's function may run, in seconds.
         deliver: takes what came out: what is to be led or answered, the error, or None to have it executed again.
         faults: takes what no request was expected to raise.
+        boundary: when what waits can begin: everything that was applied has just been committed to the file.
+
+    Attributes:
+        requests: those that came here and are not answered yet.
+        long_texts: texts that took long: whether they did, the last few times.
     """
 
     def __init__(
@@ -128,16 +134,17 @@ class WorkerPool:
         command_s: float,
         deliver: Callable[[int, Prepared | BedrockishError | None], None],
         faults: Faults,
+        boundary: Boundary,
     ) -> None:
         self._engine, self._core, self._places, self._deliver = engine, core, places, deliver
-        self._command_s, self._faults = command_s, faults
+        self._command_s, self._faults, self._boundary = command_s, faults, boundary
         self._free: list[Workspace] = []
         self._jobs: dict[object, Job] = {}  # those that somebody waits for
         self._queue: deque[Job] = deque()  # those without a place
         self._running: set[Job] = set()
         self._lost: dict[int, tuple[int, ConflictError]] = {}  # by request: how often it was overtaken, and by what
-        self._long: dict[str, deque[bool]] = {}  # texts that took long: whether they did, the last few times
-        self._damage: BaseException | None = None
+        self.requests: set[int] = set()
+        self.long_texts: dict[str, deque[bool]] = {}
         self._switch_s = sys.getswitchinterval()
         self.counts: Counter[str] = Counter()
 
@@ -147,32 +154,29 @@ class WorkerPool:
         """Whether one of these texts takes long as a rule, by the median of the last times, so that the loop need not
         try.
         """
-        if not self._long:
-            return False
-        return any(2 * sum(times) > len(times) for times in map(self._long.get, texts) if times is not None)
+        return any(2 * sum(times) > len(times) for times in map(self.long_texts.get, texts) if times is not None)
 
     def took_long(self, sql: str) -> None:
         """Remember a text whose request was over the loop's budget; once is not a rule."""
         self.counts["over_budget"] += 1
-        if sql not in self._long:
-            if len(self._long) >= TEXTS_MAX:
-                del self._long[next(iter(self._long))]
-            self._long[sql] = deque([False], maxlen=TIMES)
-        self._long[sql].append(True)
+        if sql not in self.long_texts:
+            if len(self.long_texts) >= TEXTS_MAX:
+                del self.long_texts[next(iter(self.long_texts))]
+            self.long_texts[sql] = deque([False], maxlen=TIMES)
+        self.long_texts[sql].append(True)
 
     def was_short(self, *texts: str) -> None:
         """Remember that these texts were within the loop's budget; those that always are need no memory."""
-        if not self._long:
-            return
         for text in texts:
-            times = self._long.get(text)
+            times = self.long_texts.get(text)
             if times is not None:
                 times.append(False)
                 if not any(times):
-                    del self._long[text]
+                    del self.long_texts[text]
 
     def start(self, request_id: int, request: Request, action: Action, *, is_python: bool, clock: bool) -> None:
         """Do something with a place as soon as there is one; if it is somebody's function, it has its own limit."""
+        self.requests.add(request_id)
         self._add(Job(request_id, request, action, is_python, clock))
 
     async def run(self, request: Request, action: Callable[[Workspace], T]) -> T:
@@ -207,29 +211,13 @@ class WorkerPool:
         self._jobs[job.key] = job
         self._queue.append(job)
         self.counts["worker_runs"] += 1
-        if not self._engine.dirty:
-            self._fill()
-
-    @property
-    def wants_boundary(self) -> bool:
-        """Whether something waits for the end of a batch."""
-        return bool(self._queue) or self._damage is not None
-
-    def at_boundary(self) -> None:
-        """Begin what waits: everything that was applied has just been committed to the file.
-
-        Raises:
-            BaseException: something went wrong that must not; the node must stop.
-        """
-        if self._damage is not None:
-            raise self._damage
-        if self._queue:
-            self._fill()
+        self._fill_soon()
 
     async def watch(self) -> None:
-        """Stop functions that run too long; until cancelled."""
+        """Stop functions that run too long, and begin what has waited for those that do not stop; until cancelled."""
         while True:
             await trio.sleep(WATCH_S)
+            self._fill_soon()
             for job in [job for job in self._jobs.values() if job.is_python and job.workspace is not None]:
                 if time.monotonic() - job.since > self._command_s:
                     name = job.request.call.name if job.request.call is not None else ""
@@ -243,7 +231,8 @@ class WorkerPool:
                     self._give(job, error)
 
     def settle(self, request_id: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
-        """A request is answered: stop what still runs for it, and return what to answer."""
+        """A request that came here is answered: stop what still runs for it, and return what to answer."""
+        self.requests.discard(request_id)
         lost = self._lost.pop(request_id, None)
         job = self._jobs.pop(request_id, None)
         if job is not None:
@@ -283,6 +272,13 @@ class WorkerPool:
         self._free.clear()
 
     # -- places ----------------------------------------------------------------------------------------------------
+
+    def _fill_soon(self) -> None:
+        """Give places to those who wait, as soon as everything that was applied is committed to the file."""
+        if self._queue and self._engine.dirty:
+            self._boundary.call(self._fill)
+        else:
+            self._fill()
 
     def _fill(self) -> None:
         """Give places to those who wait."""
@@ -388,8 +384,7 @@ class WorkerPool:
             self.was_short(*job.request.texts)
         if self._jobs.get(job.key) is job:
             self._give(job, found)
-        if self._queue and not self._engine.dirty:
-            self._fill()
+        self._fill_soon()
 
     @property
     def _budget_s(self) -> float:
@@ -404,7 +399,7 @@ class WorkerPool:
         if isinstance(found, DamagedError) or (
             isinstance(found, BaseException) and not isinstance(found, BedrockishError)
         ):
-            self._damage = self._damage or found
+            self._boundary.fail(found)
         elif job.take is not None:
             job.take(found)
         else:

@@ -91,16 +91,16 @@ class Transactions:
         bounds: Bounds,
         workers: WorkerPool,
         faults: Faults,
+        boundary: Boundary,
     ) -> None:
         self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
         self._bounds, self._faults = bounds, faults
         engine.locks.others = ContestedRows(core.state)
         self._interactive = Interactive(engine, lambda sets, base: invalidated(core.state, sets, base))
-        self.boundary = Boundary()
+        self.boundary = boundary
         self.snapshots = Snapshots(engine, self._interactive.readers, durable, self.boundary)
         self.builds = Builds(engine, core.state, durable, self.boundary)
-        self.boundary.each_time = self.builds.look
-        self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, self._damaged)
+        self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail)
         self._schema_transactions = SchemaTransactions(engine, self._interactive, durable, self.boundary)
         self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
         self._open: dict[str, Open] = {}
@@ -149,12 +149,6 @@ class Transactions:
         for one in list(self._open.values()):
             self._end(one, UnavailableError("the node is leaving; it did not happen"))
         self._interactive.close()
-
-    def _damaged(self, error: DamagedError) -> None:
-        def stop() -> None:
-            raise error
-
-        self.boundary.call(stop)  # in the loop: here it would only be its client's error
 
     # -- what operators do -----------------------------------------------------------------------------------------
 
@@ -257,7 +251,7 @@ class Transactions:
             finally:
                 one.turn.release()
         except DamagedError as error:
-            self._damaged(error)
+            self.boundary.fail(error)
             yield self._durable  # which never comes: the node's loop ends instead
             raise
         except BedrockishError as error:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import trio
 
@@ -234,6 +234,23 @@ class LocalCluster:
             for section, values in self.settings.items():
                 lines += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
             node.config.write_text("\n".join(lines) + "\n")
+
+    @contextlib.contextmanager
+    def running(self, head: str = "") -> Iterator[Self]:
+        """Write the files, start all nodes, and stop them at the end; who needs one that answers waits for it.
+
+        Args:
+            head: a line for each node's configuration, before its sections.
+        """
+        self.write_files()
+        for node in self.nodes:
+            node.config.write_text(f"{head}\n{node.config.read_text()}")
+        try:
+            for node in self.nodes:
+                node.start()
+            yield self
+        finally:
+            self.stop()
 
     async def wait_ready(self, node: int) -> dict[str, Any]:
         """Wait until a node answers, and return its status.

@@ -36,10 +36,29 @@ UNSENT_BYTES_MAX = 128 * 1024  # that the kernel takes of what it cannot send ye
 Admits = Callable[[trio.abc.Stream, Hello], Awaitable[None]]
 Recognises = Callable[[Hello], None]
 Trusts = Callable[[trio.abc.Stream], None]
+MAY_BE_TLS = (
+    "a node that speaks TLS does that: a client names its authority, as in bedrockish://HOST:PORT/?ca=certs/ca.pem"
+)
+MAY_WANT_CERTIFICATE = (
+    "a node without users lets only certificates in: a client shows one, as in "
+    "bedrockish://HOST:PORT/?ca=certs/ca.pem&cert=certs/app.pem&key=certs/app-key.pem"
+)
 WAY_TO_TLS = (
     "nodes get certificates by 'bedrockish tls certs NODE=HOST ...' and show them by 'bedrockish serve --set "
     "tls=certs', and clients name the authority, as in bedrockish://HOST:PORT/?ca=certs/ca.pem"
 )
+
+
+def broken_off(where: str, error: Exception, hello: Hello, ssl_context: ssl.SSLContext | None) -> DialError:
+    """Return the error for a link that broke off before the other end had said HELLO."""
+    said = error_text(error)
+    # A door that wants something else says nothing: it cannot know what would be understood. A person can be told what
+    # it may be; peers have their certificates from whoever set them up.
+    hint = "" if hello.role != "client" else f"; {MAY_BE_TLS if ssl_context is None else MAY_WANT_CERTIFICATE}"
+    if isinstance(error.__cause__ or error, ssl.SSLError):
+        wanted = "EOF" in said or "CERTIFICATE_REQUIRED" in said  # else it says what is wrong
+        return TlsError(f"no TLS with {where}: {said}{hint if wanted else ''}")
+    return DialError(f"{where} hung up before it said HELLO: {said}{hint}")
 
 
 async def dial(
@@ -72,9 +91,7 @@ async def dial(
             return stream, await dial_on(stream, hello, limits, trust, recognise)
         except BROKEN as error:
             await trio.aclose_forcefully(stream)
-            if isinstance(error.__cause__ or error, ssl.SSLError):
-                raise TlsError(f"no TLS with {where}: {error_text(error)}") from error
-            raise DialError(f"{where} hung up before it said HELLO: {error_text(error)}") from error
+            raise broken_off(where, error, hello, ssl_context) from error
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise

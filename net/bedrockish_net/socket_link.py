@@ -11,7 +11,7 @@ from time import monotonic
 from bedrockish_net.connection import Connection, Side
 from bedrockish_net.errors import Code, DialError, LinkClosedError, RefusedError, RemoteProtocolError, TlsError
 from bedrockish_net.events import Closed, Data, Goodbye, Hello, Ping
-from bedrockish_net.handshake import READ_BYTES, READ_FIRST_BYTES, WAY_TO_TLS, address_text, error_text
+from bedrockish_net.handshake import READ_BYTES, READ_FIRST_BYTES, WAY_TO_TLS, address_text, broken_off, error_text
 from bedrockish_net.limits import Limits
 from bedrockish_net.loopback import is_loopback
 
@@ -182,12 +182,9 @@ def dial(
     except TimeoutError as error:
         sock.close()
         raise DialError(f"{where} did not answer within {seconds:g} s") from error
-    except ssl.SSLError as error:
+    except OSError as error:  # of TLS, too
         sock.close()
-        raise TlsError(f"no TLS with {where}: {error_text(error)}") from error
-    except OSError as error:
-        sock.close()
-        raise DialError(f"{where} hung up before it said HELLO: {error_text(error)}") from error
+        raise broken_off(where, error, hello, ssl_context) from error
     except BaseException:
         sock.close()
         raise

@@ -28,14 +28,8 @@ SWAP = (  # both or none; SQLite asks for what does not depend on the row once
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(tmp_path / "cluster", settings={"timings": {"schema_delay_ms": DELAY_MS}})
-    cluster.write_files()
-    try:
-        for node in cluster.nodes:
-            node.start()
+    with LocalCluster(tmp_path / "cluster", settings={"timings": {"schema_delay_ms": DELAY_MS}}).running() as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 class Work:

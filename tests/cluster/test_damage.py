@@ -340,16 +340,9 @@ async def test_a_damaged_entry_that_nobody_else_has_is_said_where_it_is_wanted(t
 @pytest.fixture
 def faulty(tmp_path: Path) -> Iterator[LocalCluster]:
     """Three nodes with an index on a function that fails on the word poison, where ``fault`` says so."""
-    cluster = LocalCluster(tmp_path / "cluster", settings={"timings": {"suspicion_ms": 800}})
-    cluster.write_files()
-    for node in cluster.nodes:
-        node.config.write_text(f'plugins = ["{touchy.__name__}"]\n' + node.config.read_text())
-    try:
-        for node in cluster.nodes:
-            node.start()
+    patient = LocalCluster(tmp_path / "cluster", settings={"timings": {"suspicion_ms": 800}})
+    with patient.running(f'plugins = ["{touchy.__name__}"]') as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def fault(cluster: LocalCluster, plans: dict[str, str]) -> None:

@@ -29,14 +29,8 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """Three nodes that keep little for the protocol's own sake."""
-    cluster = LocalCluster(tmp_path / "cluster", settings={"timings": {"conflict_window_ms": 1_000}})
-    cluster.write_files()
-    try:
-        for node in cluster.nodes:
-            node.start()
+    with LocalCluster(tmp_path / "cluster", settings={"timings": {"conflict_window_ms": 1_000}}).running() as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 async def write(client: Client, first: int, count: int) -> None:

@@ -22,15 +22,9 @@ LONG = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i <
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    folder = tmp_path_factory.mktemp("workers")
-    cluster = LocalCluster(folder / "cluster", settings={"limits": {"statement_ms_max": 4_000, "loop_ms_max": 5}})
-    cluster.write_files()
-    try:
-        for node in cluster.nodes:
-            node.start()
+    limits = {"statement_ms_max": 4_000, "loop_ms_max": 5}
+    with LocalCluster(tmp_path_factory.mktemp("workers") / "cluster", settings={"limits": limits}).running() as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 async def test_what_takes_long_holds_nobody_up(cluster: LocalCluster) -> None:

@@ -110,6 +110,8 @@ ALIKE: list[Sql] = [
 ]
 
 
+# Python 3.12 takes ?1 of sqlite3 for a name.
+@pytest.mark.filterwarnings("ignore:Binding:DeprecationWarning")
 @pytest.mark.parametrize("statement", ALIKE, ids=str)
 def test_it_does_what_plain_sqlite_does(full: TestNode, statement: Sql) -> None:
     """With the highest id and one more for all, to the last byte; with stripes, but for the ids."""

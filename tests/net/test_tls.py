@@ -18,6 +18,7 @@ from bedrockish_net.events import Hello
 from bedrockish_net.limits import Limits
 from bedrockish_net.loopback import is_loopback
 from bedrockish_net.mesh import Mesh, MeshEvent, PeerUp, Received
+from bedrockish_net.socket_link import dial
 from bedrockish_net.stream import Link
 from bedrockish_net.tls import (
     CertificateError,
@@ -140,12 +141,22 @@ async def test_a_certificate_of_another_authority_is_refused(authority: trustme.
 async def test_plain_against_tls_says_so(authority: trustme.CA, tmp_path: Path) -> None:
     b = issue(authority, tmp_path, "node-b")
     async with listening(b) as (port, told):
-        with pytest.raises(NetError):
-            await Link.dial(HOST, port, Hello("node-a", "shop"))
+        hello, link_of = Hello("shell", None, "client"), functools.partial(dial, HOST, port)
+        with pytest.raises(DialError, match=r"before it said HELLO.*a node that speaks TLS does that.*ca=certs"):
+            await Link.dial(HOST, port, hello)
         await until(told, f"refused {HOST}")
+        with pytest.raises(DialError, match="a node that speaks TLS does that"):
+            await trio.to_thread.run_sync(lambda: link_of(hello, 5, Limits(), None))
         context = dial_context(b.ca, b.cert, b.key)
         link = await Link.dial(HOST, port, Hello("shell", None, "client"), ssl_context=context)
         await link.aclose()
+        # Whoever shows no certificate is hung up on while it shakes hands, or just after it.
+        bare = ssl.create_default_context(cafile=b.ca)
+        bare.check_hostname = False
+        with pytest.raises(NetError, match="lets only certificates in: a client shows one"):
+            await Link.dial(HOST, port, Hello("shell", None, "client"), ssl_context=bare)
+        with pytest.raises(NetError, match="lets only certificates in: a client shows one"):
+            await trio.to_thread.run_sync(lambda: link_of(hello, 5, Limits(), bare))
 
 
 def test_missing_and_wrong_files_are_named(authority: trustme.CA, tmp_path: Path) -> None:

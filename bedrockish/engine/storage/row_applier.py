@@ -9,7 +9,7 @@ A change is made only to the very row that it was made of: each statement looks 
 row that is another one, here or at the node that led the change, is found then, and not overwritten.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
@@ -102,15 +102,20 @@ class RowApplier:
         Raises:
             apsw.Error: the file or the machine failed.
         """
-        db = self._db
         if any(self._tables.get(run.table.name) != run.table for run in staged.runs):
             return False
         for run in staged.runs:
             self._hush(run.table)
+        return self._all_or_none(lambda: all(self._take(staged.take(run), run.changes) for run in staged.runs))
+
+    def _all_or_none(self, make: Callable[[], bool]) -> bool:
+        """Make changes inside the open transaction, and undo them if not all of them fit; whether they did."""
+        db = self._db
         db.execute("SAVEPOINT piece")
         try:
-            fit = all(self._take(staged.take(run), run.changes) for run in staged.runs)
+            fit = make()
         except Exception as error:
+            # One that ended the whole transaction (ON CONFLICT ROLLBACK) has left no savepoint to go back to.
             if not _is_refusal(error) or not db.in_transaction:
                 raise
             fit = False
@@ -192,8 +197,8 @@ class RowApplier:
         """
         db = self._db
         bound = [self._bound(change) for change in changes]
-        db.execute("SAVEPOINT piece")
-        try:
+
+        def make() -> bool:
             before = db.total_changes()
             for text, run in groupby(bound, itemgetter(0)):
                 rows = [values for _, values in run]
@@ -201,15 +206,9 @@ class RowApplier:
                     self._change(text, rows[0], prepare_flags=_OWN)
                 else:
                     db.executemany(text, rows, prepare_flags=_OWN)
-            fit = db.total_changes() - before == len(bound)
-        except Exception as error:
-            if not _is_refusal(error):
-                raise
-            fit = False
-        if not fit:
-            db.execute("ROLLBACK TO piece")
-        db.execute("RELEASE piece")
-        return fit
+            return db.total_changes() - before == len(bound)
+
+        return self._all_or_none(make)
 
     def _hush(self, table: Table) -> None:
         """Switch off what the table has of triggers, foreign keys and CHECKs."""

@@ -97,8 +97,8 @@ class Node:
         find_command: tells what a command has become, as far as the journal goes that the effects of earlier steps have
             made: None if it never happened, ``FORGOTTEN`` if the journal does not reach back as far as its id.
         has_applied: tells whether the journal has a transaction, as far as the effects of earlier steps have made it.
-        meets: tells whether an access set conflicts with an entry of the journal up to the ticks of the second vector,
-            but for those that the first one has; None if it lacks one of them.
+        conflicts: tells whether an access set conflicts with an entry of the journal up to the ticks of the second
+            vector, but for those that the first one has; None if it lacks one of them.
         compare_rows: tells why a transaction was not made of the rows that the tables here have after the effects of
             earlier steps; empty if it was; None if it is going to step ``Compared`` when it can tell. None instead of
             it: there are no tables to compare.
@@ -115,7 +115,7 @@ class Node:
         follows_wall: bool = True,
         find_command: Callable[[str], Txid | None] = lambda _: None,
         has_applied: Callable[[Txid], bool] = lambda _: False,
-        meets: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None,
+        conflicts: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None,
         compare_rows: Callable[[Transaction], str | None] | None = None,
     ) -> None:
         self.state = State(
@@ -123,7 +123,7 @@ class Node:
             follows_wall=follows_wall,
             find_command=find_command,
             has_applied=has_applied,
-            meets=meets,
+            conflicts=conflicts,
             compare_rows=compare_rows,
         )
         self.apply_queue = ApplyQueue(self.state)

@@ -267,7 +267,7 @@ class Recovery:
         never: bool | None = found is not None and found.other != FORGOTTEN
         if not never:
             # P9: a commit outside its base conflicts with it: a majority had that first, so no quorum approved this.
-            never = state.meets_outside(transaction)
+            never = state.conflicts_outside(transaction)
         # P10: a majority has closed time up to the cut; had a quorum approved it, one of them would have held it.
         if never or state.clock.cut >= txid.clock:
             return Standing.NEVER, []

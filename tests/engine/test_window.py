@@ -34,7 +34,12 @@ def start(node: TestNode, safe: int) -> Node:
     node.engine.set_meta("safe", safe)
     journal = node.engine.journal
     return Node(
-        node.engine.recover(), Settings(), lambda: 0.5, Now(0.0, 0), has_applied=journal.has, meets=journal.meets
+        node.engine.recover(),
+        Settings(),
+        lambda: 0.5,
+        Now(0.0, 0),
+        has_applied=journal.has,
+        conflicts=journal.conflicts,
     )
 
 
@@ -60,7 +65,7 @@ def test_so_many_bytes_are_read(node: TestNode, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("row", "base", "meets"),
+    ("row", "base", "conflicts"),
     [
         (COUNT, {"A": COUNT - 1}, True),  # in the window
         (COUNT, {"A": COUNT}, False),
@@ -70,18 +75,18 @@ def test_so_many_bytes_are_read(node: TestNode, monkeypatch: pytest.MonkeyPatch)
         (5, {}, True),
     ],
 )
-def test_what_is_dropped_is_compared_all_the_same(node: TestNode, row: int, base: Vector, meets: bool) -> None:
-    assert start(node, COUNT).state.meets_outside(asked(node, row, base)) is meets
+def test_what_is_dropped_is_compared_all_the_same(node: TestNode, row: int, base: Vector, conflicts: bool) -> None:
+    assert start(node, COUNT).state.conflicts_outside(asked(node, row, base)) is conflicts
 
 
 def test_what_stands_twice_is_seen_by_whoever_has_one_of_the_places(node: TestNode) -> None:
     """B had adopted it, and has it as its first; its own label comes later."""
     entry = node.entries[14]
-    places = node.engine.journal.meets(entry.transaction.access_set, {"A": 14}, {"A": 15})
+    places = node.engine.journal.conflicts(entry.transaction.access_set, {"A": 14}, {"A": 15})
     assert places is True
     node.engine._db.execute("UPDATE main.bedrockish_journal SET repeat = 1 WHERE tick = 16")
     node.engine._db.execute("UPDATE main.bedrockish_journal SET leader = 'B', tick = 1, clock = 15 WHERE tick = 16")
-    assert node.engine.journal.meets(entry.transaction.access_set, {"A": 14, "B": 1}, {"A": 15}) is False
+    assert node.engine.journal.conflicts(entry.transaction.access_set, {"A": 14, "B": 1}, {"A": 15}) is False
 
 
 def spoil(node: TestNode) -> None:
@@ -105,8 +110,8 @@ def test_what_cannot_be_compared_is_said(
     change(node)
     if change is ask_too_much:
         monkeypatch.setattr(state_module, "LOOKED_UP_MAX", 3)
-    assert state.meets_outside(asked(node, 17, {"A": 14})) is None
-    assert state.meets_outside(asked(node, 17, {"A": 16})) is True
+    assert state.conflicts_outside(asked(node, 17, {"A": 14})) is None
+    assert state.conflicts_outside(asked(node, 17, {"A": 16})) is True
 
 
 def test_a_start_goes_past_a_damaged_entry_that_is_settled(node: TestNode) -> None:

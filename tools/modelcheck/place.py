@@ -130,7 +130,7 @@ class Place:
             follows_wall=False,
             find_command=self._find_command,
             has_applied=self._has_applied,
-            meets=self._meets,
+            conflicts=self._conflicts,
         )
         self.perform(self.node.start(self.now))
 
@@ -316,8 +316,8 @@ class Place:
     def _has_applied(self, txid: Txid) -> bool:
         return txid in self.disk.seen.txids
 
-    def _meets(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
-        return self.disk.seen.meets(access_set, base, upto)
+    def _conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
+        return self.disk.seen.conflicts(access_set, base, upto)
 
     def _execute(self, request_id: int, group: tuple[int, ...]) -> Event:
         request = self.requests.get(request_id)

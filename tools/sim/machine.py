@@ -118,7 +118,7 @@ class Machine:
             follows_wall=options.follows_wall,
             find_command=self._find_command,
             has_applied=self._has_applied,
-            meets=lambda *asked: self.disk.seen.meets(*asked),
+            conflicts=lambda *asked: self.disk.seen.conflicts(*asked),
             compare_rows=self.care.why_rows_differ,
         )
         self.care.started()

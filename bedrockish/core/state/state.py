@@ -65,13 +65,13 @@ class State:
         follows_wall: bool = True,
         find_command: Callable[[str], Txid | None] = lambda _: None,
         has_applied: Callable[[Txid], bool] = lambda _: False,
-        meets: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None,
+        conflicts: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None,
         compare_rows: Callable[[Transaction], str | None] | None = None,
     ) -> None:
         self.me, self.store, self.batches = recovered.node, recovered.store, recovered.batches
         self.settings, self.draw = settings, draw
         self.find_command, self.compare_rows = find_command, compare_rows
-        self._has_applied, self._meets = has_applied, meets
+        self._has_applied, self._conflicts = has_applied, conflicts
         self.health = Health(recovered.alarms)
         promised = recovered.ceiling, recovered.cut, recovered.safe, recovered.settled
         self.clock = Clock(settings, now, *promised, follows_wall=follows_wall)
@@ -270,7 +270,7 @@ class State:
         """Whether a transaction between safe time and what is settled was applied in an earlier step."""
         return self.clock.safe < txid.clock <= self.clock.settled and self._has_applied(txid)
 
-    def meets_outside(self, transaction: Transaction) -> bool | None:
+    def conflicts_outside(self, transaction: Transaction) -> bool | None:
         """Whether a transaction conflicts with a commit outside its base; None if that cannot be told any more.
 
         What is dropped from the conflict window is looked up in the journal: there may be much of it after a restart.
@@ -283,7 +283,8 @@ class State:
             return False
         if sum(tick - base.get(leader, 0) for leader, tick in lacking.items()) > LOOKED_UP_MAX:
             return None  # nobody approves what is so old, and to read that much would keep everybody waiting
-        return self._meets(access_set, {**base, **dict.fromkeys(self.roster.membership.retired, CLOCK_LIMIT)}, lacking)
+        seen = {**base, **dict.fromkeys(self.roster.membership.retired, CLOCK_LIMIT)}  # no base names what is retired
+        return self._conflicts(access_set, seen, lacking)
 
     def why_rows_differ(self, transaction: Transaction) -> str | None:
         """Return why a transaction was not made of the rows that are here; empty if it was.

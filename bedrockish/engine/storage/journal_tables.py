@@ -165,7 +165,7 @@ class Journal:
     def _begin_of_window(self) -> int:
         return store.clock_before(self._db, WINDOW_ENTRIES_MAX, WINDOW_BYTES_MAX)
 
-    def meets(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
+    def conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
         """Whether an access set conflicts with an entry up to these ticks that a base has under no place.
 
         None: one of them is not here, or not yet, or damaged.

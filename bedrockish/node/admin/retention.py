@@ -70,7 +70,7 @@ def start_core(
             follows_wall=follows,
             find_command=engine.journal.command_txid,
             has_applied=engine.journal.has,
-            meets=engine.journal.meets,
+            conflicts=engine.journal.conflicts,
             compare_rows=compare_rows,
         )
     finally:

@@ -42,7 +42,7 @@ from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.build import Build, Phase, check_room, remove_copied
 from bedrockish.engine.storage.column_drop import ColumnDrop, DropPlan, plan_drop
-from bedrockish.engine.storage.database_file import FileLock, Founding, connect
+from bedrockish.engine.storage.database_file import FileLock, Founding, PageCache, connect
 from bedrockish.engine.storage.index_build import IndexBuild
 from bedrockish.engine.storage.index_plan import IndexPlan, plan_index
 from bedrockish.engine.storage.journal_tables import DamagedEntries, Journal
@@ -112,6 +112,7 @@ class Engine:
         self._batch: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._closed = False
         self._members = 0  # how often they were learnt
+        self._pages = PageCache(db, limits.memory.max_bytes)
         self._weight = 0  # about how many bytes the open batch has
         self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
         self.build: Build | None = None
@@ -375,6 +376,8 @@ class Engine:
         assert tick == self.applied.get(leader, 0) + 1, f"{leader}{tick} follows {leader}{self.applied.get(leader, 0)}"
         assert entry.prev == self._heads.get(leader, GENESIS), f"{leader}{tick} does not continue its timeline"
         self._journal.grows(entry.txid.clock)
+        if self.is_long(entry):
+            self._pages.widen()
         touched = self._touched(entry) if self.build is not None and not repeat else ()
         if touched:
             self._apply_with_index(entry, touched, applied_ms)
@@ -464,13 +467,14 @@ class Engine:
         An index that has all rows of its snapshot is built to its end first. To load the rest of them would take longer
         than SQLite takes for all.
         """
-        build = self.build
+        versions, build = self.versions, self.build
+        self._pages.widen()
         if build is not None and build.txid == txid:
             if build.phase is Phase.LOADING:
                 build.interrupt()
             while build.is_at_work and self.go_on_with_build():
                 pass
-        return self.versions.activate(txid, build)
+        return versions.activate(txid, build)
 
     def _end_index(self) -> None:
         """Forget the building of an index whose change is in force, for good."""
@@ -574,6 +578,7 @@ class Engine:
             self._end_index()
             self._weight = 0
             self._is_changed = False
+            self._pages.narrow()
             self.flushed = self._left()
             if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
                 self._wal.finish(db, self._limits.wal_frames_max)
@@ -856,7 +861,10 @@ class Engine:
     def _take_staged(self, transaction: Transaction) -> bool:
         """Make the changes of a transaction that are unpacked; False if they are not, or cannot be made so."""
         staged = self.staged.attached(transaction.changes, self.schema_version)
-        return staged is not None and self._applier.apply_staged(staged)
+        if staged is None:
+            return False
+        with self._capture.put_away():
+            return self._applier.apply_staged(staged)
 
     def _learn_schema(self) -> None:
         tables = Tables(self._db, self._executor.known.tables)

@@ -13,8 +13,11 @@ import apsw
 import cbor2
 import pytest
 
+from bedrockish.engine import engine
 from bedrockish.engine.execution.snapshot import Readers
+from bedrockish.engine.sqlite.limits import Limits, Memory
 from bedrockish.engine.storage import staged_changes
+from bedrockish.engine.storage.database_file import CACHE_KIB
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.staged_changes import StagedChanges, stage
 from bedrockish.errors import EntryMismatchError
@@ -315,6 +318,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from bedrockish.engine.storage import staged_changes
+from bedrockish.engine.storage.database_file import CACHE_KIB
 from bedrockish.engine.storage.row_applier import RowApplier
 from tests.engine.nodes import TestNode
 from tests.engine.test_staged_changes import COUNT, apply_unpacked
@@ -353,3 +357,46 @@ def test_a_process_that_is_killed_amid_it_has_applied_nothing_of_it(tmp_path: Pa
     assert apsw.Connection(str(place)).pragma("integrity_check") == "ok"
     assert again.tick == 3
     again.engine.close()
+
+
+@pytest.mark.parametrize(("memory_mib", "wide_kib"), [(1024, 256 << 10), (512, 128 << 10), (200, 64 << 10)])
+def test_the_writer_keeps_more_pages_until_what_is_large_is_written(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, memory_mib: int, wide_kib: int
+) -> None:
+    """What has no room is written to the log in the middle, and read again; yet it is a part of what all may take."""
+    node = make_node(limits=Limits(memory=Memory(memory_mib << 20)))
+    node.run("CREATE TABLE t(x)")
+
+    def kept() -> int:
+        size: int = node.engine._db.pragma("cache_size")
+        return -size
+
+    node.run("INSERT INTO t VALUES (1)")
+    assert kept() == CACHE_KIB
+    monkeypatch.setattr(engine, "LONG_BYTES", 0)
+    node.run("INSERT INTO t VALUES (2)")
+    assert kept() == wide_kib
+    node.run("INSERT INTO t VALUES (3)")
+    node.save()
+    assert kept() == CACHE_KIB
+
+
+def test_no_row_of_them_is_shown_to_python_and_every_later_one_is(
+    pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair
+    seen: list[str] = []
+    hook = second.engine._capture._hook
+
+    def look(update: apsw.PreUpdate) -> None:
+        seen.append(update.table_name)
+        hook(update)
+
+    monkeypatch.setattr(second.engine._capture, "_hook", look)
+    second.engine._db.preupdate_hook(look)
+    entry = first.entry(first.prepare("UPDATE item SET v = 'new'"))
+    apply_unpacked(second, entry)
+    assert "item" not in seen
+    prepared = second.prepare("DELETE FROM item")
+    assert seen.count("item") == 40
+    assert len(decode_changes(prepared.changes)) == 40

@@ -1,14 +1,16 @@
 """What a transaction changed, row by row, from SQLite's preupdate hook.
 
-The hook is installed for the connection's life: a ``DELETE FROM t`` compiled before there was a hook would truncate the
-table and tell nobody. It sees every row that changes by whatever means (triggers, foreign-key actions, REPLACE), in the
-order in which it happens, which is the order in which the changes apply again.
+The hook is installed for the connection's life, but for moments in which nothing is compiled that stays: a
+``DELETE FROM t`` compiled before there was a hook would truncate the table and tell nobody. It sees every row that
+changes by whatever means (triggers, foreign-key actions, REPLACE), in the order in which it happens, which is the order
+in which the changes apply again.
 
 Of tables with VIRTUAL generated columns it can name the rows and not show them. Their net change is read instead:
 the rows as they are at the end of the request, and again as they were, once it has been rolled back.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +48,19 @@ class Capture:
         self._size = 0
         self.failure: BedrockishError | None = None
         db.preupdate_hook(self._hook)
+
+    @contextmanager
+    def put_away(self) -> Iterator[None]:
+        """Have no hook while statements of the node's own run; none deletes all rows, and none is kept compiled.
+
+        For each row SQLite would call it, and it would have to wait for the interpreter.
+        """
+        assert self._log is None, "nobody listens"
+        self._db.preupdate_hook(None)
+        try:
+            yield
+        finally:
+            self._db.preupdate_hook(self._hook)
 
     def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema."""

@@ -27,6 +27,7 @@ SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL that starts over while a che
 READABLE_BY_OTHERS = 0o077
 INCREMENTAL = 2  # auto_vacuum: free pages can be given back to the disk, some at a time
 CACHE_KIB = 64 << 10
+WIDE_KIB = 256 << 10  # while a batch has something large
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
 
@@ -90,6 +91,33 @@ def check_version(version: str) -> None:
     if tuple(int(part) for part in version.split(".")[:3]) < SQLITE_VERSION_MIN:
         wanted = ".".join(map(str, SQLITE_VERSION_MIN))
         raise ConfigError(f"SQLite {version} is too old, {wanted} is needed; run: pip install --upgrade apsw")
+
+
+class PageCache:
+    """How many pages the writer keeps: more of them until something large is committed.
+
+    A changed page that has no room is written to the log in the middle of the transaction, and read again.
+
+    Args:
+        db: the connection that writes.
+        memory_bytes: what all requests may take; of that, it has a quarter at most.
+    """
+
+    def __init__(self, db: apsw.Connection, memory_bytes: int) -> None:
+        self._db, self._is_wide = db, False
+        self._wide_kib = min(WIDE_KIB, memory_bytes >> 12)
+
+    def widen(self) -> None:
+        """Something large is about to be written."""
+        if self._wide_kib > CACHE_KIB and not self._is_wide:
+            self._db.pragma("cache_size", -self._wide_kib)
+            self._is_wide = True
+
+    def narrow(self) -> None:
+        """It is committed."""
+        if self._is_wide:
+            self._db.pragma("cache_size", -CACHE_KIB)
+            self._is_wide = False
 
 
 def connect(

@@ -1,6 +1,7 @@
 """A bug is one request's misfortune: whatever raises, the node goes on and says so."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +34,7 @@ from bedrockish.errors import (
 from bedrockish.node.admin.watching import watch_disk
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling.faults import Faults
-from bedrockish.node.scheduling.workers import Job
+from bedrockish.node.scheduling.workers import STUCK_S, Job
 from tests.runtime.test_durability import open_runtime
 from tests.runtime.test_durability import request as sql_request
 
@@ -255,6 +256,30 @@ def test_a_text_is_judged_by_its_median(runtime: Runtime) -> None:
     for _ in range(3):
         workers.was_short(text)
     assert not workers.long_texts, "what is never long is forgotten"
+
+
+async def test_who_waits_for_a_place_gets_one_that_nobody_has_given_back(runtime: Runtime) -> None:
+    """Those who do not stop lose theirs after a while, at no moment at which anything else happens."""
+    workers = runtime.workers
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            for _ in range(2):
+                workers.took_long("SELECT 1")
+            workers._places = 1
+            stuck = Job("stuck", Request("c0", ()), lambda _: None, is_python=True, stopped=time.monotonic())
+            workers._running.add(stuck)
+            found: list[Answer | BedrockishError] = []
+            runtime.begin(Request("c1", (Statement("SELECT 1"),), timeout_s=10), found.append)
+            while not workers.describe()["waiting"]:  # noqa: ASYNC110  the runtime has no event for it
+                await trio.sleep(0.001)
+            assert workers.requests
+            stuck.stopped -= 2 * STUCK_S
+            while not found:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+            assert isinstance(found[0], Answer)
+            workers._running.discard(stuck)
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_command_that_was_stopped_anywhere_leaves_no_row_locked(

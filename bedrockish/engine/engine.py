@@ -751,6 +751,11 @@ class Engine:
         """What requests may take together."""
         return self._limits.memory
 
+    def shrink(self) -> None:
+        """Let go of the pages that are kept to be read again."""
+        self.come_back()
+        self._db.execute("PRAGMA shrink_memory").fetchall()
+
     def _keep_to_ourselves(self) -> None:
         """Let nothing of the user's schema take part in the node's own bookkeeping.
 

@@ -251,6 +251,9 @@ async def test_a_node_on_a_copy_that_is_not_compared_yet_reads_and_is_not_promot
             code, told = await cli("member", "promote", cluster.url(0, only=True), "B")
             assert code == 2
             assert "only reads for now" in told
+            log = node.log.read_text()
+            assert "cannot be compared with its journal now" in log
+            assert "Traceback" not in log
             node.kill()
         proof.rmdir()
         node.start()

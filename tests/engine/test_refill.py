@@ -14,7 +14,7 @@ from bedrockish.engine.storage.system_tables import ALARM, BLOCKED, VOID
 from bedrockish.errors import ConfigError, DamagedError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
-from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.errors import JournalError, TargetUnwritableError
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.storage.pruning import FORGOTTEN_KEY
 from bedrockish_journal.verify.replay import digest, replay
@@ -197,3 +197,31 @@ def test_a_node_that_goes_on_meanwhile_is_compared_at_one_moment(pair: Pair, mon
     monkeypatch.setattr("bedrockish.engine.storage.refill.replay", replay_and_go_on)
     assert refill.fits_journal(node.path, plain)
     assert sorted(path.name for path in node.path.parent.glob("*.moment*")) == []
+
+
+def test_a_proof_for_which_there_is_no_room_says_nothing_of_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is no damage; and who wants it to end ends it."""
+    node = TestNode(tmp_path / "a.db")
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)", "INSERT INTO t VALUES (1), (2), (3)")
+    node.save()
+
+    def full(*_arguments: object, **_options: object) -> None:
+        raise TargetUnwritableError("x.proof", "x.proof cannot be written: database or disk is full")
+
+    class EndedError(Exception):
+        pass
+
+    def end() -> None:
+        raise EndedError
+
+    monkeypatch.setattr(refill, "GO_ON_STEPS", 10)
+    with pytest.raises(EndedError):
+        refill.fits_journal(node.path, plain, end)
+    assert refill.fits_journal(node.path, plain)
+    monkeypatch.setattr(refill, "replay", full)
+    with pytest.raises(ConfigError, match="make room"):
+        refill.fits_journal(node.path, plain)
+    assert not list(node.path.parent.glob("*.proof*"))
+    assert not list(node.path.parent.glob("*.moment*"))

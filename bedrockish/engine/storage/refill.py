@@ -19,7 +19,7 @@ from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.rename_copy import put_in_place
 from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import ConfigError, DamagedError
-from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.errors import JournalError, TargetUnwritableError
 from bedrockish_journal.model.transaction import parse_txid
 from bedrockish_journal.model.vector import Vector, covers
 from bedrockish_journal.storage.pruning import FORGOTTEN_KEY, MEMBERS_KEY
@@ -108,6 +108,7 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: Call
         NotWholeError: the journal does not tell.
         JournalError: it does not fit itself.
         DamagedError: SQLite cannot read the file.
+        ConfigError: there is no room to compare it.
     """
     _check_whole(database)
     # Of a copy: the node may go on meanwhile, and the tables and the journal have to be of one moment.
@@ -140,8 +141,11 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: Call
             source.close()
     except apsw.CorruptError as error:
         raise DamagedError(f"{database} is damaged: {error}") from error
+    except (TargetUnwritableError, OSError) as error:
+        raise ConfigError(f"{database} cannot be compared with its journal: {error}; make room beside it") from error
     finally:
-        _remove(copy, target)
+        with suppress(OSError):
+            _remove(copy, target)
 
 
 def _remove(*paths: Path) -> None:

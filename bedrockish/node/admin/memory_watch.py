@@ -1,10 +1,13 @@
-"""Ends the links of clients that have a node keep more than there is room for."""
+"""Ends the links of clients that have a node keep more than there is room for, and gives back what is not needed."""
 
+import ctypes
+import gc
 import logging
 from typing import Protocol
 
 import trio
 
+from bedrockish.common.histogram import Histogram
 from bedrockish.config.config import Config
 from bedrockish.engine.engine import Engine
 from bedrockish_net.mesh import Mesh
@@ -15,6 +18,8 @@ MEMORY_S = 0.25  # between two looks at what others keep
 WAITING_BYTES_MIN = 1 << 20  # a client for which less waits is not one that does not read
 STUCK_S = 5.0  # a client that has read nothing for so long loses its link when half of the memory is taken
 STUCK_S_MIN = 1.0  # and when all of it is
+IDLE_S = 15.0  # a node that has had nothing to do for so long gives memory back
+IDLE_LOOKS = 10  # and again so often: it lets go of what it remembers of commits a minute or two later
 
 
 class Caller(Protocol):
@@ -43,6 +48,7 @@ class Keeping(Protocol):
     config: Config
     mesh: Mesh | None
     callers: set[Caller]
+    latency: Histogram
 
     @property
     def transactions(self) -> Sized:
@@ -50,6 +56,13 @@ class Keeping(Protocol):
 
 
 async def watch_memory(node: Keeping) -> None:
+    """Keep what clients cause within bounds, and give back what a load has left, until cancelled."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shrink_when_idle, node)
+        await _bound(node)
+
+
+async def _bound(node: Keeping) -> None:
     """Add up what others keep, and end the links of clients that do not read, or do not end what they have begun to
     send: the sooner, the more is taken.
 
@@ -73,3 +86,24 @@ async def watch_memory(node: Keeping) -> None:
             if memory.is_full and not (stuck or mesh.drop_slowest(memory.held, WAITING_BYTES_MIN, STUCK_S_MIN)):
                 mesh.drop_slowest(memory.held, WAITING_BYTES_MIN)
         await trio.sleep(MEMORY_S)
+
+
+async def shrink_when_idle(node: Keeping) -> None:
+    """Give memory back after a load: pages that are kept to be read again, garbage, and what the C library has free."""
+    before, looks = (0, 0.0), 0
+    while True:
+        await trio.sleep(IDLE_S)
+        now = node.engine.applied_clock, node.latency.total
+        looks = looks + 1 if now == before else 0
+        before = now
+        if 0 < looks <= IDLE_LOOKS and not node.engine.is_away:
+            node.engine.shrink()
+            gc.collect()
+            _trim()
+
+
+def _trim() -> None:
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):  # another C library
+        return

@@ -106,6 +106,7 @@ MAY_IMPORT = {
     "tools/scenarios/joins.py": "bedrockish tools sqlalchemy trio",
     "tools/scenarios/spark.py": "bedrockish_journal tools cbor2 click duckdb",
     "tools/scenarios/django.py": "bedrockish tools django",
+    "tools/scenarios/tracing_plugin.py": "apsw opentelemetry",
     "tools/questions.py": "bedrockish bedrockish_journal tools trio pyspark",
     "tools/soundness.py": "bedrockish bedrockish_journal tools apsw hypothesis",
     "tools/soundness_cases.py": "bedrockish bedrockish_journal tools apsw hypothesis",

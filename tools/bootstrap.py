@@ -34,6 +34,7 @@ SCENARIOS = {  # of tools/bench, those that need more than a node has
     "joins": ["runtime", "spark"],
     "lake": ["runtime", "spark"],
     "spark": ["runtime", "spark"],
+    "tracing": ["runtime", "dev"],
 }
 NO_INDEX = re.compile(
     r"NewConnectionError|NameResolutionError|Max retries|Network is unreachable|ConnectTimeout|ReadTimeout|ProxyError"

@@ -86,6 +86,7 @@ class Engine:
         locks: the rows that transactions which run here have locked.
         access: what users may do, by the membership that is applied.
         staged: large transactions that are unpacked.
+        pages: of the file, that the writer keeps to read them again.
         damaged: entries of the journal that were found damaged when somebody wanted them, by place, and in what way.
         build: of the index that the scheduled change of the schema makes, if it is built beside its table.
     """
@@ -112,7 +113,7 @@ class Engine:
         self._batch: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._closed = False
         self._members = 0  # how often they were learnt
-        self._pages = PageCache(db, limits.memory.max_bytes)
+        self.pages = PageCache(db, limits.memory.max_bytes)
         self._weight = 0  # about how many bytes the open batch has
         self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
         self.build: Build | None = None
@@ -377,7 +378,7 @@ class Engine:
         assert entry.prev == self._heads.get(leader, GENESIS), f"{leader}{tick} does not continue its timeline"
         self._journal.grows(entry.txid.clock)
         if self.is_long(entry):
-            self._pages.widen()
+            self.pages.widen()
         touched = self._touched(entry) if self.build is not None and not repeat else ()
         if touched:
             self._apply_with_index(entry, touched, applied_ms)
@@ -468,7 +469,7 @@ class Engine:
         than SQLite takes for all.
         """
         versions, build = self.versions, self.build
-        self._pages.widen()
+        self.pages.widen()
         if build is not None and build.txid == txid:
             if build.phase is Phase.LOADING:
                 build.interrupt()
@@ -578,7 +579,7 @@ class Engine:
             self._end_index()
             self._weight = 0
             self._is_changed = False
-            self._pages.narrow()
+            self.pages.narrow()
             self.flushed = self._left()
             if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
                 self._wal.finish(db, self._limits.wal_frames_max)
@@ -750,11 +751,6 @@ class Engine:
     def memory(self) -> Memory:
         """What requests may take together."""
         return self._limits.memory
-
-    def shrink(self) -> None:
-        """Let go of the pages that are kept to be read again."""
-        self.come_back()
-        self._db.execute("PRAGMA shrink_memory").fetchall()
 
     def _keep_to_ourselves(self) -> None:
         """Let nothing of the user's schema take part in the node's own bookkeeping.

@@ -36,14 +36,14 @@ def test_pages_go_back_after_a_load_and_stay_while_there_is_work(tmp_path: Path)
     assert kept > 2_000_000
     node = Idle(engine)
     shrunk = 0
-    shrink = engine.shrink
+    shrink = engine.pages.shrink
 
     def counted() -> None:
         nonlocal shrunk
         shrunk += 1
         shrink()
 
-    cast("Any", engine).shrink = counted
+    cast("Any", engine.pages).shrink = counted
 
     async def live() -> None:
         async with trio.open_nursery() as nursery:

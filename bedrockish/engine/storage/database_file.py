@@ -119,6 +119,10 @@ class PageCache:
             self._db.pragma("cache_size", -CACHE_KIB)
             self._is_wide = False
 
+    def shrink(self) -> None:
+        """Let go of those that are not changed; they are read again when they are needed."""
+        self._db.execute("PRAGMA shrink_memory").fetchall()
+
 
 def connect(
     path: Path, founding: Founding | None, limits: Limits, prepare: Prepare, *, full_sync: bool

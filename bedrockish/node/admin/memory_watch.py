@@ -97,7 +97,7 @@ async def shrink_when_idle(node: Keeping) -> None:
         looks = looks + 1 if now == before else 0
         before = now
         if 0 < looks <= IDLE_LOOKS and not node.engine.is_away:
-            node.engine.shrink()
+            node.engine.pages.shrink()
             gc.collect()
             _trim()
 

@@ -153,7 +153,7 @@ class Runtime:
         self.durable_batches = 0  # the last batch that is known to be durable
         self._reads = ReadsBeside(self, self._asked)
         self._loop.away = self._reads.begin
-        self._kept = Kept()
+        self.kept = Kept()  # what is not to leave before the open batch is durable
         self._fsync = FsyncThread(engine.sync)
         self.syncs = self._fsync.took
         self.activity = Activity(self._counted, self.latency)
@@ -197,7 +197,7 @@ class Runtime:
         try:
             self.engine.memory.check()
         except MemoryFullError as error:  # answered with the next turn: a session may ask for the next at once
-            self._kept.replies.append(Waiter(0, request, done, answer=error))
+            self.kept.replies.append(Waiter(0, request, done, answer=error))
             self._loop.ring()
             return
         self._requests += 1
@@ -244,7 +244,7 @@ class Runtime:
     async def durable(self) -> None:
         """Return when all that this node has written so far is durable."""
         mark = trio.Event()
-        self._kept.marks.append(mark)
+        self.kept.marks.append(mark)
         self._loop.ring()
         await mark.wait()
 
@@ -451,7 +451,7 @@ class Runtime:
             await self._loop.run()
 
     def _has_work(self) -> bool:
-        return bool(self._inbox or self._asked.count or self._has_writes or (self._kept and not self._syncing))
+        return bool(self._inbox or self._asked.count or self._has_writes or (self.kept and not self._syncing))
 
     def _expects_company(self) -> bool:
         """Whether a write is going to be executed, and others are likely to come that can share its transaction."""
@@ -596,7 +596,7 @@ class Runtime:
                 answer = self.workers.settle(request_id, answer)
             waiter.answer = answer
             self.hold(waiter, len(answer.results) if isinstance(answer, Answer) else 0)
-            self._kept.replies.append(waiter)
+            self.kept.replies.append(waiter)
 
     def _send(self, peer: str, message: Message) -> None:
         if logger.isEnabledFor(logging.DEBUG):
@@ -607,7 +607,7 @@ class Runtime:
             return
         if self._encoded[0] is not message:  # the same message to several peers is encoded once
             self._encoded = (message, encode(message))
-        self._kept.messages.setdefault(peer, []).append(self._encoded[1])
+        self.kept.messages.setdefault(peer, []).append(self._encoded[1])
 
     def _send_later(self, peer: str, message: Message) -> None:
         """Send what was made outside of a step."""
@@ -626,7 +626,7 @@ class Runtime:
 
         That is so where others' commits are applied. Was it lost in a crash, they are fetched again.
         """
-        if self._kept or not self.engine.dirty or self.boundary.actions:
+        if self.kept or not self.engine.dirty or self.boundary.actions:
             return False
         now = time.monotonic()
         self._linger_until = self._linger_until or now + LINGER_S
@@ -640,7 +640,7 @@ class Runtime:
             return
         self._linger_until = None
         engine = self.engine
-        kept, self._kept = self._kept, Kept()  # what comes while it is written in a thread rests on the next batch
+        kept, self.kept = self.kept, Kept()  # what comes while it is written in a thread rests on the next batch
         if self.tracing is not None:
             kept.spans = self.tracing.take()
         wrote = (yield engine.flush) if engine.flush_is_long else engine.flush()

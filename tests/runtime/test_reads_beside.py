@@ -195,6 +195,34 @@ async def test_what_is_not_durable_is_told_to_nobody(tmp_path: Path, monkeypatch
         await node.wait("large")
 
 
+async def test_an_answer_that_would_wait_for_the_large_batch_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has been read in the batch that the large transaction is a part of, before that."""
+    async with a_node(tmp_path, monkeypatch) as node:
+        node.disk.gate.clear()
+        node.ask("small", "INSERT INTO t VALUES (-1, 'small')")  # its sync keeps the next batch open
+        await settled()
+        executed = node.runtime.counts["executions"]
+        node.ask("read")
+        node.ask("strict", read=STRICT)
+        while node.runtime.counts["executions"] < executed + 2:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+        assert {waiter.request.command for waiter in node.runtime.kept.replies} == {"read", "strict"}
+        door = Door(node.engine, "_apply", monkeypatch)
+        node.ask("large", f"INSERT INTO t {ALL}")
+        await come(door)
+        node.disk.gate.set()
+        await node.wait("small", "read")
+        assert node.told("read") == 2
+        await settled()
+        assert "strict" not in node.answers
+        door.opened.set()
+        await node.wait("large", "strict")
+        assert node.told("strict") == 2
+        assert not node.runtime.waiters
+
+
 async def test_a_change_of_the_schema_is_seen_when_it_is_in_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,13 @@ class Kept:
     def __bool__(self) -> bool:
         return bool(self.messages or self.replies or self.marks or self.spans)
 
+    def take_replies(self, wanted: Callable[[Waiter], bool]) -> list[Waiter]:
+        """Take out those who wait for an answer that is here, and whom ``wanted`` picks."""
+        found = [waiter for waiter in self.replies if wanted(waiter)]
+        if found:
+            self.replies = [waiter for waiter in self.replies if waiter not in found]
+        return found
+
 
 def packed_entries(read: ReadEntries, wants: Mapping[str, int], limit: int) -> tuple[Packed, dict[str, str]]:
     """Return entries of several timelines, each from a tick on, in the form in which they travel.

@@ -22,7 +22,7 @@ from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.execution.interfaces import Flushed
 from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.scheduling.faults import Faults
-from bedrockish.node.scheduling.outbox import Waiter
+from bedrockish.node.scheduling.outbox import Kept, Waiter
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish_journal.model.vector import merge
@@ -44,6 +44,7 @@ class Serving(Protocol):
     counts: Counter[str]
     faults: Faults
     waiters: dict[int, Waiter]
+    kept: Kept
     durable_batches: int
 
     @property
@@ -78,8 +79,16 @@ class ReadsBeside:
         self._has_failed = False  # since the writer went away
 
     def begin(self) -> None:
-        """The writer is going away: what has waited for it the last time is looked at again."""
+        """The writer is going away: what has waited for it the last time is looked at again.
+
+        So are reads that are answered, and whose answers would wait for the batch that is written now: they are read
+        again, of the last one.
+        """
         self._waiting.clear()
+        for waiter in self._node.kept.take_replies(_has_read):
+            waiter.answer = None
+            self._node.waiters[waiter.request_id] = waiter
+            self._asked.put(waiter.request_id, Submitted(waiter.request_id, waiter.request))
         self._has_failed = False
         self._wanted.set()
 
@@ -172,3 +181,11 @@ class ReadsBeside:
             self._answer(waiter, answer)
         else:
             self.unsynced.append((flushed.batches, waiter, answer))
+
+
+def _has_read(waiter: Waiter) -> bool:
+    """Whether a request is answered that only read, and need not have read the newest."""
+    request, answer = waiter.request, waiter.answer
+    if not isinstance(answer, Answer) or answer.place is not None or waiter.prepare is not None:
+        return False
+    return request.read != STRICT and request.call is None and request.change is None

@@ -335,10 +335,9 @@ class Engine:
         """Make the writer the engine's own: no thread has it, and nothing of an open transaction is in it."""
         if self._wait is not None:
             self.come_back()
-        guest = self._guest
-        if guest is not None and guest.inside is not None:
+        if self._guest is not None and self._guest.inside is not None:
             try:
-                guest.leave()
+                self._guest.leave()
             except apsw.Error as error:  # something of an open transaction may be left in the batch
                 raise self._broken(error) from error
 
@@ -568,8 +567,7 @@ class Engine:
             return False
         db = self._db
         self._leave()
-        if self._watched:
-            self._keep_to_ourselves()
+        self._keep_to_ourselves()
         try:
             system.set_meta(db, "batches", self.batches + 1)
             self._control("COMMIT")
@@ -758,12 +756,12 @@ class Engine:
         Nothing can any more, and switching off has every statement compiled again; a file of an earlier release may
         have foreign keys to system tables.
         """
-        self._applier.quiet()
+        if self._watched:
+            self._applier.quiet()
 
     def _write(self, action: Callable[..., None], *arguments: Any) -> None:
         self._leave()
-        if self._watched:
-            self._keep_to_ourselves()
+        self._keep_to_ourselves()
         try:
             action(*arguments)
         except EntryMismatchError:
@@ -786,8 +784,7 @@ class Engine:
         self._versions.reload()
         self._learn_schema()
         for action, arguments in self._batch:
-            if self._watched:
-                self._keep_to_ourselves()
+            self._keep_to_ourselves()
             try:
                 action(*arguments)
             except DamagedError:
@@ -813,8 +810,7 @@ class Engine:
         db.execute("SAVEPOINT entry")
         try:
             self._make(entry, changes)
-            if self._watched:
-                self._keep_to_ourselves()  # a change of the schema ran with everything on
+            self._keep_to_ourselves()  # a change of the schema ran with everything on
             store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
         except BaseException:
             if db.in_transaction:  # else SQLite gave up the whole batch: the disk is full, or failed

@@ -34,6 +34,20 @@ MOMENTS: dict[str, Moment] = {
     ),
     "its leader is no reason": _clause("a leader that answers has not committed", "if leader in answers:", "if False:"),
     "nobody is counted out": _clause("who is out of reach and leads a rival has not approved", " - bound)", ")"),
+    "what waits is in the journal": Moment(
+        fault(
+            "a commit that is taken and waits is not told as rolled back",
+            (_Voting, "tell_outcome", "self.apply_queue.place_of(txid) if known is None", "None if known is None"),
+        ),
+        "tests.core.test_settled:test_what_came_late_and_waits_is_not_told_as_rolled_back",
+    ),
+    "what waits is looked up": Moment(
+        fault(
+            "the journal is asked for conflicts only with what it has",
+            (_State, "conflicts_outside", "tick > self.timelines.applied.get(leader, 0)", "False"),
+        ),
+        "tests.core.test_settled:test_what_came_late_and_waits_is_not_looked_up_for_a_recovery",
+    ),
     "forgotten ends are none": Moment(
         fault(
             "nobody is counted out for what somebody may have forgotten",

@@ -170,6 +170,11 @@ class ApplyQueue:
         # It came by another way: nobody would look at the COMMIT that waits for this place again.
         self.early.get(entry.leader, {}).pop(entry.tick, None)
 
+    def place_of(self, txid: Txid) -> tuple[str, int] | None:
+        """Return the place of a commit that is taken and waits for what it has seen, None if there is no such."""
+        waiting = (entry for queue in self.waiting.values() for entry in queue)
+        return next((entry.place for entry in waiting if entry.txid == txid), None)
+
     # -- applying --------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:

@@ -253,11 +253,11 @@ class Voting:
         if not outcome:
             state.outbox.send(peer, Outcome(txid, False, "", 0, clock))
             return True
-        # Known as committed, and packed already: only the journal knows where it stands.
+        # The window has packed or dropped it: what waits is not in the journal, which would say that it is rolled back.
         known = state.commit_window.known.get(txid)
-        if known is None:
+        place = self.apply_queue.place_of(txid) if known is None else known.places[0]
+        if place is None:
             state.outbox.emit(SendOutcome(peer, txid))
         else:
-            leader, tick = known.places[0]
-            state.outbox.send(peer, Outcome(txid, True, leader, tick, clock))
+            state.outbox.send(peer, Outcome(txid, True, *place, clock))
         return True

@@ -52,12 +52,18 @@ async def status_of(cluster: LocalCluster, index: int) -> dict[str, Any]:
 
 
 async def level(cluster: LocalCluster) -> None:
-    """Wait until all nodes have applied the same, nothing is in doubt and all changes of the schema are in force."""
+    """Wait until all nodes have applied the same, nothing is in doubt and all changes of the schema are in force.
+
+    What a node says it has applied it may still be writing, and would fetch again if it were stopped. A strict read
+    waits for the writer, and for the disk.
+    """
 
     async def same() -> bool:
         try:
             found = [await status_of(cluster, index) for index in range(len(cluster.nodes))]
-            waiting = await _numbers(cluster, "SELECT count(*) FROM bedrockish_schema WHERE state = 'scheduled'")
+            waiting = await _numbers(
+                cluster, "SELECT count(*) FROM bedrockish_schema WHERE state = 'scheduled'", "strict"
+            )
         except BedrockishError:
             return False
         vectors = [one["applied"] for one in found]
@@ -73,8 +79,8 @@ async def all_safe(cluster: LocalCluster) -> None:
     A feed ends at the safe time of the node that is read. It is behind what a client was told, and not the same at all
     nodes.
     """
-    journal = await _numbers(cluster, "SELECT max(clock) FROM bedrockish_journal")
-    schema = await _numbers(cluster, "SELECT coalesce(max(activates), 0) FROM bedrockish_schema")
+    journal = await _numbers(cluster, "SELECT max(clock) FROM bedrockish_journal", "strict")
+    schema = await _numbers(cluster, "SELECT coalesce(max(activates), 0) FROM bedrockish_schema", "strict")
     last = max(*journal, *schema)
 
     async def safe() -> bool:
@@ -86,12 +92,12 @@ async def all_safe(cluster: LocalCluster) -> None:
     await until("all of it is safe at every node", safe)
 
 
-async def _numbers(cluster: LocalCluster, query: str) -> list[int]:
-    """Ask every node for a number, of what it has applied."""
+async def _numbers(cluster: LocalCluster, query: str, read: str = "stale") -> list[int]:
+    """Ask every node for a number; ``stale`` is of what it had written when a thread had the writer."""
     found = []
     for index in range(len(cluster.nodes)):
         async with open_client(cluster.url(index, only=True)) as client:
-            found.append(int((await client.execute(query, read="stale")).value()))
+            found.append(int((await client.execute(query, read=read)).value()))
     return found
 
 

@@ -88,7 +88,7 @@ class Engine:
         staged: large transactions that are unpacked.
         pages: of the file, that the writer keeps to read them again.
         damaged: entries of the journal that were found damaged when somebody wanted them, by place, and in what way.
-        build: of the index that the scheduled change of the schema makes, if it is built beside its table.
+        build: of what the scheduled change of the schema makes, if it is built beside its table.
     """
 
     def __init__(
@@ -380,7 +380,7 @@ class Engine:
             self.pages.widen()
         touched = self._touched(entry) if self.build is not None and not repeat else ()
         if touched:
-            self._apply_with_index(entry, touched, applied_ms)
+            self._apply_with_build(entry, touched, applied_ms)
         else:
             self._write(self._apply, entry, repeat, applied_ms)
         self._weight += len(entry.transaction.body)
@@ -404,11 +404,11 @@ class Engine:
             return ()  # applying it says so
         return touched
 
-    def _apply_with_index(self, entry: Entry, touched: Collection[int], applied_ms: int) -> None:
-        """Apply an entry to a table, and to the index of it that is built.
+    def _apply_with_build(self, entry: Entry, touched: Collection[int], applied_ms: int) -> None:
+        """Apply an entry to a table, and to what is built beside it.
 
-        What becomes of the index is noted as rows, since an open batch may have to be written again when the building
-        is further.
+        What becomes of that is noted as rows, since an open batch may have to be written again when the building is
+        further.
         """
         build = self.build
         assert build is not None
@@ -419,7 +419,7 @@ class Engine:
         if removed or added:
             self._write(build.edit, removed, added)
 
-    # -- an index beside its table ---------------------------------------------------------------------------------
+    # -- what is built beside its table ----------------------------------------------------------------------------
 
     def plan_build(self, transaction: Transaction) -> IndexPlan | DropPlan | None:
         """Return how to build what a change of the schema makes beside its table; None if that cannot be."""
@@ -450,7 +450,7 @@ class Engine:
         return build
 
     def go_on_with_build(self) -> bool:
-        """Do the next slice of the index that is built; False if there is nothing to do for now."""
+        """Do the next slice of what is built; False if there is nothing to do for now."""
         build = self.build
         assert build is not None
         self._leave()
@@ -476,8 +476,8 @@ class Engine:
                 pass
         return versions.activate(txid, build)
 
-    def _end_index(self) -> None:
-        """Forget the building of an index whose change is in force, for good."""
+    def _end_build(self) -> None:
+        """Forget the building of what is in force, for good."""
         if self.build is not None and self.build.version != self.schema_version:
             self.build.close(wait=False)  # if a thread still reads, whoever has begun it closes it
             self.build = None
@@ -574,7 +574,7 @@ class Engine:
             self.batches += 1
             self._batch.clear()
             self.staged.detach()
-            self._end_index()
+            self._end_build()
             self._weight = 0
             self._is_changed = False
             self.pages.narrow()

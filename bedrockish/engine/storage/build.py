@@ -15,14 +15,20 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import apsw
 
+from bedrockish.engine.sqlite.catalog import Prepare
+from bedrockish.engine.sqlite.definitions import folded
 from bedrockish.engine.sqlite.system_names import STAND_IN
+from bedrockish.engine.sqlite.table_layout import Table, Tables
 from bedrockish.errors import ConfigError, UnavailableError
+from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
+from bedrockish_journal.model.changes import DO, Step
 from bedrockish_journal.model.transaction import Txid
 
+P = TypeVar("P")
 REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError, apsw.CorruptError)
 Edit = tuple[Sequence[Any], Sequence[Any]]
 _CLOSED = "not all of its rows were read before its time came, or before the node was to end"
@@ -185,6 +191,43 @@ class Build(ABC):
 
     @abstractmethod
     def _move(self) -> bool: ...
+
+
+def only_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
+    """Return a schema change that is one statement, and its tokens up to the semicolon; nothing if it is more."""
+    if len(steps) != 1 or steps[0].kind != DO or steps[0].told:
+        return "", []
+    try:
+        found = tokens(steps[0].sql)
+    except NotTokensError:
+        return "", []
+    while found and found[-1].text == ";":
+        found.pop()
+    return steps[0].sql, found
+
+
+def table_with_rowids(tables: Tables, name: str) -> Table | None:
+    """Return a table, None if there is none of that name, or its rows have no numbers to be named by."""
+    names = tables.names([folded(name)])
+    table = tables.by_name[names[0]] if names else None
+    return table if table is not None and table.rowid else None
+
+
+def tried(prepare: Prepare, plan: Callable[[apsw.Connection], P | None]) -> P | None:
+    """Return what is planned in an empty database in memory; None if SQLite refuses some of it there.
+
+    Args:
+        prepare: gives a connection the functions and collations that SQLite does not have.
+        plan: makes the plan.
+    """
+    trial = apsw.Connection(":memory:")
+    try:
+        prepare(trial)
+        return plan(trial)
+    except apsw.Error:
+        return None
+    finally:
+        trial.close()
 
 
 class Writable:

@@ -23,9 +23,18 @@ from bedrockish.engine.sqlite.catalog import Prepare
 from bedrockish.engine.sqlite.definitions import folded
 from bedrockish.engine.sqlite.system_names import BARE, STAND_IN
 from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
-from bedrockish.engine.storage.build import Build, Edit, Phase, Writable, remove_leftovers
-from bedrockish.sqltext.tokenizer import NotTokensError, tokens
-from bedrockish_journal.model.changes import DO, Step
+from bedrockish.engine.storage.build import (
+    Build,
+    Edit,
+    Phase,
+    Writable,
+    only_statement,
+    remove_leftovers,
+    table_with_rowids,
+    tried,
+)
+from bedrockish.sqltext.tokenizer import Token
+from bedrockish_journal.model.changes import Step
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.packing import set_aside
 
@@ -71,7 +80,7 @@ class DropPlan:
 
 def drops_column(steps: Sequence[Step]) -> bool:
     """Whether a change of the schema is one statement that drops a column."""
-    return len(steps) == 1 and steps[0].kind == DO and not steps[0].told and _taken_apart(steps[0].sql) is not None
+    return _taken_apart(only_statement(steps)[1]) is not None
 
 
 def plan_drop(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> DropPlan | None:
@@ -82,34 +91,22 @@ def plan_drop(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> DropPl
         tables: of the schema that it changes.
         prepare: gives a connection the functions and collations that SQLite does not have.
     """
-    words = _taken_apart(steps[0].sql) if drops_column(steps) else None
-    names = tables.names([folded(words[0])]) if words is not None else []
-    if words is None or not names:
+    sql, found = only_statement(steps)
+    words = _taken_apart(found)
+    table = table_with_rowids(tables, words[0]) if words is not None else None
+    if words is None or table is None:
         return None
-    table = tables.by_name[names[0]]
-    if not table.rowid or table.virtual or len(table.writable) != len(table.columns):
-        return None  # its rows have no numbers, or it computes columns
+    if table.virtual or len(table.writable) != len(table.columns):
+        return None  # it computes columns
     left = [place for place, column in enumerate(table.columns) if folded(column) != folded(words[1])]
     if len(left) != len(table.columns) - 1 or not left:
         return None
-    trial = apsw.Connection(":memory:")
-    try:
-        prepare(trial)
-        return _planned(trial, steps[0].sql, table, left, tables.definitions.text_of(table.name))
-    except apsw.Error:
-        return None
-    finally:
-        trial.close()
+    text = tables.definitions.text_of(table.name)
+    return tried(prepare, lambda trial: _planned(trial, sql, table, left, text))
 
 
-def _taken_apart(sql: str) -> tuple[str, str] | None:
+def _taken_apart(found: list[Token]) -> tuple[str, str] | None:
     """Return the names of the table and of the column in ALTER TABLE [schema .] table DROP [COLUMN] column."""
-    try:
-        found = tokens(sql)
-    except NotTokensError:
-        return None
-    while found and found[-1].text == ";":
-        found.pop()
     if len(found) > 4 and found[3].text == ".":
         del found[2:4]
     if len(found) > 5 and found[4].is_word("COLUMN"):

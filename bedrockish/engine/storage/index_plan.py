@@ -17,8 +17,9 @@ from bedrockish.engine.sqlite.catalog import Prepare
 from bedrockish.engine.sqlite.definitions import folded
 from bedrockish.engine.sqlite.system_names import BARE, STAND_IN, STAND_IN_INDEX
 from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
-from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
-from bedrockish_journal.model.changes import DO, Step
+from bedrockish.engine.storage.build import only_statement, table_with_rowids, tried
+from bedrockish.sqltext.tokenizer import Token
+from bedrockish_journal.model.changes import Step
 
 _FORM = "SELECT name, desc, coll, key FROM pragma_index_xinfo(?) ORDER BY seqno"
 
@@ -86,7 +87,7 @@ class _Words:
 
 def makes_index(steps: Sequence[Step]) -> bool:
     """Whether a change of the schema is one statement that makes an index."""
-    return len(steps) == 1 and steps[0].kind == DO and not steps[0].told and _taken_apart(steps[0].sql) is not None
+    return _taken_apart(*only_statement(steps)) is not None
 
 
 def plan_index(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> IndexPlan | None:
@@ -97,30 +98,16 @@ def plan_index(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Index
         tables: of the schema that it changes.
         prepare: gives a connection the functions and collations that SQLite does not have.
     """
-    words = _taken_apart(steps[0].sql) if makes_index(steps) else None
-    names = tables.names([folded(words.table)]) if words is not None else []
-    if words is None or not names:
+    sql, found = only_statement(steps)
+    words = _taken_apart(sql, found)
+    table = table_with_rowids(tables, words.table) if words is not None else None
+    if words is None or table is None:
         return None
-    table = tables.by_name[names[0]]
-    if not table.rowid:
-        return None  # WITHOUT ROWID: its rows have no numbers to be named by
-    trial = apsw.Connection(":memory:")
-    try:
-        prepare(trial)
-        return _planned(trial, steps[0].sql, words, table, tables.definitions.text_of(table.name))
-    except apsw.Error:
-        return None
-    finally:
-        trial.close()
+    text = tables.definitions.text_of(table.name)
+    return tried(prepare, lambda trial: _planned(trial, sql, words, table, text))
 
 
-def _taken_apart(sql: str) -> _Words | None:
-    try:
-        found = tokens(sql)
-    except NotTokensError:
-        return None
-    while found and found[-1].text == ";":
-        found.pop()
+def _taken_apart(sql: str, found: list[Token]) -> _Words | None:
     is_unique = len(found) > 1 and found[1].is_word("UNIQUE")
     at = 1 + is_unique
     if len(found) <= at or not (found[0].is_word("CREATE") and found[at].is_word("INDEX")):

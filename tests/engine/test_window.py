@@ -1,6 +1,7 @@
 """What a start reads of the journal for conflict tests is bounded; of the rest, the journal itself is asked."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,13 @@ def test_what_cannot_be_compared_is_said(
         monkeypatch.setattr(state_module, "LOOKED_UP_MAX", 3)
     assert state.conflicts_outside(asked(node, 17, {"A": 14})) is None
     assert state.conflicts_outside(asked(node, 17, {"A": 16})) is True
+
+
+def test_what_is_taken_and_not_applied_yet_cannot_be_compared(node: TestNode) -> None:
+    """It came too late for the window, and waits for what it has seen: the journal finds no conflict with it."""
+    state = start(node, COUNT).state
+    state.commit_window.floor["A"] = COUNT + 1
+    assert state.conflicts_outside(replace(asked(node, 15, {"A": COUNT}), access_set=AccessSet())) is None
 
 
 def test_a_start_goes_past_a_damaged_entry_that_is_settled(node: TestNode) -> None:

@@ -41,13 +41,6 @@ MOMENTS: dict[str, Moment] = {
         ),
         "tests.core.test_settled:test_what_came_late_and_waits_is_not_told_as_rolled_back",
     ),
-    "what waits is looked up": Moment(
-        fault(
-            "the journal is asked for conflicts only with what it has",
-            (_State, "conflicts_outside", "tick > self.timelines.applied.get(leader, 0)", "False"),
-        ),
-        "tests.core.test_settled:test_what_came_late_and_waits_is_not_looked_up_for_a_recovery",
-    ),
     "forgotten ends are none": Moment(
         fault(
             "nobody is counted out for what somebody may have forgotten",

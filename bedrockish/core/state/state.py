@@ -283,8 +283,6 @@ class State:
             return False
         if sum(tick - base.get(leader, 0) for leader, tick in lacking.items()) > LOOKED_UP_MAX:
             return None  # nobody approves what is so old, and to read that much would keep everybody waiting
-        if any(tick > self.timelines.applied.get(leader, 0) for leader, tick in lacking.items()):
-            return None  # it came too late for the window and waits for what it has seen: the journal lacks it still
         seen = {**base, **dict.fromkeys(self.roster.membership.retired, CLOCK_LIMIT)}  # no base names what is retired
         return self._conflicts(access_set, seen, lacking)
 

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import apsw
@@ -75,12 +75,38 @@ async def activates_in_s(cluster: LocalCluster, index: int) -> float:
     return found[0]
 
 
-def was_built_beside(node: LocalNode, index: str) -> bool:
-    return f"index {index} was built beside its table" in node.log.read_text()
+def was_built_beside(node: LocalNode, title: str) -> bool:
+    return f"{title} was built beside its table" in node.log.read_text()
 
 
-def was_left_beside(node: LocalNode, column: str) -> bool:
-    return f"table t without {column} was built beside its table" in node.log.read_text()
+Change = tuple[str, str]  # a statement, and what the log calls what it makes
+
+
+async def make_and_kill(
+    cluster: LocalCluster, run: Callable[[str], Awaitable[object]], first: Change, second: Change
+) -> None:
+    """Make two changes of the schema; a node dies while the first one is built, and when the second comes into force.
+
+    The first builds anew, or when its time comes; for the second it has come into force, or does at the start.
+    """
+    one, two, three = cluster.nodes
+    async with trio.open_nursery() as change:
+        change.start_soon(run, first[0])
+        await activates_in_s(cluster, 2)
+        await trio.sleep(0.3)
+        three.kill()
+        three.start()
+    await ready(cluster)
+    assert was_built_beside(one, first[1])
+    assert was_built_beside(two, first[1])
+    async with trio.open_nursery() as change:
+        change.start_soon(run, second[0])
+        await trio.sleep(max(0.0, await activates_in_s(cluster, 1)))
+        two.kill()
+        two.start()
+    await ready(cluster)
+    assert was_built_beside(one, second[1])
+    assert was_built_beside(three, second[1])
 
 
 def is_sound(node: LocalNode) -> bool:
@@ -93,7 +119,7 @@ def is_sound(node: LocalNode) -> bool:
 
 
 async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(slow: LocalCluster) -> None:
-    cluster, (one, two, three) = slow, slow.nodes
+    cluster = slow
     await ready(cluster)
     async with open_client(cluster.url(0, options=PATIENT)) as client:
         columns = "id INTEGER PRIMARY KEY, code INTEGER, v TEXT COLLATE NOCASE, r REAL, n INTEGER"
@@ -103,25 +129,11 @@ async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(sl
         async with trio.open_nursery() as nursery:
             for number in range(3):
                 nursery.start_soon(work.write, number)
-            # In the middle: it builds anew, or when its time comes.
-            async with trio.open_nursery() as change:
-                change.start_soon(client.execute, "CREATE INDEX by_v ON t(v, r DESC, n) WHERE n < 90")
-                await activates_in_s(cluster, 2)
-                await trio.sleep(0.3)
-                three.kill()
-                three.start()
-            await ready(cluster)
-            assert was_built_beside(one, "by_v")
-            assert was_built_beside(two, "by_v")
-            # When it comes into force: it did, or it does at the start.
-            async with trio.open_nursery() as change:
-                change.start_soon(client.execute, "CREATE UNIQUE INDEX by_code ON t(code)")
-                await trio.sleep(max(0.0, await activates_in_s(cluster, 1)))
-                two.kill()
-                two.start()
-            await ready(cluster)
-            assert was_built_beside(one, "by_code")
-            assert was_built_beside(three, "by_code")
+            await make_and_kill(
+                cluster, client.execute,
+                ("CREATE INDEX by_v ON t(v, r DESC, n) WHERE n < 90", "index by_v"),
+                ("CREATE UNIQUE INDEX by_code ON t(code)", "index by_code"),
+            )  # fmt: skip
             with pytest.raises(ConstraintError):
                 await client.execute("INSERT INTO t(code, n) VALUES (77000, 1), (77000, 2)")
             work.stopping = True
@@ -140,7 +152,7 @@ async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(sl
 
 
 async def test_nodes_die_while_a_column_is_dropped_and_when_it_comes_into_force(slow: LocalCluster) -> None:
-    cluster, (one, two, three) = slow, slow.nodes
+    cluster = slow
     await ready(cluster)
     async with open_client(cluster.url(0, options=PATIENT)) as client:
         columns = "id INTEGER PRIMARY KEY, code INTEGER, v TEXT, r REAL, n INTEGER, x INTEGER, y TEXT DEFAULT 'y'"
@@ -151,23 +163,11 @@ async def test_nodes_die_while_a_column_is_dropped_and_when_it_comes_into_force(
         async with trio.open_nursery() as nursery:
             for number in range(3):
                 nursery.start_soon(work.write, number)
-            async with trio.open_nursery() as change:
-                change.start_soon(client.execute, "ALTER TABLE t DROP COLUMN x")
-                await activates_in_s(cluster, 2)
-                await trio.sleep(0.2)
-                three.kill()
-                three.start()
-            await ready(cluster)
-            assert was_left_beside(one, "x")
-            assert was_left_beside(two, "x")
-            async with trio.open_nursery() as change:
-                change.start_soon(client.execute, "ALTER TABLE t DROP COLUMN y")
-                await trio.sleep(max(0.0, await activates_in_s(cluster, 1)))
-                two.kill()
-                two.start()
-            await ready(cluster)
-            assert was_left_beside(one, "y")
-            assert was_left_beside(three, "y")
+            await make_and_kill(
+                cluster, client.execute,
+                ("ALTER TABLE t DROP COLUMN x", "table t without x"),
+                ("ALTER TABLE t DROP COLUMN y", "table t without y"),
+            )  # fmt: skip
             work.stopping = True
         assert work.done > 50
     await level(cluster)

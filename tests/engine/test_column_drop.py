@@ -7,16 +7,18 @@ from types import SimpleNamespace
 import apsw
 import pytest
 
-from bedrockish.engine.sqlite.system_names import PASSING, STAND_IN
+from bedrockish.engine.sqlite.system_names import STAND_IN
 from bedrockish.engine.storage import build as beside
 from bedrockish.engine.storage import column_drop, schema_versions
 from bedrockish.engine.storage.build import Phase
 from bedrockish.engine.storage.column_drop import ColumnDrop, _spans, drops_column
 from bedrockish.engine.storage.wal import copy_file
-from bedrockish.errors import ConstraintError, UnavailableError
+from bedrockish.errors import UnavailableError
 from bedrockish_journal.model.changes import Step
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.verify.replay import digest
+from tests.engine import builds
+from tests.engine.builds import follow, read_sound, rolled_back
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode
 from tests.engine.test_versions import decide
@@ -41,10 +43,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(node: TestNode, entry: Entry) -> ColumnDrop:
-    node.save()
-    plan = node.engine.plan_build(entry.transaction)
-    assert plan is not None
-    build = node.engine.begin_build(plan, entry.txid)
+    build = builds.begin(node, entry)
     assert isinstance(build, ColumnDrop)
     return build
 
@@ -63,10 +62,7 @@ def finish(node: TestNode, build: ColumnDrop) -> None:
 
 def sound(node: TestNode) -> None:
     """Nothing is left, SQLite finds no fault, and the column is not there."""
-    node.save()
-    reader = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
-    assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    assert not {name for (name,) in reader.execute("SELECT name FROM sqlite_schema")} & PASSING
+    reader = read_sound(node)
     columns = [name for (name,) in reader.execute("SELECT name FROM pragma_table_xinfo('t')")]
     assert "gone" not in columns
     reader.close()
@@ -121,11 +117,6 @@ class Changes:
                 node.save()
 
 
-def rolled_back(node: TestNode) -> None:
-    with pytest.raises(ConstraintError):
-        node.prepare("INSERT INTO t(n) VALUES (123456)", "INSERT OR ROLLBACK INTO other VALUES (1), (1)")
-
-
 def filled(node: TestNode, table: str, changes: Changes) -> None:
     view = "CREATE VIEW seen AS SELECT n, v FROM t"
     trigger = "CREATE TRIGGER t AFTER DELETE ON other BEGIN DELETE FROM t WHERE n = old.x; END"  # has the table's name
@@ -163,10 +154,7 @@ def test_it_is_what_sqlite_leaves(make_node: MakeNode, tmp_path: Path, table: st
         node.run("UPDATE t SET n = 4 WHERE _rowid_ = -5", "ALTER TABLE t ADD COLUMN again INTEGER DEFAULT 8")
         sound(node)
         assert node.engine.build is None
-        for number, made in enumerate(node.entries):
-            if number == activated:
-                assert inline.engine.activate(entry.txid) == ""
-            inline.apply(made)
+        follow(inline, node, entry, activated)
         sound(inline)
         assert content(node) == content(inline)
         assert digest(node.path) == digest(inline.path)

@@ -16,9 +16,11 @@ from bedrockish.engine.storage.index_build import IndexBuild
 from bedrockish.engine.storage.refill import replay_own
 from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.engine.storage.wal import copy_file
-from bedrockish.errors import ConstraintError, UnsupportedError
+from bedrockish.errors import UnsupportedError
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.verify.replay import digest
+from tests.engine import builds
+from tests.engine.builds import follow, read_sound, rolled_back
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode
 from tests.engine.test_versions import decide
@@ -65,10 +67,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(node: TestNode, entry: Entry) -> IndexBuild:
-    node.save()
-    plan = node.engine.plan_build(entry.transaction)
-    assert plan is not None
-    build = node.engine.begin_build(plan, entry.txid)
+    build = builds.begin(node, entry)
     assert isinstance(build, IndexBuild)
     return build
 
@@ -86,11 +85,8 @@ def finish(node: TestNode, build: IndexBuild) -> None:
 
 def sound(node: TestNode, *, index: bool = True) -> None:
     """Nothing is left, and SQLite finds no fault."""
-    node.save()
-    reader = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
-    assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    reader = read_sound(node)
     names = {name for (name,) in reader.execute("SELECT name FROM sqlite_schema")}
-    assert not names & PASSING
     assert ("made" in names) == index
     reader.close()
 
@@ -105,12 +101,6 @@ def entries(node: TestNode, index: str) -> list[object]:
     found = db.execute(f"SELECT {address}, n, v, r, b, typeof(r), typeof(b) FROM t INDEXED BY made {where}").fetchall()
     db.close()
     return [listed, found]
-
-
-def rolled_back(node: TestNode) -> None:
-    """SQLite rolls all of the open batch back because of one request."""
-    with pytest.raises(ConstraintError):
-        node.prepare("INSERT INTO t(n) VALUES (123456)", "INSERT OR ROLLBACK INTO other VALUES (1), (1)")
 
 
 class Changes:
@@ -196,12 +186,7 @@ def test_it_is_what_sqlite_builds(make_node: MakeNode, tmp_path: Path, table: st
         changes.one(node)
         sound(node)
         assert node.engine.build is None
-        for number, made in enumerate(node.entries):
-            if number == activated:
-                assert inline.engine.activate(entry.txid) == ""
-            inline.apply(made)
-        if len(node.entries) == activated:
-            assert inline.engine.activate(entry.txid) == ""
+        follow(inline, node, entry, activated)
         sound(inline)
         assert entries(node, index) == entries(inline, index)
         assert digest(node.path) == digest(inline.path)

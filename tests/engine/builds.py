@@ -1,0 +1,43 @@
+"""What the tests of everything that is built beside a table do alike."""
+
+import apsw
+import pytest
+
+from bedrockish.engine.sqlite.system_names import PASSING
+from bedrockish.engine.storage.build import Build
+from bedrockish.errors import ConstraintError
+from bedrockish_journal.model.entry import Entry
+from tests.engine.nodes import TestNode
+
+
+def begin(node: TestNode, entry: Entry) -> Build:
+    """Begin to build what a change of the schema makes that was decided."""
+    node.save()
+    plan = node.engine.plan_build(entry.transaction)
+    assert plan is not None
+    return node.engine.begin_build(plan, entry.txid)
+
+
+def read_sound(node: TestNode) -> apsw.Connection:
+    """Check that SQLite finds no fault and nothing is left of the building; return a connection to look further."""
+    node.save()
+    reader = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
+    assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert not {name for (name,) in reader.execute("SELECT name FROM sqlite_schema")} & PASSING
+    return reader
+
+
+def rolled_back(node: TestNode) -> None:
+    """SQLite rolls all of the open batch back because of one request."""
+    with pytest.raises(ConstraintError):
+        node.prepare("INSERT INTO t(n) VALUES (123456)", "INSERT OR ROLLBACK INTO other VALUES (1), (1)")
+
+
+def follow(inline: TestNode, node: TestNode, entry: Entry, activated: int) -> None:
+    """Apply at another node what one has, and put the change in force in line, after so many entries."""
+    for number, made in enumerate(node.entries):
+        if number == activated:
+            assert inline.engine.activate(entry.txid) == ""
+        inline.apply(made)
+    if len(node.entries) == activated:
+        assert inline.engine.activate(entry.txid) == ""

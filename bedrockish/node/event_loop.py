@@ -81,7 +81,7 @@ from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.scheduling.statement_statistics import StatementStatistics
 from bedrockish.node.scheduling.system_clock import Clocks
 from bedrockish.node.scheduling.tracing import Tracing
-from bedrockish.node.scheduling.turn_loop import FairQueue, Turn, TurnLoop
+from bedrockish.node.scheduling.turn_loop import FairQueue, Turn, TurnLoop, is_cancellation
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -395,6 +395,10 @@ class Runtime:
             self._unsaved.pop(name, None)
             self.engine.set_meta(name, value)
 
+    def _save(self) -> None:
+        while self._unsaved:
+            self.engine.set_meta(*self._unsaved.popitem())
+
     def _tell_cluster(self) -> None:
         membership = self.core.state.roster.membership
         self.info |= {ID: membership.cluster_id, CLUSTER_LEVEL: membership.level}
@@ -416,10 +420,8 @@ class Runtime:
         """
         try:
             await self._step_until_cancelled()
-        except trio.Cancelled:
-            raise  # between two steps: what was done is whole
-        except BaseException:
-            self._failed = True
+        except BaseException as error:
+            self._failed = not is_cancellation(error)  # which comes between two turns: what was done is whole
             raise
 
     async def _step_until_cancelled(self) -> None:
@@ -482,8 +484,7 @@ class Runtime:
     def _turn(self) -> Turn:
         """Step the core through what has arrived."""
         now = self._clocks.now()
-        while self._unsaved:
-            self.engine.set_meta(*self._unsaved.popitem())
+        self._save()
         self.core.state.count_batches(self.engine.batches)
         until = time.monotonic() + TURN_S
         for number in range(min(len(self._inbox) + self._asked.count + self._writes.count, TURN_MAX)):
@@ -716,8 +717,7 @@ class Runtime:
             self.transactions.close()
             self._reads.close()
             if not (self._failed or self.engine.failed):
-                while self._unsaved:
-                    self.engine.set_meta(*self._unsaved.popitem())
+                self._save()
                 self.known.save()
                 self.engine.set_meta("clock_ceiling", self.core.state.clock.value)
                 self.engine.flush()

@@ -1,8 +1,10 @@
 """The one rule of the driver: nothing leaves before all that the node knew is durable."""
 
+import sqlite3
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +15,8 @@ import trio
 from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.api.url import Address
 from bedrockish.config.config import Config
+from bedrockish.core.protocol.effects import Keep
+from bedrockish.core.protocol.events import Accused, Woken
 from bedrockish.core.protocol.messages import Approve, Begin, Gossip, decode, encode
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
@@ -218,6 +222,57 @@ async def test_after_damage_nothing_more_is_written(
     runtime.leave()
     assert engine.batches == batches
     engine.close()
+
+
+async def test_who_leaves_in_order_keeps_what_was_not_committed_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That a node has lost promises may be said to it once only, and what its clock needs no more is given back."""
+    runtime, disk, engine = open_runtime(tmp_path, "ABC", monkeypatch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await settled()
+        disk.gate.clear()
+        runtime.core.state.outbox.emit(Keep("first", 1))
+        runtime._post(Accused("C", "another file", for_good=False))
+        await settled()
+        runtime._post(Accused("B", "an older file", for_good=True))  # its batch waits for that sync
+        await settled()
+        assert runtime.core.state.roster.lost
+        assert engine.dirty
+        nursery.cancel_scope.cancel()
+        disk.gate.set()
+    runtime.leave()
+    clock = runtime.core.state.clock.value
+    engine.close()
+    with closing(sqlite3.connect(tmp_path / "a.db")) as db:
+        kept = dict(db.execute("SELECT key, value FROM bedrockish_meta"))
+    assert kept["lost"] == "an older file"
+    assert kept["clock_ceiling"] == clock
+
+
+async def test_who_leaves_in_order_ends_the_turn_that_it_had_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was done of a turn's effects would be kept, and those that follow, on which the core counts, would not."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await settled()
+        monkeypatch.setattr(runtime, "_is_long", lambda effect: isinstance(effect, Keep) and effect.name == "long")
+        monkeypatch.setattr(runtime._loop, "_waits", lambda: False)
+        for name in ("before", "long", "after"):
+            runtime.core.state.outbox.emit(Keep(name, 1))
+        nursery.cancel_scope.cancel()
+        runtime.gather()
+        runtime._post(Woken())
+        runtime.act()  # before the loop's task knows that it is cancelled
+        assert runtime._loop._unfinished is not None
+    runtime.leave()
+    engine.close()
+    with closing(sqlite3.connect(tmp_path / "a.db")) as db:
+        kept = dict(db.execute("SELECT key, value FROM bedrockish_meta"))
+    assert [kept.get(name) for name in ("before", "long", "after")] == [1, 1, 1]
 
 
 async def test_what_is_no_message_ends_the_link_and_what_is_unknown_is_passed_over(

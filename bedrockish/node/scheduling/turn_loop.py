@@ -21,6 +21,13 @@ Action = Callable[[], object]  # something with the writer that takes long
 Turn = Generator[Action, Any, None]
 
 
+def is_cancellation(error: BaseException) -> bool:
+    """Whether nothing but cancellations has come out of a task, or of a nursery, which raises them as a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_cancellation, error.exceptions))
+    return isinstance(error, trio.Cancelled)
+
+
 class FairQueue(Generic[T]):
     """Items of owners, of which one of each comes in turn, however much one owner asks for at once.
 
@@ -151,11 +158,16 @@ class TurnLoop:
             self._alarm.look()
 
     async def run(self) -> None:
-        """Take turns until ``stop``; raise its error."""
-        while self.failure is None:
-            await self._take_turn()
-            if self.failure is None:
-                await self._next()
+        """Take turns until ``stop``, and raise its error, or until cancelled, and end the turn that was begun."""
+        try:
+            while self.failure is None:
+                await self._take_turn()
+                if self.failure is None:
+                    await self._next()
+        finally:
+            # The core has said things that rest on the rest of it; that it ends takes no longer than its actions.
+            if self._unfinished is not None and self.failure is None:
+                await self._take_turn()
         raise self.failure
 
     async def _take_turn(self) -> None:

@@ -42,6 +42,7 @@ from bedrockish.core.protocol.events import (
     Woken,
 )
 from bedrockish.core.protocol.messages import (
+    Fetch,
     Gossip,
     Message,
     Piece,
@@ -92,7 +93,7 @@ from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
 
-PROMISES_NOTHING = frozenset({Want, Piece})  # these need not wait until anything is durable
+PROMISES_NOTHING = frozenset({Fetch, Want, Piece})  # these need not wait until anything is durable
 HELD_BYTES_MIN = 64 << 10  # what is shorter is not counted, for it is soon over
 TURN_S = 0.03  # how long they may take together, in seconds
 TURN_MAX = 512  # events that are taken before what they caused is made durable

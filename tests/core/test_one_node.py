@@ -14,8 +14,8 @@ from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.revalidation import lost
 from bedrockish.core.coordinator.schema_barrier import activation_clock
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.effects import Halt, Malformed, Reply
-from bedrockish.core.protocol.events import Now, Received
+from bedrockish.core.protocol.effects import Apply, Halt, Malformed, Reply, Send
+from bedrockish.core.protocol.events import Now, PeerUp, Received
 from bedrockish.core.protocol.messages import (
     Accept,
     Accepted,
@@ -24,6 +24,8 @@ from bedrockish.core.protocol.messages import (
     Check,
     Commit,
     Entries,
+    Fetch,
+    Gossip,
     Outcome,
     Promise,
     Reason,
@@ -165,6 +167,20 @@ def test_a_fetched_entry_that_does_not_continue_is_not_taken() -> None:
     effects = one.step(Received("C", Entries(((b"x" * 32, good.label, good.body),), CLOCK)))
     assert [type(effect) for effect in effects if isinstance(effect, Malformed)] == [Malformed]
     assert one.node.state.timelines.taken.get("A", 0) == 0
+
+
+def test_what_is_still_missing_is_asked_for_before_what_has_come_is_applied() -> None:
+    """So its sender reads it meanwhile, and a node that is far behind does not wait for each piece."""
+    one = One(ABC)
+    one.step(PeerUp("C"))
+    good = commit(transaction("A", 1))
+    assert good.body is not None
+    one.hear("C", Gossip({"A": 300}, 0, 0, 1, "store of C", 1, WALL))
+    one.wait(2.0)
+    effects = one.step(Received("C", Entries(((GENESIS, good.label, good.body),), CLOCK)))
+    of_both = [effect.message if isinstance(effect, Send) else type(effect) for effect in effects]
+    asked, applied = of_both.index(Fetch({"A": 2}, one.node.state.settings.fetch_bytes)), of_both.index(Apply)
+    assert asked < applied
 
 
 def test_a_commit_of_what_was_rolled_back_stops_the_node_with_a_word() -> None:

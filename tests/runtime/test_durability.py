@@ -17,7 +17,7 @@ from bedrockish.api.url import Address
 from bedrockish.config.config import Config
 from bedrockish.core.protocol.effects import Keep
 from bedrockish.core.protocol.events import Accused, Woken
-from bedrockish.core.protocol.messages import Approve, Begin, Gossip, decode, encode
+from bedrockish.core.protocol.messages import Approve, Begin, Fetch, Gossip, decode, encode
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.errors import BedrockishError, DamagedError, EntryMismatchError
@@ -68,7 +68,7 @@ class Wire:
     def reject(self, node: str, reason: str) -> None:
         self.rejected.append((node, reason))
 
-    def send_many(self, node: str, payloads: Iterable[bytes]) -> bool:
+    def send_many(self, node: str, payloads: Iterable[bytes], *, bulk: bool = False) -> bool:
         self.left += [(node, message) for payload in payloads if not isinstance(message := decode(payload), Gossip)]
         return True
 
@@ -171,6 +171,12 @@ async def test_messages_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         runtime.begin(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"), lambda _: None)
         await settled()
         assert wire.left == []
+        wanted = Fetch({"C": 1}, 1000)
+        state.outbox.send("B", wanted)  # promises nothing
+        runtime._post(Woken())
+        await settled()
+        assert wire.left == [("B", wanted)]
+        wire.left.clear()
         disk.gate.set()
         with trio.fail_after(5):
             while len(wire.left) < 2:  # noqa: ASYNC110  the runtime has no event for it

@@ -145,9 +145,10 @@ class ApplyQueue:
         # What was fetched may have closed the gap behind which COMMITs wait.
         for leader in self.early:
             self._take_early(leader)
-        # An answer has a bounded size: what is still missing is asked for now, not at the next heartbeat.
-        self.settle()
+        # An answer has a bounded size: what is still missing is asked for now, not at the next heartbeat, and before
+        # these are applied, so that its sender reads while they are.
         self.fetch_missing()
+        self.settle()
 
     def on_outcome(self, peer: str, message: Outcome) -> None:
         """Take a hint that a transaction is committed at a place: fetch that entry. (Only taking it is knowing it.)"""

@@ -39,16 +39,7 @@ with bedrockish.connect(sys.argv[1]) as db:
     db.execute("INSERT INTO note VALUES (1, 'kept')")
     print(db.execute("SELECT text FROM note").one()[0], bedrockish.__file__)
 """
-READ = """
-import sys
-from bedrockish_journal.spark import register
-from bedrockish_journal.spark.session import quiet_session
-with quiet_session() as spark:
-    register(spark)
-    print("commits", spark.read.format("bedrockish").option("table", "commits").load(sys.argv[1]).count())
-"""
-
-AUDIT = """
+READ_AND_AUDIT = """
 import sys
 from importlib.machinery import PathFinder
 from importlib.metadata import packages_distributions
@@ -60,6 +51,11 @@ class Present:
             return None
         return PathFinder.find_spec(name, path, target)
 sys.meta_path[sys.meta_path.index(PathFinder)] = Present()
+from bedrockish_journal.spark import register
+from bedrockish_journal.spark.session import quiet_session
+spark = quiet_session(brief=True)
+register(spark)
+print("commits", spark.read.format("bedrockish").option("table", "commits").load(sys.argv[2]).count(), flush=True)
 sys.argv[1:] = ["audit", "--engine", "spark", sys.argv[2]]
 main()
 """
@@ -189,18 +185,14 @@ def test_the_wheel_serves_beside_a_users_modules(python: Path, folder: Path, ser
 
 @pytest.mark.spark
 @pytest.mark.cluster
-def test_spark_reads_with_the_wheel_alone(python: Path, folder: Path, served: tuple[str, str]) -> None:
-    """Spark's workers find the data source in the wheel, too."""
-    run(python, folder, "-c", USE, served[0])
-    assert "commits " in run(python, folder, "-c", READ, str(folder / "A.sqlite"))
-
-
-@pytest.mark.spark
-@pytest.mark.cluster
-def test_spark_audits_with_what_its_extra_brings(python: Path, folder: Path, served: tuple[str, str]) -> None:
-    """Not with what only we who develop it have installed."""
+def test_spark_reads_and_audits_with_the_wheel_and_what_its_extra_brings(
+    python: Path, folder: Path, served: tuple[str, str]
+) -> None:
+    """Spark's workers find the data source in the wheel, and nothing is needed that only we who develop it have."""
     run(python, folder, "-c", USE, served[0])
     others = re.split(r"^# group: dev$", (ROOT / "tools" / "requirements.lock").read_text(), flags=re.MULTILINE)[1]
     absent = re.findall(r"^([\w.-]+)==", others, flags=re.MULTILINE)
     assert "pytest" in absent
-    assert "1 nodes (A)" in run(python, folder, "-c", AUDIT, " ".join(absent), str(folder / "A.sqlite"))
+    said = run(python, folder, "-c", READ_AND_AUDIT, " ".join(absent), str(folder / "A.sqlite"))
+    assert re.search(r"^commits [1-9]", said, flags=re.MULTILINE), said
+    assert "1 nodes (A)" in said

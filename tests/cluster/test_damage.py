@@ -414,11 +414,16 @@ async def test_an_entry_that_fits_nowhere_stops_writes_and_nothing_else(faulty: 
     fault(faulty, {"A": "2 exit", "B": "0 always", "C": "0 always"})
     async with open_client(faulty.url(0, only=True)) as client:
         with pytest.raises(BedrockishError):
-            await client.execute("INSERT INTO t VALUES (2, 'poison')", command="one", timeout=5)
+            await client.execute("INSERT INTO t VALUES (2, 'poison')", command="one", timeout=3)
     node = faulty.nodes[0]
     assert node.process is not None
     assert await trio.to_thread.run_sync(node.process.wait) == 77
-    await trio.sleep(8)  # B or C finishes it, as far as it gets, also on a busy machine: A would give it up
+
+    async def finished() -> bool:
+        """Whether B or C has finished it, as far as it gets; A would give it up."""
+        return any([await has_said(faulty, index, "does not fit here; waiting for A") for index in (1, 2)])
+
+    await until("B or C has committed it", finished)
     node.start()
 
     async def stopped() -> bool:

@@ -95,7 +95,7 @@ async def test_a_mirror_fed_by_the_feed_equals_the_cluster(cluster: LocalCluster
             if turn == 14:
                 cluster.nodes[1].start()
             await read_some(turn % 3, 1 + turn * 7 % 50)
-            await trio.sleep(0.3)
+            await trio.sleep(0.1)
         stopping.set()
     await ready(cluster)
     await level(cluster)

@@ -20,7 +20,7 @@ from bedrockish.errors import (
     UsageError,
 )
 from tests.cluster.story import judge_files, level, ready, rows, send_signal, until
-from tools.cluster import LocalCluster
+from tools.cluster import LocalCluster, LocalNode
 
 pytestmark = pytest.mark.cluster
 
@@ -200,20 +200,34 @@ async def test_a_lost_answer_of_commit_is_found_out(cluster: LocalCluster) -> No
     async with open_client(cluster.url(1)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
         token = client.token
-    for number in range(6):
+
+    async def commit(number: int, begun: list[int], all_begun: trio.Event, after_s: float) -> None:
         async with open_client(cluster.url(0), token=token) as client:
             tx = await client.begin(timeout=20)
             await tx.execute("INSERT INTO t VALUES (?)", [number])
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_disturb, cluster, number)
-                try:
-                    await tx.commit()
-                    happened[number] = True
-                except OutcomeUnknownError:
-                    happened[number] = await client.settle(tx.command, timeout=30)
-                except (ConflictError, UnavailableError):
-                    happened[number] = False
+            begun.remove(number)
+            if not begun:
+                all_begun.set()
+            await all_begun.wait()
+            await trio.sleep(after_s)
+            try:
+                await tx.commit()
+                happened[number] = True
+            except OutcomeUnknownError:
+                happened[number] = await client.settle(tx.command, timeout=30)
+            except (ConflictError, UnavailableError):
+                happened[number] = False
             assert await client.settle(tx.command, timeout=30) is happened[number]
+
+    # A COMMIT is sent so many milliseconds before; several, if the node then stands still for a long time.
+    for numbers, disturb in (([0], _kill), ([2], _kill), ([4], _kill), ([1, 3, 5], _stand_still)):
+        begun, all_begun = list(numbers), trio.Event()
+        async with trio.open_nursery() as nursery:
+            for number in numbers:
+                nursery.start_soon(commit, number, begun, all_begun, 0.001 * (numbers[-1] - number))
+            await all_begun.wait()
+            await trio.sleep(0.001 * numbers[-1])
+            await disturb(cluster.nodes[0])
         if not cluster.nodes[0].is_running:
             cluster.nodes[0].start()
         await cluster.wait_ready(0)
@@ -223,16 +237,15 @@ async def test_a_lost_answer_of_commit_is_found_out(cluster: LocalCluster) -> No
     assert [row[0] for row in rows(cluster.nodes[2], "SELECT id FROM t")] == [n for n in range(6) if happened[n]]
 
 
-async def _disturb(cluster: LocalCluster, number: int) -> None:
-    """Kill the node a moment after COMMIT was sent, or stop it for longer than a client waits."""
-    await trio.sleep(0.001 * number)
-    node = cluster.nodes[0]
-    if number % 2:
-        send_signal(node, signal.SIGSTOP)
-        await trio.sleep(6)
-        send_signal(node, signal.SIGCONT)
-    else:
-        node.kill()
+async def _kill(node: LocalNode) -> None:
+    node.kill()
+
+
+async def _stand_still(node: LocalNode) -> None:
+    """Stop a node for longer than a client waits."""
+    send_signal(node, signal.SIGSTOP)
+    await trio.sleep(6)
+    send_signal(node, signal.SIGCONT)
 
 
 async def test_transactions_in_sql_on_a_blocking_connection(cluster: LocalCluster) -> None:

@@ -1,10 +1,12 @@
-"""What ``tools/test`` runs inside the private environment: style, form, types, then the tests, with timings."""
+"""What ``tools/test`` runs inside the private environment: style, form, types and the tests, with timings."""
 
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tools.java import ADVICE, find_java
@@ -27,8 +29,41 @@ def run(name: str, command: Sequence[str]) -> tuple[int, str]:
     return status, f"{name} {'ok' if status == 0 else 'FAILED'} {took:.0f} s"
 
 
+@contextmanager
+def beside(name: str, command: Sequence[str]) -> Iterator[Callable[[], tuple[int, str]]]:
+    """Run a phase beside those in the block; give what waits for it, prints what it has said, and returns as ``run``.
+
+    Its output would be torn between theirs. Where the block ends without asking for it, it is ended.
+    """
+    with tempfile.TemporaryFile() as said:
+        running = subprocess.Popen([sys.executable, "-m", *command], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
+
+        def end() -> tuple[int, str]:
+            print(f"=== {name}, which ran beside: {' '.join(command)}", flush=True)
+            try:
+                status = running.wait(LIMIT_S)
+            except subprocess.TimeoutExpired:
+                print(f"=== {name} was stopped after {LIMIT_S // 60} minutes", flush=True)
+                status = 124
+            said.seek(0)
+            print(said.read().decode(errors="replace").rstrip(), flush=True)
+            how = "ok" if status == 0 else f"FAILED ({status})"
+            print(f"=== {name}: {how}", flush=True)
+            return status, f"{name} {how}"
+
+        try:
+            yield end
+        finally:
+            if running.poll() is None:
+                running.kill()
+                running.wait()
+
+
 def main() -> int:
-    """Run every phase, even after one failed, so that one run tells everything; the tests come last."""
+    """Run every phase, even after one failed, so that one run tells everything.
+
+    Types are checked beside the tests, of which the first need one processor.
+    """
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:
         print("usage: tools/test [--quick] [--slow] [arguments for pytest]")
@@ -43,12 +78,13 @@ def main() -> int:
         print(f"=== NOTE: the Spark tests will be SKIPPED: {found}; {ADVICE}", flush=True)
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    done = [
-        run("style", ["ruff", "check", "."]),
-        run("form", ["ruff", "format", "--check", "."]),
-        run("types", ["mypy"]),
-        run("tests", pytest),
-    ]
+    with beside("types", ["mypy"]) as types:
+        done = [
+            run("style", ["ruff", "check", "."]),
+            run("form", ["ruff", "format", "--check", "."]),
+            run("tests", pytest),
+            types(),
+        ]
     if "--slow" in arguments:
         done.append(run("compliance", ["tools.compliance"]))
     print("===", " · ".join(line for _, line in done), flush=True)

@@ -476,10 +476,10 @@ class Engine:
                 pass
         return versions.activate(txid, build)
 
-    def _end_build(self) -> None:
+    def _end_build(self, build: Build) -> None:
         """Forget the building of what is in force, for good."""
-        if self.build is not None and self.build.version != self.schema_version:
-            self.build.close(wait=False)  # if a thread still reads, whoever has begun it closes it
+        if build.version != self.schema_version:
+            build.close(wait=False)  # if a thread still reads, whoever has begun it closes it
             self.build = None
 
     def why_rows_differ(self, transaction: Transaction) -> str:
@@ -573,11 +573,14 @@ class Engine:
             self._control("COMMIT")
             self.batches += 1
             self._batch.clear()
-            self.staged.detach()
-            self._end_build()
+            if self.staged.attached:
+                self.staged.detach()
+            if self.build is not None:
+                self._end_build(self.build)
             self._weight = 0
             self._is_changed = False
-            self.pages.narrow()
+            if self.pages.is_wide:
+                self.pages.narrow()
             self.flushed = self._left()
             if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
                 self._wal.finish(db, self._limits.wal_frames_max)
@@ -857,7 +860,7 @@ class Engine:
 
     def _take_staged(self, transaction: Transaction) -> bool:
         """Make the changes of a transaction that are unpacked; False if they are not, or cannot be made so."""
-        staged = self.staged.attached(transaction.changes, self.schema_version)
+        staged = self.staged.attach(transaction.changes, self.schema_version)
         if staged is None:
             return False
         with self._capture.put_away():

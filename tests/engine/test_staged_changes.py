@@ -125,7 +125,7 @@ def test_rows_are_the_same_as_change_by_change(
     second.save()
     assert second.engine.digest() == first_digest(first)
     assert len(second.engine.staged) == 0
-    assert second.engine.staged._attached == []
+    assert second.engine.staged.attached == []
 
 
 def first_digest(first: TestNode) -> str:
@@ -230,11 +230,11 @@ def test_a_statement_that_still_reads_them_only_delays_the_end(pair: tuple[TestN
     rows = cursor.execute(f"SELECT k FROM {staged._attached}.{staged.runs[0].name}")
     next(rows)
     second.save()
-    assert second.engine.staged._attached == [staged]
+    assert second.engine.staged.attached == [staged]
     cursor.close()
     second.run("INSERT INTO noted VALUES ('x')")
     second.save()
-    assert second.engine.staged._attached == []
+    assert second.engine.staged.attached == []
     assert len(second.engine.staged) == 0
 
 

@@ -101,23 +101,25 @@ class PageCache:
     Args:
         db: the connection that writes.
         memory_bytes: what all requests may take; of that, it has a quarter at most.
+
+    Attributes:
+        is_wide: whether it keeps more.
     """
 
     def __init__(self, db: apsw.Connection, memory_bytes: int) -> None:
-        self._db, self._is_wide = db, False
+        self._db, self.is_wide = db, False
         self._wide_kib = min(WIDE_KIB, memory_bytes >> 12)
 
     def widen(self) -> None:
         """Something large is about to be written."""
-        if self._wide_kib > CACHE_KIB and not self._is_wide:
+        if self._wide_kib > CACHE_KIB and not self.is_wide:
             self._db.pragma("cache_size", -self._wide_kib)
-            self._is_wide = True
+            self.is_wide = True
 
     def narrow(self) -> None:
         """It is committed."""
-        if self._is_wide:
-            self._db.pragma("cache_size", -CACHE_KIB)
-            self._is_wide = False
+        self._db.pragma("cache_size", -CACHE_KIB)
+        self.is_wide = False
 
     def shrink(self) -> None:
         """Let go of those that are not changed; they are read again when they are needed."""

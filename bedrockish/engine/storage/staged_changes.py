@@ -203,12 +203,15 @@ class StagedStore:
 
     Args:
         db: the connection that writes.
+
+    Attributes:
+        attached: those that the open batch has read.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._kept: dict[bytes, StagedChanges] = {}  # encoded changes -> the same, unpacked
-        self._attached: list[StagedChanges] = []  # those that the open batch has read
+        self.attached: list[StagedChanges] = []
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -229,11 +232,11 @@ class StagedStore:
     def drop(self, changes: bytes) -> None:
         """Let go of one, if it is here and the open batch has not read it."""
         staged = self._kept.get(changes)
-        if staged is not None and staged not in self._attached:
+        if staged is not None and staged not in self.attached:
             self._kept.pop(changes, None)
             staged.close()
 
-    def attached(self, changes: bytes, version: int) -> StagedChanges | None:
+    def attach(self, changes: bytes, version: int) -> StagedChanges | None:
         """Return one that the writer can read from now on; None if it is not here, or for another schema.
 
         If it is dropped in this very moment, its runs are not there, which the first statement says.
@@ -241,27 +244,27 @@ class StagedStore:
         staged = self._kept.get(changes) if self._kept else None
         if staged is None or staged.version != version:
             return None
-        if staged not in self._attached:
-            if len(self._attached) == KEPT_MAX:
+        if staged not in self.attached:
+            if len(self.attached) == KEPT_MAX:
                 return None
             staged.attach(self._db)
-            self._attached.append(staged)
+            self.attached.append(staged)
         return staged
 
     def detach(self) -> None:
         """Let go of those that were applied, for good: the batch is committed."""
-        attached, self._attached = self._attached, []
+        attached, self.attached = self.attached, []
         for staged in attached:
             try:
                 staged.detach(self._db)
             except apsw.SQLError:  # a statement that has not ended still reads: after the next batch, then
-                self._attached.append(staged)
+                self.attached.append(staged)
             else:
                 self.drop(staged.changes)
 
     def close(self) -> None:
         """Let go of all: the node leaves."""
-        self._attached.clear()
+        self.attached.clear()
         for changes in list(self._kept):
             self.drop(changes)
 

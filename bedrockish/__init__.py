@@ -27,7 +27,7 @@ from bedrockish.errors import (
 )
 
 if TYPE_CHECKING:
-    from bedrockish.api.rows import Rows
+    from bedrockish.api.requests import Rows
     from bedrockish.client.blocking import Connection, connect
     from bedrockish.client.blocking_transaction import BlockingTransaction
     from bedrockish.client.cursor import RowStream
@@ -83,7 +83,7 @@ _HOMES = {
     "Pool": "bedrockish.client.pool",
     "connect_pool": "bedrockish.client.pool",
     "open_pool": "bedrockish.client.pool",
-    "Rows": "bedrockish.api.rows",
+    "Rows": "bedrockish.api.requests",
     "RowStream": "bedrockish.client.cursor",
     "Transaction": "bedrockish.client.transaction",
     "BlockingTransaction": "bedrockish.client.blocking_transaction",

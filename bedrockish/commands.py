@@ -24,8 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, overload
 
-from bedrockish.api.requests import Named, Params, Statement, check_params
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Named, Params, Rows, Statement, check_params
 from bedrockish.engine.execution.workspace import Work
 from bedrockish.errors import BedrockishError, CommandError
 

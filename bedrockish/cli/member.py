@@ -5,8 +5,7 @@ import sys
 import click
 import trio
 
-from bedrockish.api.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange, Rows
 from bedrockish.cli.output import BOX, MODES, PLAIN, print_rows
 from bedrockish.cli.upkeep import everywhere
 from bedrockish.cli.url import UrlCommand, url_argument

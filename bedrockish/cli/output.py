@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import apsw
 
 from bedrockish.api.json_forms import unique_names
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Rows
 from bedrockish.cli.layout import ASCII, COLUMN, MARKDOWN, Frame, lay_out
 from bedrockish.cli.layout import BOX as BOX_FRAME
 from bedrockish.cli.safe_text import UNSAFE, harmless, is_terminal, visible, write

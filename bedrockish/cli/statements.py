@@ -6,7 +6,7 @@ from typing import Any
 import click
 import trio
 
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Rows
 from bedrockish.cli.member import show
 from bedrockish.cli.output import MODES
 from bedrockish.cli.upkeep import everywhere

@@ -10,8 +10,8 @@ from bedrockish.api.requests import (
     USER_REMOVE,
     USER_REVOKE,
     MemberChange,
+    Rows,
 )
-from bedrockish.api.rows import Rows
 from bedrockish.cli.member import change_members, show, timeout_option
 from bedrockish.cli.output import MODES
 from bedrockish.cli.secure import ask_hash

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from bedrockish.api.requests import STALE
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import STALE, Rows
 from bedrockish.api.wire import UPKEEP, Answered, Ask, Told
 from bedrockish_journal.model.clock import milliseconds
 

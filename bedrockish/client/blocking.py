@@ -13,8 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from bedrockish.api.requests import SERIALIZABLE, Params, check_timeout
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import SERIALIZABLE, Params, Rows, check_timeout
 from bedrockish.api.url import Target
 from bedrockish.client.blocking_transaction import BlockingTransaction, held
 from bedrockish.client.credentials import Entry, entry_of

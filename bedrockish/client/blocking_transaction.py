@@ -4,8 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from bedrockish.api.requests import Params
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Params, Rows
 from bedrockish.client.transaction import Transaction
 from bedrockish.errors import BedrockishError
 

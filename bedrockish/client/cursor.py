@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
-from bedrockish.api.requests import Request
-from bedrockish.api.rows import rows_of
+from bedrockish.api.requests import Request, rows_of
 from bedrockish.api.wire import CLOSE, FETCH, STREAM, Answered, Step, Told
 from bedrockish.client.blocking_transaction import Runs
 from bedrockish.client.sansio.transaction_steps import What

@@ -13,12 +13,13 @@ from bedrockish.api.requests import (
     Named,
     Params,
     Request,
+    Rows,
     Statement,
     Token,
     check_args,
     check_params,
+    rows_of,
 )
-from bedrockish.api.rows import Rows, rows_of
 from bedrockish.api.url import Target, parse_url
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, Answered, Told
 from bedrockish.errors import ConfigError, ProtocolMismatchError, UsageError

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from bedrockish.api.requests import Params
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Params, Rows
 from bedrockish.client.admin_calls import clock_time
 from bedrockish.errors import UsageError
 

@@ -4,8 +4,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from bedrockish.api.requests import SERIALIZABLE, MemberChange, Params, Request, check_timeout, decode_token
-from bedrockish.api.rows import Rows, rows_of
+from bedrockish.api.requests import (
+    SERIALIZABLE,
+    MemberChange,
+    Params,
+    Request,
+    Rows,
+    check_timeout,
+    decode_token,
+    rows_of,
+)
 from bedrockish.api.url import Target
 from bedrockish.api.wire import PING, SETTLE, Answered, Ask, AskOutcome, Step, Told
 from bedrockish.client.admin_calls import ClockCalls

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from bedrockish.api.requests import NOTHING, Params, Request, Statement, check_params, check_timeout
-from bedrockish.api.rows import Rows, rows_of
+from bedrockish.api.requests import NOTHING, Params, Request, Rows, Statement, check_params, check_timeout, rows_of
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, ROLLBACK, STATEMENTS, Answered, Step, Told
 from bedrockish.client.request_builder import new_command
 from bedrockish.client.sansio.retry import Backoff

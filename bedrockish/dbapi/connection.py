@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION, check_timeout
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION, Rows, check_timeout
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking import connect as open_link
 from bedrockish.client.trio_client import target_of

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self, TypeVar
 
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Rows
 from bedrockish.dbapi.errors import DatabaseError, ProgrammingError
 from bedrockish.dbapi.session import Session
 from bedrockish.dbapi.values import adapt_all, converter_of, declared_converter, type_codes

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Rows
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking_transaction import BlockingTransaction
 from bedrockish.client.cursor import BlockingRowStream

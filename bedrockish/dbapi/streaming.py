@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Rows
 from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.dbapi.cursor import Cursor
 from bedrockish.dbapi.errors import ProgrammingError

@@ -72,10 +72,9 @@ from bedrockish.node.plugins import Plugins
 from bedrockish.node.recalling import outcome_of
 from bedrockish.node.scheduling.assembler import Assembler
 from bedrockish.node.scheduling.checkpoints import Checkpoints
+from bedrockish.node.scheduling.durability import Done, FsyncThread, Kept, Prepare, Waiter
 from bedrockish.node.scheduling.entry_sender import EntrySender
 from bedrockish.node.scheduling.faults import Faults
-from bedrockish.node.scheduling.fsync_thread import FsyncThread
-from bedrockish.node.scheduling.outbox import Done, Kept, Prepare, Waiter
 from bedrockish.node.scheduling.reads_beside import ReadsBeside
 from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.snapshots import Boundary

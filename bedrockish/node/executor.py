@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from bedrockish import commands
-from bedrockish.api.requests import SERIALIZABLE, Answer, Request, Result, Statement, encode_results, plain
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import SERIALIZABLE, Answer, Request, Result, Rows, Statement, encode_results, plain
 from bedrockish.commands import Command, Transaction
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
@@ -38,8 +37,8 @@ from bedrockish.node.cluster.membership import prepare_change
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.recalling import again
 from bedrockish.node.rights import check_change, check_recall
+from bedrockish.node.scheduling.durability import Waiter
 from bedrockish.node.scheduling.faults import Faults
-from bedrockish.node.scheduling.outbox import Waiter
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool
 from bedrockish_journal.model.changes import decode_steps, encode_changes

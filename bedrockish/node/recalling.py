@@ -8,14 +8,14 @@ from bedrockish.core.protocol.events import Decided
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import VoidedError
 from bedrockish.node.rights import check_recall
-from bedrockish.node.scheduling.outbox import answer_of
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import SCHEMA
+from bedrockish_journal.model.vector import merge
 from bedrockish_journal.storage.schema_history import FAILED, SCHEDULED
 
 
 def recall(engine: Engine, entry: Entry, command: str, token: Token) -> Answer:
-    """Return what the client of a command was told, which became an entry.
+    """Return what the client of a command was told, which became an entry, for one that has seen what the token says.
 
     Raises:
         ConstraintError: it was a schema change that the data forbade.
@@ -30,7 +30,9 @@ def recall(engine: Engine, entry: Entry, command: str, token: Token) -> Answer:
         standing = engine.versions.standing(entry.txid)
         if standing.state == FAILED:
             raise schema_failed(standing.failure)
-    return answer_of(entry, command, token)
+    vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
+    clock = max(entry.txid.clock, entry.transaction.activates, token.clock)
+    return Answer(entry.transaction.result_of(command), Token(vector, clock), entry.place)
 
 
 async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], command: str, user: str) -> Answer | None:

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Rows
 from bedrockish.client import feed
 from bedrockish.client.feed import Changes
 from bedrockish.client.trio_client import Client

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Rows
 from bedrockish.cli.output import ALL_MODES, Style, print_rows
 from bedrockish.cli.safe_text import UNSAFE, harmless
 from bedrockish.cli.shell.parameters import Parameters

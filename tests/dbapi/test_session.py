@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Rows
 from bedrockish.dbapi.session import FIRST_TRIES, Session
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, UnavailableError
 from bedrockish.sqltext.statement_kinds import OTHER, PRAGMA, READ, SCHEMA, WRITE, inserts, is_single, kind_of, split

@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 import pytest
 
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Rows
 from bedrockish.transfer.continuous import Plan, _Backup
 from bedrockish_journal.model.errors import (
     ChainBrokenError,

@@ -10,15 +10,15 @@ from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.core.protocol.events import Woken
 from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish.node import event_loop
-from bedrockish.node.scheduling import fsync_thread
+from bedrockish.node.scheduling import durability
 from tests.runtime.test_durability import open_runtime, request, settled
 
 
 async def test_a_command_is_done_where_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a disk that is quick, answered before anybody else has had a turn."""
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
-    monkeypatch.setattr(fsync_thread, "QUICK_S", 10.0)
-    monkeypatch.setattr(fsync_thread, "STALL_S", 60.0)
+    monkeypatch.setattr(durability, "QUICK_S", 10.0)
+    monkeypatch.setattr(durability, "STALL_S", 60.0)
     answers: list[Answer | BedrockishError] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)

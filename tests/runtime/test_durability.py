@@ -22,8 +22,8 @@ from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.errors import BedrockishError, DamagedError, EntryMismatchError
 from bedrockish.node.event_loop import Runtime
-from bedrockish.node.scheduling import fsync_thread
-from bedrockish.node.scheduling.fsync_thread import FsyncThread
+from bedrockish.node.scheduling import durability
+from bedrockish.node.scheduling.durability import FsyncThread
 from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_net import mesh as net
@@ -80,7 +80,7 @@ def open_runtime(tmp_path: Path, nodes: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(engine, "sync", disk.sync)
     peers = {name: Address("127.0.0.1", 7000 + place) for place, name in enumerate(nodes)}
     config = Config(node="A", database=str(tmp_path / "a.db"), listen=peers["A"], peers=peers)
-    monkeypatch.setattr(fsync_thread, "QUICK_S", 0.0)  # the gate is for a thread
+    monkeypatch.setattr(durability, "QUICK_S", 0.0)  # the gate is for a thread
     return Runtime(engine, config), disk, engine
 
 
@@ -336,7 +336,7 @@ def test_a_disk_that_has_stalled_is_not_waited_for_in_the_loop_for_a_minute(monk
     syncer.sync_now()
     for _ in range(100):
         syncer.sync_now()
-    assert syncer.mean_s < fsync_thread.QUICK_S
+    assert syncer.mean_s < durability.QUICK_S
     assert not syncer.is_quick
-    now += fsync_thread.DISTRUST_S
+    now += durability.DISTRUST_S
     assert syncer.is_quick

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import trio
 
 from bedrockish import open_client
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Rows
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, UnavailableError
 from tools.chaos.cluster import ProxiedCluster

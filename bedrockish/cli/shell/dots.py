@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from bedrockish.api.json_forms import pack_value, read_args, write_json
-from bedrockish.api.requests import READ_LEVELS
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import READ_LEVELS, Rows
 from bedrockish.cli.explain import print_access_sets
 from bedrockish.cli.output import ALL_MODES, FRAMES, INSERT, PLAIN
 from bedrockish.cli.safe_text import visible

@@ -1,6 +1,6 @@
 """``.dump``: tables as a script of SQL that this shell and sqlite3 both run."""
 
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Rows
 from bedrockish.cli.output import literal
 from bedrockish.cli.shell.session import Shell
 from bedrockish.errors import BedrockishError, UsageError

@@ -9,8 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
-from bedrockish.api.requests import Params
-from bedrockish.api.rows import Rows
+from bedrockish.api.requests import Params, Rows
 from bedrockish.cli.output import BOX, Style, print_rows
 from bedrockish.cli.safe_text import harmless, is_terminal, write
 from bedrockish.cli.shell.parameters import Parameters

@@ -1,1 +1,1 @@
-"""What runs beside the event loop: background workers and their snapshots, the sync thread, the outbox, the clock."""
+"""What runs beside the event loop: background workers and their snapshots, durability and who waits for it, clocks."""

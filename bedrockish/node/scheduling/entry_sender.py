@@ -18,11 +18,15 @@ from bedrockish.core.protocol.pieces import Cut
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import UnavailableError
-from bedrockish.node.scheduling.outbox import packed_entries
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
 
 SHORT_BYTES = 64 << 10  # below it, a thread costs more than it spares
 SHORT_ENTRIES = 16  # of each timeline
+
+Packed = tuple[tuple[bytes, bytes, bytes], ...]
+ReadEntries = Callable[[str, int, int], list[Entry]]
 
 
 class Read(NamedTuple):
@@ -117,3 +121,24 @@ class EntrySender:
         if read.damaged:
             gone = {leader: asked.wants[leader] for leader in read.damaged}
             self._send(peer, Removed(gone, state.clock.value))
+
+
+def packed_entries(read: ReadEntries, wants: Mapping[str, int], limit: int) -> tuple[Packed, dict[str, str]]:
+    """Return entries of several timelines, each from a tick on, in the form in which they travel.
+
+    With the timelines of which the first entry that is wanted is damaged, and in what way.
+
+    Args:
+        read: returns entries of a timeline from a tick on, up to a size.
+        wants: timeline -> first tick.
+        limit: bytes, of all of them together, roughly.
+    """
+    share = max(1, limit // max(1, len(wants)))
+    found: list[tuple[bytes, bytes, bytes]] = []
+    damaged: dict[str, str] = {}
+    for leader, tick in wants.items():
+        try:
+            found += [(entry.prev, entry.label, entry.transaction.body) for entry in read(leader, tick, share)]
+        except EntryMalformedError as error:
+            damaged[leader] = str(error)
+    return tuple(found), damaged

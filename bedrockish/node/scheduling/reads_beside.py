@@ -21,8 +21,8 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.execution.interfaces import Flushed
 from bedrockish.errors import DamagedError, UnavailableError
+from bedrockish.node.scheduling.durability import Kept, Waiter
 from bedrockish.node.scheduling.faults import Faults
-from bedrockish.node.scheduling.outbox import Kept, Waiter
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish_journal.model.vector import merge

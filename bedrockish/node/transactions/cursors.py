@@ -34,7 +34,7 @@ from bedrockish.errors import (
     UnavailableError,
     UsageError,
 )
-from bedrockish.node.scheduling.outbox import Submit
+from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS

@@ -52,8 +52,8 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.node.scheduling.builds import Builds
+from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.faults import Faults
-from bedrockish.node.scheduling.outbox import Submit
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.statement_statistics import Ran
 from bedrockish.node.scheduling.tracing import Tracing

@@ -1,0 +1,141 @@
+"""What must not leave a node before it is durable, who waits for it, and the thread that makes it durable."""
+
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Protocol
+
+import trio
+
+from bedrockish.api.requests import Answer, Request
+from bedrockish.common.histogram import Histogram
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.errors import BedrockishError
+from bedrockish.node.scheduling.tracing import OpenSpan, RequestSpan
+
+Done = Callable[[Answer | BedrockishError], None]
+Prepare = Callable[[], Prepared]
+Synced = Callable[[BaseException | None], None]
+WEIGHT = 0.1  # of the last one in the mean of all
+QUICK_S = 0.001  # a disk that syncs within this can be waited for in the loop
+STALL_S, DISTRUST_S = 0.05, 60.0  # who has waited so long for one sync waits in the thread for so long after it
+
+
+class Submit(Protocol):
+    """Has something led to its end; see ``Runtime.submit``."""
+
+    def __call__(
+        self, request: Request, prepare: Callable[[], Prepared] | None = None, *, once: bool = False
+    ) -> Awaitable[Answer]:
+        """Return the answer; ``prepare`` executes it, ``once`` if always with the same result."""
+
+
+@dataclass(slots=True)
+class Waiter:
+    """Who waits for the answer of a request, if it has one by now; ``done`` is called with it once it may leave.
+
+    ``prepare`` executes the request, if that is not for the engine alone to do; ``held`` are the bytes that are kept
+    of what it does and of its answer, if they are many; ``span`` is what records it.
+    """
+
+    request_id: int
+    request: Request
+    done: Done
+    prepare: Prepare | None = None
+    answer: Answer | BedrockishError | None = None
+    began: float = field(default_factory=time.monotonic)
+    held: int = 0
+    span: RequestSpan | None = None
+
+
+@dataclass(slots=True)
+class Kept:
+    """What must not leave before the open batch is durable."""
+
+    messages: dict[str, list[bytes]] = field(default_factory=dict)  # by peer
+    replies: list[Waiter] = field(default_factory=list)
+    marks: list[trio.Event] = field(default_factory=list)
+    spans: list[OpenSpan] = field(default_factory=list)  # which end with that
+
+    def __bool__(self) -> bool:
+        return bool(self.messages or self.replies or self.marks or self.spans)
+
+    def take_replies(self, wanted: Callable[[Waiter], bool]) -> list[Waiter]:
+        """Take out those who wait for an answer that is here, and whom ``wanted`` picks."""
+        found = [waiter for waiter in self.replies if wanted(waiter)]
+        if found:
+            self.replies = [waiter for waiter in self.replies if waiter not in found]
+        return found
+
+
+class FsyncThread:
+    """Runs ``sync`` in a thread that does nothing else, so that the loop need not wait for the disk.
+
+    One thread for the life of the node, handed one job at a time: a general thread pool costs several times as much per
+    call, and this call is in the way of every transaction. Used as a context manager inside trio.
+
+    Attributes:
+        took: how long each took.
+        mean_s: how long one takes lately, in seconds; infinite before the first.
+    """
+
+    def __init__(self, sync: Callable[[], None]) -> None:
+        self._sync = sync
+        self._jobs: SimpleQueue[Synced | None] = SimpleQueue()
+        self.took = Histogram()
+        self.mean_s = math.inf
+        self._stalled_at = -math.inf
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._thread = Thread(target=self._run, name="sync", daemon=True)
+
+    def __enter__(self) -> "FsyncThread":
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def start(self, done: Synced) -> None:
+        """Sync, then call ``done`` in the trio thread with the error that there was, or None."""
+        self._jobs.put(done)
+
+    def _run(self) -> None:
+        assert self._token is not None
+        while (done := self._jobs.get()) is not None:
+            try:
+                self._token.run_sync_soon(done, self.sync_now())
+            except trio.RunFinishedError:
+                return
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the next sync is worth waiting for in the loop: it costs less than two changes of threads.
+
+        Nobody can tell when a disk that was quick will hang. One that has stalled is not trusted again at once: so a
+        disk that stalls now and then holds reads, status and votes once in a minute at most.
+        """
+        return self.mean_s <= QUICK_S and time.monotonic() - self._stalled_at > DISTRUST_S
+
+    def sync_now(self) -> BaseException | None:
+        """Sync, and return the error that there was; while no job is under way, also in the loop."""
+        error: BaseException | None = None
+        began = time.monotonic()
+        try:
+            self._sync()
+        except BaseException as caught:
+            error = caught
+        ended = time.monotonic()
+        took_s = ended - began
+        if took_s > STALL_S:
+            self._stalled_at = ended
+        self.took.observe(took_s)
+        self.mean_s = took_s if self.mean_s == math.inf else (1 - WEIGHT) * self.mean_s + WEIGHT * took_s
+        return error

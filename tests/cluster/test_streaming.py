@@ -186,7 +186,7 @@ async def test_whoever_is_cancelled_or_leaves_early_goes_on_with_the_connection(
 async def _one_too_many(cluster: LocalCluster) -> None:
     async with open_client(cluster.url()) as client:
         with pytest.raises(UnavailableError, match="2 open streams"):
-            async with client.stream(ENDLESS, timeout=10):
+            async with client.stream(ENDLESS, timeout=2):
                 pass
 
 

@@ -1,6 +1,7 @@
 """One node and the clocks of others: who asks, who answers, who is refused; what readers hold; what was removed."""
 
 from bedrockish.api.requests import NOTHING, Answer, Request, Statement
+from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Effect, Execute, KeepHold, Reply, Send
 from bedrockish.core.protocol.events import (
     ClockSet,
@@ -24,8 +25,9 @@ from bedrockish.core.protocol.messages import (
     Removed,
     ToldClock,
 )
-from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.protocol.records import Prepared, Recovered
 from bedrockish.core.replica.safe_time import RELEASED
+from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import pack
@@ -115,6 +117,16 @@ def test_who_asks_is_told_and_one_too_far_ahead_is_not() -> None:
     assert two.node.state.roster.peers["A"].ahead_ms > 50_000
     two.hear("A", AskClock(9, CLOCK))
     assert two.node.state.roster.peers["A"].ahead_ms == 0
+
+
+def test_nobodys_clock_is_ahead_of_what_is_not_known_yet() -> None:
+    """A node that has just started follows no clock before it has heard the walls of a majority, and blames nobody."""
+    recovered = Recovered("B", "store of B", membership(0, "ABC"))
+    node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
+    node.start(Now(0.0, WALL))
+    node.step(Received("A", AskClock(7, CLOCK)), Now(0.01, WALL + 10))
+    assert node.state.clock.value < CLOCK
+    assert node.state.roster.peers["A"].ahead_ms == 0
 
 
 def test_gossip_and_a_begin_from_too_far_ahead_move_nothing() -> None:

@@ -151,7 +151,8 @@ class State:
         # For people, whether it is followed or not: ``status`` names whose clock is ahead.
         known = self.roster.peers.get(peer)
         if known is not None:
-            known.ahead_ms = ahead
+            # Before a majority has told its walls, everybody is ahead of what is known, and nobody's clock is wrong.
+            known.ahead_ms = ahead if self.clock.believed_ms else 0
         if ahead:
             return False
         self.clock.adjust(clock)

@@ -421,7 +421,8 @@ class Runtime:
         try:
             await self._step_until_cancelled()
         except BaseException as error:
-            self._failed = not is_cancellation(error)  # which comes between two turns: what was done is whole
+            # A cancellation comes between two turns: what was done is whole, unless another task has failed meanwhile.
+            self._failed = self._loop.failure is not None or not is_cancellation(error)
             raise
 
     async def _step_until_cancelled(self) -> None:

@@ -15,7 +15,7 @@ import trio
 from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.api.url import Address
 from bedrockish.config.config import Config
-from bedrockish.core.protocol.effects import Keep
+from bedrockish.core.protocol.effects import Keep, KeepHold
 from bedrockish.core.protocol.events import Accused, Woken
 from bedrockish.core.protocol.messages import Approve, Begin, Fetch, Gossip, decode, encode
 from bedrockish.core.protocol.records import Member, Membership
@@ -223,6 +223,67 @@ async def test_after_damage_nothing_more_is_written(
             runtime.begin(request("INSERT INTO t VALUES (1)", "insert"), lambda _: None)
 
     with pytest.RaisesGroup(type(error), flatten_subgroups=True):
+        await live()
+    batches = engine.batches
+    runtime.leave()
+    assert engine.batches == batches
+    engine.close()
+
+
+async def test_who_is_ended_while_its_disk_fails_writes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second sync may say that all is well, of pages that the system has dropped after the first."""
+    runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
+
+    async def live() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await settled()
+            disk.gate.clear()
+            runtime.core.state.outbox.emit(Keep("synced", 1))
+            runtime._post(Woken())
+            await settled()
+            runtime.core.state.outbox.emit(Keep("waits", 1))
+            runtime._post(Woken())
+            await settled()
+            assert engine.dirty
+            disk.broken = DamagedError("it cannot be synced")
+            nursery.cancel_scope.cancel()
+            disk.gate.set()
+
+    with pytest.RaisesGroup(DamagedError, flatten_subgroups=True):
+        await live()
+    batches, disk.broken = engine.batches, None
+    runtime.leave()
+    assert engine.batches == batches
+    engine.close()
+
+
+async def test_who_is_ended_at_the_moment_of_a_damage_writes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn that was begun where links are read has failed half way, and the loop's task is cancelled as well."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+
+    def failing(*_arguments: Any) -> None:
+        raise DamagedError("the disk failed")
+
+    async def live() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await settled()
+            monkeypatch.setattr(runtime._loop, "_waits", lambda: False)
+            monkeypatch.setattr(engine.journal, "save_hold", failing)
+            runtime.core.state.outbox.emit(Keep("half", 1))
+            runtime.core.state.outbox.emit(KeepHold("reader", 1, 1))
+            nursery.cancel_scope.cancel()
+            runtime.gather()
+            runtime._post(Woken())
+            runtime.act()  # before the loop's task knows that it is cancelled
+            assert engine.dirty
+
+    with pytest.RaisesGroup(DamagedError, flatten_subgroups=True):
         await live()
     batches = engine.batches
     runtime.leave()

@@ -16,6 +16,7 @@ from bedrockish.common.histogram import Histogram
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError
 from bedrockish.node.scheduling.tracing import OpenSpan, RequestSpan
+from bedrockish.node.scheduling.turn_loop import is_cancellation
 
 Done = Callable[[Answer | BedrockishError], None]
 Prepare = Callable[[], Prepared]
@@ -76,7 +77,8 @@ class FsyncThread:
     """Runs ``sync`` in a thread that does nothing else, so that the loop need not wait for the disk.
 
     One thread for the life of the node, handed one job at a time: a general thread pool costs several times as much per
-    call, and this call is in the way of every transaction. Used as a context manager inside trio.
+    call, and this call is in the way of every transaction. Used as a context manager inside trio, which raises what the
+    last sync has, if it ends before anybody was told.
 
     Attributes:
         took: how long each took.
@@ -89,6 +91,7 @@ class FsyncThread:
         self.took = Histogram()
         self.mean_s = math.inf
         self._stalled_at = -math.inf
+        self._untold: BaseException | None = None  # what the last sync has raised, until somebody is told
         self._token: trio.lowlevel.TrioToken | None = None
         self._thread = Thread(target=self._run, name="sync", daemon=True)
 
@@ -102,6 +105,8 @@ class FsyncThread:
     ) -> None:
         self._jobs.put(None)
         self._thread.join()
+        if self._untold is not None and (error is None or is_cancellation(error)):
+            raise self._untold
 
     def start(self, done: Synced) -> None:
         """Sync, then call ``done`` in the trio thread with the error that there was, or None."""
@@ -111,9 +116,14 @@ class FsyncThread:
         assert self._token is not None
         while (done := self._jobs.get()) is not None:
             try:
-                self._token.run_sync_soon(done, self.sync_now())
+                self._untold = self.sync_now()
+                self._token.run_sync_soon(self._tell, done, self._untold)
             except trio.RunFinishedError:
                 return
+
+    def _tell(self, done: Synced, error: BaseException | None) -> None:
+        self._untold = None
+        done(error)
 
     @property
     def is_quick(self) -> bool:

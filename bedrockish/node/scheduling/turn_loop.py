@@ -168,7 +168,8 @@ class TurnLoop:
             # The core has said things that rest on the rest of it; that it ends takes no longer than its actions.
             if self._unfinished is not None and self.failure is None:
                 await self._take_turn()
-        raise self.failure
+            if self.failure is not None:  # also if it is cancelled at the same moment: who leaves must not write then
+                raise self.failure
 
     async def _take_turn(self) -> None:
         """Take a turn, or go on with one that was begun where links are read."""

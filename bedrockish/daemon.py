@@ -37,7 +37,7 @@ from bedrockish.node.repair.scrubber import Scrubber
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_net import mesh as net
 from bedrockish_net.doors import Doors
-from bedrockish_net.errors import NetError
+from bedrockish_net.errors import ListenError, NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.stream import Link
@@ -75,8 +75,9 @@ async def serve(config: Config) -> None:
             return
         except Exception as error:
             again = what_to_begin_again_for(error)
-            damage = again if isinstance(again, DamagedError) else None
             if again is not None:
+                # Kept until then: one that cannot begin at once, for its disk is full, must not begin as a sound one.
+                damage = again if isinstance(again, DamagedError) else None
                 logger.warning("beginning again: %s", again)
                 if isinstance(again, RestartError) and again.copy is not None:
                     await _install(config, again.copy)
@@ -88,13 +89,14 @@ async def serve(config: Config) -> None:
                 await wait_for_room(config.database)
                 continue
             was_up = was_up or up.is_set()
-            if not was_up or not (_is_fault(error) or isinstance(error, ConfigError)):
+            why_not = _why_not_begun(error)
+            if not was_up or not (_is_fault(error) or why_not):
                 raise
             if trio.current_time() - began > PAUSE_S_MAX:
                 pause_s = PAUSE_S_MIN
             restarts += 1
-            if isinstance(error, ConfigError):
-                logger.error("the node cannot begin again yet: %s", error.message)
+            if why_not:
+                logger.error("the node cannot begin again yet: %s", why_not)
                 await trio.sleep(PAUSE_S_MAX)
                 continue
             logger.critical(
@@ -112,6 +114,13 @@ def _lacks_room(error: Exception) -> bool:
     if isinstance(error, ExceptionGroup):
         return error.subgroup(NoRoomError) is not None
     return isinstance(error, NoRoomError)
+
+
+def _why_not_begun(error: Exception) -> str:
+    """Return what of the configuration cannot be used for now, such as an address that another program has; or ''."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return str(error) if isinstance(error, ConfigError | ListenError) else ""
 
 
 def _is_fault(error: Exception) -> bool:
@@ -151,6 +160,11 @@ async def _run(
         calm_collector()
         give_back_memory()
         await _serve(runtime, config, credentials, plugins, up)
+    except BaseExceptionGroup as group:
+        cancelled, rest = group.split(trio.Cancelled)
+        if cancelled is not None and rest is not None and isinstance(what_to_begin_again_for(rest), RestartError):
+            raise cancelled from None  # it was about to begin again, and is to end: no error of anybody's
+        raise
     finally:
         engine.close()
 

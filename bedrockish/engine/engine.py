@@ -10,7 +10,7 @@ what was asked for since the last commit, so that nobody's request can take away
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -40,7 +40,7 @@ from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.engine.storage.build import Build, Phase, check_room, remove_copied
+from bedrockish.engine.storage.build import Build, Phase, remove_copied
 from bedrockish.engine.storage.column_drop import ColumnDrop, DropPlan, plan_drop
 from bedrockish.engine.storage.database_file import FileLock, Founding, PageCache, connect
 from bedrockish.engine.storage.index_build import IndexBuild
@@ -49,6 +49,7 @@ from bedrockish.engine.storage.journal_tables import DamagedEntries, Journal
 from bedrockish.engine.storage.overlay_vfs import Moment, salt_of
 from bedrockish.engine.storage.row_applier import RowApplier, unreadable
 from bedrockish.engine.storage.schema_versions import Versions
+from bedrockish.engine.storage.scratch_files import check_room, size_of
 from bedrockish.engine.storage.staged_changes import StagedStore
 from bedrockish.engine.storage.wal import Wal, copy_file
 from bedrockish.errors import ConfigError, DamagedError, EntryMismatchError, UnavailableError, UsageError
@@ -433,7 +434,7 @@ class Engine:
             UnavailableError: there is no room for another connection, or on the disk.
         """
         assert not self.dirty
-        check_room(self._file)
+        check_room(self._file, os.stat(self._file).st_size)  # a full disk ends the node, and it can be done without
         build: Build
         if isinstance(plan, IndexPlan):
             build = IndexBuild(self._db, plan, txid, self.schema_version)
@@ -675,19 +676,19 @@ class Engine:
         finally:
             reader.close()
 
-    def snapshot_to(self, path: str | os.PathLike[str]) -> None:
+    def snapshot_to(self, path: str | os.PathLike[str], go_on: Callable[[], None] = lambda: None) -> None:
         """Copy the database as of the last flush into a new file, page by page, so that rowids stay what they are.
 
         May run in a helper thread. The last flush need not be durable yet: let nobody have the copy before it is.
+        ``go_on`` is called all the time; what it raises ends it.
 
         Raises:
             ConfigError: the file is there already, or cannot be written.
+            UnavailableError: there is no room for it: a disk that is full would end the node.
         """
-        source = self.open_reader()
-        try:
-            copy_file(source, Path(path))
-        finally:
-            source.close()
+        with closing(self.open_reader()) as source:
+            check_room(path, size_of(source))
+            copy_file(source, Path(path), go_on)
         remove_copied(Path(path))
 
     def digest(self) -> str:

@@ -55,6 +55,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.contention import other_counts
 from bedrockish.engine.engine import LONG_BYTES, Engine
 from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.engine.storage.scratch_files import room_on_disk
 from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, OutcomeUnknownError, UnavailableError
 from bedrockish.node.admin.activity import Activity, sizes
 from bedrockish.node.admin.memory_watch import Caller, watch_memory
@@ -62,7 +63,7 @@ from bedrockish.node.admin.retention import Upkeep, start_core
 from bedrockish.node.admin.status import describe_node
 from bedrockish.node.admin.trace_buffer import TraceBuffer
 from bedrockish.node.admin.troubles import Troubles
-from bedrockish.node.admin.watching import open_files, room_on_disk, tell_troubles, watch_disk
+from bedrockish.node.admin.watching import open_files, tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID
 from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, PREFIX, Incarnations, disbelieve

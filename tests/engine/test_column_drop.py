@@ -2,14 +2,12 @@
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import apsw
 import pytest
 
 from bedrockish.engine.sqlite.system_names import STAND_IN
-from bedrockish.engine.storage import build as beside
-from bedrockish.engine.storage import column_drop, schema_versions
+from bedrockish.engine.storage import column_drop, schema_versions, scratch_files
 from bedrockish.engine.storage.build import Phase
 from bedrockish.engine.storage.column_drop import ColumnDrop, _spans, drops_column
 from bedrockish.engine.storage.wal import copy_file
@@ -285,8 +283,8 @@ def test_a_disk_with_little_room_is_left_alone(node: TestNode, monkeypatch: pyte
     node.save()
     plan = node.engine.plan_build(entry.transaction)
     assert plan is not None
-    monkeypatch.setattr(beside, "disk_usage", lambda _path: SimpleNamespace(free=4096))
-    with pytest.raises(UnavailableError, match="the disk has 0 MiB left"):
+    monkeypatch.setattr(scratch_files, "room_on_disk", lambda _path: {"free_bytes": 4096, "total_bytes": 1 << 30})
+    with pytest.raises(UnavailableError, match=r"the disk of .* has 0 MiB left"):
         node.engine.begin_build(plan, entry.txid)
     assert node.engine.build is None
     assert node.engine.activate(entry.txid) == ""

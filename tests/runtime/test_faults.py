@@ -18,12 +18,13 @@ from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.api.url import Address
 from bedrockish.config.config import Config
 from bedrockish.core.protocol.effects import Keep
-from bedrockish.core.protocol.health import Health
+from bedrockish.core.protocol.health import DAMAGED_TABLES, Health
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.errors import (
     BedrockishError,
+    ConfigError,
     DamagedError,
     InternalError,
     MemoryFullError,
@@ -31,10 +32,14 @@ from bedrockish.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from bedrockish.http import serving
 from bedrockish.node.admin.watching import watch_disk
 from bedrockish.node.event_loop import Runtime
+from bedrockish.node.repair.healer import RestartError
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.workers import STUCK_S, Job
+from bedrockish_net.errors import ListenError
+from bedrockish_net.mesh import Mesh
 from tests.runtime.test_durability import open_runtime
 from tests.runtime.test_durability import request as sql_request
 
@@ -214,6 +219,102 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mon
             assert isinstance(await ask(runs[1], "INSERT INTO t VALUES (1, 1)", "big"), Answer)
             nursery.cancel_scope.cancel()
     assert waited == [config.database]
+
+
+class Served:
+    """What ``daemon.serve`` runs, one runtime after the other."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, http: Address | None = None) -> None:
+        here = Address("127.0.0.1", 0)
+        self.config = Config(node="A", database=str(tmp_path / "a.db"), listen=here, peers={"A": here}, http=http)
+        self.runs: list[Runtime] = []
+        init = Runtime.__init__
+
+        def note(runtime: Runtime, *args: Any) -> None:
+            init(runtime, *args)
+            self.runs.append(runtime)
+
+        monkeypatch.setattr(Runtime, "__init__", note)
+
+    async def run_of(self, number: int) -> Runtime:
+        """Return one of them as soon as it serves."""
+        await until(lambda: len(self.runs) > number and self.runs[number].mesh is not None)
+        await self.runs[number].durable()
+        return self.runs[number]
+
+
+async def test_damage_that_a_full_disk_keeps_from_being_noted_is_noted_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the node would serve its damaged tables as if it were a sound one."""
+    served = Served(tmp_path, monkeypatch)
+
+    async def wait(_path: str) -> None:
+        waited.append(len(served.runs))
+
+    waited: list[int] = []
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.serve, served.config)
+            first = await served.run_of(0)
+            with monkeypatch.context() as patch:
+                patch.setattr(daemon, "wait_for_room", wait)
+                note_damage, notes = daemon.note_damage, iter([no_room])
+                patch.setattr(daemon, "note_damage", lambda *given: next(notes, note_damage)(*given))
+                first.stop(DamagedError("row 7 is not what it was", table="t"))
+                await until(lambda: len(waited) == 1)
+                await until(lambda: len(served.runs) == 2)
+                alarms = served.runs[1].core.state.health.alarms
+            nursery.cancel_scope.cancel()
+    assert waited == [1]
+    assert DAMAGED_TABLES in alarms
+
+
+@pytest.mark.parametrize("what", ["http", "listen"])
+async def test_an_address_that_somebody_else_has_meanwhile_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """When the node's program has failed: the node would not come back by itself."""
+    served = Served(tmp_path, monkeypatch, Address("127.0.0.1", 0))
+    monkeypatch.setattr(daemon, "PAUSE_S_MIN", 0.01)
+    monkeypatch.setattr(daemon, "PAUSE_S_MAX", 0.02)
+    tries = 0
+
+    async def taken(*_arguments: object) -> Any:
+        nonlocal tries
+        tries += 1
+        raise ConfigError("http: it cannot be used") if what == "http" else ListenError("it cannot be listened on")
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.serve, served.config)
+            first = await served.run_of(0)
+            with monkeypatch.context() as patch:
+                patch.setattr(*((serving, "_listen") if what == "http" else (Mesh, "_listen")), taken)
+                first.stop(ZeroDivisionError("one of ours"))
+                await until(lambda: tries == 3)
+            await until(lambda: served.runs[-1].mesh is not None and served.runs[-1]._nursery is not None)
+            nursery.cancel_scope.cancel()
+    assert caplog.text.count("the node cannot begin again yet: ") == 3
+
+
+async def test_who_is_ended_when_it_is_about_to_begin_again_ends_without_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(tmp_path, monkeypatch)
+    leave = Runtime.leave
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.serve, served.config)
+            first = await served.run_of(0)
+
+            def leave_and_be_ended(runtime: Runtime) -> None:
+                leave(runtime)
+                nursery.cancel_scope.cancel()
+
+            monkeypatch.setattr(Runtime, "leave", leave_and_be_ended)
+            first.stop(RestartError("an operator has decided"))
+    assert len(served.runs) == 1
 
 
 async def test_a_node_only_reads_while_its_disk_is_nearly_full(autojump_clock: MockClock) -> None:

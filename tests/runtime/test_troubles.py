@@ -1,13 +1,11 @@
 """One table of what can be wrong: each is seen, named in its order, and told after its time."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bedrockish.node.admin.troubles import BY_CODE, KINDS, Troubles, not_ready, reaches
-from bedrockish.node.admin.watching import room_on_disk
 
 NODE = {"up": True, "silent_ms": 20, "role": "voter", "applied": {"A": 5}, "trouble": None, "wall_offset_ms": 3}
 WELL: dict[str, Any] = {
@@ -103,13 +101,6 @@ def test_the_table_is_whole() -> None:
 def test_what_an_older_node_says_of_itself_can_be_read() -> None:
     assert not_ready({"trouble": None}) == []
     assert reaches({"up": True, "silent_ms": 0})
-
-
-def test_room_on_disk(tmp_path: Path) -> None:
-    room = room_on_disk(str(tmp_path / "a.db"))
-    assert room is not None
-    assert 0 < room["free_bytes"] <= room["total_bytes"]
-    assert room_on_disk("/no/such/folder/a.db") is None
 
 
 def test_a_learner_whose_copy_is_not_compared_yet_is_of_use() -> None:

@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any, Protocol, TypeVar
 
 import apsw
@@ -23,7 +22,7 @@ from bedrockish.engine.sqlite.catalog import Prepare
 from bedrockish.engine.sqlite.definitions import folded
 from bedrockish.engine.sqlite.system_names import STAND_IN
 from bedrockish.engine.sqlite.table_layout import Table, Tables
-from bedrockish.errors import ConfigError, UnavailableError
+from bedrockish.errors import ConfigError
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
 from bedrockish_journal.model.changes import DO, Step
 from bedrockish_journal.model.transaction import Txid
@@ -243,17 +242,6 @@ class Writable:
     def __exit__(self, *_exc: object) -> None:
         self._db.execute("PRAGMA writable_schema = OFF")
         self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
-
-
-def check_room(file: str) -> None:
-    """Make sure that the disk has room for what is built: a full one ends the node, and it can be done without.
-
-    Raises:
-        UnavailableError: it has less left than the file has.
-    """
-    free, size = disk_usage(file).free, os.stat(file).st_size
-    if free < size:
-        raise UnavailableError(f"the disk has {free >> 20} MiB left, and the file has {size >> 20} MiB")
 
 
 def root_of(db: apsw.Connection, name: str) -> int:

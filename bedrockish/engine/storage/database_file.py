@@ -18,6 +18,7 @@ from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.build import remove_leftovers
+from bedrockish.engine.storage.scratch_files import remove_scratch
 from bedrockish.engine.storage.wal import PRIVATE, create_private
 from bedrockish.errors import ConfigError, UnsupportedError
 from bedrockish_journal.storage import schema_history as schema
@@ -137,6 +138,7 @@ def connect(
         ConfigError: the file cannot be used; the text says why and what to do.
     """
     check_version(apsw.sqlite_lib_version())
+    remove_scratch(path)  # before anything is written: it may be what has filled the disk
     with _as_config_errors(path):
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI  # for what is attached (``staged_changes``)
         flags |= apsw.SQLITE_OPEN_CREATE if founding is not None else 0

@@ -17,8 +17,17 @@ from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE, UNPROV
 from bedrockish.engine.sqlite.system_names import STAND_IN
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.rename_copy import put_in_place
+from bedrockish.engine.storage.scratch_files import (
+    MOMENT,
+    PROOF,
+    REFILL,
+    check_room,
+    remove,
+    scratch_path,
+    size_of,
+)
 from bedrockish.engine.storage.wal import copy_file
-from bedrockish.errors import ConfigError, DamagedError
+from bedrockish.errors import ConfigError, DamagedError, UnavailableError
 from bedrockish_journal.model.errors import JournalError, TargetUnwritableError
 from bedrockish_journal.model.transaction import parse_txid
 from bedrockish_journal.model.vector import Vector, covers
@@ -29,7 +38,7 @@ from bedrockish_journal.verify.replay import Prepare, digest, replay
 from bedrockish_journal.verify.tables import why_not_whole
 
 Row = tuple[Any, ...]
-SUFFIX = ".refill"
+GoOn = Callable[[], None]  # is called all the time; what it raises ends what is done
 GO_ON_STEPS = 50_000  # of SQLite: some milliseconds
 OF_THE_DATA = (
     *("format", "membership", "schema_version", "bootstrap", "began_with", "safe", "hold:"),
@@ -65,11 +74,10 @@ def _check_whole(database: str | os.PathLike[str]) -> None:
 
 def refill_path(database: str | os.PathLike[str]) -> Path:
     """Return where a file is made that is to take the place of a node's."""
-    place = Path(database).resolve()
-    return place.with_name(place.name + SUFFIX)
+    return scratch_path(database, REFILL)
 
 
-def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare) -> None:
+def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare, go_on: GoOn = lambda: None) -> None:
     """Make a file with the tables that the node's own journal makes, and all that the node keeps besides.
 
     Raises:
@@ -77,12 +85,12 @@ def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare)
         ConfigError: the file cannot be written.
     """
     _check_whole(database)
-    with suppress(FileNotFoundError):
-        target.unlink()
-    replay([database], target, prepare=prepare)
+    begin = _watched(prepare, go_on)
+    remove(target)
+    replay([database], target, prepare=begin)
     db = apsw.Connection(str(target))
     try:
-        prepare(db)
+        begin(db)
         db.execute("ATTACH ? AS old", (str(Path(database).resolve()),))
         with db:
             kept = "FROM old.sqlite_schema WHERE tbl_name GLOB 'bedrockish_*' AND tbl_name <> ? AND sql IS NOT NULL"
@@ -99,10 +107,22 @@ def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare)
         db.close()
 
 
-def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: Callable[[], None] = lambda: None) -> bool:
-    """Whether the tables of a file are what its journal makes of them.
+def _watched(prepare: Prepare, go_on: GoOn) -> Prepare:
+    """Return what prepares a connection so that ``go_on`` is called while it works."""
 
-    ``go_on`` is called all the time; what it raises ends it.
+    def ask() -> bool:
+        go_on()
+        return False
+
+    def begin(db: apsw.Connection) -> None:
+        prepare(db)
+        db.set_progress_handler(ask, GO_ON_STEPS)
+
+    return begin
+
+
+def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn = lambda: None) -> bool:
+    """Whether the tables of a file are what its journal makes of them.
 
     Raises:
         NotWholeError: the journal does not tell.
@@ -112,51 +132,37 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: Call
     """
     _check_whole(database)
     # Of a copy: the node may go on meanwhile, and the tables and the journal have to be of one moment.
-    copy, target = (refill_path(database).with_suffix(suffix) for suffix in (".moment", ".proof"))
+    copy, target = (scratch_path(database, suffix) for suffix in (MOMENT, PROOF))
 
-    def ask() -> bool:
+    def watch() -> None:
         go_on()
-        return False
-
-    def watched(db: apsw.Connection) -> None:
-        db.set_progress_handler(ask, GO_ON_STEPS)
-
-    def begin(db: apsw.Connection) -> None:
-        prepare(db)
-        watched(db)
+        check_room(copy)  # of what is compared nobody knows before how large it gets, and a full disk ends the node
 
     try:
-        _remove(copy, target)
+        remove(copy, target)
         source = open_readonly(database)
         try:
-            copy_file(source, copy)
+            check_room(copy, size_of(source))
+            copy_file(source, copy, watch)
         finally:
             source.close()
-        made = replay([copy], target, prepare=begin).digest
+        made = replay([copy], target, prepare=_watched(prepare, watch)).digest
         source = open_database(copy)
         try:
-            watched(source)
+            _watched(lambda _: None, watch)(source)
             return made == digest(source)
         finally:
             source.close()
     except apsw.CorruptError as error:
         raise DamagedError(f"{database} is damaged: {error}") from error
-    except (TargetUnwritableError, OSError) as error:
+    except (TargetUnwritableError, UnavailableError, OSError) as error:
         raise ConfigError(f"{database} cannot be compared with its journal: {error}; make room beside it") from error
     finally:
         with suppress(OSError):
-            _remove(copy, target)
+            remove(copy, target)
 
 
-def _remove(*paths: Path) -> None:
-    """Remove databases, with what SQLite keeps beside them."""
-    for path in paths:
-        for suffix in ("", "-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                path.with_name(path.name + suffix).unlink()
-
-
-def check_copy(copy: Path, vector: Vector) -> dict[str, int]:
+def check_copy(copy: Path, vector: Vector, go_on: GoOn = lambda: None) -> dict[str, int]:
     """Look at a copy of another node's file; return what is applied in it.
 
     Raises:
@@ -165,6 +171,7 @@ def check_copy(copy: Path, vector: Vector) -> dict[str, int]:
     """
     db = apsw.Connection(str(copy))
     try:
+        _watched(lambda _: None, go_on)(db)
         faults = [str(text) for (text,) in db.execute("PRAGMA integrity_check(5)")]
         if faults != ["ok"]:
             raise DamagedError(f"the copy is damaged itself: {'; '.join(faults)}")
@@ -178,14 +185,14 @@ def check_copy(copy: Path, vector: Vector) -> dict[str, int]:
     return has
 
 
-def prove_copy(copy: Path, prepare: Prepare) -> None:
+def prove_copy(copy: Path, prepare: Prepare, go_on: GoOn = lambda: None) -> None:
     """Make sure that the tables of a copy are what its journal makes of them.
 
     Raises:
         DamagedError: they are not.
         JournalError: the journal cannot be replayed: its beginning was removed, or it does not fit itself.
     """
-    if not fits_journal(copy, prepare):
+    if not fits_journal(copy, prepare, go_on):
         raise DamagedError("the tables of the copy are not what its journal makes of them")
 
 

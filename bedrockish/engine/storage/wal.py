@@ -7,6 +7,7 @@ after the last page, and a WAL that starts over syncs its new header before any 
 """
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bedrockish.errors import ConfigError, DamagedError, UnavailableError
 
 PRIVATE = 0o600  # the mode of the files of a database: its owner's alone
 FRAME_BYTES = 24 + 4096
+COPY_PAGES = 2_048  # that are copied at a time: some milliseconds
 
 
 class Wal:
@@ -164,8 +166,10 @@ def create_private(place: Path) -> None:
         os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
 
 
-def copy_file(source: apsw.Connection, place: Path) -> None:
-    """Copy a database page by page into a new file, durably.
+def copy_file(source: apsw.Connection, place: Path, go_on: Callable[[], None] = lambda: None) -> None:
+    """Copy a database page by page into a new file, durably, as it is now; the connection has no transaction.
+
+    ``go_on`` is called after some pages each; what it raises ends it.
 
     Raises:
         ConfigError: the file is there already, or cannot be written.
@@ -175,16 +179,22 @@ def copy_file(source: apsw.Connection, place: Path) -> None:
     try:
         create_private(place)
         target = apsw.Connection(str(place))
+        source.execute("BEGIN")  # or a commit between two steps would have SQLite begin again
         try:
+            source.execute("PRAGMA main.user_version").fetchall()
             with target.backup("main", source, "main") as backup:
-                backup.step(-1)
+                while not backup.done:
+                    backup.step(COPY_PAGES)
+                    go_on()
         finally:
+            source.execute("ROLLBACK")
             target.close()
         with open(place, "rb") as copy:
             os.fsync(copy.fileno())
         sync_directory(place.resolve().parent)
     except (apsw.Error, OSError) as error:
-        raise ConfigError(f"{place} cannot be written: {error}; give a path with enough free space") from error
+        why = "the disk is full" if isinstance(error, apsw.FullError) else error  # SQLite calls that "not an error"
+        raise ConfigError(f"{place} cannot be written: {why}; give a path with enough free space") from error
 
 
 def _rest(few: int) -> int:

@@ -10,21 +10,12 @@ from typing import Any
 import trio
 
 from bedrockish.core.protocol.health import DISK_FULL, Health, Mode
+from bedrockish.engine.storage.scratch_files import reserve, room_on_disk
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 FILES_MAX, RESERVE_FILES = 1 << 20, 200  # of open files; those kept for members, SQLite, and the one who looks
-RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # of a disk: a part, or this if it is less, is kept for what others decide
-
-
-def room_on_disk(path: str) -> dict[str, int] | None:
-    """Return how many bytes the disk of a file has, and how many may still be written; None if it cannot tell."""
-    try:
-        found = os.statvfs(os.path.dirname(os.path.abspath(path)))
-    except OSError:
-        return None
-    return {"free_bytes": found.f_bavail * found.f_frsize, "total_bytes": found.f_blocks * found.f_frsize}
 
 
 def files_max() -> int:
@@ -45,11 +36,6 @@ def open_files() -> dict[str, int]:
         return {"open": most + RESERVE_FILES, "max": most}
     os.close(found)
     return {"open": found, "max": most}
-
-
-def reserve(room: Mapping[str, int]) -> int:
-    """Return how many bytes of a disk must be free for its node to lead and to vote."""
-    return min(room["total_bytes"] // RESERVE_PARTS, RESERVE_BYTES)
 
 
 async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, int] | None] = room_on_disk) -> None:

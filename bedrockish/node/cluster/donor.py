@@ -15,6 +15,7 @@ import trio
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import encode_membership
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.storage.scratch_files import LENT, remove, scratch_path
 from bedrockish.errors import UnavailableError, UsageError
 
 CHUNK_BYTES = 4 << 20
@@ -61,8 +62,7 @@ class Donor:
 
     def __init__(self, core: Node, engine: Engine, database: str, durable: Callable[[], Awaitable[None]]) -> None:
         self._core, self._engine, self._durable = core, engine, durable
-        place = Path(database).resolve()
-        self._path = place.with_name(place.name + ".copy")
+        self._path = scratch_path(database, LENT)
         self._busy = False
 
     async def facts(self) -> dict[str, Any]:
@@ -89,8 +89,8 @@ class Donor:
         """Make a copy of the file as it is now.
 
         Raises:
-            UnavailableError: another client is being given one, or this node is no good source.
-            ConfigError: there is no room for it.
+            UnavailableError: another client is being given one, this node is no good source, or has no room for it.
+            ConfigError: it cannot be written.
         """
         self._check()
         if self._busy:
@@ -102,7 +102,7 @@ class Donor:
             await self._durable()
         except BaseException:
             with suppress(OSError):
-                self._path.unlink()
+                remove(self._path)
             self._freed()
             raise
         return Copy(self._path, size, digest, self._freed)
@@ -112,12 +112,17 @@ class Donor:
             raise UnavailableError(self._core.state.trouble)
 
     def _make(self) -> tuple[int, bytes]:
-        with suppress(FileNotFoundError):
-            self._path.unlink()  # left behind by a crash
-        self._engine.snapshot_to(self._path)
+        """Make the copy, in a thread, unless the node is to end meanwhile; return its size and its digest."""
+        go_on = trio.from_thread.check_cancelled
+        with suppress(OSError):
+            remove(self._path)
+        self._engine.snapshot_to(self._path, go_on)
+        digest = hashlib.sha256()
         with open(self._path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").digest()
-        return self._path.stat().st_size, digest
+            while data := file.read(CHUNK_BYTES):
+                digest.update(data)
+                go_on()
+        return self._path.stat().st_size, digest.digest()
 
     def _freed(self) -> None:
         self._busy = False

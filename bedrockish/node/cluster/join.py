@@ -29,6 +29,7 @@ from bedrockish.core.protocol.records import Joining, decode_membership, encode_
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.rename_copy import make_plain, put_in_place, relabel
+from bedrockish.engine.storage.scratch_files import remove
 from bedrockish.errors import (
     AuthenticationError,
     BedrockishError,
@@ -230,14 +231,18 @@ async def _copy(call: Call, path: Path, node: str, store: str, joining: bytes) -
     put_in_place(unfinished, path)
 
 
-async def download(call: Call, unfinished: Path) -> int:
-    """Fetch a copy of the other node's file, check it, and return how many bytes it has; it is durable then."""
+async def download(call: Call, unfinished: Path, check_room: Callable[[int], None] = lambda _: None) -> int:
+    """Fetch a copy of the other node's file, check it, and return how many bytes it has; it is durable then.
+
+    Nothing of it is left if that fails. ``check_room`` raises if so many bytes are too many.
+    """
     promised = await call(Ask(1, SNAPSHOT))
     if not isinstance(promised, Mapping) or type(promised.get("size")) is not int:
         raise ProtocolMismatchError("the node answered something else than the size of a copy")
     size = promised["size"]
+    check_room(size)
     logger.info("fetching a copy of %d bytes", size)
-    digest, offset = hashlib.sha256(), 0
+    digest, offset, is_whole = hashlib.sha256(), 0, False
     try:
         async with await trio.open_file(unfinished, "wb") as file:
             while offset < size:
@@ -249,10 +254,15 @@ async def download(call: Call, unfinished: Path) -> int:
                 offset += len(piece)
             await file.flush()
             await trio.to_thread.run_sync(os.fsync, file.fileno())
+        if digest.digest() != promised.get("sha256"):
+            raise UnavailableError("the copy arrived damaged; try again")
+        is_whole = True
     except OSError as error:
         raise ConfigError(f"{unfinished} cannot be written: {error.strerror}; make room and try again") from error
-    if digest.digest() != promised.get("sha256"):
-        raise UnavailableError("the copy arrived damaged; try again")
+    finally:
+        if not is_whole:
+            with suppress(OSError):
+                remove(unfinished)
     return int(size)
 
 

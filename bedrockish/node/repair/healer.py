@@ -4,6 +4,8 @@ again from a copy that was proven, or from its own journal. It keeps its name, i
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE, UNPROVEN, Alarm, Mode, encode_alarm
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage import refill
+from bedrockish.engine.storage.scratch_files import check_room, remove
 from bedrockish.engine.storage.system_tables import ALARM, BLOCKED, VOID
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, UnavailableError, UsageError
 from bedrockish.node.cluster.join import calls, download
@@ -334,6 +337,8 @@ class Healer:
             except (BedrockishError, JournalError) as error:
                 why.append(f"{source}: {error}")
                 logger.warning("not filled from %s: %s", source, error)
+                with suppress(OSError):
+                    remove(refill.refill_path(self._config.database))  # it has the room that is missing elsewhere
                 continue
             logger.warning("filling the tables again from %s", source)
             self._restart(RestartError(f"filled again from {source}", copy))
@@ -357,8 +362,9 @@ class Healer:
         state, target = self._core.state, refill.refill_path(self._config.database)
         address = parse_address(state.roster.membership.members[source].address, where=f"member {source}")
         async with calls(address, Hello(f"repair-{state.me}", self._config.cluster, "client"), self._entry()) as call:
-            await download(call, target)
-        has = await trio.to_thread.run_sync(refill.check_copy, target, dict(state.timelines.applied))
+            await download(call, target, partial(check_room, target))
+        go_on = trio.from_thread.check_cancelled
+        has = await trio.to_thread.run_sync(refill.check_copy, target, dict(state.timelines.applied), go_on)
         assert covers(has, state.timelines.applied)
         if not self._ordered:
             await self._prove(source, target, report)
@@ -372,7 +378,7 @@ class Healer:
             JournalError: its journal does not tell, nor does a majority.
         """
         try:
-            await trio.to_thread.run_sync(refill.prove_copy, copy, self._prepare)
+            await trio.to_thread.run_sync(refill.prove_copy, copy, self._prepare, trio.from_thread.check_cancelled)
         except refill.NotWholeError:
             if not self._proven(source, report):
                 raise
@@ -393,7 +399,12 @@ class Healer:
 
     async def _from_own_journal(self) -> Path:
         target = refill.refill_path(self._config.database)
-        await trio.to_thread.run_sync(refill.replay_own, self._config.database, target, self._prepare)
+
+        def go_on() -> None:
+            trio.from_thread.check_cancelled()
+            check_room(target)
+
+        await trio.to_thread.run_sync(refill.replay_own, self._config.database, target, self._prepare, go_on)
         return target
 
     async def _block(self, txid: Txid, why: str) -> None:

@@ -226,7 +226,7 @@ class Scrubber:
                 refill.fits_journal,
                 self._config.database,
                 self._prepare,
-                trio.from_thread.check_cancelled,
+                trio.from_thread.check_cancelled,  # it takes minutes, and a node that is to end does not wait for it
                 limiter=self._replays,
             )
         except refill.NotWholeError:

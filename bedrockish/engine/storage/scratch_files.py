@@ -1,0 +1,81 @@
+"""The files that a node makes beside its own for a while, each as large as that one, and the room there is for them.
+
+A disk that a copy has filled ends the node: so the last part of it is never used for one. And a node that is killed
+leaves them behind, so they are removed when its file is opened again.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import apsw
+
+from bedrockish.errors import UnavailableError
+
+LENT, REFILL, MOMENT, PROOF = ".lent", ".refill", ".moment", ".proof"
+RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # of a disk: a part, or this if it is less, is kept for what others decide
+_LEFT = re.compile(r"(\.lent|\.refill|(\.refill)?\.(moment|proof))(\.\d+\.(part|compact))?(-wal|-shm|-journal)?")
+
+
+def scratch_path(database: str | os.PathLike[str], suffix: str) -> Path:
+    """Return where a node makes a file of one of these kinds beside its own."""
+    place = Path(database).resolve()
+    return place.with_name(place.name + suffix)
+
+
+def remove_scratch(database: str | os.PathLike[str]) -> None:
+    """Remove what a killed process has left of such files; the caller has the lock, so nobody makes any now."""
+    place = Path(database).resolve()
+    with suppress(OSError):
+        for path in list(place.parent.iterdir()):
+            if path.name.startswith(place.name) and _LEFT.fullmatch(path.name[len(place.name) :]):
+                with suppress(OSError):
+                    path.unlink()
+
+
+def remove(*paths: Path) -> None:
+    """Remove databases, if they are there, with what SQLite keeps beside them.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    for path in paths:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            with suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).unlink()
+
+
+def room_on_disk(path: str | os.PathLike[str]) -> dict[str, int] | None:
+    """Return how many bytes the disk of a file has, and how many may still be written; None if it cannot tell."""
+    try:
+        found = os.statvfs(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return None
+    return {"free_bytes": found.f_bavail * found.f_frsize, "total_bytes": found.f_blocks * found.f_frsize}
+
+
+def reserve(room: Mapping[str, int]) -> int:
+    """Return how many bytes of a disk must be free for its node to lead and to vote."""
+    return min(room["total_bytes"] // RESERVE_PARTS, RESERVE_BYTES)
+
+
+def check_room(path: str | os.PathLike[str], size: int = 0) -> None:
+    """Make sure that a disk has room for so many bytes more, and for what others decide.
+
+    Raises:
+        UnavailableError: it has not.
+    """
+    room = room_on_disk(path)
+    if room is not None and room["free_bytes"] < size + reserve(room):
+        needed = f", and {size >> 20} MiB are needed" if size else ""
+        raise UnavailableError(
+            f"the disk of {path} has {room['free_bytes'] >> 20} MiB left{needed}; the last {reserve(room) >> 20} MiB "
+            "are kept for what other nodes decide"
+        )
+
+
+def size_of(db: apsw.Connection) -> int:
+    """Return how many bytes a database has, as a connection reads it."""
+    return int(db.pragma("page_count")) * int(db.pragma("page_size"))

@@ -225,3 +225,27 @@ def test_a_proof_for_which_there_is_no_room_says_nothing_of_the_tables(
         refill.fits_journal(node.path, plain)
     assert not list(node.path.parent.glob("*.proof*"))
     assert not list(node.path.parent.glob("*.moment*"))
+
+
+def test_what_takes_long_ends_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay takes minutes, and whoever ends a node kills it if it waits for that."""
+    pair = Pair(tmp_path, lacks=0)
+    pair.fetch()
+    pair.engine.close()
+    target = refill.refill_path(pair.path)
+    monkeypatch.setattr(refill, "GO_ON_STEPS", 10)
+
+    class EndedError(Exception):
+        pass
+
+    def end() -> None:
+        raise EndedError
+
+    with pytest.raises(EndedError):
+        refill.check_copy(pair.copy, {}, end)
+    with pytest.raises(EndedError):
+        refill.prove_copy(pair.copy, plain, end)
+    with pytest.raises(EndedError):
+        refill.replay_own(pair.path, target, plain, end)
+    refill.replay_own(pair.path, target, plain)
+    assert refill.check_copy(target, {}) == refill.check_copy(pair.copy, {})

@@ -293,21 +293,26 @@ async def back_up(url: str, path: Path) -> int:
 
 
 async def promote_when_ready(url: str, config: Config) -> None:
-    """Have a learner, this node, promoted as soon as it has caught up.
+    """Have a learner, this node, promoted as soon as it has caught up; whoever cannot be asked is asked again.
 
     Raises:
         BedrockishError: the cluster refuses, for a reason that does not pass by itself.
     """
-    async with open_client(url, entry=Credentials(config).entry(parse_url(url))) as client:
-        while True:
-            try:
+    entry = Credentials(config).entry(parse_url(url))
+    while True:
+        try:
+            async with open_client(url, entry=entry) as client:
                 await _insist(client.change_members, MemberChange(PROMOTE, config.node))
-                logger.info("%s is a voter now", config.node)
+            logger.info("%s is a voter now", config.node)
+            return
+        except MembershipError as error:
+            reason = error.details.get("reason")
+            if reason == "duplicate":  # somebody else has promoted it, or we, and did not hear of it
+                logger.info("%s", error.message)
                 return
-            except MembershipError as error:
-                if error.details.get("reason") not in WAIT_FOR:
-                    raise
-                logger.info("not promoted yet: %s", error.message)
-            except UnavailableError as error:
-                logger.info("not promoted yet: %s", error.message)
-            await trio.sleep(AGAIN_S)
+            if reason not in WAIT_FOR:
+                raise
+            logger.info("not promoted yet: %s", error.message)
+        except (UnavailableError, OutcomeUnknownError) as error:
+            logger.info("not promoted yet: %s", error.message)
+        await trio.sleep(AGAIN_S)

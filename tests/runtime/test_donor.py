@@ -1,0 +1,55 @@
+"""A copy of the file is made in a thread, which does not outlive the wish for it."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from bedrockish.engine.storage import wal
+from bedrockish.engine.storage.scratch_files import LENT, scratch_path
+from bedrockish.node.cluster.donor import Donor
+from tests.runtime.test_durability import open_runtime, request
+
+
+async def test_a_copy_that_is_being_made_does_not_hold_up_the_end_of_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    donor = Donor(runtime.core, engine, runtime.config.database, runtime.durable)
+    lent = scratch_path(runtime.config.database, LENT)
+    begun, steps, copy_file = threading.Event(), [0], wal.copy_file
+    monkeypatch.setattr(wal, "COPY_PAGES", 1)
+
+    def slowly(source: Any, place: Path, go_on: Callable[[], None]) -> None:
+        def step() -> None:
+            steps[0] += 1
+            begun.set()
+            cancelled.wait(5)
+            go_on()
+
+        copy_file(source, place, step)
+
+    cancelled = threading.Event()
+    monkeypatch.setattr("bedrockish.engine.engine.copy_file", slowly)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        await runtime.submit(request("INSERT INTO t(x) VALUES (zeroblob(100000))", "insert"))
+        async with trio.open_nursery() as copying:
+            copying.start_soon(donor.copy)
+            await trio.to_thread.run_sync(begun.wait)
+            assert lent.exists()
+            copying.cancel_scope.cancel()
+            cancelled.set()
+        assert steps == [1]
+        assert not lent.exists()
+        monkeypatch.setattr("bedrockish.engine.engine.copy_file", copy_file)
+        copy = await donor.copy()  # the next one gets one
+        assert copy.size == lent.stat().st_size
+        copy.close()
+        nursery.cancel_scope.cancel()
+    runtime.leave()
+    engine.close()

@@ -383,6 +383,31 @@ async def test_who_waits_for_a_place_gets_one_that_nobody_has_given_back(runtime
             nursery.cancel_scope.cancel()
 
 
+async def test_who_asks_for_the_time_in_a_background_worker_does_not_hold_up_the_end_of_a_node(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop waits for the worker's thread then, and the thread for the loop."""
+    sql = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(cluster_clock()) FROM c"
+    monkeypatch.setattr("bedrockish.node.scheduling.workers.STUCK_S", 1.0)
+    told: list[Answer | BedrockishError] = []
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            for _ in range(2):
+                runtime.workers.took_long(sql)
+            runtime.begin(Request("asks", (Statement(sql),), timeout_s=20), told.append)
+            await until(lambda: runtime.workers._running)
+            clock = runtime.core.state.clock
+            before = clock.value
+            await until(lambda: clock.value > before + 10_000)  # it is given blocks of them, one after the other
+            (job,) = runtime.workers._running
+            nursery.cancel_scope.cancel()
+    runtime.leave()
+    assert job.thread is not None
+    assert not job.thread.is_alive()
+    assert [type(one) for one in told] == [OutcomeUnknownError]
+
+
 async def test_a_command_that_was_stopped_anywhere_leaves_no_row_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

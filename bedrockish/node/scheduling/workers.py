@@ -14,7 +14,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import trio
 
@@ -88,6 +90,7 @@ class _Clocks:
     def __init__(self, scope: Scope, token: trio.lowlevel.TrioToken) -> None:
         self._scope, self._token = scope, token
         self._next = self._end = 0
+        self._given: SimpleQueue[int | Exception] = SimpleQueue()
 
     def take(self) -> int:
         """Return the next value.
@@ -97,16 +100,31 @@ class _Clocks:
         """
         if self._next == self._end:
             try:
-                self._end = 1 + trio.from_thread.run_sync(self._block, trio_token=self._token)
+                self._token.run_sync_soon(self._give)
             except trio.RunFinishedError:
-                raise UnavailableError("the node is leaving; it did not happen") from None
+                raise _leaving() from None
+            given = self._given.get()
+            if isinstance(given, Exception):
+                raise given
+            self._end = 1 + given
             self._next = self._end - CLOCKS
         self._next += 1
         return self._next - 1
 
-    def _block(self) -> int:
-        """Return the last of as many values that nobody else gets."""
-        return self._scope.take_many(CLOCKS)
+    def _give(self) -> None:
+        """Give the last of as many values that nobody else gets; in the loop."""
+        try:
+            self._given.put(self._scope.take_many(CLOCKS))
+        except Exception as error:  # it is the statement's
+            self._given.put(error)
+
+    def close(self) -> None:
+        """Give no more: the node is leaving, and its loop is going to wait for the thread."""
+        self._given.put(_leaving())
+
+
+def _leaving() -> UnavailableError:
+    return UnavailableError("the node is leaving; it did not happen")
 
 
 class WorkerPool:
@@ -142,6 +160,7 @@ class WorkerPool:
         self._jobs: dict[object, Job] = {}  # those that somebody waits for
         self._queue: deque[Job] = deque()  # those without a place
         self._running: set[Job] = set()
+        self._clocks: WeakSet[_Clocks] = WeakSet()  # of all threads
         self._lost: dict[int, tuple[int, ConflictError]] = {}  # by request: how often it was overtaken, and by what
         self.requests: set[int] = set()
         self.long_texts: dict[str, deque[bool]] = {}
@@ -204,8 +223,13 @@ class WorkerPool:
     def scope(self, command: str, clock: int) -> Scope:
         """Return what the clock's functions give in a statement of an open transaction that runs in another thread."""
         scope = Scope(locks=self._engine.locks)
-        scope.begin_in_worker(command, clock, _Clocks(self._engine.scope, trio.lowlevel.current_trio_token()).take)
+        scope.begin_in_worker(command, clock, self._new_clocks().take)
         return scope
+
+    def _new_clocks(self) -> _Clocks:
+        clocks = _Clocks(self._engine.scope, trio.lowlevel.current_trio_token())
+        self._clocks.add(clocks)
+        return clocks
 
     def _add(self, job: Job) -> None:
         self._jobs[job.key] = job
@@ -264,9 +288,12 @@ class WorkerPool:
         """Stop everything: the node leaves."""
         for job in [*self._jobs.values(), *self._running]:
             self._stop(job)
+        for clocks in list(self._clocks):
+            clocks.close()
+        until = time.monotonic() + STUCK_S  # for all of them: whoever ends a node waits some ten seconds for it
         for job in list(self._running):
             assert job.thread is not None
-            job.thread.join(STUCK_S)
+            job.thread.join(max(0.0, until - time.monotonic()))
         for workspace in self._free:
             workspace.close()
         self._free.clear()
@@ -318,7 +345,7 @@ class WorkerPool:
             return
         job.workspace, job.since = workspace, time.monotonic()
         token = trio.lowlevel.current_trio_token()
-        clocks = _Clocks(engine.scope, token)
+        clocks = self._new_clocks()
         # The clock is of this moment, so that it is later than what the snapshot has.
         workspace.scope.begin_in_worker(job.request.command, engine.scope.take() if job.clock else 0, clocks.take)
         job.thread = threading.Thread(target=self._run, args=(job, workspace, token), name="worker", daemon=True)

@@ -408,6 +408,29 @@ async def test_who_asks_for_the_time_in_a_background_worker_does_not_hold_up_the
     assert [type(one) for one in told] == [OutcomeUnknownError]
 
 
+async def test_a_node_that_is_ended_while_others_read_leaves_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read in threads is given back after the node has left; a connection that stayed would keep the log."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    sql = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(sql_request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        for _ in range(2):
+            runtime.workers.took_long(sql)
+        runtime.begin(Request("long", (Statement(sql),), timeout_s=20), lambda _: None)
+        await until(lambda: runtime.workers._running)
+        snapshot, _ = await runtime.transactions.snapshots.take()
+        assert (tmp_path / "a.db-wal").exists()
+        nursery.cancel_scope.cancel()
+    runtime.leave()
+    runtime.transactions.snapshots.give_back(snapshot)
+    await until(lambda: not runtime.workers._running)
+    engine.close()
+    assert not (tmp_path / "a.db-wal").exists()
+
+
 async def test_a_command_that_was_stopped_anywhere_leaves_no_row_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

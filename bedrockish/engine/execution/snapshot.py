@@ -262,6 +262,7 @@ class Readers:
     def __init__(self, connect: Callable[[], apsw.Connection], limits: Limits) -> None:
         self._connect, self._limits = connect, limits
         self._idle: list[Snapshot] = []
+        self._is_closed = False
 
     def take(self) -> Snapshot:
         """Return a snapshot of what the file has now.
@@ -287,12 +288,16 @@ class Readers:
     def give_back(self, snapshot: Snapshot) -> None:
         """End a snapshot."""
         snapshot.end()
-        if len(self._idle) < IDLE_MAX:
+        if len(self._idle) < IDLE_MAX and not self._is_closed:
             self._idle.append(snapshot)
         else:
             snapshot.close()
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the connections that nobody uses, and from now on each as it is given back.
+
+        SQLite copies the write-ahead log into the file when the last connection is closed, and removes it.
+        """
+        self._is_closed = True
         while self._idle:
             self._idle.pop().close()

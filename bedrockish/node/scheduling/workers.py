@@ -161,6 +161,7 @@ class WorkerPool:
         self._queue: deque[Job] = deque()  # those without a place
         self._running: set[Job] = set()
         self._clocks: WeakSet[_Clocks] = WeakSet()  # of all threads
+        self._is_closed = False
         self._lost: dict[int, tuple[int, ConflictError]] = {}  # by request: how often it was overtaken, and by what
         self.requests: set[int] = set()
         self.long_texts: dict[str, deque[bool]] = {}
@@ -286,6 +287,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Stop everything: the node leaves."""
+        self._is_closed = True
         for job in [*self._jobs.values(), *self._running]:
             self._stop(job)
         for clocks in list(self._clocks):
@@ -309,7 +311,7 @@ class WorkerPool:
 
     def _fill(self) -> None:
         """Give places to those who wait."""
-        while self._queue:
+        while self._queue and not self._is_closed:
             stuck = self.describe()["stuck"]
             if stuck >= 2 * self._places:
                 error = UnavailableError(f"{stuck} commands do not stop at this node; restart it, and repair them")
@@ -405,6 +407,8 @@ class WorkerPool:
         if workspace.is_broken or (job.is_python and job.stopped):  # a function may have been stopped anywhere
             workspace.close()
             self._engine.locks.release(job.request.command)
+        elif self._is_closed:
+            workspace.close()
         else:
             self._free.append(workspace)
         if isinstance(found, Prepared) and not job.is_python and job.busy_s < 0.5 * self._budget_s:

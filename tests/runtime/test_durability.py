@@ -94,6 +94,14 @@ async def settled() -> None:
         await trio.sleep(0.005)
 
 
+async def idle(runtime: Runtime) -> None:
+    """Return when the loop's task waits for something to do."""
+    loop = runtime._loop
+    with trio.fail_after(20):
+        while not loop._is_waiting or loop._wake.is_set() or loop._has_work() or runtime._syncing:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
 async def test_short_writes_that_come_during_a_sync_share_a_transaction_and_reads_are_executed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +283,7 @@ async def test_who_is_ended_at_the_moment_of_a_damage_writes_nothing_more(
             await settled()
             monkeypatch.setattr(runtime._loop, "_waits", lambda: False)
             monkeypatch.setattr(engine.journal, "save_hold", failing)
+            await idle(runtime)
             runtime.core.state.outbox.emit(Keep("half", 1))
             runtime.core.state.outbox.emit(KeepHold("reader", 1, 1))
             nursery.cancel_scope.cancel()
@@ -330,6 +339,7 @@ async def test_who_leaves_in_order_ends_the_turn_that_it_had_begun(
                 await trio.sleep(0.01)
         monkeypatch.setattr(runtime, "_is_long", lambda effect: isinstance(effect, Keep) and effect.name == "long")
         monkeypatch.setattr(runtime._loop, "_waits", lambda: False)
+        await idle(runtime)
         for name in ("before", "long", "after"):
             runtime.core.state.outbox.emit(Keep(name, 1))
         nursery.cancel_scope.cancel()

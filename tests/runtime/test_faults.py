@@ -35,7 +35,7 @@ from bedrockish.errors import (
 from bedrockish.http import serving
 from bedrockish.node.admin.watching import watch_disk
 from bedrockish.node.event_loop import Runtime
-from bedrockish.node.repair.healer import RestartError
+from bedrockish.node.repair.healer import RestartError, note_damage
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.workers import STUCK_S, Job
 from bedrockish_net.errors import ListenError
@@ -259,7 +259,7 @@ async def test_damage_that_a_full_disk_keeps_from_being_noted_is_noted_when_ther
             first = await served.run_of(0)
             with monkeypatch.context() as patch:
                 patch.setattr(daemon, "wait_for_room", wait)
-                note_damage, notes = daemon.note_damage, iter([no_room])
+                notes = iter([no_room])
                 patch.setattr(daemon, "note_damage", lambda *given: next(notes, note_damage)(*given))
                 first.stop(DamagedError("row 7 is not what it was", table="t"))
                 await until(lambda: len(waited) == 1)
@@ -290,7 +290,7 @@ async def test_an_address_that_somebody_else_has_meanwhile_is_waited_for(
             nursery.start_soon(daemon.serve, served.config)
             first = await served.run_of(0)
             with monkeypatch.context() as patch:
-                patch.setattr(*((serving, "_listen") if what == "http" else (Mesh, "_listen")), taken)
+                patch.setattr(serving if what == "http" else Mesh, "_listen", taken)
                 first.stop(ZeroDivisionError("one of ours"))
                 await until(lambda: tries == 3)
             await until(lambda: served.runs[-1].mesh is not None and served.runs[-1]._nursery is not None)

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from bedrockish import open_client
 from bedrockish.errors import UnsupportedError, UsageError
 from tests.cluster.story import ready
-from tools.cluster import LocalCluster
+from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -35,6 +36,14 @@ def one_error_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert len(errors) == 1, done.stderr
     for word in words:
         assert word in errors[0], done.stderr
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes that outlive all of it."""
+    with local_cluster(tmp_path_factory.mktemp("bad") / "cluster") as running:
+        yield running
+        assert all(node.is_running for node in running.nodes)
 
 
 async def test_strangers_at_the_door_harm_nobody(cluster: LocalCluster) -> None:

@@ -69,6 +69,21 @@ def test_nobody_certifies_its_own_strict_read_against_what_it_has_dropped() -> N
     assert "read" in net.told("A")
 
 
+def test_the_window_keeps_what_is_settled_until_it_is_a_window_old() -> None:
+    """Dropped sooner, whatever was executed a moment ago on an older snapshot would be told TOO OLD and run again."""
+    net = Net("ABC")
+    net.run(1.0)
+    net.ask("A", add("one", "x"))
+    net.run(3.0)
+    assert "one" in net.told("A")
+    for place in net.places.values():
+        state = place.core.state
+        known = state.commit_window.newer_than({}) or []
+        assert len(known) == 1
+        assert known[0].txid.clock <= state.clock.settled
+        assert not state.commit_window.floor
+
+
 def test_a_sole_voter_needs_nobody_for_a_strict_read() -> None:
     """Whatever was acknowledged is in its tables, however much of it is dropped from the window."""
     net = Net("A")

@@ -101,9 +101,8 @@ class Flips:
         """A commit is durable for the first time: it overwrites what was committed, and no damage."""
         if entry.transaction.kind != ROWS:
             return
-        alone = len(self.world.voters) == 1  # there is nobody who could compare
         for key, before, after in cbor2.loads(entry.transaction.changes):
-            if before[0] and not alone and self._written.get((key, before[0])) != before[1]:
+            if before[0] and self._written.get((key, before[0])) != before[1]:
                 self.world.broken(
                     "damage does not spread",
                     f"{entry.txid} at {entry.place} is made of {before[1]!r} in {key}, and "

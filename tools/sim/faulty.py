@@ -135,12 +135,6 @@ _AGREEMENT: dict[str, Fault] = {
         "who has promised approves no more",
         (_Voting, "_consider", "if vote is not None and vote.promised > 0:", "if False:"),
     ),
-    "window forgotten early": fault(
-        "the conflict window reaches back to every base",
-        (_SafeTime, "_forget", "moved(settled, -state.settings.conflict_window_ms)", "settled"),
-        **{"heartbeat_ms": 20, "closing_lag_ms": 20, "suspicion_ms": 2_000, "timeout_s": 5.0, "hot": 0.5},
-        **{"faults": ("partition", "reset"), "fault_every_s": 0.1, "conflict_window_ms": 60_000, "load_s": 2.0},
-    ),
     "after ignored": fault(
         "a commit is applied after its causes",
         (_ApplyQueue, "settle", "covers(self.state.timelines.applied, queue[0].after)", "True"),

@@ -34,6 +34,13 @@ MOMENTS: dict[str, Moment] = {
     ),
     "its leader is no reason": _clause("a leader that answers has not committed", "if leader in answers:", "if False:"),
     "nobody is counted out": _clause("who is out of reach and leads a rival has not approved", " - bound)", ")"),
+    "window forgotten early": Moment(
+        fault(
+            "the conflict window reaches back to every base that V16 lets pass",
+            (safe_time.SafeTime, "_forget", "moved(settled, -state.settings.conflict_window_ms)", "settled"),
+        ),
+        "tests.core.test_dropped:test_the_window_keeps_what_is_settled_until_it_is_a_window_old",
+    ),
     "what waits is in the journal": Moment(
         fault(
             "a commit that is taken and waits is not told as rolled back",
@@ -342,6 +349,13 @@ MOMENTS: dict[str, Moment] = {
             (reads.Reading, "begin", "state.roster.certifies_reads and can_tell", "state.roster.certifies_reads"),
         ),
         "tests.core.test_dropped:test_nobody_certifies_its_own_strict_read_against_what_it_has_dropped",
+    ),
+    "strict refusals ask nobody": Moment(
+        fault(
+            "a strict refusal is true of some moment between question and answer",
+            (reads.Checking, "failed", "inflight.request.read != STRICT", "True"),
+        ),
+        "tests.core.test_refusals:test_nobody_is_refused_strictly_from_old_data",
     ),
     "strict reads ignore what is pending": Moment(
         fault(

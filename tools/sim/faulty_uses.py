@@ -17,7 +17,9 @@ _State, _Coordinator, _Voting = state.State, coordinator.Coordinator, voting.Vot
 _VETO = "found or state.votes.own_ends.vetoes(transaction)"
 _NEW_VOTERS = "self.voters = membership.voters"
 DUELS = {"suspect_every_s": 0.004, "suspicion_ms": 200, "delay_ms": 5.0, "sync_ms": 0.5, "hot": 0.5, "load_s": 1.5}
-_ALTERS = {"alter": 0.2, "delay_ms": 5.0, "schema_delay_ms": 2, "load_s": 2.0, "voters": 3}
+_ALTERS = {  # without flips: what a change makes of a damaged row differs, and that is another law's
+    **{"alter": 0.2, "delay_ms": 5.0, "schema_delay_ms": 2, "load_s": 2.0, "voters": 3, "flip_every_s": 0.0}
+}
 _CHANGES = {"changes_every_s": 0.1, "load_s": 3.0, "voters": 3, "heartbeat_ms": 50, "delay_ms": 5.0, "dead": 0}
 _RESTORED = {
     **{"faults": ("restore", "restore", "crash_all", "crash", "one_way"), "fault_every_s": 0.1, "voters": 3, "dead": 0},
@@ -51,11 +53,6 @@ USES: dict[str, Fault] = {
     "strict reads ask nobody": fault(
         "a strict read asks a majority",
         (reading.Reading, "begin", "if len(read.clear) >= state.roster.majority:", "if True:"),
-    ),
-    "strict refusals ask nobody": fault(
-        "a strict refusal is true of some moment between question and answer",
-        (reading.Checking, "failed", "inflight.request.read != STRICT", "True"),
-        **{"voters": 3, "hot": 0.9, "keys": 4, "delay_ms": 20.0, "alter": 0.0, "talks": 0.0, "load_s": 3.0},
     ),
     "two voters at once": fault(
         "one voter at a time comes or goes",

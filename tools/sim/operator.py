@@ -131,6 +131,8 @@ class Operator:
         sound = [voter for voter in left if not world.machines[voter].forgot]
         if len(sound) < approvals_needed(max(1, len(left))):
             return
+        if world.options.flip_every_s and len(left) < 2:
+            return  # a lone voter has nobody to compare its rows with
         self.shrinks = True
         yield from self._change(MemberChange(action, name))
         machine = world.machines.get(name)

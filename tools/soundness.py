@@ -204,11 +204,12 @@ def examine(case: Case, tally: Tally) -> None:
     bench.db.execute("BEGIN")
     for sql, params in case.queries:
         try:
-            plan = analyse(bench.db, bench.schema, sql, len(params))
+            plan = analyse(bench.db, bench.schema, sql, len(params), by_column=True)
         except apsw.SQLError:
             tally.counts["statements SQLite refuses"] += 1
             continue
         tally.counts["statements"] += 1
+        tally.counts["statements that read by column"] += plan.by_column
         tally.fallbacks.update(reason for reason, _ in plan.fallbacks)
         if not plan.fallbacks and plan.dependents is not None:
             tally.counts["statements with dependent reads and no fallback"] += 1

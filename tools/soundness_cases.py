@@ -374,6 +374,19 @@ _READS = (
     "select min(c0) from t where c1 = V",
     "select min(c1), id from t",
     "select u.id, (select min(c0) from t where t.c1 = u.t_id) from u where z = 'a'",
+    "select typeof(c0), c0 from t where id = V",
+    "select c0, typeof(c1) from t where id in (V, V)",
+    "select 1 from t where id = V",
+    "select typeof(c2) from t where id = V and c0 is not V",
+    "select g from t where id = V",
+    "select z from u where id = N",
+    "select typeof(t_id) from u where id in (N, N)",
+    "select t.c1, n from t join log on log.k = t.c0 where t.id = V",
+    "select u.id, typeof(t.c1) from u join t on t.id = u.t_id where u.z = 'a'",
+    "select u.id, t.c0 from u left join t on t.id = u.t_id and t.c1 is not V where u.t_id = V",
+    "select (select typeof(c2) from t where t.id = u.t_id), z from u where id = N",
+    "select exists (select 1 from t where id = V), (select count(*) from log where k = V)",
+    "with q as (select c0 from t where id = V) select n from log join q on k = q.c0",
 )
 _WRITES = (
     "update t set S where W",
@@ -427,6 +440,10 @@ _WRITES = (
     "delete from log where k = (select max(z) from u where t_id = V)",
     "update u set z = 'c' where t_id = V or z = 'a'",
     "delete from t where c0 = V or c1 = V",
+    "insert into log(k, n) select c0, 1 from t where id = V",
+    "update log set n = (select typeof(c1) from t where id = V) where k = V",
+    "update u set z = (select typeof(c0) from t where t.id = u.t_id) where id = N returning z",
+    "insert or ignore into log(k, n) values (V, (select z from u where id = N))",
 )
 _SETS = ("c0 = 1", "c1 = c0", "c0 = c2", "id = 3", "c2 = coalesce(c2, 0)")
 _CONFLICTS = ("", "or ignore ", "or replace ")
@@ -484,8 +501,19 @@ def _insert_u(source: Source, number: int) -> tuple[str, tuple[Any, ...]]:
     return "insert or ignore into u values (?, ?, ?)", (number, source.value(), source.choice(("a", "b", "c")))
 
 
+def _column_change(source: Source) -> tuple[str, tuple[Any, ...]]:
+    """Change one column of one row, perhaps to a value that is equal and has another type."""
+    if source.chance(25):
+        return "update u set z = ? where id = ?", (source.choice(("a", "b", "c")), source.below(7))
+    column = source.choice(COLUMNS)
+    made = source.choice(("?", f"coalesce({column} + 0.0, ?)", f"coalesce(cast({column} as int), ?)"))
+    return f"update or ignore t set {column} = {made} where id = ?", (source.value(), source.value())
+
+
 def _change(source: Source) -> tuple[str, tuple[Any, ...]]:
-    form = source.below(12)
+    form = source.below(15)
+    if form >= 12:
+        return _column_change(source)
     if form < 3:
         return _insert_t(source, f"insert or {source.choice(('ignore', 'replace'))}")
     if form < 5:

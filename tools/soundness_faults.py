@@ -339,6 +339,87 @@ def nothing_is_looked_for_by_null() -> list[Patch]:
     return [(seeks._Reader, "_not_null", lambda *_: set(range(1000)))]
 
 
+def columns_are_forgotten() -> list[Patch]:
+    """Of the columns that are needed of a row, one is not read."""
+    columns = seeks._Reader.columns
+
+    def less(self: Any) -> Any:
+        return [(name, frozenset(sorted(needed)[1:])) for name, needed in columns(self)]
+
+    return [(seeks._Reader, "columns", less)]
+
+
+def filters_need_no_columns() -> list[Patch]:
+    """Only the columns that are in the result are needed of a row."""
+    columns = seeks._Reader.columns
+
+    def less(self: Any) -> Any:
+        results = {number for op in self._program if op.name == "ResultRow" for number in range(op.p1, op.p1 + op.p2)}
+        self._program = [op for op in self._program if op.name != "Column" or op.p3 in results]
+        return list(columns(self))
+
+    return [(seeks._Reader, "columns", less)]
+
+
+def rows_are_there() -> list[Patch]:
+    """Who needs columns of a row does not read that the row is there."""
+    points_of = seeks.points_of
+
+    def less(access: Any) -> Any:
+        found = points_of(access)
+        return found and (lambda rows: [key for key in found(rows) if b"\x01" in key[key.index(b"\0") + 12 :]])
+
+    return [(module, "points_of", less) for module in (readset, dependent_reads)]
+
+
+def one_cursor_tells_of_all() -> list[Patch]:
+    """The columns that one cursor needs are all that is needed of a row, also where others are on its table."""
+    return [(seeks, "Counter", lambda names: dict.fromkeys(names, 1))]
+
+
+def columns_do_not_change() -> list[Patch]:
+    """An update writes no columns."""
+    return [(writeset._TableKeys, "_changed_columns", lambda *_: [])]
+
+
+def equal_columns_are_the_same() -> list[Patch]:
+    """A column that becomes 1.0 and was 1 does not change."""
+    return [(writeset, "same_value", lambda old, new: old == new)]
+
+
+def keys_change_alone() -> list[Patch]:
+    """An update that changes a column of an index changes no other."""
+    changed = writeset._TableKeys._changed_columns
+
+    def less(self: Any, row: bytes, old: Any, new: Any) -> list[bytes]:
+        return [] if any(old[place] != new[place] for place in self._places) else changed(self, row, old, new)
+
+    return [(writeset._TableKeys, "_changed_columns", less)]
+
+
+def rows_come_and_go() -> list[Patch]:
+    """That a row is inserted or deleted is not told to those who need columns of it."""
+    init = writeset._TableKeys.__init__
+
+    def less(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self._uniques = [one for one in self._uniques if one[0] is not self._columns_of]
+
+    return [(writeset._TableKeys, "__init__", less)]
+
+
+def computed_columns_stay() -> list[Patch]:
+    """A stored generated column does not change with its sources."""
+    init = writeset._TableKeys.__init__
+
+    def less(self: Any, table: Any, *args: Any) -> None:
+        init(self, table, *args)
+        computed = {column.place for column in table.columns if column.generated}
+        self._columns = [one for one in self._columns if one[0] not in computed]
+
+    return [(writeset._TableKeys, "__init__", less)]
+
+
 FAULTS: dict[str, Fault] = {
     fault.__name__.replace("_", "-"): fault
     for fault in (
@@ -350,6 +431,8 @@ FAULTS: dict[str, Fault] = {
         offset_is_nothing, loops_go_forward, loops_end_a_row_early, own_writes_come_later, loops_end_in_triggers,
         nothing_is_looked_for_by_null, computed_by_row, given_ids_are_nothing, partners_are_always_there,
         ends_are_converted, cursors_stay_where_they_were, max_is_null, partners_need_only_be_there, records_are_nothing,
+        columns_are_forgotten, filters_need_no_columns, rows_are_there, one_cursor_tells_of_all, columns_do_not_change,
+        equal_columns_are_the_same, keys_change_alone, rows_come_and_go, computed_columns_stay,
     )
 }  # fmt: skip
 

@@ -182,4 +182,25 @@ WITNESSES: dict[str, Case] = {
         "update w set c0 = 3 where id = 1",
         "insert into log values (5, 0)",
     ),
+    "a column gets an equal value of another type": _case(
+        (_T,), _t((1, 2, 0)), "select typeof(c0) from t where id = 1", "update t set c0 = 2.0 where id = 1"
+    ),
+    "a generated column changes with its source": _case(
+        ("create table t(id integer primary key, c0, c1, g as (c0) stored)",),
+        [("insert into t(id, c0, c1) values (1, 2, 0)", ())],
+        "select g from t where id = 1",
+        "update t set c0 = 5 where id = 1",
+    ),
+    "two rows of one table are read, and other columns of each": _case(
+        (_T,),
+        _t((1, 1, 1), (2, 2, 2)),
+        "select a.c0, b.c1 from t a join t b on b.id = 2 where a.id = 1",
+        "update t set c0 = 9 where id = 1",
+    ),
+    "a row that is missed is looked for again": _case(
+        (_T, _U), _t((1, 7, 0)), "select t.id, u.z from t left join u on u.id = t.c0", "insert into u values (7, 1, 2)"
+    ),
+    "a row gets another id": _case(
+        (_T,), _t((1, 2, 0)), "select c1 from t where id = 1", "update t set id = 3 where id = 1"
+    ),
 }

@@ -6,11 +6,14 @@ raised by a transaction as soon as all members have told a higher one, and never
 lower level is refused. So while a cluster is upgraded, node after node, everybody speaks as the oldest member does.
 """
 
-LEVEL = 3
+LEVEL = 4
 """The level of this program. 1 is release 0.1.0, which tells none; from 3 on files may have packed journals."""
 
 PACKS = 3
 """From which level of the cluster on a node packs old entries of its journal: no older program opens its file then."""
+
+COLUMNS = 4
+"""From which level of the cluster on reads say which columns of a row they need: all say which ones they change."""
 
 OLDEST = 1
 """The lowest level at which this program can be a member of a cluster."""

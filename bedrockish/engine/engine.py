@@ -27,6 +27,7 @@ from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import Executor, MixesError
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
+from bedrockish.engine.readwrite.access_sets import Precision
 from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.sqlite.call_costs import bound
 from bedrockish.engine.sqlite.catalog import Prepare
@@ -86,6 +87,7 @@ class Engine:
         scope: what the clock's functions give on the writing connection; whoever drives the engine gives it a clock.
         locks: the rows that transactions which run here have locked.
         access: what users may do, by the membership that is applied.
+        precision: how exactly reads are told, by the same.
         staged: large transactions that are unpacked.
         pages: of the file, that the writer keeps to read them again.
         damaged: entries of the journal that were found damaged when somebody wanted them, by place, and in what way.
@@ -106,8 +108,8 @@ class Engine:
         self.scope = Scope(locks=self.locks)
         give_functions(db, Holder(self.scope))
         store.unpack_on(db)
-        self.access = Access()
-        self._executor = Executor(db, self._guard, self._capture, limits, self._ids, prepare, access=self.access)
+        self.access, self.precision = shared = Access(), Precision()
+        self._executor = Executor(db, self._guard, self._capture, limits, self._ids, prepare, None, *shared)
         self._executor.scope = self.scope
         self._applier = RowApplier(db)
         self._wal = Wal(db, full_sync=full_sync)
@@ -271,9 +273,9 @@ class Engine:
 
     def beside(self) -> Beside:
         """Return what is needed for connections beside the writer's."""
-        known = lambda: self._executor.known  # noqa: E731
         wal = self._wal.descriptor
-        return Beside(self.open_reader, self._prepare, wal, self._ids, self._limits, self.locks, known, self.access)
+        shared = self.locks, lambda: self._executor.known, self.access, self.precision
+        return Beside(self.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
 
     def moment(self) -> Moment:
         """Return the state of the file after the last flush."""
@@ -880,4 +882,5 @@ class Engine:
         membership = decode_membership(system.get_meta(self._db, "membership"))
         self._ids.use_members(system.get_meta(self._db, "node"), membership)
         self.access.learn(membership.users, membership.nodes)
+        self.precision.learn(membership.level)
         self._members += 1

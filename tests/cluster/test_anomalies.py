@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from bedrockish import open_client
-from bedrockish.api.requests import ISOLATIONS, SNAPSHOT
+from bedrockish.api.requests import ISOLATIONS, SERIALIZABLE, SNAPSHOT
 from bedrockish.client.transaction import Transaction
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConflictError, UnavailableError
@@ -92,6 +92,7 @@ async def test_the_anomalies_of_adya(cluster: LocalCluster) -> None:
             await _vanishing(clients, isolation)
             await _lost_and_skewed_reads(clients, isolation)
             await _write_skew(clients, isolation)
+        await _columns(clients)
         nursery.cancel_scope.cancel()
     await level(cluster)
     cluster.stop()
@@ -264,3 +265,44 @@ async def _write_skew(clients: list[Client], isolation: str) -> None:
         assert players[0].committed
         assert players[1].committed is (isolation == SNAPSHOT)
         assert isolation == SNAPSHOT or isinstance(players[1].error, ConflictError)
+
+
+async def _columns(clients: list[Client]) -> None:
+    """Who needs a column of a row meets who changes it, also in a circle of two; who needs another one does not."""
+    await clients[2].execute("CREATE TABLE pair(id INTEGER PRIMARY KEY, a INTEGER, b INTEGER)")
+    await clients[2].execute("INSERT INTO pair VALUES (1, 0, 0), (2, 0, 0)")
+    players = await play(
+        clients,
+        SERIALIZABLE,
+        """1: SELECT a FROM pair WHERE id = 1
+        2: SELECT b FROM pair WHERE id = 2
+        1: UPDATE pair SET b = 1 WHERE id = 2
+        2: UPDATE pair SET a = 1 WHERE id = 1
+        1: COMMIT
+        2: COMMIT""",
+    )
+    assert players[0].committed
+    assert isinstance(players[1].error, ConflictError)
+    players = await play(
+        clients,
+        SERIALIZABLE,
+        """1: SELECT a FROM pair WHERE id = 1
+        2: SELECT b FROM pair WHERE id = 2
+        1: UPDATE pair SET a = 2 WHERE id = 2
+        2: UPDATE pair SET b = 2 WHERE id = 1
+        2: COMMIT
+        1: COMMIT""",
+    )
+    assert [player.committed for player in players[:2]] == [True, True]
+    players = await play(
+        clients,
+        SERIALIZABLE,
+        """1: SELECT a FROM pair WHERE id = 1
+        1: INSERT INTO test VALUES (3, 0)
+        2: DELETE FROM pair WHERE id = 1
+        2: COMMIT
+        1: COMMIT""",
+    )
+    assert players[1].committed
+    assert isinstance(players[0].error, ConflictError)
+    assert players[0].error.details["table"] == "columns of pair"

@@ -38,9 +38,9 @@ def test_a_statement_that_changes_very_many_rows_writes_all_between_them(
     prepared = node.prepare(numbers)
     assert not prepared.access_set.write_points
     assert (b"i:ta\0", b"i:ta\0\xff") in prepared.access_set.write_ranges
-    assert len(prepared.access_set.write_ranges) == 3
+    assert len(prepared.access_set.write_ranges) == 4
     for rowid in range(-2, 10):
-        for name in (b"t:t\0", b"i:t\0"):
+        for name in (b"t:t\0", b"i:t\0", b"u:t\0"):
             one = AccessSet(frozenset({name + encode(rowid)}))
             assert (conflict(one, prepared.access_set) is not None) == (1 <= rowid <= 6), (name, rowid)
     assert len([key for key in prepared.access_set.read_points if key.startswith(b"i:p\0")]) == 3

@@ -14,6 +14,7 @@ def test_no_change_that_meets_no_key_changes_what_a_statement_does() -> None:
     assert report is None, report
     assert tally.counts["statements"] > 100
     assert tally.counts["no conflict, same, plan without fallback"] > 50  # else the slice would prove nothing
+    assert tally.counts["statements that read by column"] > 10
 
 
 @pytest.mark.parametrize("name", ["no-index-keys", "failures-read-less"])
@@ -52,9 +53,16 @@ def test_what_a_mistake_would_show_in_is_sound(name: str) -> None:
         "max-is-null",
         "partners-need-only-be-there",
         "records-are-nothing",
+        "columns-are-forgotten",
+        "rows-are-there",
+        "one-cursor-tells-of-all",
+        "columns-do-not-change",
+        "equal-columns-are-the-same",
+        "rows-come-and-go",
+        "computed-columns-stay",
     ],
 )
-def test_each_mistake_about_dependent_reads_has_a_witness(name: str) -> None:
+def test_each_mistake_about_dependent_reads_and_columns_has_a_witness(name: str) -> None:
     with broken(name):
         assert any(_is_unsound(case) for case in WITNESSES.values())
 

@@ -7,7 +7,7 @@ import pytest
 
 from bedrockish.engine.readwrite.writeset import WriteKeys
 from bedrockish.engine.sqlite.catalog import read_schema
-from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, table_key
+from bedrockish.engine.sqlite.key_encoding import Spec, column_key, encode, index_prefix, table_key
 from bedrockish_journal.model.access_set import conflict, object_range
 from tests.engine.conftest import MakeNode
 
@@ -36,6 +36,7 @@ def test_an_inserted_row_writes_its_place_and_its_entries() -> None:
         index_prefix("by_name", ["ann", 40, 1], NAME),
         index_prefix(EMAIL, ["a@b", 1], (Spec(), Spec())),
         index_prefix(EMAIL, ["a@b"], (Spec(),)),
+        b"u:people\0" + encode(1),
     }
 
 
@@ -46,6 +47,7 @@ def test_an_update_writes_old_and_new_entries_and_those_that_stay() -> None:
         index_prefix("by_name", ["ann", 40, 1], NAME),
         index_prefix("by_name", ["ann", 41, 1], NAME),
         index_prefix(EMAIL, ["a@b", 1], (Spec(), Spec())),  # who came to the row by its email must notice
+        column_key(b"u:people\0" + encode(1), "age"),
     }
 
 
@@ -135,7 +137,8 @@ def test_a_computed_value_that_is_taken_and_one_that_is_left_are_written() -> No
     points, _ = keys.keys("x", 4, 4, ("One", 1), ("TWO", 1))
     assert {index_prefix("i", [one], (Spec(),)) for one in ("one", "two")} < set(points)
     null, _ = keys.keys("x", 4, 4, None, (None, 1))
-    assert set(null) == {table_key("x", 4), index_prefix("i", [None, 4], (Spec(), Spec()))}
+    place = b"u:x\0" + encode(4)
+    assert set(null) == {table_key("x", 4), index_prefix("i", [None, 4], (Spec(), Spec())), place}
 
 
 def test_a_value_that_cannot_be_computed_is_the_whole_table() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, table_key
+from bedrockish.engine.sqlite.key_encoding import Spec, column_key, encode, index_prefix, table_key
 from bedrockish_journal.model.key_text import TEXT_MAX, key_text, read_columns, rowid_bytes
 
 
@@ -28,6 +28,7 @@ def test_every_kind_of_value_comes_back(value: object, text: str) -> None:
 
 def test_columns_are_listed_and_long_ones_cut() -> None:
     assert key_text(table_key("account", 17)) == "17"
+    assert key_text(column_key(b"u:account\0" + encode(17), "größe")) == "17, column größe"
     assert key_text(index_prefix("by_name", ["A", 3], [Spec(), Spec()])) == "'A', 3"
     assert len(key_text(table_key("t", 1) + encode("x" * 500))) == TEXT_MAX
 

@@ -390,5 +390,7 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
 def readable(name: str) -> str:
     """Return an object's name as a person reads it: ``t:account`` is ``table account``."""
     kind, _, rest = name.partition(":")
-    words = {"t": f"table {rest}", "i": f"index {rest}", "e": "the schema", "c": "its own earlier run"}
-    return words.get(kind, name)
+    words = {"t": "table", "i": "index", "u": "columns of"}
+    if kind in words:
+        return f"{words[kind]} {rest}"
+    return {"e": "the schema", "c": "its own earlier run"}.get(kind, name)

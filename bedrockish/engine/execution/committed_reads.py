@@ -87,7 +87,15 @@ class CommittedReads:
             ids.register(db)
             self._capture = Capture(db, beside.limits.changes_bytes)
             self._executor = Executor(
-                db, Guard(db), self._capture, beside.limits, ids, beside.prepare, beside.known(), beside.access
+                db,
+                Guard(db),
+                self._capture,
+                beside.limits,
+                ids,
+                beside.prepare,
+                beside.known(),
+                beside.access,
+                beside.precision,
             )
         except BaseException:
             db.close()

@@ -14,7 +14,7 @@ import apsw
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.snapshot import fetch
-from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, Analysis, access_set
+from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, Analysis, Precision, access_set
 from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.readwrite.dependent_reads import connection_query
 from bedrockish.engine.readwrite.key_values import Params
@@ -64,6 +64,7 @@ class Executor:
     Args:
         known: what another connection knows of the schema.
         access: what users may do.
+        precision: how exactly reads are told.
 
     Attributes:
         reader: another connection that shows the same rows, as long as the request has changed none; it is faster.
@@ -83,15 +84,17 @@ class Executor:
         prepare: Prepare,
         known: Known | None = None,
         access: Access | None = None,
+        precision: Precision | None = None,
     ) -> None:
         self._db, self._guard, self._limits, self._ids, self._prepare = db, guard, limits, ids, prepare
-        self.capture, self.access = capture, access or Access()
+        self.capture, self.access, self._precision = capture, access or Access(), precision or Precision()
         self._texts: dict[str, tuple[Piece, ...]] = {}
         self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # of users who may not see what is secret
         self.only_writes: set[str] = set()
         self._tables = Tables(db, known.tables if known is not None else None)
         self._views = self._view_names()
-        self.analysis = Analysis(db, prepare, known.schema if known is not None else None, self._tables.definitions)
+        schema = known.schema if known is not None else None
+        self.analysis = Analysis(db, prepare, schema, self._tables.definitions, self._precision)
         self._until = _FOREVER
         self._budget = Budget(limits)
         self.allow = self._budget.allow
@@ -113,7 +116,7 @@ class Executor:
     def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema; forget the statements compiled for the old one."""
         self._tables = tables
-        self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions)
+        self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions, self._precision)
         self._forget_texts()
         self._views = self._view_names()
 

@@ -114,6 +114,8 @@ def _object(schema: Schema, name: str) -> str:
     kind, _, rest = name.partition(":")
     if kind == "t":
         return f"table {rest}"
+    if kind == "u":
+        return f"columns of {rest}"
     index = next((one for one in schema.roots.values() if isinstance(one, Index) and one.object == name), None)
     return f"index {rest} of {index.table}" if index else f"key of table {rest}"
 

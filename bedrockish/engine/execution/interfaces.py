@@ -9,6 +9,7 @@ import apsw
 from bedrockish.api.requests import Request
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.executor import Executor, Known
+from bedrockish.engine.readwrite.access_sets import Precision
 from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import Scope
@@ -113,6 +114,7 @@ class Beside:
         locks: the rows that transactions have locked.
         known: what the writer's connection knows of the schema.
         access: what users may do.
+        precision: how exactly reads are told.
     """
 
     reader: Callable[[], apsw.Connection]
@@ -123,3 +125,4 @@ class Beside:
     locks: RowLocks
     known: Callable[[], Known]
     access: Access
+    precision: Precision

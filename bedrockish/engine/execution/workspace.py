@@ -259,7 +259,15 @@ class _Writer:
             self.ids = beside.ids.twin()
             self.ids.register(db)
             self.executor = Executor(
-                db, Guard(db), self.capture, limits, self.ids, beside.prepare, beside.known(), beside.access
+                db,
+                Guard(db),
+                self.capture,
+                limits,
+                self.ids,
+                beside.prepare,
+                beside.known(),
+                beside.access,
+                beside.precision,
             )
             self.applier = RowApplier(db)
             self.limits = limits

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 
 import apsw
 
+from bedrockish.common.levels import COLUMNS
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.readwrite.dependent_reads import Query
 from bedrockish.engine.readwrite.readset import ReadPlan, ResolvedReads, analyse
@@ -86,6 +87,23 @@ def check_size(prepared: Prepared) -> None:
         )
 
 
+class Precision:
+    """How exactly reads of rows are told, which goes by the cluster's level.
+
+    Attributes:
+        by_column: a row that is looked up by its id is read by the columns that are needed of it. From one level on all
+            members say which columns they change; the transaction that raises the level conflicts with every other, so
+            that nobody who reads so has missed one that does not say it.
+    """
+
+    def __init__(self) -> None:
+        self.by_column = False
+
+    def learn(self, level: int) -> None:
+        """Go by a level of the cluster from now on."""
+        self.by_column = level >= COLUMNS
+
+
 class Analysis:
     """What is known of statements and keys under one schema; made anew when the schema changes.
 
@@ -94,6 +112,7 @@ class Analysis:
         prepare: gives a connection the functions and collations that SQLite does not have.
         known: the schema of before, or of another connection, from which is taken what is still the same.
         definitions: what the connection sees now, if that is known.
+        precision: how exactly reads are told.
     """
 
     def __init__(
@@ -102,18 +121,21 @@ class Analysis:
         prepare: Prepare,
         known: Schema | None = None,
         definitions: Definitions | None = None,
+        precision: Precision | None = None,
     ) -> None:
-        self._db = db
-        self._plans: dict[str, ReadPlan] = {}
+        self._db, self._precision = db, precision or Precision()
+        self._plans: dict[tuple[str, bool], ReadPlan] = {}
         self.schema = read_schema(db, known, definitions)
         self.keys = WriteKeys(self.schema, prepare)
 
     def plan(self, piece: Piece) -> ReadPlan:
         """Return the plan of what a statement reads."""
-        known = self._plans.get(piece.sql)
+        key = piece.sql, self._precision.by_column
+        known = self._plans.get(key)
         if known is None:
-            plan = analyse(self._db, self.schema, piece.sql, len(piece.names), is_what_runs=piece.auto is None)
-            known = self._plans[piece.sql] = plan
+            runs, count = piece.auto is None, len(piece.names)
+            plan = analyse(self._db, self.schema, piece.sql, count, is_what_runs=runs, by_column=key[1])
+            known = self._plans[key] = plan
         return known
 
     def forget(self) -> None:

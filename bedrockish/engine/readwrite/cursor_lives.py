@@ -24,7 +24,7 @@ def lives_apart(program: list[Op]) -> list[Op]:
             if op.name in OPENS or op.name in OPENS_PRIVATE:
                 opened.setdefault(op.p1, []).append(op.address)
     several = {cursor for cursor, opens in opened.items() if len(opens) > 1}
-    several -= {cursor for op in program for cursor in _named_otherwise(op)}
+    several -= {cursor for op in program for cursor in named_otherwise(op)}
     if not several:
         return program
     # A subroutine that leaves the cursor alone is passed by: what called it goes on with the cursor as it was.
@@ -82,8 +82,8 @@ def _ways(program: list[Op], op: Op, *, returns: bool) -> Iterator[int]:
         yield op.address + 1
 
 
-def _named_otherwise(op: Op) -> tuple[int, ...]:
+def named_otherwise(op: Op) -> tuple[int, ...]:
     """Return the cursors that an instruction names elsewhere than first, where a number would not be changed."""
     if op.name in ("DeferredSeek", "SorterData"):
         return (op.p3,)
-    return (op.p2,) if op.name == "OpenDup" else ()
+    return (op.p2,) if op.name in ("OpenDup", "RowCell") else ()

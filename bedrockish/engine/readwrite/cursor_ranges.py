@@ -7,18 +7,20 @@ Where a cursor goes by a column of another cursor's rows, as in a join, the inte
 and the parameters say (``Dependent.coarse``), and as it is once those rows are known (``Dependent.fine``).
 """
 
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from bedrockish.engine.readwrite.computed_columns import told_columns
 from bedrockish.engine.readwrite.constraint_probes import constraint_probes
-from bedrockish.engine.readwrite.cursor_lives import lives_apart
+from bedrockish.engine.readwrite.cursor_lives import lives_apart, named_otherwise
 from bedrockish.engine.readwrite.loop_stops import LoopReader, Stop
 from bedrockish.engine.readwrite.register_values import Atom, Cell, Program, Registers
-from bedrockish.engine.sqlite.catalog import ROWID, Index, Schema, Table
-from bedrockish.engine.sqlite.key_encoding import ROWID_SPEC, Spec
+from bedrockish.engine.sqlite.catalog import ROWID, Index, Schema, Table, columns_object, stored_column
+from bedrockish.engine.sqlite.key_encoding import ROWID_SPEC, Spec, column_key, object_prefix
 from bedrockish.engine.sqlite.opcodes import (
     BY_ROWID,
+    CURSORS,
     EXACT,
     INDEX_STOPS,
     KNOWN,
@@ -37,6 +39,15 @@ from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 _NOT_TOLD = "index on a collation of the application, or on an expression that is not understood"
 _BEFORE_SEEK = frozenset({"IsNull", "Affinity", "Column", "Rowid", "IdxRowid", "SCopy", "Copy", "Variable", "Integer"})
 _REGISTER_ROOT = 0x10  # P5 of OpenRead and OpenWrite: the root page is in a register
+
+COLUMNS_MAX = 9  # columns of a row from which on a read of it is one of the whole row
+_OF_COLUMNS = (
+    POSITIONS - EXACT
+    | STEPS
+    | BY_ROWID
+    | {"OpenRead", "Column", "Rowid", "NullRow", "IfNullRow", "Close", "ColumnsUsed"}
+)
+"""Depends on nothing of the row that a cursor is on but its id and the column that is named."""
 
 _SKIP_LOCKED = f"{SKIP_LOCKED}("  # as P4 of a call shows it
 
@@ -74,6 +85,7 @@ class Access:
         exact: only keys that begin with one combination of the values of ``low`` are looked at, not those between.
         equal: so many first columns have the same value at both ends, whichever of their values it is.
         stop: where the loop may end before its range does.
+        columns: of the one row that it comes to, the columns that anything can depend on; None is the whole row.
     """
 
     object: str
@@ -84,6 +96,7 @@ class Access:
     exact: bool = False
     equal: int = 0
     stop: Stop | None = None
+    columns: frozenset[str] | None = None
 
     @property
     def cells(self) -> frozenset[Cell]:
@@ -116,6 +129,16 @@ class Dependent:
     reasons: tuple[tuple[str, str], ...]
 
 
+def points_of(access: Access) -> Callable[[Iterable[bytes]], list[bytes]] | None:
+    """Return what makes the points that are read of the keys of the rows which an access comes to; None: these."""
+    if access.columns is None:
+        return None
+    size = len(object_prefix(access.object))
+    prefix = object_prefix(columns_object(access.object))
+    suffixes = [b"", *(column_key(b"", name) for name in sorted(access.columns))]
+    return lambda rows: [prefix + row[size:] + suffix for row in rows for suffix in suffixes]
+
+
 CursorId = tuple[int, int]
 """The number of a program and that of a cursor in it."""
 
@@ -145,6 +168,28 @@ class ProgramReads:
     everything: bool = False
     locking: set[str] = field(default_factory=set)
 
+    @property
+    def by_column(self) -> bool:
+        """Whether it reads some columns of some rows."""
+        return any(one.columns is not None for one in (*self.reads, *(one.fine for one in self.dependents)))
+
+    def narrowed(self, columns: Mapping[str, frozenset[str]]) -> "ProgramReads":
+        """Return this with what is needed of rows that are looked up by their ids: object -> names of columns."""
+
+        def narrow(access: Access) -> Access:
+            needed = columns.get(access.object)
+            return replace(access, columns=needed) if needed is not None and access.exact else access
+
+        return replace(
+            self,
+            reads=[narrow(access) for access in self.reads],
+            dependents=[replace(one, coarse=narrow(one.coarse), fine=narrow(one.fine)) for one in self.dependents],
+            rows={
+                cursor: [narrow(one) if isinstance(one, Access) else one for one in rows]
+                for cursor, rows in self.rows.items()
+            },
+        )
+
     def relaxed(self, schema: Schema) -> "ProgramReads":
         """Return this without what it reads of the tables of whose rows it locks some: those rows are what counts."""
         names = {name.lower() for name in self.locking}
@@ -159,17 +204,25 @@ class ProgramReads:
         )
 
 
-def statement_reads(programs: list[list[Op]], schema: Schema, *, with_stops: bool = True) -> list[ProgramReads]:
+def statement_reads(
+    programs: list[list[Op]], schema: Schema, *, with_stops: bool = True, by_column: bool = False
+) -> list[ProgramReads]:
     """Find what a statement's programs read: its own, which is the first, and those of triggers and key actions.
 
     Args:
         programs: as EXPLAIN shows them.
         schema: the schema that they were compiled for.
         with_stops: whether to look where loops end before their range does; only if just this program is going to run.
+        by_column: whether to look which columns of a row are needed that is looked up by its id.
     """
     readers = [_Reader(program, schema, number, with_stops=with_stops) for number, program in enumerate(programs)]
     registers = Registers([reader.program for reader in readers], schema)
-    return [reader.run(registers) for reader in readers]
+    found = [reader.run(registers) for reader in readers]
+    if not by_column:
+        return found
+    tables = Counter(name for reader in readers for name in reader.tables_of_cursors())
+    needed = {name: columns for reader in readers for name, columns in reader.columns() if tables[name] == 1}
+    return [reads.narrowed({schema.tables[name].object: needed[name] for name in needed}) for reads in found]
 
 
 class _Reader:
@@ -255,6 +308,30 @@ class _Reader:
                 continue
             self._position(op, is_probe=op.address in self._constraints)
         return self._out
+
+    def tables_of_cursors(self) -> Iterator[str]:
+        """Yield the table of each cursor that is on a table or an index, once for each."""
+        for roots in self._cursors.values():
+            for root in roots:
+                found = self._schema.roots[root]
+                yield found.name if isinstance(found, Table) else found.table
+
+    def columns(self) -> Iterator[tuple[str, frozenset[str]]]:
+        """Yield tables of which a cursor only reads some columns; that no other cursor reads more is not looked at."""
+        for (_, cursor), found in self._out.on.items():
+            if not isinstance(found, Table) or not found.has_column_keys:
+                continue
+            ops = [op for op in self._program if _names_cursor(op, cursor)]
+            numbers = {stored_column(found, op.p2) for op in ops if op.name == "Column"}
+            names = frozenset(found.columns[number].name for number in numbers if number is not None)
+            # With nearly all columns, a key for each costs more than it tells.
+            rest = len(found.columns) - (found.rowid_column is not None)
+            if (
+                all(op.name in _OF_COLUMNS for op in ops)
+                and None not in numbers
+                and len(names) < min(rest, COLUMNS_MAX)
+            ):
+                yield found.name, names
 
     def _names_of(self, register: int) -> set[str]:
         """Return the texts that a register may hold, if it holds nothing else."""
@@ -513,6 +590,11 @@ class _Reader:
         if any(first < op.p2 <= end for op in steps):
             return False  # a step that goes on after the check
         return not any(stop < target <= op.address for op in steps if seek.address < op.p2 <= first)
+
+
+def _names_cursor(op: Op, cursor: int) -> bool:
+    """Whether an instruction does something with a cursor."""
+    return (op.name in CURSORS and op.p1 == cursor) or cursor in named_otherwise(op)
 
 
 def _plain(access: Access) -> Dependent:

@@ -20,7 +20,14 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.readwrite.cursor_ranges import Access, CursorId, Dependent, FieldValues, ProgramReads
+from bedrockish.engine.readwrite.cursor_ranges import (
+    Access,
+    CursorId,
+    Dependent,
+    FieldValues,
+    ProgramReads,
+    points_of,
+)
 from bedrockish.engine.readwrite.key_values import UNENCODABLE, Params, closure, static_maker, untouched_types
 from bedrockish.engine.readwrite.loop_stops import Partner, Stop, skeleton
 from bedrockish.engine.readwrite.query_names import column_name, condition_of, key_names, quoted, rowid_name
@@ -289,6 +296,7 @@ class _Job:
         self._low = [_Field(plan, field) for field in access.low[equal:]]
         self._high = [_Field(plan, field) for field in access.high[equal:]]
         self._prefix = object_prefix(access.object)
+        self._points_of = points_of(access)
         index = plan.index(access.object)
         table = plan.schema.tables[access.object[2:] if index is None else index.table]
         width = 0 if not access.object.startswith("t:") else 1 if table.key is None else len(table.key.columns)
@@ -366,14 +374,14 @@ class _Job:
         done.update(new)
         state.count(len(done))
         if self.records and self._is_point:
-            state.points.update(new)
+            state.points.update(new if self._points_of is None else self._points_of(new))
         elif self.records:
             state.ranges.update([(key, key + HIGH) for key in new])
         return bool(new and self.feeds) and self._fetch(state, [(value,) for value in new.values()], None, None)
 
     def _record(self, state: "Resolution", key: bytes, low: bytes, high: bytes) -> None:
         if self._is_point:
-            state.points.add(key)
+            state.points.update((key,) if self._points_of is None else self._points_of((key,)))
         else:
             state.ranges.update(self._range(key, low, high))
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.readwrite.cursor_ranges import Access, Fields, FieldValues, statement_reads
+from bedrockish.engine.readwrite.cursor_ranges import Access, Fields, FieldValues, points_of, statement_reads
 from bedrockish.engine.readwrite.dependent_reads import DependentReads, Query, Resolution
 from bedrockish.engine.readwrite.key_values import UNENCODABLE, Params, closure
 from bedrockish.engine.readwrite.register_values import Atom
@@ -62,6 +62,7 @@ class ReadPlan:
         dependent_fallbacks: what those are taken for where it cannot, and why, as in ``fallbacks``.
         lengths: how long its values may be.
         reads_nothing: whatever its parameters are.
+        by_column: of some rows it reads some columns.
     """
 
     readonly: bool
@@ -71,6 +72,7 @@ class ReadPlan:
     dependent_fallbacks: tuple[tuple[str, str], ...]
     lengths: Lengths
     reads_nothing: bool
+    by_column: bool
     _reads: "_Binder"
     _coarse: "_Binder"
     _probes: "_Binder"
@@ -141,21 +143,26 @@ class ResolvedReads:
         return self.plan.fallbacks + tuple((failure, name) for _, name in self.plan.dependent_fallbacks)
 
 
-def analyse(db: apsw.Connection, schema: Schema, sql: str, nparams: int, *, is_what_runs: bool = True) -> ReadPlan:
+def analyse(
+    db: apsw.Connection,
+    schema: Schema,
+    sql: str,
+    nparams: int,
+    *,
+    is_what_runs: bool = True,
+    by_column: bool = False,
+) -> ReadPlan:
     """Work out what a statement reads; ``schema`` must be that of ``db`` now.
 
     ``nparams`` is the number of parameters as SQLite numbers them; ``bind`` takes them in that order. Where another
-    text may run instead that does the same (``is_what_runs``), its loops may end elsewhere.
+    text may run instead that does the same (``is_what_runs``), its loops may end elsewhere. ``by_column`` says that a
+    row which is looked up by its id is read by the columns that are needed of it, and not as a whole.
 
     Raises:
         apsw.Error: SQLite cannot prepare it; the caller's own attempt to run it would say the same.
     """
     if _EXPLAIN.match(sql):
-        nothing = _Binder([], schema)
-        whole = _Binder([], schema, True)
-        return ReadPlan(
-            True, frozenset(), (("EXPLAIN", "everything"),), None, (), lengths(()), False, whole, nothing, nothing
-        )
+        return _of_explain(schema)
     programs, is_whole = _explain(db, sql, nparams)
     if not is_whole:
         programs, is_whole = _explain(db, _BLOB.sub(_readable, sql), nparams)
@@ -163,7 +170,7 @@ def analyse(db: apsw.Connection, schema: Schema, sql: str, nparams: int, *, is_w
     everything = not is_whole
     if everything:
         fallbacks["blob in a definition", "everything"] = None
-    found = statement_reads(programs, schema, with_stops=is_what_runs)
+    found = statement_reads(programs, schema, with_stops=is_what_runs, by_column=by_column)
     if found and found[0].locking:
         found[0] = found[0].relaxed(schema)
     for program, reads in zip(programs, found, strict=True):
@@ -186,10 +193,18 @@ def analyse(db: apsw.Connection, schema: Schema, sql: str, nparams: int, *, is_w
         dependent_fallbacks=tuple(dict.fromkeys(reason for one in dependents.resolved for reason in one.reasons)),
         lengths=lengths(programs) if is_whole else replace(lengths(programs), is_brief=False),
         reads_nothing=always.is_empty and not dependents.resolved,
+        by_column=any(reads.by_column for reads in found),
         _reads=always,
         _coarse=_Binder([one.coarse for one in dependents.resolved], schema),
         _probes=_Binder([access for reads in found for access in reads.probes], schema),
     )
+
+
+def _of_explain(schema: Schema) -> ReadPlan:
+    """Return the plan of an EXPLAIN, which reads the schema, and so everything."""
+    whole, nothing = _Binder([], schema, True), _Binder([], schema)
+    why = (("EXPLAIN", "everything"),)
+    return ReadPlan(True, frozenset(), why, None, (), lengths(()), False, False, whole, nothing, nothing)
 
 
 def program_of(db: apsw.Connection, sql: str, nparams: int) -> list[Op]:
@@ -264,7 +279,7 @@ class _Binder:
         complete = table is not None and len(access.low) == len(access.high) == width
         if complete and access.exact:
             assert table is not None
-            self._points.append((_point(access, table), access.object))
+            self._points.append((_columns(_point(access, table), access), access.object))
             return
         low = _end(access.object, access.low, access.low_after, min)
         high = _end(access.object, access.high, access.high_after, max)
@@ -294,6 +309,12 @@ class _Binder:
             elif low < high:
                 ranges.append((low, high))
         return points, ranges
+
+
+def _columns(find: Callable[[Params], list[bytes]], access: Access) -> Callable[[Params], list[bytes]]:
+    """Return what gives the points of the columns that are needed of the rows whose keys ``find`` gives."""
+    points = points_of(access)
+    return find if points is None else lambda params: points(find(params))
 
 
 def _point(access: Access, table: Table) -> Callable[[Params], list[bytes]]:

@@ -8,6 +8,11 @@ leaves them; the key of a parent table is such a point as well (``i:TABLE`` for 
 point to a parent reads that point. So two rows with one UNIQUE value conflict, and so do a new child and the removal
 of its parent, whichever of the two is asked first; a parent whose other columns change disturbs no child.
 
+So are the columns of a row (``u:TABLE``, if ``Table.has_column_keys``). Whoever looks one row up by its id and needs
+some of its columns reads the row's point there, which an insertion, a deletion and another id write, and a point for
+each of these columns, which an update writes that makes it another value. Who reads the row in any other way reads its
+place in the table, or its entry in an index, which every change writes.
+
 Give every single change, in whatever order, before changes to one row are merged into one: an insertion that is undone
 by a later deletion has still found its UNIQUE values free, and a replaced parent was gone for a moment, which its
 children felt. Of a table whose single changes are not known, ``WriteKeys.whole`` is written.
@@ -27,11 +32,12 @@ from bedrockish.engine.sqlite.key_encoding import (
     Encoder,
     Spec,
     apply_affinity,
+    column_key,
     encoder,
     object_prefix,
 )
 from bedrockish_journal.model.access_set import HIGH, Range, object_range
-from bedrockish_journal.model.changes import Change, Row
+from bedrockish_journal.model.changes import Change, Row, same_value
 
 Keys = tuple[list[bytes], list[Range]]
 Gathered = tuple[set[bytes], set[Range]]
@@ -132,6 +138,16 @@ class _TableKeys:
             self._computed = scratch.columns(table, self._sources)
         if identity and any(_by_own_key(foreign, table) for foreign in schema.children.get(table.name, ())):
             self._uniques.append((_joiner(object_prefix("i:" + table.name), identity), (), False))
+        self._columns_of: _Join | None = None
+        self._columns: list[tuple[int, bytes]] = []  # place of each column, and what its key adds to that of the row
+        if table.has_column_keys:
+            self._columns_of = _joiner(object_prefix(table.columns_object), identity)
+            self._uniques.append((self._columns_of, (), False))
+            self._columns = [
+                (one.place, column_key(b"", one.name))
+                for number, one in enumerate(table.columns)
+                if one.place is not None and number != table.rowid_column
+            ]
         self._places = tuple({place for place, _ in self._cells})
         self._parents = [_Parent(foreign, table, schema) for foreign in table.foreign_keys]
         self.has_parents = bool(self._parents)
@@ -228,14 +244,20 @@ class _TableKeys:
         known = [rowid for rowid in rowids if rowid is not None]
         code = encoder(ROWID_SPEC)
         low, high = code(min(known)), code(max(known)) + HIGH
-        own = [object_prefix(name) for name in (self._table.object, "i:" + self._table.name)]
+        own = [object_prefix(name) for name in self._own_objects]
         ranges = [(prefix + low, prefix + high) for prefix in own]
         return ranges + [object_range(index.object) for index in self._table.indexes]
 
     def whole(self) -> list[Range]:
         """Return all that rows of the table can write."""
-        objects = [self._table.object, "i:" + self._table.name, *(index.object for index in self._table.indexes)]
+        objects = [*self._own_objects, *(index.object for index in self._table.indexes)]
         return [object_range(name) for name in objects]
+
+    @property
+    def _own_objects(self) -> list[str]:
+        table = self._table
+        more = [table.columns_object] if table.has_column_keys else []
+        return [table.object, "i:" + table.name, *more]
 
     def _points(self, old: Sequence[Any] | None, new: Sequence[Any] | None) -> list[bytes]:
         if new is None:
@@ -251,6 +273,8 @@ class _TableKeys:
                 break
         else:
             points += [join(cells) for join, places, partial in self._uniques if partial and _no_null(new, places)]
+            if self._columns_of is not None:
+                points += self._changed_columns(self._columns_of(cells), old, new)
             return points
         old_cells = [code(old[place]) for place, code in self._cells]
         points += [key for join in self._entries if (key := join(old_cells)) not in points]
@@ -263,7 +287,17 @@ class _TableKeys:
                 points.append(before)
             if after is not None and after != before:
                 points.append(after)
+        if self._columns_of is not None and (row := self._columns_of(cells)) == self._columns_of(old_cells):
+            points += self._changed_columns(row, old, new)
         return points
+
+    def _changed_columns(self, row: bytes, old: Sequence[Any], new: Sequence[Any]) -> list[bytes]:
+        """Return the points of the columns that have another value, to the byte: 1 and 1.0 are equal, and two types."""
+        return [
+            row + column
+            for place, column in self._columns
+            if old[place] is not new[place] and not same_value(old[place], new[place])
+        ]
 
     def _one_row(self, row: Sequence[Any]) -> list[bytes]:
         cells = [code(row[place]) for place, code in self._cells]

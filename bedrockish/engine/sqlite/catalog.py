@@ -113,6 +113,16 @@ class Table:
         return "t:" + self.name
 
     @property
+    def columns_object(self) -> str:
+        """Name of the key space of the columns of its rows."""
+        return columns_object(self.object)
+
+    @property
+    def has_column_keys(self) -> bool:
+        """Whether changes of its rows say which columns they change: it has rowids, and all columns are captured."""
+        return self.key is None and all(column.place is not None for column in self.columns)
+
+    @property
     def stored_affinities(self) -> str:
         """Affinity letters of the columns of a captured row."""
         return "".join(column.affinity for column in self.columns if column.place is not None)
@@ -152,6 +162,11 @@ class Schema:
                 if foreign.parent is not None:
                     found.setdefault(foreign.parent, []).append(foreign)
         return {name: tuple(foreign) for name, foreign in found.items()}
+
+
+def columns_object(table: str) -> str:
+    """Return the name of the key space of the columns of a table's rows: ``u:NAME`` for ``t:NAME``."""
+    return "u" + table[1:]
 
 
 def stored_column(on: Table | Index, place: int) -> int | None:

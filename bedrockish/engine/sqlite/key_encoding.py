@@ -39,6 +39,7 @@ _NULL, _NUMBER, _TEXT, _BLOB = 0x05, 0x10, 0x20, 0x30
 _NULL_BYTES = bytes([_NULL])
 _END = b"\0\x01"  # below any escaped zero byte (00 FF) and any other byte that may follow
 _ESCAPED = b"\0\xff"
+_COLUMN = b"\x01"  # no value begins with it
 _EXACT = 1 << 53  # integers up to here are doubles without loss
 _SIGN = 1 << 63
 _ALL = (1 << 64) - 1
@@ -150,6 +151,11 @@ def object_prefix(name: str) -> bytes:
 def table_key(name: str, rowid: int) -> bytes:
     """Return the key of a row of a rowid table."""
     return b"t:%b\0%b" % (name.encode(), encode(rowid))
+
+
+def column_key(row: bytes, column: str) -> bytes:
+    """Return the key of a column of a row, of which the key in ``Table.columns_object`` is given."""
+    return row + _COLUMN + text_bytes(column)
 
 
 def index_prefix(name: str, values: Sequence[Any], specs: Sequence[Spec]) -> bytes:

@@ -5,6 +5,7 @@ space, and a range is a pair (low, high) with low <= key < high. Objects are nam
 
 * ``t:NAME``  the rows of a table, by rowid or by primary key (WITHOUT ROWID),
 * ``i:NAME``  an index, by its columns and then the rowid,
+* ``u:NAME``  columns of the rows of a table: by rowid that a row is there, and by rowid and name one of its columns,
 * ``e:``      clocks, eight bytes each. A transaction reads the point of its own clock, and a schema change writes all
   from its activation on: so the two conflict just when that transaction belongs on the new schema.
 

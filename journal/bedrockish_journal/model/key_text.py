@@ -11,7 +11,7 @@ from typing import Any
 _ALL = (1 << 64) - 1
 _SIGN = 1 << 63
 _END, _ESCAPED = b"\0\x01", b"\0\xff"
-_NULL, _NUMBER, _TEXT, _BLOB = 0x05, 0x10, 0x20, 0x30
+_COLUMN, _NULL, _NUMBER, _TEXT, _BLOB = 0x01, 0x05, 0x10, 0x20, 0x30
 _number = Struct(">BQH")
 _word = Struct(">Q")
 _double = Struct(">d")
@@ -82,6 +82,8 @@ def key_text(key: bytes) -> str:
 def _first(data: bytes) -> tuple[str, int] | None:
     """Return the first column as text, and its size; None if it is not one."""
     kind = data[0]
+    if kind == _COLUMN:
+        return f"column {data[1:].decode(errors='replace')}", len(data)
     if kind == _NULL:
         return "NULL", 1
     if kind == _NUMBER and len(data) >= _number.size:

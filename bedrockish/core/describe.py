@@ -213,6 +213,8 @@ class Printer:
             case on.Executed(request_id, prepared):
                 done = "reads" if prepared.readonly else "writes"
                 return f"{self.request_id(request_id)} {done} at {self.vector(prepared.base)}"
+            case on.Overtaken(request_id, prepared):
+                return f"{self.request_id(request_id)} is overtaken, at {self.vector(prepared.base)}"
             case on.ClockWanted(request_id):
                 return f"{self.request_id(request_id)} wants a transaction clock"
             case on.ClockSet(follows_wall):

@@ -28,6 +28,7 @@ from bedrockish.core.protocol.events import (
     Held,
     MovedToWorker,
     Now,
+    Overtaken,
     PeerDown,
     PeerUp,
     Received,
@@ -154,6 +155,8 @@ class Node:
                 self.coordinator.executed(request_id, prepared)
             case MovedToWorker(request_id):
                 self.coordinator.moved_to_worker(request_id)
+            case Overtaken(request_id, prepared):
+                self.coordinator.overtaken(request_id, prepared)
             case ClockWanted(request_id):
                 self.coordinator.clock_wanted(request_id)
             case ClockSet(follows_wall):
@@ -185,6 +188,7 @@ class Node:
             case PeerDown(peer):
                 if peer in self.state.roster.peers:
                     self.state.roster.peers[peer].up = False
+                    self.coordinator.replies.reservations.check()
                     # Its approvals will not come soon: who needs them gives up now, and does not wait for its patience
                     # to end.
                     self.coordinator.check()
@@ -221,6 +225,10 @@ class Node:
         if self.coordinator.together.leading:
             self.coordinator.together.settle()
         self._settle()
+        # Who is to hold back hears of it now, and who has held back of its end, and not at the next heartbeat.
+        if self.coordinator.replies.reservations.is_news:
+            self.coordinator.replies.reservations.is_news = False
+            self.safe_time.gossip()
         # Whoever belongs on the new schema waits for it: time is closed at each step, not at the next heartbeat.
         if self.state.schema.scheduled is not None and self.safe_time.hurry():
             self._settle()
@@ -332,6 +340,7 @@ class Node:
             case Ask():
                 self.voting.on_ask(peer, message)
             case Gossip():
+                self.coordinator.replies.reservations.heard(peer, message.reserved)
                 self.safe_time.on_gossip(peer, message)
             case Fetch():
                 self.apply_queue.on_fetch(peer, message)
@@ -421,6 +430,7 @@ class Node:
         self.staging.check()
         self.recovery.check()
         self.coordinator.check()
+        self.coordinator.replies.reservations.check()
         self.coordinator.clock_quorum.repeat(self.coordinator.replies.in_flight)
         # Safe time may stand in for a vector that a session waits for.
         self.coordinator.settle()
@@ -438,6 +448,8 @@ class Node:
                 self.coordinator.again(number)
             case "request_deadline", int(number):
                 self.coordinator.past_deadline(number)
+            case "reservation", _:
+                self.coordinator.replies.reservations.check()
             case "schema_due", Txid() as txid:
                 self.safe_time.schema_due(txid)
             case "recover_again", Txid() as txid:

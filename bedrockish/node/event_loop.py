@@ -35,6 +35,7 @@ from bedrockish.core.protocol.events import (
     Executed,
     Failed,
     Now,
+    Overtaken,
     PeerDown,
     PeerUp,
     Received,
@@ -309,18 +310,18 @@ class Runtime:
         compare = self.engine.why_rows_differ if len(transaction.changes) <= LONG_BYTES else self._comparison.compare
         return compare(transaction)
 
-    def _ran_in_worker(self, request_id: int, found: Prepared | BedrockishError | None) -> None:
-        """Go on with what ran in a worker; None: it has to run again."""
+    def _ran_in_worker(self, request_id: int, found: Prepared | Overtaken | BedrockishError | None) -> None:
+        """Go on with what ran in a worker; None: its command has happened, and is answered from the journal."""
         if isinstance(found, Prepared):
             self.count_prepared(request_id, found)
             self._post(Executed(request_id, found))
-        elif isinstance(found, ClockNeededError):
-            self._post(ClockWanted(request_id))
+        elif isinstance(found, Overtaken):
+            self._post(found)
         elif isinstance(found, BedrockishError):
-            self._post(Failed(request_id, found))
+            wants = isinstance(found, ClockNeededError)
+            self._post(ClockWanted(request_id) if wants else Failed(request_id, found))
         else:
-            following: deque[Event] = deque()
-            self._executions.execute(request_id, 0, following)
+            self._executions.execute(request_id, 0, following := deque[Event]())
             for event in following:
                 self._post(event)
 

@@ -103,7 +103,7 @@ class Executions:
                 if prepared is not None:
                     node.count_prepared(request_id, prepared)
                     following.append(Executed(request_id, prepared))
-                elif group:
+                else:
                     following.append(MovedToWorker(request_id))
                 return
             node.counts["repeated_commands"] += 1

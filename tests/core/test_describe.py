@@ -108,6 +108,7 @@ EVENTS: list[tuple[on.Event, str]] = [
     (on.Submitted(7, Request("order-7", ())), "request 7 is submitted as command order-7"),
     (on.MovedToWorker(7), "request 7 is executed in a worker"),
     (on.Executed(7, PREPARED), "request 7 reads at [1, 0, 0, 0, 0]"),
+    (on.Overtaken(7, PREPARED), "request 7 is overtaken, at [1, 0, 0, 0, 0]"),
     (on.ClockWanted(7), "request 7 wants a transaction clock"),
     (on.ClockSet(False), "the clock only counts from now on"),
     (on.ClockSet(True), "the clock follows the wall from now on"),

@@ -29,7 +29,7 @@ from bedrockish.core.state.certifier import Conflict, Known, claim, command_key
 from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ReadOnlyError, UnavailableError, forgotten, told_too_early
-from bedrockish_journal.model.access_set import is_clock
+from bedrockish_journal.model.access_set import AccessSet, is_clock
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid
 from bedrockish_journal.model.vector import covers
@@ -61,7 +61,8 @@ class Coordinator:
         """Take a request; ``once`` if it cannot be executed again. ``others`` came with it, and may share with it."""
         state, ready = self.state, []
         for each, asked in ((number, request), *others):
-            inflight = InFlight(each, asked, state.clock.now.seconds + asked.timeout_s, once=once)
+            now = state.clock.now.seconds
+            inflight = InFlight(each, asked, now + asked.timeout_s, once=once, came=now)
             self.replies.in_flight[each] = inflight
             # Nothing was sent for it yet: to say at once that it did not happen is the truth, and its client goes
             # elsewhere.
@@ -100,6 +101,8 @@ class Coordinator:
         is_again = inflight.access_set is not None or inflight.read is not None
         if is_again and self.checking.waits_for_schema(inflight):
             return
+        if inflight.goes_first and self._waits_for_the_last(inflight):
+            return
         if inflight.wants_clock and not inflight.once:
             inflight.move(Stage.CLOCK)
             inflight.read = None
@@ -107,8 +110,22 @@ class Coordinator:
                 return
         self._execute_at(inflight)
 
+    def _waits_for_the_last(self, inflight: InFlight) -> bool:
+        """Whether something is still under way that others had begun before they held back for this request.
+
+        Executed before its end, it would be executed in vain.
+        """
+        held = self.replies.reservations.held
+        assert held is not None, "a request goes first as long as its reservation is honoured here"
+        for found in self.state.votes.pending.conflicts(held.access_set):
+            if found.other not in self.rollbacks:  # its own earlier attempt
+                self._wait(inflight, found.other)
+                return True
+        return False
+
     def _execute_at(self, inflight: InFlight) -> None:
         inflight.move(Stage.EXECUTING)
+        inflight.executed_at = self.state.clock.now.seconds
         # What an earlier execution was refused with rests on what was true then.
         inflight.refused = None
         # Only now: a majority's clocks have moved ours up, so the next value is later than all that was acknowledged.
@@ -135,10 +152,11 @@ class Coordinator:
         self._execute_at(inflight) if inflight.read is None else self.checking.read(inflight, inflight.read)
 
     def moved_to_worker(self, number: int) -> None:
-        """A request is executed in a worker: nobody waits that long for it only because they came together."""
+        """A request is executed in a worker: nobody waits that long for it only because of where they stand."""
         inflight = self.replies.in_flight.get(number)
         if inflight is not None:
             self.together.part(inflight)
+            self.replies.wait_queue.leave(inflight)
 
     def executed(self, number: int, prepared: Prepared) -> None:
         """Lead what was executed, or answer it if it only read."""
@@ -148,6 +166,7 @@ class Coordinator:
             return
         # One that was never executed has another reason to tell (``did_not_happen``).
         inflight.attempts += 1
+        inflight.took_s = self.state.clock.now.seconds - inflight.executed_at
         inflight.read = None
         state = self.state
         # Its client has acted on reads of a while ago. Only what reads, and need not read the newest, may stay that
@@ -180,6 +199,24 @@ class Coordinator:
             return
         self._lead(inflight, prepared)
 
+    def overtaken(self, number: int, prepared: Prepared) -> None:
+        """What was executed beside the loop would do something else now: execute it again."""
+        inflight = self.replies.in_flight.get(number)
+        if inflight is None or inflight.stage is not Stage.EXECUTING:
+            return
+        inflight.attempts += 1
+        inflight.took_s = self.state.clock.now.seconds - inflight.executed_at
+        access_set = prepared.access_set
+        if prepared.readonly:  # then what others have only read is in nobody's way
+            access_set = AccessSet(access_set.read_points, access_set.read_ranges)
+        inflight.lost = next(self.state.commit_window.conflicts(access_set, prepared.base), None) or inflight.lost
+        inflight.access_set = access_set
+        self.replies.reservations.in_vain(inflight, access_set, prepared.kind)
+        if inflight.goes_first:
+            self.replies.pause(inflight, 1)
+        else:
+            self._execute(inflight)
+
     def arrived(self, number: int) -> None:
         """The pieces of a large transaction are at a quorum: begin it, unless what it has read has changed since."""
         inflight = self.replies.in_flight.get(number)
@@ -189,6 +226,7 @@ class Coordinator:
         assert prepared is not None
         # From here on it goes the way of what has just been executed.
         inflight.move(Stage.EXECUTING)
+        inflight.took_s = self.state.clock.now.seconds - inflight.executed_at
         # The members may have changed while the pieces travelled.
         if not self.state.roster.is_voter(self.state.me):
             self.replies.end(inflight, requests.write_elsewhere(self.state))
@@ -200,6 +238,7 @@ class Coordinator:
         elif inflight.once:
             self.replies.end(inflight, moved)
         else:
+            self.replies.reservations.in_vain(inflight, prepared.access_set, prepared.kind)
             self._execute(inflight)
 
     def _lead(self, inflight: InFlight, prepared: Prepared) -> None:
@@ -271,22 +310,34 @@ class Coordinator:
 
     def _certify(self, inflight: InFlight, prepared: Prepared) -> Callable[[], None] | None:
         """Certify a transaction here; return how it waits for what blocks it, or None if nothing does."""
-        state, access_set = self.state, inflight.access_set
+        state, access_set, reservations = self.state, inflight.access_set, self.replies.reservations
         assert access_set is not None
         if not covers(prepared.base, state.commit_window.floor):
+            reservations.in_vain(inflight, access_set, prepared.kind)
             # Something was committed and dropped since it was executed: what cannot be compared counts as a conflict.
             return partial(self.replies.pause, inflight, 1)
         # Final, unlike what is pending: so it is asked first, as by the voters (V9).
         found = next(state.commit_window.conflicts(access_set, prepared.base), None)
         if found is not None:
+            inflight.lost = found
+            reservations.in_vain(inflight, access_set, prepared.kind)
             # It is committed and not in the snapshot: execute it, with those behind it, on a newer one.
             after_ms = max(1, state.settings.schema_delay_ms * is_clock(found.key))
             return partial(self.replies.pause, inflight, after_ms)
         queue = self.replies.wait_queue
+        held = reservations.blocks(inflight, access_set, prepared.kind)
+        if held is not None:
+            state.counts["held_back"] += 1
+            return partial(queue.hold_back, inflight, held)
         # Our own vote would reject it (V9), so a BEGIN could only disturb the others: it waits for their end here.
         for found in state.votes.pending.conflicts(access_set):
             if found.other not in self.rollbacks:  # else our own, given up: our BEGIN carries its rollback
+                inflight.lost = found
+                reservations.in_vain(inflight, access_set, prepared.kind)
                 return partial(self._wait, inflight, found.other)
+        # The others that want its keys are held back for its sake: were it to wait for one of them, both would wait.
+        if inflight.goes_first:
+            return None
         # Another request of this node that pauses for the same keys was here before: it goes first, or the newest would
         # always be the quickest.
         head = queue.head(inflight, access_set) if queue.heads else None
@@ -465,6 +516,9 @@ class Coordinator:
             # Those that share it by waiting want one key: apart they would only conflict with each other.
             others = [inflight for inflight in in_flight[1:] if inflight not in alone]
             self.replies.wait_queue.stay(in_flight[0], others, attempt.transaction.txid)
+            if lost is not None:
+                transaction = attempt.transaction
+                self.replies.reservations.in_vain(in_flight[0], transaction.access_set, transaction.kind)
 
     def _is_shared(self, attempt: Attempt) -> bool:
         """Whether somebody still waits for its approvals."""
@@ -560,7 +614,7 @@ class Coordinator:
             return
         in_flight = inflight.stage is Stage.IN_FLIGHT
         inflight.move(Stage.ENDING)
-        self.replies.wait_queue.leave(inflight)
+        self.replies.leave(inflight)
         if in_flight:
             # Only what a majority has rolled back did not happen: approvals that are on their way could still commit it
             # after we had said so. A transaction that others share goes on for their sake.

@@ -221,6 +221,9 @@ class Checking:
             self._read_again(inflight)
 
     def _read_again(self, inflight: InFlight) -> None:
+        if inflight.read is not None:
+            reads = inflight.read.access_set
+            self.replies.reservations.in_vain(inflight, AccessSet(reads.read_points, reads.read_ranges))
         change = self.state.votes.pending.schema_change()
         # A pause, and drawn: the writer that was met is about to end, and readers need not come back all at once.
         if change is None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from bedrockish.api.requests import Answer, Token
 from bedrockish.core.coordinator import request as requests
 from bedrockish.core.coordinator.request import InFlight, Stage
+from bedrockish.core.coordinator.reservations import Reservations
 from bedrockish.core.coordinator.schema_barrier import SchemaBarrier
 from bedrockish.core.coordinator.wait_queue import Turns, WaitQueue
 from bedrockish.core.protocol.effects import Reply
@@ -29,19 +30,27 @@ class Replies:
         self.schema_barrier = SchemaBarrier(state)
         self.turns = Turns(state)
         self.wait_queue = WaitQueue(self.in_flight, execute, self.wait_for_turn, self.turns)
+        self.reservations = Reservations(state, self.in_flight, self.wait_queue, self.pause)
 
     def pause(self, inflight: InFlight, after_ms: float) -> None:
         """Execute a request again after a while; those behind it stay there."""
         inflight.move(Stage.PAUSED)
         inflight.turn = None
-        # Others that want its keys line up behind it: the newest is not to overtake who was here first.
-        self.wait_queue.pause(inflight)
+        if inflight.goes_first:
+            # Less would only be executed in vain once more, and more would keep everybody waiting.
+            after_ms = self.reservations.settling_ms()
+        else:
+            # Others that want its keys line up behind it: the newest is not to overtake who was here first.
+            self.wait_queue.pause(inflight)
         self.state.timers.set(after_ms, "request_again", inflight.number)
 
     def wait_for_turn(self, inflight: InFlight, after_ms: float) -> None:
         """Execute a request when it is its turn; others have theirs before."""
         self.pause(inflight, after_ms)
         inflight.turn = self.state.clock.now.seconds
+        # Who wants everything would leave everybody else his turn, and never have one.
+        if inflight.access_set is not None:
+            self.reservations.in_vain(inflight, inflight.access_set)
 
     def answer_read(self, inflight: InFlight, prepared: Prepared) -> None:
         """Answer what a request has read, with a token of what that rests on."""
@@ -55,7 +64,7 @@ class Replies:
         inflight = self.in_flight.get(number)
         if inflight is not None:
             self.schema_barrier.decide(inflight, txid, answer)
-            self.wait_queue.leave(inflight)
+            self.leave(inflight)
 
     def activated(self, txid: Txid, failure: str) -> None:
         """A schema change is in force, or the data forbade it: answer those that asked for it."""
@@ -67,13 +76,19 @@ class Replies:
         """A request needs no more from us."""
         inflight = self.in_flight.pop(number, None)
         if inflight is not None:
-            self.wait_queue.leave(inflight)
+            self.leave(inflight)
+
+    def leave(self, inflight: InFlight) -> None:
+        """Let others go on that are behind a request, or hold back for its sake."""
+        self.reservations.ended(inflight)
+        self.wait_queue.leave(inflight)
 
     def finish(self, inflight: InFlight, answer: Answer | BedrockishError) -> None:
         """Answer a request, for good, and let those behind it go on."""
         self.in_flight.pop(inflight.number, None)
         # The driver lets it leave when all that this step rests on is durable, as it does with messages.
         self.state.outbox.emit(Reply(inflight.number, answer))
+        self.reservations.ended(inflight)
         if inflight.behind or self.wait_queue.heads:
             self.wait_queue.leave(inflight)
 
@@ -106,4 +121,4 @@ class Replies:
         inflight.move(Stage.ENDING)
         inflight.error = error
         self.state.timers.set(requests.ENDING_MS, "request_deadline", inflight.number)
-        self.wait_queue.leave(inflight)
+        self.leave(inflight)

@@ -8,6 +8,7 @@ from enum import Enum
 from bedrockish.api.requests import Answer, Request, Token
 from bedrockish.core.protocol.messages import Begin, Reason, Reject
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.state.certifier import Conflict
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
 from bedrockish.errors import (
@@ -19,7 +20,7 @@ from bedrockish.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from bedrockish_journal.model.access_set import AccessSet, is_clock, object_of
+from bedrockish_journal.model.access_set import AccessSet, is_clock, object_of, object_range
 from bedrockish_journal.model.changes import OVERTAKEN
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.transaction import Transaction, Txid
@@ -96,6 +97,11 @@ class InFlight:
         writes: it has been led, or the driver knows that it writes.
         is_free: it only came together with those whose transaction it shares, or may share: it need not wait for them.
         turn: seconds when it began to wait for its turn, if it pauses for that.
+        came: seconds when it came.
+        executed_at, took_s: seconds when its last execution began, and how long that took.
+        reserves: it has asked the others to hold back (``Reservations``).
+        goes_first: they do.
+        lost: what its last execution that was in vain has met here: another transaction, and a key.
     """
 
     number: int
@@ -124,6 +130,12 @@ class InFlight:
     writes: bool = False
     is_free: bool = False
     turn: float | None = None
+    came: float = 0.0
+    executed_at: float = 0.0
+    took_s: float = 0.0
+    reserves: bool = False
+    goes_first: bool = False
+    lost: Conflict | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -144,8 +156,9 @@ class InFlight:
         Another node would begin anew.
         """
         more_s = self.request.longest_s - self.request.timeout_s
-        # Waiting for others is no work: there another node may be quicker.
-        if self.stage not in (Stage.EXECUTING, Stage.AHEAD) or more_s <= 0 or self.is_long:
+        # Waiting for others is no work: there another node may be quicker, unless they hold back for its sake here.
+        is_at_work = self.stage in (Stage.EXECUTING, Stage.AHEAD) or self.reserves
+        if not is_at_work or more_s <= 0 or self.is_long:
             return False
         self.is_long = True
         self.deadline += more_s
@@ -370,21 +383,41 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
             f"the {size} bytes of command {request.command} were not at a quorum of {state.roster.quorum} nodes in "
             f"{request.timeout_s:g} s; it did not happen: give it more time, or split it into several"
         )
-    if reject is None or reject.other is None:
+    if reject is not None and reject.other is not None:
+        return _outrun(inflight, reject.other, reject.key)
+    if inflight.lost is None or inflight.late:
         return DeadlineError(
             f"no quorum of {state.roster.quorum} approvals in {request.timeout_s:g} s; command {request.command} "
             f"did not happen{came_too_late(inflight.late) if inflight.late else ''}"
         )
-    name = readable(object_of(reject.key))
+    return _outrun(inflight, inflight.lost.other, inflight.lost.key)
+
+
+def _outrun(inflight: InFlight, other: Txid, key: bytes) -> ConflictError:
+    """Return the error for a request that was executed in vain because of others until its time was over."""
+    name = readable(object_of(key))
     return ConflictError(
-        f"command {request.command} met {reject.other} of {reject.other.leader} on {name} in {inflight.attempts} "
-        "attempts; it did not happen, and it is safe to run it again",
+        f"command {inflight.request.command} met {other} of {other.leader} on {name} in {inflight.attempts} "
+        f"attempts; it did not happen, and it is safe to run it again{_way_out(inflight, key)}",
         table=name,
-        key=reject.key.hex(),
-        other=str(reject.other),
-        leader=reject.other.leader,
+        key=key.hex(),
+        other=str(other),
+        leader=other.leader,
         attempts=inflight.attempts,
     )
+
+
+def _way_out(inflight: InFlight, key: bytes) -> str:
+    """Return what to do if a request lost by a range in which others write all the time; empty for single keys."""
+    access_set = inflight.access_set
+    if access_set is None or key in access_set.touched or not access_set.has_ranges:
+        return ""
+    way = "run it over a range of keys at a time ('bedrockish batch')"
+    # Where it writes nothing itself, it is its reads alone that are certified.
+    low, high = object_range(object_of(key))
+    if not any(low <= written < high for written in access_set.write_points):
+        way = "let it read a snapshot (isolation='snapshot')"
+    return f"; others write {readable(object_of(key))} all the time: {way}, or give it more time"
 
 
 def readable(name: str) -> str:

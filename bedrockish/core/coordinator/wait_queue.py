@@ -126,7 +126,30 @@ class WaitQueue:
         self.go_on(inflight.number)
         inflight.contested = True
         self._turns.note_rival(other.leader)
-        _queue(inflight, self.waits.setdefault(other, deque()))
+        queue = self.waits.setdefault(other, deque())
+        _queue(inflight, queue)
+        # Who stands before it would be held back for its sake, and keep it waiting behind him.
+        if inflight.goes_first:
+            queue.remove(inflight.number)
+            queue.appendleft(inflight.number)
+
+    def hold_back(self, inflight: InFlight, reservation: Txid) -> None:
+        """Let a request, and those behind it, wait for the end of a reservation."""
+        self.go_on(inflight.number)
+        _queue(inflight, self.waits.setdefault(reservation, deque()))
+
+    def let_go(self, txid: Txid) -> None:
+        """Let all go on that wait for something: they have nothing else in common."""
+        for number in self.waits.pop(txid, ()):
+            inflight = self._in_flight.get(number)
+            if inflight is not None and inflight.stage is Stage.WAITING:
+                self._execute(inflight)
+
+    def take_out(self, inflight: InFlight) -> None:
+        """Take a request that waits out of the queue that it stands in."""
+        for queue in (*self.waits.values(), *(other.behind for other in self._in_flight.values())):
+            if inflight.number in queue:
+                queue.remove(inflight.number)
 
     def pause(self, inflight: InFlight) -> None:
         """Let others that want the same keys line up behind a request that pauses."""
@@ -226,15 +249,12 @@ class WaitQueue:
 
         Those that waited for a change of the schema or of the members have nothing else in common: all go on.
         """
+        if kind != ROWS:
+            self.let_go(txid)
+            return
         queue = self.waits.pop(txid, deque())
         # Those that waited for rows want the same ones: one goes, the rest stay behind it.
-        if kind == ROWS:
-            self._go_on(queue, self._turns.pause_ms(txid.leader) if queue else 0.0)
-            return
-        for number in queue:
-            inflight = self._in_flight.get(number)
-            if inflight is not None and inflight.stage is Stage.WAITING:
-                self._execute(inflight)
+        self._go_on(queue, self._turns.pause_ms(txid.leader) if queue else 0.0)
 
     def leave(self, inflight: InFlight) -> None:
         """A request does not go first any more: let those behind it go on."""
@@ -252,7 +272,7 @@ class WaitQueue:
                 self._execute(first)
                 continue
             first.behind = queue
-            if pause_ms:
+            if pause_ms and not first.goes_first:
                 self._pause(first, pause_ms)
             else:
                 self._execute(first)

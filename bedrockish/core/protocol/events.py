@@ -36,7 +36,7 @@ class Submitted:
 
 @value
 class MovedToWorker:
-    """A request, with others behind it, is executed beside the loop, which may take long; ``Executed`` comes later."""
+    """A request is executed beside the loop, which may take long; ``Executed`` comes later."""
 
     request_id: int
 
@@ -44,6 +44,14 @@ class MovedToWorker:
 @value
 class Executed:
     """A request was executed, as an Execute effect asked."""
+
+    request_id: int
+    prepared: Prepared
+
+
+@value
+class Overtaken:
+    """A request was executed beside the loop, and what was committed meanwhile would have made it do something else."""
 
     request_id: int
     prepared: Prepared
@@ -177,6 +185,7 @@ Event = (
     Submitted
     | MovedToWorker
     | Executed
+    | Overtaken
     | ClockWanted
     | ClockSet
     | Shortened

@@ -32,6 +32,8 @@ from bedrockish_journal.model.transaction import Transaction, Txid, check_txid, 
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, check
 
+Reserved = tuple[int, int, bytes] | None
+
 DIGEST_BYTES = 32
 PIECE_BYTES_MAX = 1 << 20  # of what a peer may offer or send as one piece
 
@@ -192,6 +194,7 @@ class Gossip:
     ``mode`` is how much the node still does (``health.Mode``); a newer program may know of less than we do.
     ``config`` is the version of the membership that it has applied. A timeline that is retired is left out of
     ``applied`` where the receiver has told that it has applied the retirement.
+    ``reserved``: what a request of this node wants for itself: since when, for how many ms, and an access set.
     """
 
     applied: Vector
@@ -206,6 +209,7 @@ class Gossip:
     cluster_id: str = ""
     mode: int = Mode.SERVING
     config: int = 0
+    reserved: Reserved = None
 
 
 @value
@@ -476,7 +480,7 @@ WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
     10: (Refused, (_X, _known_ballot, _C)),
     11: (Outcome, (_X, _flag, _T, _W, _C)),
     12: (Ask, (_X, _C)),
-    13: (Gossip, (_V, _C, _C, _C, _T, _W, _W, _holds, _W, _T, _W, _W)),
+    13: (Gossip, (_V, _C, _C, _C, _T, _W, _W, _holds, _W, _T, _W, _W, _optional(_several(_C, _W, _B)))),
     14: (Fetch, (_V, _W)),
     15: (Entries, (_many(_several(_B, _B, _B)), _C)),
     16: (Check, (_W, _V, _B, _C)),

@@ -255,7 +255,8 @@ class SafeTime:
         closed, cut = (state.clock.closed, state.clock.cut) if state.roster.claims_time else (0, 0)
         report = (canonical(applied), closed, cut, clock, state.store, state.batches, state.clock.wall_ms)
         members = state.roster.membership
-        return Gossip(*report, dict(state.holds), LEVEL, members.cluster_id, state.health.mode, members.version)
+        ours = (dict(state.holds), LEVEL, members.cluster_id, state.health.mode, members.version, state.reserved)
+        return Gossip(*report, *ours)
 
     def _forget(self) -> None:
         """Drop what safe time decides, up to which the journal is the whole truth; and what is settled."""

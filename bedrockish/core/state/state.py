@@ -12,6 +12,7 @@ from bedrockish.api.requests import Token
 from bedrockish.core.protocol.effects import Activate, Keep, KeepHold, SetMembers
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Health
+from bedrockish.core.protocol.messages import Reserved
 from bedrockish.core.protocol.records import Membership, Recovered
 from bedrockish.core.state.certifier import CommitWindow, Conflict, Place, command_key
 from bedrockish.core.state.clock import Clock
@@ -50,6 +51,7 @@ class State:
         blocked: decided transactions that fit nowhere: not applied before an operator has decided.
         stuck: why this node cannot get what it lacks, for people; empty if it can.
         counts: what happened, for people who watch. contests: who competes for the same rows.
+        reserved: what a request of this node wants for itself, as it is told in gossip.
         doubts: how often rows here, and those that somebody else made a transaction of, were not the same.
         progress: something was applied, or came into force, in this step.
         commit_s: how long ours take from BEGIN to the quorum, lately, in seconds.
@@ -88,6 +90,7 @@ class State:
         self.stuck = ""
         self.counts: Counter[str] = Counter()
         self.contests = Contests()
+        self.reserved: Reserved = None
         self.doubts = 0
         self.progress = False
         self.commit_s = COMMIT_S

@@ -23,13 +23,13 @@ import trio
 from bedrockish.api.requests import STRICT, Answer, Request
 from bedrockish.core.coordinator.revalidation import lost
 from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import Overtaken
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.statements.clock_functions import Scope
 from bedrockish.errors import (
     BedrockishError,
-    ConflictError,
     DamagedError,
     DeadlineError,
     StatementTimeoutError,
@@ -135,7 +135,8 @@ class WorkerPool:
         core: knows what was committed.
         places: how many run at the same time; others wait.
         command_s: how long somebody's function may run, in seconds.
-        deliver: takes what came out: what is to be led or answered, the error, or None to have it executed again.
+        deliver: takes what came out: what is to be led or answered, that it was overtaken, the error, or None if the
+            journal has the answer.
         faults: takes what no request was expected to raise.
         boundary: when what waits can begin: everything that was applied has just been committed to the file.
 
@@ -150,7 +151,7 @@ class WorkerPool:
         core: Node,
         places: int,
         command_s: float,
-        deliver: Callable[[int, Prepared | BedrockishError | None], None],
+        deliver: Callable[[int, Prepared | Overtaken | BedrockishError | None], None],
         faults: Faults,
         boundary: Boundary,
     ) -> None:
@@ -162,7 +163,6 @@ class WorkerPool:
         self._running: set[Job] = set()
         self._clocks: WeakSet[_Clocks] = WeakSet()  # of all threads
         self._is_closed = False
-        self._lost: dict[int, tuple[int, ConflictError]] = {}  # by request: how often it was overtaken, and by what
         self.requests: set[int] = set()
         self.long_texts: dict[str, deque[bool]] = {}
         self._switch_s = sys.getswitchinterval()
@@ -258,17 +258,10 @@ class WorkerPool:
     def settle(self, request_id: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
         """A request that came here is answered: stop what still runs for it, and return what to answer."""
         self.requests.discard(request_id)
-        lost = self._lost.pop(request_id, None)
         job = self._jobs.pop(request_id, None)
         if job is not None:
             self._stop(job)
-        if not isinstance(answer, DeadlineError):
-            return answer
-        if lost is not None:
-            times, error = lost
-            text = f"it ran {times} times, and each time {error.message}; or use the isolation 'snapshot'"
-            return ConflictError(text, **{**error.details, "attempts": times})
-        if job is None:
+        if job is None or not isinstance(answer, DeadlineError):
             return answer
         waited = "was waiting for others that take long" if job.workspace is None else "was still running"
         seconds = max(job.request.timeout_s, job.request.longest_s)
@@ -450,10 +443,8 @@ class WorkerPool:
                 found.rests_on = moved
             self._deliver(request_id, found if isinstance(found, BedrockishError) else moved)
             return
-        times, _ = self._lost.get(request_id, (0, error))
-        self._lost[request_id] = times + 1, error
         self.counts["worker_runs_overtaken"] += 1
-        self._deliver(request_id, None)
+        self._deliver(request_id, Overtaken(request_id, read))
 
     def _stop(self, job: Job) -> None:
         """Let a job end soon; nobody waits for it."""

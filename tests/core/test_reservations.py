@@ -1,0 +1,386 @@
+"""A statement over much of a busy table gets through, because others hold back for a moment; and for no longer."""
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+import cbor2
+import pytest
+
+from bedrockish.api.requests import STRICT, Request, Statement
+from bedrockish.core.coordinator import reservations
+from bedrockish.core.coordinator.request import InFlight, did_not_happen
+from bedrockish.core.coordinator.reservations import Reservation, short, without_names
+from bedrockish.core.protocol.events import Event, Executed, Failed, MovedToWorker, Overtaken
+from bedrockish.core.protocol.messages import Gossip, Message, decode, encode
+from bedrockish.core.state.certifier import EVERYTHING, Conflict, claim
+from bedrockish.core.state.settings import Settings
+from bedrockish.errors import ConflictError
+from bedrockish_journal.model.access_set import AccessSet, conflict, object_range
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid
+from tests.core.net import Net, add
+from tests.core.test_shared_transactions import journal
+from tools.modelcheck.place import LEAVING, Place
+
+STEP_S = 0.004  # how long a message takes
+NEVER = Settings(reserve_ms=1)
+
+
+def total(command: str, timeout_s: float = 30.0) -> Request:
+    """Read all rows, and write one."""
+    return Request(command, (Statement("total", ("k", "k~", f"t {command}")),), timeout_s=timeout_s)
+
+
+class Busy(Net):
+    """Clients at each node that write single rows of one table all the time."""
+
+    def __init__(self, voters: str = "ABC", settings: Settings | None = None, *, took_s: float = 0.0) -> None:
+        super().__init__(voters, settings=settings or Settings())
+        self.took_s = took_s  # by what is over the whole table
+        self.way: deque[tuple[float, tuple[str, str, Message]]] = deque()
+        self.slow_ones: deque[tuple[float, str, Event]] = deque()
+        self.executed: list[str] = []  # commands over the whole table, each time
+        self.silent: set[str] = set()  # nodes that do nothing at all
+        self.count = 0
+        self.asked: dict[str, float] = {}
+        self.waits: list[tuple[float, float]] = []  # of writers: when it was answered, and how long that took
+        for name, place in self.places.items():
+            place.core.state.draw = Random(name).random
+            self._watch(name, place)
+
+    def _watch(self, name: str, place: Place) -> None:
+        execute = place._execute
+
+        def later(number: int, group: tuple[int, ...]) -> Event:
+            asked = place.requests.get(number)
+            is_long = asked is not None and asked.statements[0].sql != "add"
+            event = execute(number, () if is_long and self.took_s else group)
+            if asked is None or not is_long or not isinstance(event, Executed | Failed):
+                return event
+            self.executed.append(asked.command)
+            if not self.took_s:
+                return event
+            self.slow_ones.append((self.seconds + self.took_s, name, event))
+            return MovedToWorker(number)
+
+        place._execute = later  # type: ignore[method-assign, assignment]
+
+    def _finish(self, name: str, event: Event) -> None:
+        place = self.places[name]
+        place.now = self.now
+        LEAVING.clear()
+        place.step(event)
+        place._let_go()
+        sent = [(name, peer, message) for peer, message in LEAVING]
+        self.flights += [one for one in sent if frozenset(one[:2]) not in self.cuts]
+
+    def go_on(self, seconds: float, until: Callable[[], bool] = lambda: False, writers: int = 2) -> bool:
+        """Let all clients work; return whether what was waited for came."""
+        end = self.seconds + seconds
+        while self.seconds < end:
+            for name, place in self.places.items():
+                busy = sum(one.statements[0].sql == "add" for one in place.requests.values())
+                for _ in range(writers - busy if name not in self.silent else 0):
+                    self.count += 1
+                    self.asked[f"{name}-{self.count}"] = self.seconds
+                    self.ask(name, add(f"{name}-{self.count}", f"k{self.count % 40:02}"))
+            self.seconds += STEP_S
+            self.way += [(self.seconds, flight) for flight in self.flights]
+            self.flights.clear()
+            while self.way and self.way[0][0] <= self.seconds - STEP_S:
+                _, (sender, receiver, message) = self.way.popleft()
+                if not self.silent.intersection((sender, receiver)):
+                    self.play(receiver, "receive", sender, message)
+            while self.slow_ones and self.slow_ones[0][0] <= self.seconds:
+                _, name, event = self.slow_ones.popleft()
+                if name not in self.silent:
+                    self._finish(name, event)
+            for name, place in self.places.items():
+                if name not in self.silent and (place.core.deadline() or end) <= self.seconds:
+                    self.play(name, "wake")
+            for name in self.places:
+                for command in [one for one in self.told(name) if one in self.asked]:
+                    self.waits.append((self.seconds, self.seconds - self.asked.pop(command)))
+            if until():
+                return True
+        return False
+
+    def ended(self, name: str, command: str) -> Callable[[], bool]:
+        return lambda: command in self.told(name)
+
+    def held(self, name: str) -> Reservation | None:
+        return self.places[name].core.coordinator.replies.reservations.held
+
+
+@pytest.mark.parametrize("took_s", [0.0, 0.08])
+def test_a_statement_over_a_busy_table_gets_through(took_s: float) -> None:
+    """In few executions, where it would not in many; and the writers wait no longer than it was asked for."""
+    net = Busy(took_s=took_s)
+    net.go_on(0.1)
+    net.ask("A", total("all"))
+    began = net.seconds
+    assert net.go_on(5.0, net.ended("A", "all"))
+    assert net.seconds - began < reservations.TIRED_S + 6 * took_s + 0.5
+    if took_s:
+        assert len(net.executed) <= 12
+    net.go_on(0.3)
+    assert [one.commands for one in journal(net)].count(("all",)) == 1
+    assert max(wait for _, wait in net.waits) < reservations.TIRED_S + 3 * took_s + 0.3
+    assert [net.held(name) for name in "ABC"] == [None, None, None]
+
+
+def test_where_nobody_holds_back_it_does_not() -> None:
+    """The same load: that is what reservations are for."""
+    net = Busy(settings=NEVER, took_s=0.08)
+    net.go_on(0.1)
+    net.ask("A", total("all"))
+    assert not net.go_on(3.0, net.ended("A", "all"))
+    assert len(net.executed) > 25
+
+
+def test_a_strict_read_of_a_busy_table_is_answered() -> None:
+    net = Busy(took_s=0.08)
+    net.go_on(0.1)
+    net.ask("A", Request("all", (Statement("scan", ("k", "k~")),), timeout_s=30.0, read=STRICT, read_only=True))
+    assert net.go_on(5.0, net.ended("A", "all"))
+    assert len(net.executed) <= 12
+
+
+def test_several_get_through_one_after_the_other() -> None:
+    """Two of one leader, and those of others: all hold back for the same one, but for the way of a word."""
+    net = Busy(took_s=0.05)
+    net.go_on(0.1)
+    for name, command in (("A", "a1"), ("B", "b"), ("A", "a2"), ("C", "c")):
+        net.ask(name, total(command))
+    apart = 0
+
+    def over() -> bool:
+        nonlocal apart
+        apart += len({held.txid for name in "ABC" if (held := net.held(name)) is not None}) > 1
+        return all(command in net.told(command[0].upper()) for command in ("a1", "a2", "b", "c"))
+
+    assert net.go_on(15.0, over)
+    assert apart < 50
+    assert len(net.executed) < 60
+
+
+def test_who_asks_all_day_gets_a_quarter_of_the_time() -> None:
+    """Each node holds back for as long as that, and once for the longest in addition, whoever asks."""
+    settings = Settings(reserve_ms=500)
+    net = Busy(settings=settings, took_s=0.15)
+    net.go_on(0.1)
+    count, held_s, seconds = 0, 0.0, 10.0
+
+    def greedy() -> bool:
+        nonlocal count, held_s
+        held_s += STEP_S * (net.held("B") is not None)
+        for name in "AC":
+            if not any(one.statements[0].sql == "total" for one in net.places[name].requests.values()):
+                count += 1
+                net.ask(name, total(f"{name}{count}"))
+        return False
+
+    net.go_on(seconds, greedy)
+    assert held_s < reservations.SHARE * seconds + settings.reserve_ms / 1000 + 0.1
+    assert held_s > 0.1 * seconds
+    assert len(net.waits) > 0.5 * 6 * seconds / 0.02
+    assert max(wait for _, wait in net.waits) < settings.reserve_ms / 1000 + 0.3
+
+
+@pytest.mark.parametrize("how", ["its node stands still", "its node is cut off", "its client's time is over"])
+def test_nobody_holds_back_for_who_is_gone(how: str) -> None:
+    net = Busy(took_s=1.0, settings=Settings(reserve_ms=20_000))
+    net.go_on(0.1)
+    net.ask("A", total("all", timeout_s=3.0 if how.startswith("its client") else 60.0))
+    assert net.go_on(3.0, lambda: net.held("B") is not None)
+    if how == "its node stands still":
+        net.silent.add("A")
+    elif how == "its node is cut off":
+        net.cut("A", "B")
+        net.cut("A", "C")
+    began, answered = net.seconds, len(net.waits)
+    assert net.go_on(3.0, lambda: net.held("B") is None and len(net.waits) > answered + 10)
+    longest_s = {"its node stands still": 1.3, "its node is cut off": 0.2, "its client's time is over": 1.2}[how]
+    assert net.seconds - began < longest_s + 0.2
+    assert net.held("B") is None
+
+
+def test_one_whose_time_is_over_may_ask_again_and_others_wait_no_longer() -> None:
+    """It hardly fits, or not at all: then nobody holds back for it."""
+    settings = Settings(reserve_ms=300)
+    net = Busy(settings=settings, took_s=0.28)
+    net.go_on(0.1)
+    net.ask("A", total("all", timeout_s=4.0))
+    assert net.go_on(8.0, net.ended("A", "all"))
+    assert max(wait for _, wait in net.waits) < 0.3 + 0.3
+    slower = Busy(settings=settings, took_s=0.4)
+    slower.go_on(0.1)
+    slower.ask("A", total("all", timeout_s=4.0))
+    assert slower.go_on(8.0, slower.ended("A", "all"))
+    assert "reservations" not in slower.places["A"].core.state.counts
+    assert max(wait for _, wait in slower.waits) < 0.3
+
+
+def test_who_wants_few_rows_stands_in_line_like_all() -> None:
+    """On a row that everybody wants, nobody reserves: those who wait there share transactions, and take turns."""
+    net = Busy()
+    for number in range(400):
+        for name in "ABC":
+            net.ask(name, add(f"{name} {number}", "k00"))
+        net.go_on(0.004, writers=0)
+    assert all("reservations" not in place.core.state.counts for place in net.places.values())
+
+
+def now(net: Net, name: str) -> float:
+    net.play(name, "wake")
+    return net.seconds
+
+
+def lose(net: Net, name: str, number: int, access_set: AccessSet, kind: str = ROWS) -> InFlight:
+    """A request at a node was executed in vain several times."""
+    replies = net.places[name].core.coordinator.replies
+    inflight = InFlight(number, total(f"{name}-{number}"), 100.0, attempts=9)
+    now(net, name)
+    replies.in_flight[number] = inflight
+    replies.reservations.in_vain(inflight, access_set, kind)
+    return inflight
+
+
+TABLE = AccessSet(read_ranges=(object_range("t:rows"),))
+
+
+def test_the_oldest_goes_first_and_each_has_its_turn() -> None:
+    net = Net("ABC")
+    later, first = lose(net, "B", 900, TABLE), lose(net, "A", 901, TABLE)
+    assert later.goes_first
+    assert first.goes_first  # neither has heard of the other
+    for place in net.places.values():
+        place.play(("wake",))
+    net.run(0.0)
+    for name in "AB":
+        net.play(name, "heartbeat")
+    net.run(0.0)
+    names = {place.core.coordinator.replies.reservations.held for place in net.places.values()}
+    assert len(names) == 1
+    (held,) = names
+    assert held is not None
+    assert held.txid.leader == min((one.txid, one.txid.leader) for one in told(net, "C").values())[1]
+    winner, loser = (later, first) if held.txid.leader == "B" else (first, later)
+    assert (winner.goes_first, loser.goes_first) == (True, False)
+    replies = net.places[held.txid.leader].core.coordinator.replies
+    replies.finish(winner, ConflictError("enough"))
+    net.play(held.txid.leader, "heartbeat")
+    net.run(0.0)
+    assert loser.goes_first
+
+
+def told(net: Net, name: str) -> dict[str, Reservation]:
+    return net.places[name].core.coordinator.replies.reservations._told
+
+
+def test_what_does_not_reserve() -> None:
+    """Few keys, changes of the schema, what cannot be executed again, and what has not lost for long enough."""
+    net = Net("A")
+    point = AccessSet(frozenset({b"t:rows\0k"}), (), frozenset({b"t:rows\0k"}))
+    assert not lose(net, "A", 900, claim(point, ("c",), ROWS, 5)).reserves
+    assert not lose(net, "A", 901, TABLE, SCHEMA).reserves
+    replies, seconds = net.places["A"].core.coordinator.replies, now(net, "A")
+    once = InFlight(902, total("once"), 100.0, attempts=9, once=True)
+    young = InFlight(903, total("young"), 100.0, attempts=9, came=seconds)
+    first = InFlight(904, total("first"), 100.0, attempts=1)
+    long = InFlight(905, total("long"), 100.0, attempts=9, took_s=3.0)
+    for inflight in (once, young, first, long):
+        replies.reservations.in_vain(inflight, TABLE)
+        assert not inflight.reserves
+    assert lose(net, "A", 906, TABLE).reserves
+    assert not lose(net, "A", 907, TABLE).reserves  # one of a node at a time
+
+
+def test_what_is_told_is_short_and_covers_what_it_stands_for() -> None:
+    few = AccessSet(frozenset({b"t:a\0k"}), ((b"t:b\0x", b"t:b\0z"),), frozenset({b"t:c\0k"}))
+    assert short(few) == (few, cbor2.dumps(few.pack()))
+    many = AccessSet(
+        frozenset(b"t:a\0%d" % number for number in range(5_000)),
+        ((b"i:b\0x", b"i:b\0z"), (b"t:d\0", b"t:f\0")),
+        frozenset(b"t:c\0%d" % number for number in range(5_000)),
+        ((b"t:e\0x", b"t:e\0z"),),
+    )
+    found, said = short(many)
+    assert AccessSet.unpack(cbor2.loads(said)) == found
+    assert found.read_ranges == ((b"i:b\0", b"i:b\0\xff"), (b"t:a\0", b"t:a\0\xff"), (b"t:d\0", b"t:f\0"))
+    assert found.write_ranges == ((b"t:c\0", b"t:c\0\xff"), (b"t:e\0", b"t:e\0\xff"))
+    assert conflict(found, AccessSet(write_points=frozenset({b"t:a\0new"}))) is not None
+    assert conflict(found, AccessSet(read_points=frozenset({b"t:a\0new"}))) is None
+    objects = AccessSet(read_points=frozenset(b"t:table %d\0k" % number for number in range(500)))
+    found, said = short(objects)
+    assert (found.write_ranges, len(said) < 100) == ((EVERYTHING,), True)
+    assert without_names(claim(few, ("one", "two"), ROWS, 77)) == few
+
+
+def test_it_is_told_in_gossip_and_an_older_release_tells_none() -> None:
+    said = Gossip({}, 0, 0, 1, "s", 1, 2, reserved=(5, 100, cbor2.dumps(TABLE.pack())))
+    assert decode(encode(said)) == said
+    packed = cbor2.loads(encode(said))
+    older = decode(cbor2.dumps(packed[:13]))
+    assert isinstance(older, Gossip)
+    assert older.reserved is None
+    for wrong in ([5, 100], [5, 100, b"", 1], [-1, 100, b""], [5, -1, b""], [5, 100, "x"], 7, [True, 1, b""]):
+        with pytest.raises(EntryMalformedError):
+            decode(cbor2.dumps([*packed[:13], wrong]))
+    heard = Net("ABC").places["A"].core.coordinator.replies.reservations.heard
+    for wrong_set in (b"", b"\xff", cbor2.dumps(7), cbor2.dumps([[], [], []]), cbor2.dumps([[1], [], [], []])):
+        with pytest.raises(EntryMalformedError):
+            heard("B", (5, 100, wrong_set))
+
+
+def test_what_is_overtaken_beside_the_loop_is_executed_again_and_its_client_told() -> None:
+    net = Busy(took_s=9.0)
+    net.ask("A", total("all"))
+    core, (number,) = net.places["A"].core, net.places["A"].requests
+    (_, _, event), net.slow_ones = net.slow_ones[0], deque()
+    assert isinstance(event, Executed)
+    net.ask("B", add("b", "k01"))
+    net.run(0.5)
+    net._finish("A", Overtaken(number, event.prepared))
+    inflight = core.coordinator.replies.in_flight[number]
+    assert net.executed == ["all", "all"]
+    assert inflight.attempts == 1
+    assert inflight.lost is not None
+    assert inflight.lost.other.leader == "B"
+    inflight.access_set = event.prepared.access_set
+    error = did_not_happen(inflight, core.state)
+    assert isinstance(error, ConflictError)
+    assert error.retry
+    assert error.details["attempts"] == 1
+    assert "met" in error.message
+    assert "table rows" in error.message
+    net._finish("A", Overtaken(77, event.prepared))  # nobody waits for it any more
+
+
+def test_a_client_is_told_the_way_out() -> None:
+    """It depends on whether the statement writes where the others do."""
+    state = Net("A").places["A"].core.state
+    inflight = InFlight(1, total("all"), 1.0, attempts=7)
+    inflight.lost = Conflict(Txid(5, "B"), b"t:rows\0k01")
+    inflight.access_set = AccessSet(read_ranges=(object_range("t:rows"),), write_points=frozenset({b"t:report\0t"}))
+    assert "isolation='snapshot'" in did_not_happen(inflight, state).message
+    inflight.access_set = AccessSet(read_ranges=(object_range("t:rows"),), write_points=frozenset({b"t:rows\0k02"}))
+    assert "'bedrockish batch'" in did_not_happen(inflight, state).message
+    inflight.access_set = AccessSet(write_points=frozenset({b"t:rows\0k01"}))
+    assert did_not_happen(inflight, state).message.endswith("it is safe to run it again")
+
+
+def test_what_is_left_of_the_time_is_waited_for() -> None:
+    """A node that has held back for as long as it does at all holds back again when a quarter of the time gave it."""
+    net = Net("ABC", settings=Settings(reserve_ms=1_000))
+    asks, replies = net.places["A"].core.state, net.places["C"].core.coordinator.replies
+    for number, longest_s in enumerate((0.2, 4.2)):
+        asks.reserved = (asks.clock.value + number, 1_000, cbor2.dumps(TABLE.pack()))
+        waited_s = 0.0
+        while replies.reservations.held is None and waited_s < 9.0:
+            net.run(0.1)
+            waited_s += 0.1
+        assert longest_s - 0.5 < waited_s < longest_s
+        net.run(1.1)
+        assert replies.reservations.held is None  # its time is over, though its node still tells it

@@ -15,7 +15,7 @@ from bedrockish.core.coordinator.revalidation import lost
 from bedrockish.core.coordinator.schema_barrier import activation_clock
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Apply, Halt, Malformed, Reply, Send
-from bedrockish.core.protocol.events import Now, PeerUp, Received
+from bedrockish.core.protocol.events import Executed, Now, PeerUp, Received, Submitted
 from bedrockish.core.protocol.messages import (
     Accept,
     Accepted,
@@ -39,7 +39,7 @@ from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError, MembershipError
 from bedrockish_journal.model.access_set import AccessSet
-from bedrockish_journal.model.clock import milliseconds, pack
+from bedrockish_journal.model.clock import milliseconds, moved, pack
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 from tests.core.net import Net, add
@@ -143,6 +143,31 @@ def test_a_leader_that_has_promised_gives_nothing_up_after_a_restart() -> None:
     net.said.clear()
     net.play("A", "reboot", 0)
     assert not [message for name, _, message in net.said if name == "A" and isinstance(message, Rollback)]
+
+
+def test_nobody_votes_on_a_snapshot_older_than_the_conflict_window() -> None:
+    """What it may have missed is no longer compared with anything."""
+    one = One(ABC)
+    window_ms = one.node.state.settings.conflict_window_ms
+    made = transaction("A", 1)
+    old = but(made, safe=moved(made.txid.clock - 1, -window_ms))
+    assert rejections(one.hear("A", Begin(old.body))) == [Reason.TOO_OLD]
+    young = but(transaction("A", 2), safe=moved(CLOCK + 2, -window_ms))
+    assert rejections(one.hear("A", Begin(young.body))) == []
+
+
+def test_nobody_begins_on_a_snapshot_older_than_the_conflict_window() -> None:
+    """A node that just started waits for its safe time, or every voter would refuse it."""
+    one = One(ABC)
+    written = Prepared({}, 0, False, ROWS, AccessSet(write_points=frozenset({b"t:x\0001"})), b"", b"")
+    assert one.node.state.clock.safe == 0
+    one.step(Submitted(1, Request("c", (Statement("INSERT"),))))
+    begun = one.step(Executed(1, written))
+    assert not [effect for effect in begun if isinstance(effect, Send) and isinstance(effect.message, Begin)]
+    one.node.state.clock.safe = CLOCK
+    one.wait(1.0)
+    begun = one.step(Executed(1, written))
+    assert [effect for effect in begun if isinstance(effect, Send) and isinstance(effect.message, Begin)]
 
 
 # -- the order of things -------------------------------------------------------------------------------------------

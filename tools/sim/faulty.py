@@ -114,23 +114,6 @@ _AGREEMENT: dict[str, Fault] = {
         (_Voting, "_untimely", "clock <= state.clock.closed or clock <= state.clock.floor", "False"),
         **_OVERTAKEN_BY_TIME,
     ),
-    "old snapshots are welcome": fault(
-        "nobody votes on a snapshot older than the conflict window",
-        (
-            _Voting,
-            "_untimely",
-            "if clock > moved(transaction.safe, state.settings.conflict_window_ms):",
-            "if False:",
-        ),
-        (
-            _Coordinator,
-            "_lead",
-            "if state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms):",
-            "if False:",
-        ),
-        **{"voters": 3, "execute_ms": 100.0, "hot": 0.9, "talks": 0.0, "heartbeat_ms": 20, "closing_lag_ms": 20},
-        **{"conflict_window_ms": 100, "faults": ("partition", "pause"), "fault_every_s": 0.2, "load_s": 2.0},
-    ),
     "votes after its promise": fault(
         "who has promised approves no more",
         (_Voting, "_consider", "if vote is not None and vote.promised > 0:", "if False:"),

@@ -4,7 +4,16 @@ Each has a test, or a conversation of ``tests/traces``, that was written for it:
 """
 
 from bedrockish.core import judge, recovery
-from bedrockish.core.coordinator import abort, commit_clock, coordinator, reads, replies, request, wait_queue
+from bedrockish.core.coordinator import (
+    abort,
+    commit_clock,
+    coordinator,
+    reads,
+    replies,
+    request,
+    reservations,
+    wait_queue,
+)
 from bedrockish.core.replica import apply_queue, safe_time, times, voter
 from bedrockish.core.state import certifier, clock, state, timelines, votes
 from tools.sim.editing import Moment, fault
@@ -14,6 +23,7 @@ _State, _Voting, _Recovery, _Rollbacks = state.State, voter.Voting, recovery.Rec
 _BALLOTS, _CLAUSES = "tests.core.test_ballots", "tests.core.test_judge:clauses_hold"
 _TOGETHER = "tests.core.test_together"
 _RETIRED = "tests.core.test_retired"
+_RESERVED, _Reservations = "tests.core.test_reservations", reservations.Reservations
 _OTHER_BALLOT = " or round_.ballot != message.ballot"
 
 
@@ -34,6 +44,25 @@ MOMENTS: dict[str, Moment] = {
     ),
     "its leader is no reason": _clause("a leader that answers has not committed", "if leader in answers:", "if False:"),
     "nobody is counted out": _clause("who is out of reach and leads a rival has not approved", " - bound)", ")"),
+    "old snapshots are welcome": Moment(
+        fault(
+            "nobody votes on a snapshot older than the conflict window",
+            (_Voting, "_untimely", "clock > moved(transaction.safe, state.settings.conflict_window_ms)", "False"),
+        ),
+        "tests.core.test_one_node:test_nobody_votes_on_a_snapshot_older_than_the_conflict_window",
+    ),
+    "old snapshots are begun on": Moment(
+        fault(
+            "nobody begins on a snapshot older than the conflict window",
+            (
+                coordinator.Coordinator,
+                "_lead",
+                "state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms)",
+                "False",
+            ),
+        ),
+        "tests.core.test_one_node:test_nobody_begins_on_a_snapshot_older_than_the_conflict_window",
+    ),
     "window forgotten early": Moment(
         fault(
             "the conflict window reaches back to every base that V16 lets pass",
@@ -341,6 +370,32 @@ MOMENTS: dict[str, Moment] = {
             (coordinator.Coordinator, "_certify", "not covers(prepared.base, state.commit_window.floor)", "False"),
         ),
         "tests.core.test_dropped:test_a_leader_begins_nothing_that_has_not_seen_what_it_has_dropped",
+    ),
+    # -- who goes first ----------------------------------------------------------------------------------------------
+    "nobody holds back": Moment(
+        fault(
+            "others hold back for a reservation",
+            (_Reservations, "blocks", "held is None or inflight", "held is not None or inflight"),
+        ),
+        f"{_RESERVED}:test_a_strict_read_of_a_busy_table_is_answered",
+    ),
+    "the last reservation goes first": Moment(
+        fault(
+            "the oldest reservation is honoured",
+            (_Reservations, "choose", "first = min(waiting", "first = max(waiting"),
+        ),
+        f"{_RESERVED}:test_the_oldest_goes_first_and_each_has_its_turn",
+    ),
+    "a reservation has no end": Moment(
+        fault(
+            "a reservation ends after its time",
+            (_Reservations, "choose", "held is not None and now >= self._until", "False"),
+        ),
+        f"{_RESERVED}:test_who_asks_all_day_gets_a_quarter_of_the_time",
+    ),
+    "reservations have all the time": Moment(
+        fault("reservations have a share of the time", (_Reservations, "_honour", "0 < wanted_s <= left_s", "True")),
+        f"{_RESERVED}:test_what_is_left_of_the_time_is_waited_for",
     ),
     # -- reads and sessions ------------------------------------------------------------------------------------------
     "a strict read is compared with what its node has dropped": Moment(

@@ -158,15 +158,22 @@ class Coordinator:
             self.together.part(inflight)
             self.replies.wait_queue.leave(inflight)
 
-    def executed(self, number: int, prepared: Prepared) -> None:
-        """Lead what was executed, or answer it if it only read."""
+    def _was_executed(self, number: int) -> InFlight | None:
+        """Count an execution that has ended, and return its request."""
         inflight = self.replies.in_flight.get(number)
         # Its client has gone, or its time is over: what was executed was rolled back, and nobody waits for it.
         if inflight is None or inflight.stage is not Stage.EXECUTING:
-            return
+            return None
         # One that was never executed has another reason to tell (``did_not_happen``).
         inflight.attempts += 1
         inflight.took_s = self.state.clock.now.seconds - inflight.executed_at
+        return inflight
+
+    def executed(self, number: int, prepared: Prepared) -> None:
+        """Lead what was executed, or answer it if it only read."""
+        inflight = self._was_executed(number)
+        if inflight is None:
+            return
         inflight.read = None
         state = self.state
         # Its client has acted on reads of a while ago. Only what reads, and need not read the newest, may stay that
@@ -201,11 +208,9 @@ class Coordinator:
 
     def overtaken(self, number: int, prepared: Prepared) -> None:
         """What was executed beside the loop would do something else now: execute it again."""
-        inflight = self.replies.in_flight.get(number)
-        if inflight is None or inflight.stage is not Stage.EXECUTING:
+        inflight = self._was_executed(number)
+        if inflight is None:
             return
-        inflight.attempts += 1
-        inflight.took_s = self.state.clock.now.seconds - inflight.executed_at
         access_set = prepared.access_set
         if prepared.readonly:  # then what others have only read is in nobody's way
             access_set = AccessSet(access_set.read_points, access_set.read_ranges)

@@ -137,6 +137,11 @@ class Reservations:
         del self._told[self._state.me]
         self._own, self._state.reserved, self.is_news = None, None, True
 
+    @property
+    def _asking(self) -> InFlight | None:
+        """The request that ours is of, if it is under way."""
+        return None if self._own is None else self._in_flight.get(self._own)
+
     def settling_ms(self) -> float:
         """Return how long whoever goes first pauses: what others had begun before ends meanwhile."""
         return 1000 * SETTLING * self._state.commit_s
@@ -190,7 +195,7 @@ class Reservations:
                 del self._told[leader]
         if held is not None and now >= self._until:
             self._spent[held.txid.leader] = held.txid
-            inflight = self._in_flight.get(self._own or 0)
+            inflight = self._asking
             if inflight is not None and inflight.goes_first:
                 # Executed in vain again, it may ask again, and stands behind all who have asked since.
                 self._take_back(inflight)
@@ -212,7 +217,7 @@ class Reservations:
         self.held, self._until = first, now + wanted_s
         self._left_s, self._as_of = left_s, now
         state.timers.set(1000 * wanted_s, "reservation")
-        inflight = self._in_flight.get(self._own or 0)
+        inflight = self._asking
         if first.txid.leader == state.me and inflight is not None:
             inflight.goes_first = True
             # Those behind it wait for the end of the reservation like all others, and not for that of its execution.
@@ -226,7 +231,7 @@ class Reservations:
         now = self._state.clock.now.seconds
         self._left_s, self._as_of = self._left_s - (now - self._as_of), now
         self.held = None
-        inflight = self._in_flight.get(self._own or 0)
+        inflight = self._asking
         if inflight is not None:
             inflight.goes_first = False  # somebody has asked before it, and was heard of later
         # They have nothing else in common: all go on.

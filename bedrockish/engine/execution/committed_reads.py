@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import apsw
 
 from bedrockish.api.requests import Request, Token
-from bedrockish.engine.execution.executor import Executor, MixesError
+from bedrockish.engine.execution.executor import MixesError
 from bedrockish.engine.execution.interfaces import Beside, Flushed
 from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.sqlite.errors import broken
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.statements.changes_vtab import give_functions
-from bedrockish.engine.statements.classify import READ, Guard
+from bedrockish.engine.statements.classify import READ
 from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.errors import BedrockishError, DamagedError, UnavailableError
@@ -86,17 +86,7 @@ class CommittedReads:
             ids = beside.ids.twin()
             ids.register(db)
             self._capture = Capture(db, beside.limits.changes_bytes)
-            self._executor = Executor(
-                db,
-                Guard(db),
-                self._capture,
-                beside.limits,
-                ids,
-                beside.prepare,
-                beside.known(),
-                beside.access,
-                beside.precision,
-            )
+            self._executor = beside.executor(db, self._capture, ids, beside.limits)
         except BaseException:
             db.close()
             raise

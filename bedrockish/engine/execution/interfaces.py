@@ -12,6 +12,7 @@ from bedrockish.engine.execution.executor import Executor, Known
 from bedrockish.engine.readwrite.access_sets import Precision
 from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.statements.classify import Guard
 from bedrockish.engine.statements.clock_functions import Scope
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
@@ -126,3 +127,8 @@ class Beside:
     known: Callable[[], Known]
     access: Access
     precision: Precision
+
+    def executor(self, db: apsw.Connection, capture: Capture, ids: AutoIds, limits: Limits) -> Executor:
+        """Return what executes requests on such a connection, knowing what the writer's knows."""
+        shared = self.prepare, self.known(), self.access, self.precision
+        return Executor(db, Guard(db), capture, limits, ids, *shared)

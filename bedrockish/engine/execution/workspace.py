@@ -29,7 +29,7 @@ from bedrockish.engine.sqlite.call_costs import bound
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.statements.changes_vtab import give_functions
-from bedrockish.engine.statements.classify import READ, Guard, Piece
+from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder, Scope
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier
@@ -258,17 +258,7 @@ class _Writer:
             self.capture = Capture(db, limits.changes_bytes)
             self.ids = beside.ids.twin()
             self.ids.register(db)
-            self.executor = Executor(
-                db,
-                Guard(db),
-                self.capture,
-                limits,
-                self.ids,
-                beside.prepare,
-                beside.known(),
-                beside.access,
-                beside.precision,
-            )
+            self.executor = beside.executor(db, self.capture, self.ids, limits)
             self.applier = RowApplier(db)
             self.limits = limits
             self._version = -1
